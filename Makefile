@@ -1,0 +1,88 @@
+# Everything that one does with this repository. `make` alone lists it.
+#
+# Needs Python 3.11 or newer and nothing else: each environment is made here, from a lock with hashes, and made again
+# when its lock changes.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory --no-builtin-rules
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PROTO_VENV := .venv-proto
+LOCK_VENV := .venv-lock
+PROTO_BIN := $(PROTO_VENV)/bin
+COMPILE := $(LOCK_VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package pawl-proto
+INSTALL := -m pip install --quiet --disable-pip-version-check --no-input
+
+.PHONY: help demo up test check fmt lock proto proto-check proto-baseline clean
+
+help: ## List these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
+
+demo: $(VENV)/.installed ## Start the suite and play one conversation through it, a crash included (under a minute)
+	@$(BIN)/pawl demo
+
+up: $(VENV)/.installed ## Start PostgreSQL, NATS and the four services on this machine, until Ctrl-C
+	@$(BIN)/pawl up
+
+test: $(VENV)/.installed $(PROTO_VENV)/.installed ## Run every test (ARGS="-k name" chooses)
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.installed proto-check ## Lint, format, types, who imports whom, and the contract: what CI runs before the tests
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/mypy --no-error-summary services tests
+	@$(BIN)/lint-imports --no-timings >.import_linter_cache.log || { cat .import_linter_cache.log; exit 1; }
+
+fmt: $(VENV)/.installed $(PROTO_VENV)/.installed ## Format Python and protos, and repair what ruff can
+	@$(BIN)/ruff check --quiet --fix-only .
+	@$(BIN)/ruff format --quiet .
+	@$(PROTO_BIN)/buf format proto -w
+
+proto: $(PROTO_VENV)/.installed ## Write gen/ anew from proto/
+	@$(PROTO_BIN)/python proto/generate.py gen
+
+proto-check: $(PROTO_VENV)/.installed ## Lint the protos, compare gen/ with them and them with the released contract
+	@$(PROTO_BIN)/buf lint proto
+	@$(PROTO_BIN)/buf format proto --diff --exit-code
+	@if [ -f proto/baseline.binpb ]; then $(PROTO_BIN)/buf breaking proto --against proto/baseline.binpb; fi
+	@fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; \
+	$(PROTO_BIN)/python proto/generate.py "$$fresh"; \
+	diff -r -x __pycache__ "$$fresh/pawl" gen/pawl || { echo 'gen/ does not match proto/: run "make proto".' >&2; exit 1; }
+
+proto-baseline: $(PROTO_VENV)/.installed ## Record the contract that later changes must not break (a release step)
+	@$(PROTO_BIN)/buf build proto --exclude-source-info -o proto/baseline.binpb
+
+lock: ## Resolve the newest allowed versions into requirements/*.txt (a maintainer's step, uses uv)
+	$(call environment,$(LOCK_VENV))
+	@$(LOCK_VENV)/bin/python $(INSTALL) uv
+	@$(COMPILE) requirements/proto.in -o requirements/proto.txt
+	@$(COMPILE) pyproject.toml --extra embedded --extra dev -o requirements/dev.txt
+	@$(COMPILE) pyproject.toml --extra embedded -c requirements/dev.txt -o requirements/embedded.txt
+	@$(COMPILE) pyproject.toml -c requirements/dev.txt -o requirements/runtime.txt
+
+clean: ## Remove environments, caches and local data (.pawl)
+	@rm -rf $(VENV) $(PROTO_VENV) $(LOCK_VENV) .pawl .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache* build *.egg-info gen/*.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.installed: requirements/dev.txt pyproject.toml gen/pyproject.toml
+	$(call environment,$(VENV))
+	@$(BIN)/python $(INSTALL) --require-hashes -r requirements/dev.txt
+	@$(BIN)/python $(INSTALL) --no-deps --no-build-isolation -e gen -e .
+	@touch $@
+
+$(PROTO_VENV)/.installed: requirements/proto.txt
+	$(call environment,$(PROTO_VENV))
+	@$(PROTO_BIN)/python $(INSTALL) --require-hashes -r requirements/proto.txt
+	@touch $@
+
+# $(1) is the folder of the virtual environment.
+define environment
+@command -v $(PYTHON) >/dev/null || { echo 'Pawl needs Python 3.11 or newer, and "$(PYTHON)" is not on this machine.' >&2; exit 1; }
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Pawl needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Try: make PYTHON=python3.13" >&2; exit 1; }
+@[ -x $(1)/bin/pip ] || { echo "Making $(1) (once) ..." >&2; $(PYTHON) -m venv $(1) || { echo 'Python could not make a virtual environment; on Debian and Ubuntu: apt install python3-venv.' >&2; exit 1; }; }
+endef
