@@ -1,0 +1,1 @@
+"""The services of Pawl, and what they share: the errors and the chassis."""

@@ -1,0 +1,444 @@
+"""The closed set of errors that a Pawl service returns.
+
+One concrete class per reason of `pawl.error.v1.ErrorReason`, each below the
+class of its kind. The chassis maps a kind to a gRPC code in one place, and turns
+a reason that comes from a peer back into the same class.
+
+    PawlError
+      InvalidArgument
+        MalformedRequest
+        InvalidField
+        InvalidId
+        InvalidJson
+        InvalidSchema
+        InvalidArguments
+        InvalidPageToken
+        DigestRequired
+        HelloRequired
+      NotFound
+        RunNotFound
+        ConversationNotFound
+        CallNotFound
+        ToolNotFound
+        NotificationNotFound
+      Unimplemented
+        MethodNotFound
+      AlreadyExists
+        RequestIdReused
+        ToolExists
+      FailedPrecondition
+        RunEnded
+        CallNotPending
+        AlreadyDecided
+        DigestMismatch
+        IllegalTransition
+        ConversationBusy
+        DeadlinePassed
+        NotConfigured
+        ApprovalRequired
+      OutOfRange
+        SeqBeyondEnd
+      Aborted
+        LeaseLost
+        InboxChanged
+      ResourceExhausted
+        TooLarge
+        Overloaded
+        QueueFull
+        SlowConsumer
+      Unauthenticated
+      PermissionDenied
+      Unavailable
+        DependencyUnavailable
+        ShuttingDown
+      DeadlineExceeded
+      Cancelled
+      Internal
+
+The docstring of a concrete class is its message where the raiser gives none.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import ClassVar, Self
+
+
+class Kind(StrEnum):
+    """What a caller can do about an error, named like the gRPC code it becomes."""
+
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    NOT_FOUND = "NOT_FOUND"
+    UNIMPLEMENTED = "UNIMPLEMENTED"
+    ALREADY_EXISTS = "ALREADY_EXISTS"
+    FAILED_PRECONDITION = "FAILED_PRECONDITION"
+    OUT_OF_RANGE = "OUT_OF_RANGE"
+    ABORTED = "ABORTED"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
+    UNAVAILABLE = "UNAVAILABLE"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    CANCELLED = "CANCELLED"
+    INTERNAL = "INTERNAL"
+
+
+class PawlError(Exception):
+    """An error that a caller may see. Its message must not hold a secret.
+
+    `kind` fixes the gRPC code, `reason` is what programs branch on, `metadata`
+    are the values that the reason promises (`InvalidField(..., field="name")`).
+    """
+
+    kind: ClassVar[Kind]
+    reason: str = ""
+    message: str
+    metadata: Mapping[str, str]
+
+    def __init__(self, message: str = "", /, **metadata: str | int) -> None:
+        self.message = message or _first_sentence(type(self))
+        self.metadata = MappingProxyType({key: str(value) for key, value in metadata.items()})
+        super().__init__(self.message)
+
+    @classmethod
+    def restore(cls, message: str, reason: str, metadata: Mapping[str, str]) -> Self:
+        """Return the error that a peer reported, also for a reason this version does not know."""
+        error = cls(message, **metadata)
+        error.reason = reason or cls.reason
+        return error
+
+
+def _first_sentence(error: type[PawlError]) -> str:
+    text = " ".join((inspect.getdoc(error) or error.reason).split())
+    return text.partition(". ")[0].removesuffix(".")
+
+
+class InvalidArgument(PawlError):
+    """The request is wrong whatever the state is; sending it again does not help."""
+
+    kind = Kind.INVALID_ARGUMENT
+
+
+class MalformedRequest(InvalidArgument):
+    """The request bytes are not a message of the method's type."""
+
+    reason = "MALFORMED_REQUEST"
+
+
+class InvalidField(InvalidArgument):
+    """A field is missing, out of range or of the wrong form. Metadata `field` names it."""
+
+    reason = "INVALID_FIELD"
+
+
+class InvalidId(InvalidArgument):
+    """An id does not match ^[A-Za-z0-9_-]{1,64}$. Metadata `field` names it."""
+
+    reason = "INVALID_ID"
+
+
+class InvalidJson(InvalidArgument):
+    """JSON bytes are not strict JSON. The message says where and why."""
+
+    reason = "INVALID_JSON"
+
+
+class InvalidSchema(InvalidArgument):
+    """A JSON Schema is not valid 2020-12, or has remote references."""
+
+    reason = "INVALID_SCHEMA"
+
+
+class InvalidArguments(InvalidArgument):
+    """Edited arguments do not fit the tool's schema. The message lists every violation."""
+
+    reason = "INVALID_ARGUMENTS"
+
+
+class InvalidPageToken(InvalidArgument):
+    """A page token was not made by this method for this filter."""
+
+    reason = "INVALID_PAGE_TOKEN"
+
+
+class DigestRequired(InvalidArgument):
+    """A decision came without the digest that was shown."""
+
+    reason = "DIGEST_REQUIRED"
+
+
+class HelloRequired(InvalidArgument):
+    """The first frame of a Session must be `hello`, and only the first."""
+
+    reason = "HELLO_REQUIRED"
+
+
+class NotFound(PawlError):
+    """There is no such thing, or none that the caller may see."""
+
+    kind = Kind.NOT_FOUND
+
+
+class RunNotFound(NotFound):
+    """No such run, or none that the caller may see."""
+
+    reason = "RUN_NOT_FOUND"
+
+
+class ConversationNotFound(NotFound):
+    """No such conversation, or none that the caller may see."""
+
+    reason = "CONVERSATION_NOT_FOUND"
+
+
+class CallNotFound(NotFound):
+    """No such call, or none that the caller may see."""
+
+    reason = "CALL_NOT_FOUND"
+
+
+class ToolNotFound(NotFound):
+    """No such tool or tool version in this store."""
+
+    reason = "TOOL_NOT_FOUND"
+
+
+class NotificationNotFound(NotFound):
+    """No such notification, or none that the caller may see."""
+
+    reason = "NOTIFICATION_NOT_FOUND"
+
+
+class Unimplemented(PawlError):
+    """The service does not have the method."""
+
+    kind = Kind.UNIMPLEMENTED
+
+
+class MethodNotFound(Unimplemented):
+    """No such method."""
+
+    reason = "METHOD_NOT_FOUND"
+
+
+class AlreadyExists(PawlError):
+    """The name or request id is taken by something else."""
+
+    kind = Kind.ALREADY_EXISTS
+
+
+class RequestIdReused(AlreadyExists):
+    """The request id was used before with another payload."""
+
+    reason = "REQUEST_ID_REUSED"
+
+
+class ToolExists(AlreadyExists):
+    """A tool of that name is registered with another definition.
+
+    Set `replace` to put this one in its place.
+    """
+
+    reason = "TOOL_EXISTS"
+
+
+class FailedPrecondition(PawlError):
+    """The state does not allow the request; read it again before another attempt."""
+
+    kind = Kind.FAILED_PRECONDITION
+
+
+class RunEnded(FailedPrecondition):
+    """The run has ended. Its state never changes again."""
+
+    reason = "RUN_ENDED"
+
+
+class CallNotPending(FailedPrecondition):
+    """The call is not waiting for what was sent."""
+
+    reason = "CALL_NOT_PENDING"
+
+
+class AlreadyDecided(FailedPrecondition):
+    """The call was decided before, by another decision."""
+
+    reason = "ALREADY_DECIDED"
+
+
+class DigestMismatch(FailedPrecondition):
+    """The digest does not match the call as it is now.
+
+    Read the call again and show it to the person again.
+    """
+
+    reason = "DIGEST_MISMATCH"
+
+
+class IllegalTransition(FailedPrecondition):
+    """The state tables do not allow the transition."""
+
+    reason = "ILLEGAL_TRANSITION"
+
+
+class ConversationBusy(FailedPrecondition):
+    """The conversation has an active run and the policy asked for is REJECT."""
+
+    reason = "CONVERSATION_BUSY"
+
+
+class DeadlinePassed(FailedPrecondition):
+    """The approval, question or offer has passed its deadline."""
+
+    reason = "DEADLINE_PASSED"
+
+
+class NotConfigured(FailedPrecondition):
+    """The feature is not configured on this deployment. The message names the setting."""
+
+    reason = "NOT_CONFIGURED"
+
+
+class ApprovalRequired(FailedPrecondition):
+    """The tool needs an approval that was not given."""
+
+    reason = "APPROVAL_REQUIRED"
+
+
+class OutOfRange(PawlError):
+    """A position lies beyond the end."""
+
+    kind = Kind.OUT_OF_RANGE
+
+
+class SeqBeyondEnd(OutOfRange):
+    """The position is beyond the end of the log. Metadata `last_seq` says where the log ends."""
+
+    reason = "SEQ_BEYOND_END"
+
+
+class Aborted(PawlError):
+    """The caller works on an old view; it must read again or stop."""
+
+    kind = Kind.ABORTED
+
+
+class LeaseLost(Aborted):
+    """The caller no longer holds the lease of the run. Stop working on it: somebody else does."""
+
+    reason = "LEASE_LOST"
+
+
+class InboxChanged(Aborted):
+    """A command arrived that the commit did not take into account.
+
+    Read the inbox and decide again.
+    """
+
+    reason = "INBOX_CHANGED"
+
+
+class ResourceExhausted(PawlError):
+    """A limit is reached."""
+
+    kind = Kind.RESOURCE_EXHAUSTED
+
+
+class TooLarge(ResourceExhausted):
+    """A message or field is over its size limit."""
+
+    reason = "TOO_LARGE"
+
+
+class Overloaded(ResourceExhausted):
+    """Too many calls or streams at once. Try again later."""
+
+    reason = "OVERLOADED"
+
+
+class QueueFull(ResourceExhausted):
+    """The conversation's queue of waiting messages is full."""
+
+    reason = "QUEUE_FULL"
+
+
+class SlowConsumer(ResourceExhausted):
+    """The watcher fell behind. Metadata `resume_after_seq` says where to attach again."""
+
+    reason = "SLOW_CONSUMER"
+
+
+class Unauthenticated(PawlError):
+    """No credential, or one that is not known."""
+
+    kind = Kind.UNAUTHENTICATED
+    reason = "UNAUTHENTICATED"
+
+
+class PermissionDenied(PawlError):
+    """The credential does not allow the method."""
+
+    kind = Kind.PERMISSION_DENIED
+    reason = "PERMISSION_DENIED"
+
+
+class Unavailable(PawlError):
+    """Nothing was changed, or the same request id is safe to send again, later."""
+
+    kind = Kind.UNAVAILABLE
+
+
+class DependencyUnavailable(Unavailable):
+    """A service, the database or the bus cannot be reached.
+
+    Nothing was changed, or it is safe to send the same request id again.
+    """
+
+    reason = "DEPENDENCY_UNAVAILABLE"
+
+
+class ShuttingDown(Unavailable):
+    """The process is shutting down. Send again: another replica will answer."""
+
+    reason = "SHUTTING_DOWN"
+
+
+class DeadlineExceeded(PawlError):
+    """The deadline left too little time to do the work."""
+
+    kind = Kind.DEADLINE_EXCEEDED
+    reason = "DEADLINE_EXCEEDED"
+
+
+class Cancelled(PawlError):
+    """The caller cancelled the request."""
+
+    kind = Kind.CANCELLED
+    reason = "CANCELLED"
+
+
+class Internal(PawlError):
+    """Internal error. Metadata `error_id` finds it in the log."""
+
+    kind = Kind.INTERNAL
+    reason = "INTERNAL"
+
+
+def _subclasses(cls: type[PawlError]) -> Iterator[type[PawlError]]:
+    for child in cls.__subclasses__():
+        yield child
+        yield from _subclasses(child)
+
+
+by_reason: Mapping[str, type[PawlError]] = MappingProxyType(
+    {error.reason: error for error in _subclasses(PawlError) if error.reason}
+)
+"""Every concrete error by its reason."""
+
+by_kind: Mapping[Kind, type[PawlError]] = MappingProxyType(
+    {error.kind: error for error in PawlError.__subclasses__()}
+)
+"""The class of each kind, for a reason that this version does not know."""
