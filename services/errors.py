@@ -438,7 +438,5 @@ by_reason: Mapping[str, type[PawlError]] = MappingProxyType(
 )
 """Every concrete error by its reason."""
 
-by_kind: Mapping[Kind, type[PawlError]] = MappingProxyType(
-    {error.kind: error for error in PawlError.__subclasses__()}
-)
+by_kind: Mapping[Kind, type[PawlError]] = MappingProxyType({error.kind: error for error in PawlError.__subclasses__()})
 """The class of each kind, for a reason that this version does not know."""

@@ -1,0 +1,92 @@
+"""Structured logs: one JSON object a line, or colours on a terminal.
+
+Event names are dotted constants (`rpc.served`), ids are fields, bound once by
+`bind`. Argument values, message texts and secrets are never logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Final, Literal
+
+import msgspec
+import structlog
+
+Format = Literal["json", "console", "auto"]
+
+_SHARED: Final[tuple[structlog.types.Processor, ...]] = (
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+)
+# Libraries that tell every connection and every request at INFO.
+_TALKATIVE: Final = ("asyncio", "asyncpg", "grpc", "httpcore2", "httpx2", "nats", "openai")
+
+
+def configure(*, service: str, instance_id: str, level: str, log_format: Format) -> None:
+    """Send all logs of this process, those of libraries too, to standard error.
+
+    Call once, at the start of a process. `auto` means `console` on a terminal
+    and `json` elsewhere.
+    """
+    as_json = log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
+    number = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        processors=[
+            *_SHARED,
+            structlog.stdlib.PositionalArgumentsFormatter(),
+            structlog.processors.StackInfoRenderer(),
+            *_renderers(as_json=as_json),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=(
+            structlog.BytesLoggerFactory(sys.stderr.buffer) if as_json else structlog.WriteLoggerFactory(sys.stderr)
+        ),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.clear_contextvars()
+    bind(service=service, instance=instance_id)
+    _route_libraries(number, as_json=as_json)
+
+
+def bind(**ids: str) -> None:
+    """Add fields to every later line of this task and of the tasks it starts."""
+    structlog.contextvars.bind_contextvars(**ids)
+
+
+def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
+    """Return the logger of a module; safe to call at import."""
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(logger=name)
+    return logger
+
+
+def _renderers(*, as_json: bool) -> list[structlog.types.Processor]:
+    if not as_json:
+        return [structlog.dev.ConsoleRenderer()]
+    encode = msgspec.json.Encoder(enc_hook=repr).encode
+    return [
+        structlog.processors.format_exc_info,
+        structlog.processors.JSONRenderer(serializer=lambda event, **_: encode(event)),
+    ]
+
+
+def _route_libraries(level: int, *, as_json: bool) -> None:
+    """Give the standard library's loggers the same shape as our own."""
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[*_SHARED, structlog.stdlib.add_logger_name],
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            *(
+                [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+                if as_json
+                else [structlog.dev.ConsoleRenderer()]
+            ),
+        ],
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    logging.basicConfig(handlers=[handler], level=level, force=True)
+    logging.captureWarnings(capture=True)
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(max(level, logging.WARNING))
