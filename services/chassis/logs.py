@@ -57,18 +57,23 @@ def bind(**ids: str) -> None:
 
 def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
     """Return the logger of a module; safe to call at import."""
-    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(logger=name)
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(module=name)
     return logger
 
 
 def _renderers(*, as_json: bool) -> list[structlog.types.Processor]:
     if not as_json:
-        return [structlog.dev.ConsoleRenderer()]
+        return [_console()]
     encode = msgspec.json.Encoder(enc_hook=repr).encode
     return [
         structlog.processors.format_exc_info,
         structlog.processors.JSONRenderer(serializer=lambda event, **_: encode(event)),
     ]
+
+
+def _console() -> structlog.dev.ConsoleRenderer:
+    # The default formatter prints local variables, secrets among them.
+    return structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
 
 
 def _route_libraries(level: int, *, as_json: bool) -> None:
@@ -77,11 +82,7 @@ def _route_libraries(level: int, *, as_json: bool) -> None:
         foreign_pre_chain=[*_SHARED, structlog.stdlib.add_logger_name],
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            *(
-                [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-                if as_json
-                else [structlog.dev.ConsoleRenderer()]
-            ),
+            *([structlog.processors.format_exc_info, structlog.processors.JSONRenderer()] if as_json else [_console()]),
         ],
     )
     handler = logging.StreamHandler(sys.stderr)

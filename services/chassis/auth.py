@@ -1,0 +1,224 @@
+"""Who calls: from the credential of a request to a Principal.
+
+The credential is metadata `authorization: Bearer <key>`. A user's store and user
+come from it and from nothing else. A service principal (the key that the
+services share) may call internal services, and names store and user in the
+request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Protocol
+
+import msgspec
+
+from services.chassis.ids import check_id
+from services.chassis.settings import ServiceSettings
+from services.chassis.start import StartError
+from services.errors import PermissionDenied, Unauthenticated
+
+
+class PrincipalKind(StrEnum):
+    """Whom a credential stands for."""
+
+    USER = "user"
+    SERVICE = "service"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Principal:
+    """An authenticated caller. `store_id` and `user_id` are empty for a service."""
+
+    kind: PrincipalKind
+    store_id: str = ""
+    user_id: str = ""
+    roles: frozenset[str] = frozenset()
+
+
+SERVICE = Principal(kind=PrincipalKind.SERVICE)
+
+_current: ContextVar[Principal] = ContextVar("pawl_principal")
+
+
+def current_principal() -> Principal:
+    """Return who called the RPC that this task serves.
+
+    Raises:
+        Unauthenticated: the task serves no RPC.
+    """
+    try:
+        return _current.get()
+    except LookupError:
+        raise Unauthenticated from None
+
+
+def set_principal(principal: Principal) -> None:
+    """Make `principal` the caller for the rest of this task and the tasks it starts."""
+    _current.set(principal)
+
+
+def require_user() -> Principal:
+    """Return the calling user.
+
+    Raises:
+        PermissionDenied: a service called.
+    """
+    principal = current_principal()
+    if principal.kind is not PrincipalKind.USER:
+        raise PermissionDenied("this method acts for a user: call it with a user's key")
+    return principal
+
+
+def require_service() -> Principal:
+    """Return the calling service.
+
+    Raises:
+        PermissionDenied: a user called.
+    """
+    principal = current_principal()
+    if principal.kind is not PrincipalKind.SERVICE:
+        raise PermissionDenied("this method is for Pawl's own services")
+    return principal
+
+
+class Authenticator(Protocol):
+    """Turns the metadata of a request into a Principal."""
+
+    def authenticate(self, metadata: Mapping[str, str], *, service_only: bool) -> Principal:
+        """Return who calls; `service_only` says that the method is not for users.
+
+        Raises:
+            Unauthenticated: no credential, or one that is not known.
+            PermissionDenied: a user calls a method that is for services.
+            InvalidId: the metadata names a store or user that cannot exist.
+        """
+        ...
+
+
+def bearer_key(metadata: Mapping[str, str]) -> str | None:
+    """Return the key of `authorization: Bearer <key>`.
+
+    Raises:
+        Unauthenticated: there is a header of another form.
+    """
+    header = metadata.get("authorization")
+    if header is None:
+        return None
+    scheme, _, key = header.partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise Unauthenticated("the authorization metadata must be `Bearer <key>`")
+    return key.strip()
+
+
+class DevelopmentAuthenticator:
+    """Believes callers on this machine: metadata `pawl-store` and `pawl-user`, or `local` and `me`.
+
+    For listening on loopback only. Where there is a service key, methods for
+    services ask for it; where there is none, anybody on the machine may call them.
+    """
+
+    def __init__(self, *, service_key: str | None = None) -> None:
+        self._service_key = service_key
+
+    def authenticate(self, metadata: Mapping[str, str], *, service_only: bool) -> Principal:
+        key = bearer_key(metadata)
+        if key is not None and self._service_key is not None:
+            if not hmac.compare_digest(key.encode(), self._service_key.encode()):
+                raise Unauthenticated("the key is not known")
+            return SERVICE
+        if service_only:
+            if self._service_key is not None:
+                raise PermissionDenied("this method is for Pawl's own services")
+            return SERVICE
+        return Principal(
+            kind=PrincipalKind.USER,
+            store_id=check_id(metadata.get("pawl-store", "local"), "pawl-store"),
+            user_id=check_id(metadata.get("pawl-user", "me"), "pawl-user"),
+            roles=frozenset({"admin", "approver", "member", "operator", "viewer"}),
+        )
+
+
+_Id = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+
+
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One entry of PAWL_API_KEYS_FILE."""
+
+    key: Annotated[str, msgspec.Meta(min_length=16)]
+    store_id: _Id
+    user_id: _Id
+    roles: list[str] = []
+
+
+class KeyAuthenticator:
+    """Knows users by API keys and services by the service key.
+
+    Keys are looked up and compared by their SHA-256, so the time an answer takes
+    tells nothing about a key.
+    """
+
+    def __init__(self, keys: Iterable[ApiKey], *, service_key: str | None = None) -> None:
+        self._principals = {
+            _digest(entry.key): Principal(
+                kind=PrincipalKind.USER,
+                store_id=entry.store_id,
+                user_id=entry.user_id,
+                roles=frozenset(entry.roles),
+            )
+            for entry in keys
+        }
+        if service_key is not None:
+            self._principals[_digest(service_key)] = SERVICE
+
+    def authenticate(self, metadata: Mapping[str, str], *, service_only: bool) -> Principal:
+        key = bearer_key(metadata)
+        if key is None:
+            raise Unauthenticated("send metadata `authorization: Bearer <key>`")
+        principal = self._principals.get(_digest(key))
+        if principal is None:
+            raise Unauthenticated("the key is not known")
+        if service_only and principal.kind is not PrincipalKind.SERVICE:
+            raise PermissionDenied("this method is for Pawl's own services")
+        return principal
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+def read_keys(path: Path) -> list[ApiKey]:
+    """Return the entries of an API keys file: a JSON list of {key, store_id, user_id, roles}.
+
+    Raises:
+        StartError: the file cannot be read, has another form or names a key twice.
+    """
+    try:
+        keys = msgspec.json.decode(path.read_bytes(), type=list[ApiKey])
+    except OSError as error:
+        raise StartError(f"PAWL_API_KEYS_FILE: cannot read {path}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise StartError(f"PAWL_API_KEYS_FILE: {path}: {error}") from None
+    if len({entry.key for entry in keys}) != len(keys):
+        raise StartError(f"PAWL_API_KEYS_FILE: {path} has the same key twice")
+    return keys
+
+
+def authenticator(settings: ServiceSettings) -> Authenticator:
+    """Return what the settings ask for: keys where there is a key file, else development mode.
+
+    `ServiceSettings` refuses development mode beyond loopback.
+
+    Raises:
+        StartError: the key file cannot be used.
+    """
+    service_key = settings.service_key.get_secret_value() if settings.service_key else None
+    if settings.api_keys_file is None:
+        return DevelopmentAuthenticator(service_key=service_key)
+    return KeyAuthenticator(read_keys(settings.api_keys_file), service_key=service_key)
