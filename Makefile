@@ -19,7 +19,7 @@ LOCK_VENV := .venv-lock
 PROTO_BIN := $(PROTO_VENV)/bin
 COMPILE := $(LOCK_VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package pawl-proto
 
-.PHONY: help demo up test check fmt lock proto proto-check proto-baseline clean
+.PHONY: help demo up test check fmt proto proto-check proto-baseline lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile

@@ -1,0 +1,93 @@
+"""Every dependency is used, explained and locked."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+from tests.tidy import tree
+
+PYPROJECT = tree.ROOT / "pyproject.toml"
+PROJECT = tomllib.loads(PYPROJECT.read_text())["project"]
+# Data that the standard library finds by itself.
+NOT_IMPORTED = {"tzdata"}
+
+
+def normal(distribution: str) -> str:
+    """The name of a requirement or distribution in its one normal form."""
+    return re.sub(r"[-_.]+", "-", re.split(r"[<>=!~\[;]", distribution)[0]).strip().lower()
+
+
+def imported(folder: str) -> set[str]:
+    """Top-level modules that the code of a folder imports, wherever in the file."""
+    modules = set()
+    for path in tree.python(folder):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                modules |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                modules |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return modules
+
+
+def distributions(modules: set[str]) -> set[str]:
+    """Distributions that these modules come from."""
+    found = packages_distributions()
+    names: set[str] = set()
+    for module in modules:
+        top = module.split(".")[0]
+        if module.startswith(("google.rpc", "google.api")):
+            names.add("googleapis-common-protos")
+        elif module.startswith("google.protobuf"):
+            names.add("protobuf")
+        elif top not in sys.stdlib_module_names and top not in {"services", "tests"}:
+            names |= {normal(name) for name in found.get(top, [top])}
+    return names
+
+
+def test_services_import_what_the_project_declares_and_nothing_else() -> None:
+    declared = {normal(line) for line in PROJECT["dependencies"]}
+    optional = {normal(line) for line in PROJECT["optional-dependencies"]["embedded"]}
+    used = distributions(imported("services"))
+    assert used - optional == declared - NOT_IMPORTED
+    assert optional <= used
+
+
+def test_every_dependency_has_its_reason() -> None:
+    lines = [line for line in PYPROJECT.read_text().splitlines() if re.match(r'  "[a-z-]+[a-zA-Z0-9-]*[<>=]', line)]
+    assert len(lines) == len(PROJECT["dependencies"]) + sum(map(len, PROJECT["optional-dependencies"].values()))
+    assert [line for line in lines if not re.search(r"# \S", line)] == []
+
+
+@pytest.mark.parametrize(
+    ("lock", "extras"), [("runtime", []), ("embedded", ["embedded"]), ("dev", ["embedded", "dev"])]
+)
+def test_a_lock_pins_every_dependency_with_hashes(lock: str, extras: list[str]) -> None:
+    wanted = list(PROJECT["dependencies"])
+    for extra in extras:
+        wanted += PROJECT["optional-dependencies"][extra]
+    pins = locked(tree.ROOT / "requirements" / f"{lock}.txt")
+    assert {normal(line) for line in wanted} - {"pawl-proto"} <= set(pins)
+
+
+def test_the_locks_agree() -> None:
+    dev = locked(tree.ROOT / "requirements/dev.txt")
+    for lock in ("runtime", "embedded"):
+        assert locked(tree.ROOT / "requirements" / f"{lock}.txt").items() <= dev.items()
+
+
+def locked(path: Path) -> dict[str, str]:
+    """Pins of a lock file by distribution; fails for one without a hash."""
+    pins = {}
+    for entry in re.findall(r"^[^\s#].*(?:\n .*)*", path.read_text(), re.MULTILINE):
+        pin = re.match(r"([\w.-]+)==(\S+)", entry)
+        assert pin is not None, entry
+        assert "--hash=sha256:" in entry, entry
+        pins[normal(pin[1])] = pin[2]
+    return pins

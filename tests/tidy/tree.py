@@ -1,0 +1,42 @@
+"""Which files the rules of tests/tidy are about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+GENERATED = ("gen/pawl", "proto/baseline.binpb", "requirements")
+HIDDEN_BUT_OURS = {".ci", ".editorconfig", ".env.example", ".dockerignore", ".gitignore"}
+
+
+def files(*suffixes: str) -> Iterator[Path]:
+    """Every file that people write, with one of these suffixes if any are given."""
+    for path in _walk(ROOT):
+        if not suffixes or path.suffix in suffixes:
+            yield path
+
+
+def python(*folders: str) -> Iterator[Path]:
+    """Every Python module below the given folders of the repository."""
+    for folder in folders:
+        yield from (path for path in _walk(ROOT / folder) if path.suffix == ".py")
+
+
+def name(path: Path) -> str:
+    """The path as a person would type it."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if path.name.startswith(".") and path.name not in HIDDEN_BUT_OURS:
+            continue
+        if path.name in {"__pycache__", "build", "dist"} or path.suffix == ".egg-info":
+            continue
+        if name(path).startswith(GENERATED):
+            continue
+        if path.is_dir():
+            yield from _walk(path)
+        else:
+            yield path
