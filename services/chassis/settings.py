@@ -110,7 +110,7 @@ class ServiceSettings(BaseSettings):
     def _refuse_strangers(self) -> Self:
         if self.api_keys_file is None and not is_loopback(self.listen):
             raise ValueError(
-                "PAWL_LISTEN: to listen beyond loopback, give PAWL_API_KEYS_FILE, so that callers have to say who they are"
+                "PAWL_LISTEN: to listen beyond loopback, give PAWL_API_KEYS_FILE, so that callers say who they are"
             )
         return self
 

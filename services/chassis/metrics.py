@@ -1,0 +1,62 @@
+"""Prometheus metrics of a process, and the HTTP server that shows them.
+
+Names are `pawl_<service>_<noun>_<unit or total>`; labels come from closed sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
+from prometheus_client.exposition import generate_latest
+
+_RPC_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics:
+    """The metrics of one process: its own registry, no global one.
+
+    `service` becomes part of every name (`job_store` gives `pawl_job_store_...`).
+    """
+
+    def __init__(self, service: str) -> None:
+        self.registry = CollectorRegistry()
+        self._prefix = f"pawl_{service}"
+        ProcessCollector(namespace=self._prefix, registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        self.rpc = RpcMetrics(self)
+
+    def counter(self, name: str, documentation: str, labels: Sequence[str] = ()) -> Counter:
+        """Return a new counter `pawl_<service>_<name>`; end the name with `_total`."""
+        return Counter(f"{self._prefix}_{name}", documentation, labels, registry=self.registry)
+
+    def gauge(self, name: str, documentation: str, labels: Sequence[str] = ()) -> Gauge:
+        """Return a new gauge `pawl_<service>_<name>`."""
+        return Gauge(f"{self._prefix}_{name}", documentation, labels, registry=self.registry)
+
+    def histogram(
+        self,
+        name: str,
+        documentation: str,
+        labels: Sequence[str] = (),
+        *,
+        buckets: Sequence[float] = _RPC_SECONDS,
+    ) -> Histogram:
+        """Return a new histogram `pawl_<service>_<name>`; the default buckets are seconds."""
+        return Histogram(f"{self._prefix}_{name}", documentation, labels, registry=self.registry, buckets=buckets)
+
+    def text(self) -> bytes:
+        """Return all metrics in the Prometheus text format."""
+        return generate_latest(self.registry)
+
+
+class RpcMetrics:
+    """What the RPC server counts, for every service alike."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.requests = metrics.counter("rpc_requests_total", "RPCs ended, by gRPC code.", ("method", "code"))
+        self.seconds = metrics.histogram(
+            "rpc_duration_seconds", "Time from the start of an RPC to its end, streams included.", ("method",)
+        )
+        self.in_flight = metrics.gauge("rpc_in_flight", "RPCs being served.", ("method",))

@@ -1,0 +1,93 @@
+"""Errors on the wire: the one map from kinds to gRPC codes, there and back."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any, Final, NoReturn
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # ships .pyi but no py.typed
+
+from services.errors import (
+    DependencyUnavailable,
+    Kind,
+    Overloaded,
+    PawlError,
+    TooLarge,
+    by_kind,
+    by_reason,
+)
+
+DOMAIN: Final = "pawl"
+
+_DETAILS_KEY: Final = "grpc-status-details-bin"
+# Clients drop a response whose headers are over 8 KiB. The message travels twice,
+# once percent-encoded (three bytes for one) and once as base64.
+_MESSAGE_BYTES_MAX: Final = 1200
+_METADATA_BYTES_MAX: Final = 200
+
+CODES: Final = MappingProxyType({kind: grpc.StatusCode[kind.value] for kind in Kind})
+"""The gRPC code of each kind."""
+
+_KINDS: Final = {code: kind for kind, code in CODES.items()}
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: PawlError) -> NoReturn:
+    """End the RPC with the code of `error` and its google.rpc.ErrorInfo.
+
+    Raises:
+        grpc.aio.AbortError: always; let it pass.
+    """
+    code = CODES[error.kind]
+    message = _cut(error.message, _MESSAGE_BYTES_MAX)
+    info = error_details_pb2.ErrorInfo(
+        reason=error.reason,
+        domain=DOMAIN,
+        metadata={key: _cut(value, _METADATA_BYTES_MAX) for key, value in error.metadata.items()},
+    )
+    detail = AnyMessage()
+    detail.Pack(info)
+    status = status_pb2.Status(code=code.value[0], message=message, details=[detail])
+    trailing = (*(context.trailing_metadata() or ()), (_DETAILS_KEY, status.SerializeToString()))
+    await context.abort(code, message, trailing)
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError) -> PawlError:
+    """Return the error that the peer raised, or what its gRPC code says.
+
+    A peer that cannot be reached is DependencyUnavailable. A reason that this
+    version does not know gives an error of its kind that keeps the reason. An
+    INTERNAL of a peer stays one, with the peer's error id.
+    """
+    message = error.details() or error.code().name
+    info = _error_info(error)
+    if info is not None:
+        known = by_reason.get(info.reason) or by_kind[_KINDS.get(error.code(), Kind.INTERNAL)]
+        return known.restore(message, info.reason, info.metadata)
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        # gRPC itself says so about a message over the limit, at either end.
+        return TooLarge(message) if "larger than max" in message else Overloaded(message)
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        return DependencyUnavailable(message)
+    return by_kind[_KINDS.get(error.code(), Kind.INTERNAL)](message)
+
+
+def _error_info(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo | None:
+    for key, value in error.trailing_metadata() or ():
+        if key != _DETAILS_KEY or not isinstance(value, bytes):
+            continue
+        info = error_details_pb2.ErrorInfo()
+        try:
+            for detail in status_pb2.Status.FromString(value).details:
+                if detail.Unpack(info) and info.domain == DOMAIN:
+                    return info
+        except DecodeError:
+            return None
+    return None
+
+
+def _cut(text: str, bytes_max: int) -> str:
+    data = text.encode(errors="replace")
+    return text if len(data) <= bytes_max else data[: bytes_max - 3].decode(errors="ignore") + "..."
