@@ -1,0 +1,297 @@
+"""What happens around every RPC that a service answers, whatever its kind.
+
+grpc.aio leaves a server open at several places; they are closed here, once:
+
+* It parses requests after the interceptors ran and answers bytes it cannot
+  parse with UNKNOWN. So methods get raw bytes, parsed here, after the caller is
+  known and there is room for the call.
+* It sends the text of an uncaught exception to the client. Here the client gets
+  INTERNAL with an id; the log has the traceback under that id.
+* Its limit on concurrent RPCs is late. Here calls over the limit are refused at
+  once, unary calls and streams counted apart.
+* Whether the client is still there, and how long it waits, is the handler's
+  business. Here each handler ends a little before the client's deadline, while
+  the client still listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+import grpc
+
+from services.chassis import auth, logs, status
+from services.chassis.auth import Authenticator, Principal, PrincipalKind
+from services.chassis.ids import IdSource, is_id
+from services.chassis.metrics import RpcMetrics
+from services.chassis.rpc_kinds import Behaviour, Context, read_raw
+from services.errors import (
+    DeadlineExceeded,
+    Internal,
+    MethodNotFound,
+    Overloaded,
+    PawlError,
+    ShuttingDown,
+)
+
+REQUEST_ID_KEY: Final = "pawl-request-id"
+"""Metadata that names a request through all services and logs; made up where absent."""
+
+# What is left for sending the status after a handler ran out of time.
+_DEADLINE_MARGIN_SECONDS: Final = 0.02
+
+_log = logs.get_logger(__name__)
+_request_id: ContextVar[str] = ContextVar("pawl_request_id", default="")
+
+
+def current_request_id() -> str:
+    """Return the id of the request that this task serves, or an empty text."""
+    return _request_id.get()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How the methods of a service are treated."""
+
+    service_only: bool = False
+    """Only services may call."""
+    open: bool = False
+    """Anybody may call, uncounted, and nothing is logged: for health checks."""
+    drain_streams: bool = False
+    """At shutdown, streams get the drain time to end by themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a server holds at once."""
+
+    message_bytes_max: int
+    unary_calls_max: int
+    streams_max: int
+
+
+class Interceptor(grpc.aio.ServerInterceptor):
+    """Wraps every method of a server. `access` gives the treatment by service name."""
+
+    def __init__(
+        self,
+        *,
+        authenticator: Authenticator,
+        ids: IdSource,
+        metrics: RpcMetrics,
+        limits: Limits,
+        access: dict[str, Access],
+    ) -> None:
+        self.authenticator = authenticator
+        self.ids = ids
+        self.metrics = metrics
+        self.limits = limits
+        self._access = access
+        self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        self.unary_calls = 0
+        self.streams = 0
+        self.stopping = False
+        self._active: set[_ActiveCall] = set()
+        self._unknown: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
+            _Method(self, "unknown", Access(), is_stream=True).wrap(_refuse_unknown)
+        )
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        name = handler_call_details.method
+        wrapped = self._methods.get(name)
+        if wrapped is None:
+            handler = await continuation(handler_call_details)
+            if handler is None:
+                return self._unknown
+            wrapped = self._methods[name] = self._wrap(name, handler)
+        return wrapped
+
+    def _wrap(self, name: str, handler: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
+        access = self._access.get(name.split("/")[1], Access())
+        is_stream = handler.request_streaming or handler.response_streaming
+        method = _Method(self, name, access, is_stream=is_stream)
+        make, behaviour = read_raw(handler, bytes_max=self.limits.message_bytes_max)
+        return make(method.wrap(behaviour), None, handler.response_serializer)
+
+    def enter(self, call: _ActiveCall) -> None:
+        """Make room for a call, or refuse it."""
+        self._active.add(call)
+        if call.method.access.open:
+            return
+        if self.stopping:
+            raise ShuttingDown
+        if call.method.is_stream:
+            if self.streams >= self.limits.streams_max:
+                raise Overloaded(f"{self.limits.streams_max} streams are open, which is the limit")
+            self.streams += 1
+        else:
+            if self.unary_calls >= self.limits.unary_calls_max:
+                raise Overloaded(f"{self.limits.unary_calls_max} calls are running, which is the limit")
+            self.unary_calls += 1
+        call.counted = True
+
+    def leave(self, call: _ActiveCall) -> None:
+        """Give the room of a call back."""
+        self._active.discard(call)
+        if call.counted:
+            if call.method.is_stream:
+                self.streams -= 1
+            else:
+                self.unary_calls -= 1
+
+    def stop_calls(self, *, drainable: bool) -> None:
+        """End running calls with SHUTTING_DOWN; with `drainable`, those too that may drain."""
+        self.stopping = True
+        for call in list(self._active):
+            access = call.method.access
+            if drainable or access.open or (call.method.is_stream and not access.drain_streams):
+                call.expire()
+
+
+class _ActiveCall:
+    """One RPC from its first to its last moment here."""
+
+    __slots__ = ("counted", "expires_for_stop", "method", "scope")
+
+    def __init__(self, method: _Method) -> None:
+        self.method = method
+        self.counted = False
+        self.expires_for_stop = False
+        self.scope: asyncio.Timeout | None = None
+
+    def expire(self) -> None:
+        self.expires_for_stop = True
+        if self.scope is not None and not self.scope.expired():
+            self.scope.reschedule(asyncio.get_running_loop().time())
+
+
+class _Method:
+    """One method of a server: what is done around each of its calls."""
+
+    def __init__(self, interceptor: Interceptor, name: str, access: Access, *, is_stream: bool) -> None:
+        self.interceptor = interceptor
+        self.name = name
+        self.access = access
+        self.is_stream = is_stream
+        self._seconds = interceptor.metrics.seconds.labels(name)
+        self._in_flight = interceptor.metrics.in_flight.labels(name)
+
+    def wrap(self, behaviour: Behaviour) -> Behaviour:
+        async def serve(request: Any, context: Context) -> Any:
+            started = time.perf_counter()
+            self._in_flight.inc()
+            call = _ActiveCall(self)
+            code, reason = "CANCELLED", ""
+            try:
+                response = await self._run(call, behaviour, request, context)
+                code = _code_name(context)
+                return response
+            except grpc.aio.AbortError:
+                code = _code_name(context)
+                raise
+            except Exception as error:  # noqa: BLE001  # the client must get a status of ours, whatever it is
+                refusal = self._refusal(error, call)
+                code, reason = refusal.kind.value, refusal.reason
+                if context.done():
+                    raise grpc.aio.AbortError from None  # Nobody listens any more.
+                await status.abort(context, refusal)
+            finally:
+                self.interceptor.leave(call)
+                self._in_flight.dec()
+                self._record(code, reason, time.perf_counter() - started)
+
+        return serve
+
+    async def _run(self, call: _ActiveCall, behaviour: Behaviour, request: Any, context: Context) -> Any:
+        metadata = _metadata(context)
+        given = metadata.get(REQUEST_ID_KEY, "")
+        request_id = given if is_id(given) else self.interceptor.ids.new("req")
+        _request_id.set(request_id)
+        context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
+        self.interceptor.enter(call)
+        if not self.access.open:
+            principal = self.interceptor.authenticator.authenticate(metadata, service_only=self.access.service_only)
+            auth.set_principal(principal)
+            logs.bind(request_id=request_id, **_caller(principal))
+        async with asyncio.timeout(_time_left(context)) as call.scope:
+            return await behaviour(request, context)
+
+    def _refusal(self, error: Exception, call: _ActiveCall) -> PawlError:
+        """Return what the client is told about `error`."""
+        error = _leading(error)
+        if isinstance(error, PawlError):
+            return error
+        if isinstance(error, TimeoutError) and call.scope is not None and call.scope.expired():
+            return ShuttingDown() if call.expires_for_stop else DeadlineExceeded()
+        error_id = self.interceptor.ids.new("err")
+        _log.error("rpc.failed", method=self.name, error_id=error_id, exc_info=error)
+        return Internal(f"internal error {error_id}", error_id=error_id)
+
+    def _record(self, code: str, reason: str, seconds: float) -> None:
+        self._seconds.observe(seconds)
+        self.interceptor.metrics.requests.labels(self.name, code).inc()
+        if not self.access.open:
+            fields = {"reason": reason} if reason else {}
+            _log.info("rpc.served", method=self.name, code=code, milliseconds=round(seconds * 1000, 2), **fields)
+
+
+async def _refuse_unknown(_request: Any, _context: Context) -> NoReturn:
+    raise MethodNotFound
+
+
+def _metadata(context: Context) -> dict[str, str]:
+    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+
+
+def _caller(principal: Principal) -> dict[str, str]:
+    if principal.kind is PrincipalKind.SERVICE:
+        return {"caller": "service"}
+    return {"store": principal.store_id, "user": principal.user_id}
+
+
+def _time_left(context: Context) -> float | None:
+    """Return how long the handler may take: what the client waits, less the margin."""
+    remaining: float | None = context.time_remaining()
+    if remaining is None:
+        return None
+    if remaining <= _DEADLINE_MARGIN_SECONDS:
+        raise DeadlineExceeded
+    return remaining - _DEADLINE_MARGIN_SECONDS
+
+
+def _code_name(context: Context) -> str:
+    """Return the code that a handler set or aborted with; grpc.aio keeps it as enum or number."""
+    code: Any = context.code()
+    if isinstance(code, grpc.StatusCode):
+        return code.name
+    return _CODE_NAMES.get(code or 0, "UNKNOWN")
+
+
+_CODE_NAMES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
+
+
+def _leading(error: Exception) -> Exception:
+    """Return what a task group failed of, if all its failures are meant for the client."""
+    if not isinstance(error, ExceptionGroup):
+        return error
+    leaves = list(_leaves(error))
+    if all(isinstance(leaf, PawlError) for leaf in leaves):
+        return leaves[0]
+    return error
+
+
+def _leaves(group: ExceptionGroup[Exception]) -> list[Exception]:
+    return [
+        leaf
+        for error in group.exceptions
+        for leaf in (_leaves(error) if isinstance(error, ExceptionGroup) else [error])
+    ]

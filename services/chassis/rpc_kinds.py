@@ -1,0 +1,138 @@
+"""The four kinds of RPC, brought to one: raw bytes in, parsed by us.
+
+`read_raw` turns a handler as generated code registers it into one that grpc.aio
+gives unparsed bytes, whatever the kind and whether the servicer's method is a
+coroutine or an async generator, iterates over its requests or reads them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any, Final
+
+import grpc
+
+from services.errors import MalformedRequest, TooLarge
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Behaviour = Callable[[Any, Context], Any]
+Handler = grpc.RpcMethodHandler[Any, Any]
+Parser = Callable[[bytes], Any]
+Wrapped = tuple[Callable[..., Handler], Behaviour]
+
+
+def read_raw(handler: Handler, *, bytes_max: int) -> Wrapped:
+    """Return how to make a handler of the same kind, and a coroutine function for it.
+
+    The function takes what grpc.aio gives where there is no deserialiser, parses
+    it and calls the servicer.
+
+    Raises (the function):
+        TooLarge: a message is over `bytes_max`.
+        MalformedRequest: bytes are not a message of the method's type.
+    """
+    parse = _parser(handler.request_deserializer, bytes_max)
+    return _KINDS[handler.request_streaming, handler.response_streaming](handler, parse)
+
+
+def _parser(deserialize: Parser | None, bytes_max: int) -> Parser:
+    def parse(raw: bytes) -> Any:
+        if len(raw) > bytes_max:
+            raise TooLarge(f"the message has {len(raw)} bytes, the limit is {bytes_max}")
+        if deserialize is None:
+            return raw
+        try:
+            return deserialize(raw)
+        except Exception:  # noqa: BLE001  # each message class raises its own
+            raise MalformedRequest from None
+
+    return parse
+
+
+class _Requests:
+    """The requests of a stream, parsed as they are read."""
+
+    def __init__(self, raw: AsyncIterator[bytes], parse: Parser) -> None:
+        self._raw = aiter(raw)
+        self._parse = parse
+
+    def __aiter__(self) -> _Requests:
+        return self
+
+    async def __anext__(self) -> Any:
+        return self._parse(await anext(self._raw))
+
+
+class _ParsingContext:
+    """A context whose `read` parses; anything else is the context's own."""
+
+    def __init__(self, context: Context, parse: Parser) -> None:
+        self._context = context
+        self._parse = parse
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def read(self) -> Any:
+        raw = await self._context.read()
+        return raw if raw is grpc.aio.EOF else self._parse(raw)
+
+
+async def _send(responses: Any, context: Context) -> None:
+    """Write what an async generator yields; a coroutine writes for itself.
+
+    grpc.aio would drive the generator too, but leaves closing it to the garbage
+    collector when the client goes away in the middle of a write.
+    """
+    if inspect.isawaitable(responses):
+        await responses
+        return
+    async with aclosing(responses):
+        async for response in responses:
+            await context.write(response)
+
+
+def _unary_unary(handler: Handler, parse: Parser) -> Wrapped:
+    inner: Any = handler.unary_unary
+
+    async def run(raw: bytes, context: Context) -> Any:
+        return await inner(parse(raw), context)
+
+    return grpc.unary_unary_rpc_method_handler, run
+
+
+def _unary_stream(handler: Handler, parse: Parser) -> Wrapped:
+    inner: Any = handler.unary_stream
+
+    async def run(raw: bytes, context: Context) -> None:
+        await _send(inner(parse(raw), context), context)
+
+    return grpc.unary_stream_rpc_method_handler, run
+
+
+def _stream_unary(handler: Handler, parse: Parser) -> Wrapped:
+    inner: Any = handler.stream_unary
+
+    async def run(raw: AsyncIterator[bytes], context: Context) -> Any:
+        return await inner(_Requests(raw, parse), _ParsingContext(context, parse))
+
+    return grpc.stream_unary_rpc_method_handler, run
+
+
+def _stream_stream(handler: Handler, parse: Parser) -> Wrapped:
+    inner: Any = handler.stream_stream
+
+    async def run(raw: AsyncIterator[bytes], context: Context) -> None:
+        await _send(inner(_Requests(raw, parse), _ParsingContext(context, parse)), context)
+
+    return grpc.stream_stream_rpc_method_handler, run
+
+
+_KINDS: Final[dict[tuple[bool, bool], Callable[[Handler, Parser], Wrapped]]] = {
+    (False, False): _unary_unary,
+    (False, True): _unary_stream,
+    (True, False): _stream_unary,
+    (True, True): _stream_stream,
+}

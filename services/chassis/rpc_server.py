@@ -1,0 +1,159 @@
+"""The gRPC server of a process, with health and reflection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Self, TypeVar, cast
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from services.chassis import logs
+from services.chassis.auth import Authenticator
+from services.chassis.ids import IdSource
+from services.chassis.metrics import Metrics
+from services.chassis.rpc_interceptor import Access, Interceptor, Limits
+from services.chassis.settings import split_address
+from services.chassis.start import StartError
+
+# Messages up to this many times the limit are read, and refused with a reason of
+# ours; gRPC itself refuses larger ones before it reads them.
+_READ_FACTOR: Final = 2
+# After the drain time, handlers have this long to clean up before they are cut off.
+_CLEAN_UP_SECONDS: Final = 0.5
+
+_log = logs.get_logger(__name__)
+ServicerT = TypeVar("ServicerT")
+
+
+class RpcServer:
+    """An async context manager: listens inside it, drains and stops at its end.
+
+    Add the servicers first. At the end: health says NOT_SERVING, nothing new is
+    accepted, streams end with SHUTTING_DOWN (watchers attach again elsewhere),
+    running unary calls and streams added with `drain_streams` get
+    `drain_seconds` to end, then they are ended too.
+    """
+
+    def __init__(
+        self,
+        listen: str,
+        *,
+        authenticator: Authenticator,
+        ids: IdSource,
+        metrics: Metrics,
+        message_bytes_max: int = 4 * 1024 * 1024,
+        unary_calls_max: int = 1000,
+        streams_max: int = 1000,
+        drain_seconds: float = 1.5,
+    ) -> None:
+        self._listen = listen
+        self._drain_seconds = drain_seconds
+        self._access = {
+            health.SERVICE_NAME: Access(open=True),
+            reflection.SERVICE_NAME: Access(),
+        }
+        self._interceptor = Interceptor(
+            authenticator=authenticator,
+            ids=ids,
+            metrics=metrics.rpc,
+            limits=Limits(
+                message_bytes_max=message_bytes_max,
+                unary_calls_max=unary_calls_max,
+                streams_max=streams_max,
+            ),
+            access=self._access,
+        )
+        self._server = grpc.aio.server(interceptors=(self._interceptor,), options=_options(message_bytes_max))
+        self.health = health.aio.HealthServicer()
+        self.service_names: list[str] = []
+        self.port = 0
+        self.address = ""
+
+    def add(
+        self,
+        register: Callable[[ServicerT, grpc.aio.Server], None],
+        servicer: ServicerT,
+        *,
+        service_only: bool = False,
+        drain_streams: bool = False,
+    ) -> None:
+        """Add a servicer by its generated `add_XServicer_to_server`.
+
+        `service_only`: users get PERMISSION_DENIED. `drain_streams`: at shutdown
+        its streams get the drain time, instead of ending at once.
+        """
+        registrar = _Registrar(self._server)
+        register(servicer, cast("grpc.aio.Server", registrar))
+        for name in registrar.service_names:
+            self._access[name] = Access(service_only=service_only, drain_streams=drain_streams)
+            self.service_names.append(name)
+
+    async def __aenter__(self) -> Self:
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
+        reflection.enable_server_reflection(
+            [*self.service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
+        )
+        for name in ("", *self.service_names):
+            await self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        try:
+            self.port = self._server.add_insecure_port(self._listen)
+        except RuntimeError:
+            raise StartError(
+                f"cannot listen on {self._listen}: the port is in use, or this process may not open it"
+            ) from None
+        await self._server.start()
+        self.address = self._bound_address()
+        _log.info("grpc.listening", address=self.address)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.health.enter_graceful_shutdown()
+        self._interceptor.stop_calls(drainable=False)
+        stop = asyncio.ensure_future(self._server.stop(self._drain_seconds + _CLEAN_UP_SECONDS))
+        await asyncio.wait({stop}, timeout=self._drain_seconds)
+        self._interceptor.stop_calls(drainable=True)
+        await stop
+        _log.info("grpc.stopped")
+
+    def _bound_address(self) -> str:
+        if self._listen.startswith("unix:"):
+            return self._listen
+        host, _ = split_address(self._listen)
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+
+class _Registrar:
+    """Stands in for the server while a servicer is added, to learn the service's name."""
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self._server = server
+        self.service_names: list[str] = []
+
+    def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
+        handlers = tuple(handlers)
+        for handler in handlers:
+            if isinstance(handler, grpc.ServiceRpcHandler):
+                self.service_names.append(handler.service_name())
+        self._server.add_generic_rpc_handlers(handlers)
+
+    def add_registered_method_handlers(
+        self, service_name: str, method_handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
+    ) -> None:
+        self._server.add_registered_method_handlers(service_name, dict(method_handlers))
+
+
+def _options(message_bytes_max: int) -> list[tuple[str, Any]]:
+    return [
+        ("grpc.max_receive_message_length", message_bytes_max * _READ_FACTOR),
+        ("grpc.max_send_message_length", -1),
+        # Two processes on one port would each get half of the calls.
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.max_ping_strikes", 3),
+    ]
