@@ -1,0 +1,72 @@
+"""The import rules of pyproject.toml bite: each is broken on purpose in a model of the source tree."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tidy import tree
+
+LINT_IMPORTS = Path(sys.executable).parent / "lint-imports"
+SERVICES = ("agent_loop", "job_store", "notifier", "tool_registry")
+LAYERS = ("adapters", "app", "domain", "rpc")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A source tree with every package that the rules name and nothing in it."""
+    root = tmp_path_factory.mktemp("model")
+    shutil.copy(tree.ROOT / "pyproject.toml", root)
+    packages = ["", "chassis", "cli", "launcher", "model_server", *SERVICES]
+    packages += [f"{service}/{layer}" for service in SERVICES for layer in LAYERS]
+    for package in packages:
+        folder = root / "services" / package
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "__init__.py").touch()
+    for module in ["errors", *(f"{service}/__main__" for service in SERVICES)]:
+        (root / f"services/{module}.py").touch()
+    return root
+
+
+def lint(root: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([LINT_IMPORTS, "--no-cache"], cwd=root, capture_output=True, text=True, check=False)
+
+
+def test_a_tree_that_keeps_the_rules_passes(model: Path) -> None:
+    assert lint(model).returncode == 0, lint(model).stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "code"),
+    [
+        ("job_store/domain/rows", "import asyncpg"),
+        ("job_store/app/commit", "import nats.aio.client"),
+        ("agent_loop/app/start", "from pawl.event.v1 import event_pb2"),
+        ("agent_loop/domain/run", "import grpc"),
+        ("notifier/app/inbox", "from google.protobuf import timestamp_pb2"),
+        ("agent_loop/domain/batch", "import services.agent_loop.app"),
+        ("tool_registry/app/check", "import services.tool_registry.adapters"),
+        ("tool_registry/rpc/servicer", "import services.tool_registry.adapters"),
+        ("agent_loop/adapters/ledger", "import services.job_store.domain"),
+        ("chassis/server", "import services.notifier"),
+        ("errors", "import services.chassis"),
+        ("cli/run", "import services.agent_loop.app"),
+        ("launcher/up", "import services.job_store.__main__"),
+        ("agent_loop/stray", ""),
+        ("stray", ""),
+    ],
+)
+def test_a_broken_rule_is_found(model: Path, module: str, code: str) -> None:
+    path = model / f"services/{module}.py"
+    existed = path.exists()
+    path.write_text(f"{code}\n")
+    try:
+        assert lint(model).returncode == 1
+    finally:
+        path.write_text("")
+        if not existed:
+            path.unlink()
