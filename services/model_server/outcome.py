@@ -1,0 +1,52 @@
+"""Reads tool results as a model would: what came out, or why not. The text of results is free, so this is a guess."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+_BAD = ("error", "failed", "rejected", "denied", "expired", "cancelled", "outcome_unknown")
+_FAILURE = re.compile(
+    r"\s*\W*(?:error\b|failed\b|rejected\b|denied\b|expired\b|cancelled\b|the user (?:rejected|denied)|unknown tool\b)",
+    re.IGNORECASE,
+)
+_TELLING = ("result", "value", "answer", "text", "time", "iso", "message")
+_TEXT_MAX = 2_000
+
+
+def describe(content: str | None) -> str:
+    """A result in a few words."""
+    if content is None:
+        return "nothing yet"
+    value = _parse(content)
+    for _ in range(2):
+        if isinstance(value, dict):
+            value = next((value[key] for key in _TELLING if value.get(key) is not None), value)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text[:_TEXT_MAX]
+
+
+def failure(content: str | None) -> str | None:
+    """Why the call failed, if the result says that it did."""
+    value = _parse(content or "")
+    if isinstance(value, str):
+        return value[:_TEXT_MAX] if _FAILURE.match(value) else None
+    if not isinstance(value, dict):
+        return None
+    error = value.get("error")
+    state = next((str(value[key]).lower() for key in ("status", "state", "outcome") if key in value), "")
+    if not error and state not in _BAD and value.get("ok") is not False and value.get("is_error") is not True:
+        return None
+    if isinstance(error, dict):
+        error = error.get("message", error)
+    if not isinstance(error, str) or not error:
+        error = str(value.get("message") or value.get("reason") or json.dumps(error or value, ensure_ascii=False))
+    return error[:_TEXT_MAX]
+
+
+def _parse(content: str) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return content

@@ -1,0 +1,198 @@
+"""A chat-completions request as the rest of this package sees it."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+Message = dict[str, Any]
+
+
+class RefusedRequest(Exception):
+    """The request breaks the protocol; the client gets this as an error in OpenAI's shape."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+        self.status = status
+
+    def body(self) -> dict[str, Any]:
+        """The error object as OpenAI sends it."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"  # noqa: PLR2004
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A tool the model may call: its name and the JSON Schema of its arguments."""
+
+    name: str
+    parameters: Mapping[str, Any]
+
+    @property
+    def properties(self) -> Mapping[str, Any]:
+        """The schemas of the top-level arguments."""
+        found = self.parameters.get("properties")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def required(self) -> Sequence[str]:
+        """The names of the arguments that must be given."""
+        found = self.parameters.get("required")
+        return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One tool call made since the last user message, with what came back (None: nothing yet)."""
+
+    name: str
+    arguments: str
+    content: str | None
+    round: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """One model call, read but not judged: `strict` says whether OpenAI would take it."""
+
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    tool_choice: Any = None
+    stream: bool = False
+    include_usage: bool = False
+
+    @property
+    def prompt(self) -> str:
+        """The text of the last user message; empty if there is none."""
+        position = self._last_user()
+        return "" if position is None else text_of(self.messages[position])
+
+    @property
+    def since_prompt(self) -> tuple[Message, ...]:
+        """What came after the last user message."""
+        position = self._last_user()
+        return self.messages if position is None else self.messages[position + 1 :]
+
+    @property
+    def round(self) -> int:
+        """How often the model has answered since the last user message."""
+        return sum(message.get("role") == "assistant" for message in self.since_prompt)
+
+    @property
+    def forced_tool(self) -> str | None:
+        """The tool the caller insists on, if it names one."""
+        choice = self.tool_choice
+        function = choice.get("function") if isinstance(choice, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        return name if isinstance(name, str) else None
+
+    def tool(self, name: str) -> Tool | None:
+        """The offered tool of that name; None also when the caller forbids tools."""
+        if self.tool_choice == "none":
+            return None
+        return next((tool for tool in self.tools if tool.name == name), None)
+
+    def results(self) -> list[Result]:
+        """The tool calls since the last user message, in order, each with its result.
+
+        A call's result is looked for before the next assistant message only, because ids may come again later.
+        """
+        found: list[Result] = []
+        messages = self.since_prompt
+        rounds = [position for position, message in enumerate(messages) if message.get("role") == "assistant"]
+        for number, (start, end) in enumerate(pairwise([*rounds, len(messages)])):
+            contents = {str(message.get("tool_call_id")): text_of(message) for message in messages[start + 1 : end]}
+            found.extend(
+                Result(name=name, arguments=arguments, content=contents.get(call_id), round=number)
+                for call_id, name, arguments in calls_of(messages[start])
+            )
+        return found
+
+    def _last_user(self) -> int | None:
+        last = len(self.messages) - 1
+        return next((i for i in range(last, -1, -1) if self.messages[i].get("role") == "user"), None)
+
+
+def calls_of(message: Message) -> Iterator[tuple[str, str, str]]:
+    """Yields id, name and arguments of each tool call of an assistant message; what is malformed comes out empty."""
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else []:
+        function = call.get("function") if isinstance(call, dict) else None
+        function = function if isinstance(function, dict) else {}
+        identity = call.get("id") if isinstance(call, dict) else None
+        yield str(identity or ""), str(function.get("name") or ""), str(function.get("arguments") or "")
+
+
+def text_of(message: Message) -> str:
+    """The text of a message, whether it is given as a string or in parts."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
+
+
+def read_request(data: bytes) -> ChatRequest:
+    """Reads the body of POST /v1/chat/completions. Raises RefusedRequest if it is not even of the right shape."""
+    try:
+        body = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise RefusedRequest("We could not parse the JSON body of your request.") from error
+    if not isinstance(body, dict):
+        raise RefusedRequest("The body of the request must be a JSON object.")
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise RefusedRequest("you must provide a model parameter", param="model")
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise RefusedRequest(
+            "Missing required parameter: 'messages'.", param="messages", code="missing_required_parameter"
+        )
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise RefusedRequest("Invalid type: expected an object.", param=f"messages.[{number}]", code="invalid_type")
+    options = body.get("stream_options")
+    return ChatRequest(
+        model=model,
+        messages=tuple(messages),
+        tools=tuple(_read_tools(body.get("tools"))),
+        tool_choice=body.get("tool_choice"),
+        stream=body.get("stream") is True,
+        include_usage=isinstance(options, dict) and options.get("include_usage") is True,
+    )
+
+
+def _read_tools(tools: object) -> Iterator[Tool]:
+    if tools is None:
+        return
+    if not isinstance(tools, list) or not tools:
+        raise RefusedRequest("Invalid 'tools': expected a non-empty array.", param="tools", code="invalid_type")
+    for number, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or tool.get("type") != "function":
+            raise RefusedRequest(f"Invalid 'tools[{number}]': expected a function.", param=f"tools[{number}].type")
+        name = function.get("name")
+        parameters = function.get("parameters", {})
+        if not isinstance(name, str):
+            raise RefusedRequest(
+                f"Missing required parameter: 'tools[{number}].function.name'.",
+                param=f"tools[{number}].function.name",
+                code="missing_required_parameter",
+            )
+        if not isinstance(parameters, dict):
+            raise RefusedRequest(
+                f"Invalid schema for function '{name}': the schema must be an object.",
+                param=f"tools[{number}].function.parameters",
+                code="invalid_function_parameters",
+            )
+        yield Tool(name=name, parameters=parameters)

@@ -1,0 +1,181 @@
+"""What the scripted model makes of a prompt, the offered tools and the results so far."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from services.model_server.intents import STORY_LINES
+from services.model_server.reply import Reply
+from services.model_server.request import ChatRequest, Tool
+from services.model_server.rules import reply_for
+from services.model_server.wire import arguments_text
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "calculate": {"expression": {"type": "string"}},
+    "get_current_time": {"timezone": {"type": "string"}},
+    "send_email": {"to": {"type": "array"}, "subject": {"type": "string"}, "body": {"type": "string"}},
+    "create_task": {"title": {"type": "string"}},
+    "add_subtask": {"parent": {"type": "string"}, "title": {"type": "string"}},
+    "ask_user": {n: {"type": "string"} for n in ("question", "why", "kind")} | {"options": {"type": "array"}},
+    "show_chart": {"title": {"type": "string"}, "width": {"type": "integer"}},
+}
+
+
+def tools(*names: str) -> tuple[Tool, ...]:
+    return tuple(
+        Tool(
+            name=name,
+            parameters={"type": "object", "properties": SCHEMAS[name], "required": list(SCHEMAS[name])},
+        )
+        for name in names
+    )
+
+
+ALL = tools(*SCHEMAS)
+
+
+def ask(prompt: str, offered: tuple[Tool, ...] = ALL, *, after: tuple[dict[str, Any], ...] = (), **more: Any) -> Reply:
+    messages = ({"role": "user", "content": prompt}, *after)
+    return reply_for(ChatRequest(model="m", messages=messages, tools=offered, **more))
+
+
+def calls(reply: Reply) -> list[tuple[str, Any]]:
+    return [(call.name, json.loads(arguments_text(call))) for call in reply.tool_calls]
+
+
+def answered(reply: Reply, *results: str) -> tuple[dict[str, Any], ...]:
+    """The assistant message for a reply, and its results."""
+    made = [
+        {"id": f"c{n}", "type": "function", "function": {"name": call.name, "arguments": arguments_text(call)}}
+        for n, call in enumerate(reply.tool_calls)
+    ]
+    return (
+        {"role": "assistant", "content": reply.text, "tool_calls": made},
+        *({"role": "tool", "tool_call_id": f"c{n}", "content": text} for n, text in enumerate(results)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("what is 17 * 23", [("calculate", {"expression": "17 * 23"})]),
+        ("Please calculate (3+4)*12.", [("calculate", {"expression": "(3+4)*12"})]),
+        ("what is 2 plus 3?", [("calculate", {"expression": "2 + 3"})]),
+        ("what time is it in Oslo?", [("get_current_time", {"timezone": "Europe/Oslo"})]),
+        ("what time is it in new york", [("get_current_time", {"timezone": "America/New_York"})]),
+        ("what time is it", [("get_current_time", {"timezone": "UTC"})]),
+        (
+            "e-mail ann@example.com about lunch: see you at noon",
+            [("send_email", {"to": ["ann@example.com"], "subject": "lunch", "body": "see you at noon"})],
+        ),
+        (
+            "add task Party with subtasks Cake and Music",
+            [
+                ("create_task", {"title": "Party"}),
+                ("add_subtask", {"parent": "Party", "title": "Cake"}),
+                ("add_subtask", {"parent": "Party", "title": "Music"}),
+            ],
+        ),
+        ("show me the sales", [("show_chart", {"title": "the sales", "width": 1})]),
+        (
+            "what is 2+2 and what time is it in Oslo",
+            [("calculate", {"expression": "2+2"}), ("get_current_time", {"timezone": "Europe/Oslo"})],
+        ),
+        ('call calculate with {"expression": "1"}', [("calculate", {"expression": "1"})]),
+    ],
+)
+def test_a_prompt_becomes_the_calls_it_asks_for(prompt: str, expected: list[tuple[str, Any]]) -> None:
+    assert calls(ask(prompt)) == expected
+
+
+@pytest.mark.parametrize("prompt", ["book a table", "plan a trip", "e-mail Ann", "what time is it in Nowhere"])
+def test_a_request_without_details_becomes_a_question(prompt: str) -> None:
+    """HITL-1"""
+    [(name, arguments)] = calls(ask(prompt))
+    assert name == "ask_user"
+    assert set(arguments) == {"question", "why", "kind", "options"}
+    assert arguments["kind"] == "clarification"
+
+
+def test_stages_are_done_in_order_one_round_each() -> None:
+    """LOOP-3"""
+    prompt = "what is 17 * 23, then what time is it in Oslo; e-mail ann@example.com the result"
+    first = ask(prompt)
+    assert [call.name for call in first.tool_calls] == ["calculate"]
+    history = answered(first, "391")
+    second = ask(prompt, after=history)
+    assert [call.name for call in second.tool_calls] == ["get_current_time"]
+    history += answered(second, '{"time": "12:00"}')
+    third = ask(prompt, after=history)
+    [(name, arguments)] = calls(third)
+    assert name == "send_email"
+    assert "391" in arguments["body"]
+    assert "12:00" in arguments["body"]
+    last = ask(prompt, after=history + answered(third, "sent"))
+    assert not last.tool_calls
+    assert "17 * 23 = 391." in last.text
+
+
+def test_the_same_messages_give_the_same_reply() -> None:
+    assert ask("what is 1+1") == ask("what is 1+1")
+
+
+@pytest.mark.parametrize("offered", [(), tools("calculate")])
+def test_a_tool_that_is_not_offered_is_named_as_missing(offered: tuple[Tool, ...]) -> None:
+    reply = ask("e-mail ann@example.com saying hi", offered)
+    assert not reply.tool_calls
+    assert "could not e-mail ann@example.com" in reply.text
+    assert "offered" in reply.text
+
+
+def test_the_last_call_without_tools_tells_what_is_done_and_what_is_not() -> None:
+    """LOOP-4"""
+    prompt = "what is 1+1 then show the plan"
+    last = ask(prompt, (), after=answered(ask(prompt), "2"))
+    assert "1+1 = 2." in last.text
+    assert "could not show the plan" in last.text
+
+
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [
+        ('{"error": {"message": "rejected by the reviewer"}}', "rejected by the reviewer"),
+        ('{"status": "expired", "message": "nobody decided"}', "nobody decided"),
+        ("Error: no such mailbox", "no such mailbox"),
+    ],
+)
+def test_a_failed_result_is_admitted(result: str, reason: str) -> None:
+    prompt = "e-mail ann@example.com saying hi"
+    last = ask(prompt, after=answered(ask(prompt), result))
+    assert "I could not e-mail ann@example.com" in last.text
+    assert reason in last.text
+
+
+def test_a_new_user_message_starts_afresh() -> None:
+    history = (*answered(ask("what is 1+1"), "2"), {"role": "user", "content": "what is 2+2"})
+    assert calls(ask("what is 1+1", after=history)) == [("calculate", {"expression": "2+2"})]
+
+
+def test_a_forced_tool_is_called_and_its_arguments_are_filled_from_the_schema() -> None:
+    """LOOP-10"""
+    choice = {"type": "function", "function": {"name": "show_chart"}}
+    assert calls(ask("hello", tool_choice=choice)) == [("show_chart", {"title": "hello", "width": 1})]
+
+
+def test_a_story_is_long_and_its_pace_can_be_asked_for() -> None:
+    slow, fast = ask("tell me a long story slowly"), ask("tell me a long story")
+    assert len(fast.text) > 20 * STORY_LINES
+    assert fast.chunk_delay == 0 < slow.chunk_delay
+    assert ask("count to 5").text == "1 2 3 4 5"
+
+
+@pytest.mark.parametrize("prompt", ["who are you?", "hello", "blah", "", "what is love"])
+def test_it_says_that_it_is_no_language_model(prompt: str) -> None:
+    assert "rule-based stand-in" in ask(prompt).text
+
+
+def test_it_reasons_before_it_acts() -> None:
+    assert "calculate" in ask("what is 1+1").reasoning
