@@ -1,0 +1,76 @@
+""".env.example lists what the settings classes read, no more and no less, with the true defaults."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings
+
+from services.chassis.settings import ServiceSettings
+from tests.tidy import tree
+
+EXAMPLE = (tree.ROOT / ".env.example").read_text()
+EVERY_SERVICE = "every service"
+VARIABLE = re.compile(r"#([A-Z][A-Z0-9_]*)=(.*)")
+
+
+def shown() -> dict[str, dict[str, str]]:
+    """Variables of .env.example and their values, by section."""
+    sections = re.split(r"^## (.+)$", EXAMPLE, flags=re.MULTILINE)[1:]
+    return {name: dict(VARIABLE.findall(text)) for name, text in zip(sections[::2], sections[1::2], strict=True)}
+
+
+def read_by(cls: type[BaseSettings]) -> dict[str, str]:
+    """Variables that a settings class reads and their defaults; empty where it has none to show."""
+    prefix = str(cls.model_config.get("env_prefix", ""))
+    return {
+        field.validation_alias if isinstance(field.validation_alias, str) else f"{prefix}{name}".upper(): default(field)
+        for name, field in cls.model_fields.items()
+    }
+
+
+def default(field: FieldInfo) -> str:
+    value = None if field.is_required() or field.default_factory else field.default
+    return "" if value is None else str(value)
+
+
+def classes() -> Iterator[tuple[str, type[BaseSettings]]]:
+    """Every settings class of the services, by the name of its section."""
+    for path in sorted((tree.ROOT / "services").glob("*/settings.py")):
+        module = importlib.import_module(f"services.{path.parent.name}.settings")
+        for cls in vars(module).values():
+            if isinstance(cls, type) and issubclass(cls, BaseSettings) and cls.__module__ == module.__name__:
+                yield EVERY_SERVICE if cls is ServiceSettings else path.parent.name.replace("_", "-"), cls
+
+
+def test_the_example_shows_every_variable_with_its_default() -> None:
+    common = read_by(ServiceSettings)
+    expected: dict[str, dict[str, str]] = {EVERY_SERVICE: common}
+    for section, cls in classes():
+        if cls is not ServiceSettings:
+            own = {name: value for name, value in read_by(cls).items() if common.get(name) != value}
+            expected.setdefault(section, {}).update(own)
+    assert shown() == expected
+
+
+def test_the_example_says_what_each_variable_is_for() -> None:
+    lines = EXAMPLE.splitlines()
+    unexplained = [line for before, line in pairwise(lines) if VARIABLE.match(line) and not before.startswith("# ")]
+    assert unexplained == []
+
+
+def test_copied_as_it_is_the_example_sets_nothing() -> None:
+    assert [line for line in EXAMPLE.splitlines() if line and not line.startswith("#")] == []
+
+
+def test_deployment_files_use_variables_that_are_read() -> None:
+    known = {name for _, cls in classes() for name in read_by(cls)}
+    known |= {f"{name}_FILE" for name in known}
+    for file in (Path("docker-compose.yml"), Path("deploy/compose.env.example")):
+        used = re.findall(r"\b((?:PAWL|OPENAI)_[A-Z0-9_]+)(?=[=:])", (tree.ROOT / file).read_text())
+        assert set(used) <= known, file
