@@ -1,0 +1,181 @@
+"""Channels to other services, and their errors as ours."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+import grpc
+import msgspec
+
+from services.chassis.rpc_interceptor import REQUEST_ID_KEY, current_request_id
+from services.chassis.settings import split_address
+from services.chassis.start import StartError
+from services.chassis.status import from_rpc_error
+
+DEFAULT_DEADLINE_SECONDS: Final = 10.0
+
+# Retries are the caller's: it alone knows what is safe to send again, and one
+# layer of them is enough. gRPC still repeats by itself what never left this side.
+# Replicas whose health says NOT_SERVING get no calls.
+_SERVICE_CONFIG: Final = msgspec.json.encode(
+    {"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}
+).decode()
+
+
+def open_channel(
+    addresses: str,
+    *,
+    service_key: str | None = None,
+    message_bytes_max: int = 8 * 1024 * 1024,
+    deadline_seconds: float = DEFAULT_DEADLINE_SECONDS,
+) -> grpc.aio.Channel:
+    """Return a channel to one service; nothing is connected before the first call.
+
+    `addresses` is one `host:port`, whose name may stand for several replicas, or
+    several `ip:port` with commas between. Calls are spread over all of them that
+    can be reached and are healthy; lost ones are tried again within 2 s.
+
+    Each call carries `service_key` and the id of the request that is being
+    served. Calls with a unary response end after `deadline_seconds` unless they
+    bring their own `timeout`; response streams have no deadline of their own.
+    There are no retries beyond those that gRPC makes for calls that were never
+    sent.
+
+    Close it, or use it as an async context manager.
+
+    Raises:
+        StartError: the addresses cannot be used together.
+    """
+    channel = grpc.aio.insecure_channel(_target(addresses), options=_options(message_bytes_max))
+    return _Channel(channel, service_key=service_key, deadline_seconds=deadline_seconds)
+
+
+class translating:  # noqa: N801  # reads as a statement: `with translating(): await stub.Method(...)`
+    """Raises what a peer reported as the PawlError it was, around the await of a call.
+
+    `with translating(): reply = await stub.Claim(request)`. A peer that cannot be
+    reached becomes DependencyUnavailable. Cancelling passes through.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, grpc.aio.AioRpcError):
+            raise from_rpc_error(error) from error
+
+
+class _Channel(grpc.aio.Channel):
+    """Adds metadata and deadline to calls.
+
+    Not done with interceptors: grpc.aio runs each intercepted call in a task of
+    its own, which costs more than the call.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, *, service_key: str | None, deadline_seconds: float) -> None:
+        self._channel = channel
+        self._deadline_seconds = deadline_seconds
+        self._metadata: tuple[tuple[str, str], ...] = (
+            (("authorization", f"Bearer {service_key}"),) if service_key else ()
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self, grace: float | None = None) -> None:
+        await self._channel.close(grace)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:  # noqa: FBT001, FBT002
+        return self._channel.get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        await self._channel.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        await self._channel.channel_ready()
+
+    def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
+        return self._calling(self._channel.unary_unary(*args, **kwargs), self._deadline_seconds)
+
+    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
+        return self._calling(self._channel.unary_stream(*args, **kwargs), None)
+
+    def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
+        return self._calling(self._channel.stream_unary(*args, **kwargs), self._deadline_seconds)
+
+    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
+        return self._calling(self._channel.stream_stream(*args, **kwargs), None)
+
+    def _calling(self, method: Any, deadline_seconds: float | None) -> Any:
+        def call(
+            request: Any = None,
+            *,
+            timeout: float | None = None,
+            metadata: Sequence[tuple[str, str | bytes]] | None = None,
+            **kwargs: Any,
+        ) -> Any:
+            return method(
+                request,
+                timeout=deadline_seconds if timeout is None else timeout,
+                metadata=(*self._metadata, *_request_id(), *(metadata or ())),
+                **kwargs,
+            )
+
+        return call
+
+
+def _request_id() -> tuple[tuple[str, str], ...]:
+    request_id = current_request_id()
+    return ((REQUEST_ID_KEY, request_id),) if request_id else ()
+
+
+def _target(addresses: str) -> str:
+    """Return the gRPC name of one or several addresses."""
+    parts = [address.strip() for address in addresses.split(",")]
+    if len(parts) == 1:
+        return parts[0] if parts[0].startswith("unix:") else f"dns:///{parts[0]}"
+    if all(part.startswith("unix:") for part in parts):
+        return "unix:" + ",".join(part.removeprefix("unix:") for part in parts)
+    versions = set()
+    resolved = []
+    for part in parts:
+        address = part.replace("localhost:", "127.0.0.1:")
+        try:
+            versions.add(ipaddress.ip_address(split_address(address)[0]).version)
+        except ValueError:
+            versions.add(0)
+        resolved.append(address)
+    if versions not in ({4}, {6}):
+        raise StartError(
+            f"{addresses}: several addresses must be IP addresses of one version;"
+            " or give one name that stands for all replicas"
+        )
+    return f"ipv{versions.pop()}:{','.join(resolved)}"
+
+
+def _options(message_bytes_max: int) -> list[tuple[str, Any]]:
+    return [
+        ("grpc.service_config", _SERVICE_CONFIG),
+        ("grpc.max_receive_message_length", message_bytes_max),
+        ("grpc.max_send_message_length", message_bytes_max),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+        ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        # Channels of one process to one address share nothing: closing one leaves the others.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
