@@ -1,0 +1,1 @@
+"""The outside things: the model server, the ledger, the registry, NATS."""

@@ -1,0 +1,1 @@
+"""Pure: the values of a run and the rules of the loop."""

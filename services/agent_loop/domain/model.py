@@ -1,0 +1,144 @@
+"""A model call: what is asked, the pieces that come back, and how it can fail."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias
+
+from services.agent_loop.domain.failure import FailureClass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest:
+    """One call of a model.
+
+    `messages`, `tools` and `tool_choice` are in the form of the chat-completions
+    protocol and go to the model server as they are; a `tool_choice` of None
+    leaves the field out.
+    """
+
+    model: str
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    tool_choice: str | Mapping[str, Any] | None = None
+    temperature: float | None = None
+    output_tokens_max: int | None = None
+    headers_timeout_seconds: float = 30.0
+    idle_timeout_seconds: float = 45.0
+    deadline_seconds: float = 120.0
+    """What is left of the round's active time, from the start of the call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPiece:
+    """More of the answer's text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningPiece:
+    """More of the model's reasoning."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallPiece:
+    """More of a tool call. Any field may be missing; see `Assembly` for what belongs together."""
+
+    index: int | None = None
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusalPiece:
+    """More of a refusal."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderState:
+    """One more item of a list that the model server wants back, byte for byte."""
+
+    field: str
+    item_json: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageReport:
+    """Tokens of this call so far. A later report replaces an earlier one."""
+
+    input_tokens: int = 0
+    cached_input_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The model server says that the answer is complete. `reason` is informative only."""
+
+    reason: str
+
+
+Piece: TypeAlias = TextPiece | ReasoningPiece | CallPiece | RefusalPiece | ProviderState | UsageReport | Finished
+
+HEADERS_TIMEOUT: Final = "HEADERS_TIMEOUT"
+IDLE_TIMEOUT: Final = "IDLE_TIMEOUT"
+ROUND_TIMEOUT: Final = "ROUND_TIMEOUT"
+NETWORK: Final = "NETWORK"
+STREAM_TRUNCATED: Final = "STREAM_TRUNCATED"
+STREAM_GARBLED: Final = "STREAM_GARBLED"
+STREAM_ERROR: Final = "STREAM_ERROR"
+STREAM_TOO_LARGE: Final = "STREAM_TOO_LARGE"
+EMPTY_STREAM: Final = "EMPTY_STREAM"
+CONTENT_FILTER: Final = "CONTENT_FILTER"
+INVALID_REQUEST: Final = "INVALID_REQUEST"
+
+
+class ModelError(Exception):
+    """A model call failed.
+
+    `reason` is one of the constants above or `HTTP_<status>`, and goes into
+    RoundRetrying. `message` is one sentence for the user and holds no secret.
+    Nothing is retried below this error: whoever catches it decides, by
+    `retryable`, and waits at least `retry_after_seconds`.
+    """
+
+    def __init__(
+        self,
+        *,
+        reason: str,
+        failure_class: FailureClass,
+        retryable: bool,
+        message: str,
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        self.reason = reason
+        self.failure_class = failure_class
+        self.retryable = retryable
+        self.message = message
+        self.retry_after_seconds = retry_after_seconds
+        super().__init__(f"{reason}: {message}")
+
+
+class ModelPort(Protocol):
+    """A model server."""
+
+    def stream(self, request: ModelRequest) -> AsyncIterator[Piece]:
+        """Call the model and give the pieces of its answer as they come.
+
+        A stream that ends normally is whole: its last pieces are a `Finished`
+        and perhaps a `UsageReport`. Every other end raises. Cancelling the
+        consumer, or closing the iterator, closes the connection.
+
+        Raises:
+            ModelError: the call failed; pieces given before are void if it is
+                made again.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""AgentService over gRPC."""
