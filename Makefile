@@ -36,8 +36,8 @@ test: $(VENV)/.installed $(PROTO_VENV)/.installed ## Run every test (ARGS="-k na
 check: $(VENV)/.installed proto-check ## Lint, format, types, who imports whom, and the contract: what CI runs before the tests
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
-	@$(BIN)/mypy --no-error-summary services tests
-	@$(BIN)/lint-imports --no-timings >.import_linter_cache.log || { cat .import_linter_cache.log; exit 1; }
+	@$(BIN)/mypy --no-error-summary services tests deploy
+	@report=$$($(BIN)/lint-imports) || { echo "$$report" >&2; exit 1; }
 
 fmt: $(VENV)/.installed $(PROTO_VENV)/.installed ## Format Python and protos, and repair what ruff can
 	@$(BIN)/ruff check --quiet --fix-only .
@@ -67,7 +67,7 @@ lock: ## Resolve the newest allowed versions into requirements/*.txt (a maintain
 	@$(COMPILE) pyproject.toml -c requirements/dev.txt -o requirements/runtime.txt
 
 clean: ## Remove environments, caches and local data (.pawl)
-	@rm -rf $(VENV) $(PROTO_VENV) $(LOCK_VENV) .pawl .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache* build *.egg-info gen/*.egg-info
+	@rm -rf $(VENV) $(PROTO_VENV) $(LOCK_VENV) .pawl .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info gen/*.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: requirements/dev.txt pyproject.toml gen/pyproject.toml
