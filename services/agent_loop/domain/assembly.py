@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import Final, assert_never
 
 from services.agent_loop.domain.model import (
     CallPiece,
@@ -17,7 +17,10 @@ from services.agent_loop.domain.model import (
     UsageReport,
 )
 from services.chassis import strict_json
-from services.errors import InvalidJson
+from services.errors import InvalidJson, TooLarge
+
+ARGUMENTS_BYTES_MAX: Final = 256 * 1024
+"""Most bytes that the arguments of one call may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +56,8 @@ class _OpenCall:
 
     def is_whole(self) -> bool:
         try:
-            strict_json.loads("".join(self.arguments).encode(errors="replace"))
-        except InvalidJson:
+            strict_json.loads("".join(self.arguments).encode(errors="replace"), bytes_max=ARGUMENTS_BYTES_MAX)
+        except (InvalidJson, TooLarge):
             return False
         return True
 

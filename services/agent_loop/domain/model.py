@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -98,7 +98,6 @@ STREAM_ERROR: Final = "STREAM_ERROR"
 STREAM_TOO_LARGE: Final = "STREAM_TOO_LARGE"
 EMPTY_STREAM: Final = "EMPTY_STREAM"
 CONTENT_FILTER: Final = "CONTENT_FILTER"
-INVALID_REQUEST: Final = "INVALID_REQUEST"
 
 
 class ModelError(Exception):
@@ -130,12 +129,13 @@ class ModelError(Exception):
 class ModelPort(Protocol):
     """A model server."""
 
-    def stream(self, request: ModelRequest) -> AsyncIterator[Piece]:
+    def stream(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
         """Call the model and give the pieces of its answer as they come.
 
-        A stream that ends normally is whole: its last pieces are a `Finished`
-        and perhaps a `UsageReport`. Every other end raises. Cancelling the
-        consumer, or closing the iterator, closes the connection.
+        Consume it inside `contextlib.aclosing`: that closes the connection when
+        the consumer is cancelled or stops early. A stream that ends normally is
+        whole, and one `Finished` is among its last pieces; every other end
+        raises. Deadlines count only while the next piece is awaited.
 
         Raises:
             ModelError: the call failed; pieces given before are void if it is
