@@ -146,7 +146,7 @@ def _target(addresses: str) -> str:
         return parts[0] if parts[0].startswith("unix:") else f"dns:///{parts[0]}"
     if all(part.startswith("unix:") for part in parts):
         return "unix:" + ",".join(part.removeprefix("unix:") for part in parts)
-    versions = set()
+    versions: set[int] = set()
     resolved = []
     for part in parts:
         address = part.replace("localhost:", "127.0.0.1:")

@@ -1,0 +1,350 @@
+"""NATS: a connection that need not be there.
+
+Nothing here waits for the server or fails because of it: NATS carries wake-ups
+and live events, never the record. Without it Pawl is slower, not wrong.
+
+nats-py's own reconnecting is switched off. It does not cover the first connect,
+ends for good when the server refuses a login once (as one that is restarting may
+do), and dies silently of an unexpected error. Instead each connection is a new
+client, made by one loop here that also subscribes again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription as NatsSubscription
+from nats.js import JetStreamContext
+
+from services.chassis import logs
+from services.chassis.metrics import Metrics
+from services.errors import DependencyUnavailable
+
+_CONNECT_TIMEOUT_SECONDS: Final = 3
+_BACKOFF_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+_PING_INTERVAL_SECONDS: Final = 5
+_QUEUED_MESSAGES_MAX: Final = 10_000
+_QUEUED_BYTES_MAX: Final = 16 * 1024 * 1024
+_FLUSH_TIMEOUT_SECONDS: Final = 1.0
+_CRASH_PAUSE_SECONDS: Final = 1.0
+
+_log = logs.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A message as a subscriber gets it."""
+
+    subject: str
+    data: bytes
+    headers: Mapping[str, str]
+
+
+Callback = Callable[[Message], Awaitable[None]]
+Hook = Callable[[], Awaitable[None]]
+
+
+class Subscription:
+    """Interest in a subject that outlives connections."""
+
+    def __init__(self, bus: Bus, subject: str, queue: str, callback: Callback) -> None:
+        self.subject = subject
+        self.queue = queue
+        self._bus = bus
+        self._callback = callback
+        self._current: NatsSubscription | None = None
+
+    async def unsubscribe(self) -> None:
+        """Get no more messages. Idempotent."""
+        await self._bus.forget(self)
+        current, self._current = self._current, None
+        if current is not None:
+            try:
+                await current.unsubscribe()
+            except nats.errors.Error:
+                return  # The connection is gone, and the subscription with it.
+
+    async def establish(self, client: Client) -> None:
+        """Subscribe on a new connection."""
+        self._current = await client.subscribe(self.subject, queue=self.queue, cb=self._deliver)
+
+    async def _deliver(self, msg: Msg) -> None:
+        message = Message(subject=msg.subject, data=msg.data, headers=msg.headers or {})
+        try:
+            await self._callback(message)
+        except Exception:  # noqa: BLE001  # one bad message must not end the subscription
+            _log.exception("bus.callback_failed", subject=self.subject)
+
+
+@dataclass(slots=True)
+class _Outbox:
+    """What waits to be written to the connection, bounded in number and bytes."""
+
+    messages: asyncio.Queue[tuple[str, bytes, Mapping[str, str] | None]] = field(
+        default_factory=lambda: asyncio.Queue(_QUEUED_MESSAGES_MAX)
+    )
+    queued_bytes: int = 0
+
+
+class Bus:
+    """A connection to NATS; an async context manager that returns at once.
+
+    `url` is one or several `nats://user:password@host:port` with commas between;
+    without one nothing is ever connected. `name` shows in NATS monitoring.
+    """
+
+    def __init__(self, url: str | None, *, name: str, metrics: Metrics) -> None:
+        self._url = url
+        self._name = name
+        self._subscriptions: list[Subscription] = []
+        self._hooks: list[Hook] = []
+        self._hook_tasks: set[asyncio.Task[None]] = set()
+        self._client: Client | None = None
+        self._connected = asyncio.Event()
+        self._outbox = _Outbox()
+        self._task: asyncio.Task[None] | None = None
+        self._gauge = metrics.gauge("bus_connected", "Whether NATS is connected: 1 or 0.")
+        self._published = metrics.counter("bus_published_total", "Messages handed to NATS.")
+        self._dropped = metrics.counter("bus_dropped_total", "Messages not published.", ("cause",))
+
+    async def __aenter__(self) -> Self:
+        if self._url is not None:
+            self._task = asyncio.get_running_loop().create_task(self._stay_connected(self._url), name="bus")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether messages are going out and coming in now."""
+        return self._connected.is_set()
+
+    async def wait_connected(self) -> None:
+        """Return as soon as the bus is connected, which may be never."""
+        await self._connected.wait()
+
+    async def ping(self) -> None:
+        """Return if connected.
+
+        Raises:
+            DependencyUnavailable: not connected.
+        """
+        if not self.connected:
+            raise DependencyUnavailable("NATS is not connected")
+
+    async def publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """Publish, at most once; never waits, never raises for the server's sake.
+
+        Dropped, and counted, while not connected or when too much is waiting.
+        """
+        outbox = self._outbox
+        if not self.connected:
+            self._dropped.labels("disconnected").inc()
+        elif outbox.messages.full() or outbox.queued_bytes + len(data) > _QUEUED_BYTES_MAX:
+            self._dropped.labels("full").inc()
+        else:
+            outbox.queued_bytes += len(data)
+            outbox.messages.put_nowait((subject, data, headers))
+
+    async def publish_acknowledged(
+        self,
+        subject: str,
+        data: bytes,
+        headers: Mapping[str, str] | None = None,
+        *,
+        timeout_seconds: float = 5.0,
+    ) -> None:
+        """Publish to JetStream and return when the stream has stored the message.
+
+        Give a `Nats-Msg-Id` header: after an error the message may have been stored.
+
+        Raises:
+            DependencyUnavailable: no acknowledgement came.
+        """
+        try:
+            await self.jetstream().publish(subject, data, timeout=timeout_seconds, headers=dict(headers or {}))
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            raise DependencyUnavailable(f"NATS did not store the message: {type(error).__name__}") from error
+
+    async def subscribe(self, subject: str, callback: Callback, *, queue: str = "") -> Subscription:
+        """Call `callback` with each message on `subject`, one at a time, in order.
+
+        Holds over all later connections; what is published between two is missed.
+        With `queue`, each message goes to one member of the group. What the
+        callback raises is logged.
+        """
+        subscription = Subscription(self, subject, queue, callback)
+        self._subscriptions.append(subscription)
+        if self._client is not None:
+            try:
+                await subscription.establish(self._client)
+            except (nats.errors.Error, OSError) as error:
+                # The connection is breaking; the next one subscribes.
+                _log.debug("bus.subscribe_later", subject=subject, error=type(error).__name__)
+        return subscription
+
+    async def forget(self, subscription: Subscription) -> None:
+        """Do not establish `subscription` on later connections."""
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+
+    def on_connected(self, hook: Hook) -> None:
+        """Run `hook` in a task of its own on each connection, the present one too.
+
+        It is cancelled when the connection is lost, so it may consume until then;
+        it is run again after a pause if it raises.
+        """
+        self._hooks.append(hook)
+        if self.connected:
+            self._start_hook(hook)
+
+    def jetstream(self) -> JetStreamContext:
+        """Return JetStream on the present connection; ask again after it is lost.
+
+        Raises:
+            DependencyUnavailable: not connected.
+        """
+        if self._client is None or not self.connected:
+            raise DependencyUnavailable("NATS is not connected")
+        return self._client.jetstream()
+
+    async def _stay_connected(self, url: str) -> None:
+        failures = 0
+        while True:
+            closed = asyncio.Event()
+            client = Client()
+            try:
+                await self._connect(client, url, closed)
+                failures = 0
+                await self._use(client, closed)
+                _log.warning("bus.disconnected")
+            except (nats.errors.Error, OSError, TimeoutError) as error:
+                if failures == 0:
+                    _log.warning("bus.unreachable", error=str(error) or type(error).__name__)
+                failures += 1
+            except Exception:  # noqa: BLE001  # whatever the client library does, try again
+                _log.exception("bus.failed")
+                failures += 1
+            finally:
+                await self._close(client)
+            pause = _BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)]
+            await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311  # spreads replicas
+
+    async def _connect(self, client: Client, url: str, closed: asyncio.Event) -> None:
+        async def on_closed() -> None:
+            closed.set()
+
+        async def on_error(error: Exception) -> None:
+            # Each failed attempt comes here too, and is reported by the loop.
+            _log.debug("bus.error", error=str(error) or type(error).__name__)
+
+        async with asyncio.timeout(_CONNECT_TIMEOUT_SECONDS):
+            await client.connect(
+                [part.strip() for part in url.split(",")],
+                name=self._name,
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                connect_timeout=_CONNECT_TIMEOUT_SECONDS,
+                ping_interval=_PING_INTERVAL_SECONDS,
+                pending_size=_QUEUED_BYTES_MAX,
+                error_cb=on_error,
+                closed_cb=on_closed,
+            )
+
+    async def _use(self, client: Client, closed: asyncio.Event) -> None:
+        """Work with a fresh connection until it is lost."""
+        self._client = client
+        for subscription in list(self._subscriptions):
+            await subscription.establish(client)
+        await client.flush(timeout=_CONNECT_TIMEOUT_SECONDS)
+        self._outbox = _Outbox()
+        self._connected.set()
+        self._gauge.set(1)
+        _log.info(
+            "bus.connected", server=client.connected_url.netloc.rpartition("@")[2] if client.connected_url else ""
+        )
+        for hook in self._hooks:
+            self._start_hook(hook)
+        sender = asyncio.get_running_loop().create_task(self._send(client), name="bus.send")
+        waiter = asyncio.get_running_loop().create_task(closed.wait(), name="bus.closed")
+        try:
+            await asyncio.wait({sender, waiter}, return_when=asyncio.FIRST_COMPLETED)
+            if sender.done():
+                sender.result()
+        finally:
+            self._connected.clear()
+            await self._drain(client)
+            for task in (sender, waiter):
+                task.cancel()
+            await asyncio.gather(sender, waiter, return_exceptions=True)
+
+    async def _send(self, client: Client) -> None:
+        while True:
+            outbox = self._outbox
+            subject, data, headers = await outbox.messages.get()
+            outbox.queued_bytes -= len(data)
+            try:
+                await client.publish(subject, data, headers=dict(headers) if headers else None)
+            except nats.errors.ConnectionClosedError:
+                return
+            except (nats.errors.Error, ValueError) as error:
+                # This message cannot be sent (too large, bad subject); the next one may.
+                self._dropped.labels("refused").inc()
+                _log.warning("bus.refused", subject=subject, error=type(error).__name__)
+            else:
+                self._published.inc()
+            finally:
+                outbox.messages.task_done()
+
+    async def _drain(self, client: Client) -> None:
+        """Give what was published before the stop a moment to go out."""
+        if client.is_closed:
+            return
+        try:
+            async with asyncio.timeout(_FLUSH_TIMEOUT_SECONDS):
+                await self._outbox.messages.join()
+                await client.flush()
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            _log.debug("bus.flush_failed", error=type(error).__name__)
+
+    async def _close(self, client: Client) -> None:
+        self._connected.clear()
+        self._client = None
+        self._gauge.set(0)
+        for task in self._hook_tasks:
+            task.cancel()
+        await asyncio.gather(*self._hook_tasks, return_exceptions=True)
+        try:
+            async with asyncio.timeout(_FLUSH_TIMEOUT_SECONDS):
+                await client.close()
+        except (nats.errors.Error, OSError, TimeoutError, AssertionError) as error:
+            # A client that never got as far as a connection cannot close it.
+            _log.debug("bus.close_failed", error=type(error).__name__)
+
+    def _start_hook(self, hook: Hook) -> None:
+        async def run() -> None:
+            while True:
+                try:
+                    await hook()
+                except Exception:  # noqa: BLE001  # a crashed consumer is started again
+                    _log.exception("bus.hook_failed")
+                    await asyncio.sleep(_CRASH_PAUSE_SECONDS)
+                else:
+                    return
+
+        task = asyncio.get_running_loop().create_task(run(), name="bus.hook")
+        self._hook_tasks.add(task)
+        task.add_done_callback(self._hook_tasks.discard)

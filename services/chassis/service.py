@@ -1,0 +1,149 @@
+"""What the main functions of all services have in common.
+
+async def main(stop: Stop) -> None:
+    settings = load(JobStoreSettings)
+    async with Service("job_store", settings) as service:
+        database = await service.open_database()
+        await database.migrate("job_store", "services.job_store.adapters.sql.migrations")
+        bus = await service.open_bus()
+        server = service.rpc_server()
+        server.add(add_LedgerServiceServicer_to_server, Ledger(...), service_only=True)
+        await service.serve(server, stop)
+
+if __name__ == "__main__":
+    run_service(main)
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from pathlib import Path
+from typing import Self, TypeVar
+
+import grpc
+import msgspec
+
+from services.chassis import logs
+from services.chassis.auth import authenticator
+from services.chassis.bus import Bus
+from services.chassis.clock import SystemClock
+from services.chassis.database import Database
+from services.chassis.health import HealthMonitor
+from services.chassis.http_server import HttpServer, Response
+from services.chassis.ids import IdSource
+from services.chassis.lifecycle import Background, Stop
+from services.chassis.metrics import CONTENT_TYPE, Metrics
+from services.chassis.rpc_client import open_channel
+from services.chassis.rpc_server import RpcServer
+from services.chassis.settings import ServiceSettings
+from services.chassis.start import StartError
+
+_log = logs.get_logger(__name__)
+T = TypeVar("T")
+
+
+class Service:
+    """The common parts of one process; an async context manager.
+
+    What is opened through it is closed at its end, in the reverse order.
+    """
+
+    def __init__(self, name: str, settings: ServiceSettings) -> None:
+        self.name = name
+        self.clock = SystemClock()
+        self.ids = IdSource(self.clock)
+        self.metrics = Metrics(name)
+        self.health = HealthMonitor()
+        self.background = Background()
+        self._settings = settings
+        self._stack = AsyncExitStack()
+        logs.configure(
+            service=name,
+            instance_id=settings.instance_id,
+            level=settings.log_level,
+            log_format=settings.log_format,
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._stack.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stack.__aexit__(*error)  # type: ignore[arg-type]  # as given to us
+
+    async def enter(self, part: AbstractAsyncContextManager[T]) -> T:
+        """Enter a part of the service, to be left with it."""
+        return await self._stack.enter_async_context(part)
+
+    async def open_database(self) -> Database:
+        """Return the connected database; the service's health follows it.
+
+        Raises:
+            StartError: PAWL_DATABASE_URL is missing or leads nowhere.
+        """
+        if self._settings.database_url is None:
+            raise StartError("PAWL_DATABASE_URL: is required")
+        database = await self.enter(
+            Database(
+                self._settings.database_url.get_secret_value(),
+                application_name=f"pawl-{self.name}-{self._settings.instance_id}",
+                connections_max=self._settings.database_connections_max,
+                statement_timeout_seconds=self._settings.database_statement_timeout_seconds,
+            )
+        )
+        self.health.add("database", database.ping)
+        return database
+
+    async def open_bus(self) -> Bus:
+        """Return the bus, connected or not; health reports it and does not depend on it."""
+        url = self._settings.nats_url.get_secret_value() if self._settings.nats_url else None
+        bus = await self.enter(Bus(url, name=f"pawl-{self.name}-{self._settings.instance_id}", metrics=self.metrics))
+        self.health.add("nats", bus.ping, optional=True)
+        return bus
+
+    async def open_channel(self, addresses: str) -> grpc.aio.Channel:
+        """Return a channel to another service, with the service key."""
+        key = self._settings.service_key.get_secret_value() if self._settings.service_key else None
+        return await self.enter(open_channel(addresses, service_key=key))
+
+    def rpc_server(self) -> RpcServer:
+        """Return the server that the settings describe; add the servicers, then `serve` it."""
+        return RpcServer(
+            self._settings.listen,
+            authenticator=authenticator(self._settings),
+            ids=self.ids,
+            metrics=self.metrics,
+            message_bytes_max=self._settings.message_bytes_max,
+            unary_calls_max=self._settings.unary_calls_max,
+            streams_max=self._settings.streams_max,
+            drain_seconds=self._settings.drain_seconds,
+        )
+
+    async def serve(self, server: RpcServer, stop: Stop) -> None:
+        """Answer calls until `stop`, then drain."""
+        pages = {
+            "/metrics": lambda: Response(body=self.metrics.text(), content_type=CONTENT_TYPE),
+            "/healthz": self.health.page,
+        }
+        async with AsyncExitStack() as stack:
+            http = await stack.enter_async_context(HttpServer(self._settings.metrics_listen, pages))
+            self.health.follow(server)
+            await stack.enter_async_context(server)
+            await stack.enter_async_context(self.health)
+            await stack.enter_async_context(self.background)
+            _log.info("metrics.listening", address=http.address)
+            self._write_addresses({"grpc": server.address, "metrics": http.address})
+            await stop.wait()
+
+    def _write_addresses(self, addresses: dict[str, str]) -> None:
+        path = self._settings.address_file
+        if path is None:
+            return
+        # Whoever waits for the file never sees half of it.
+        part = path.with_name(f"{path.name}.{os.getpid()}")
+        try:
+            part.write_bytes(msgspec.json.encode(addresses) + b"\n")
+            Path.replace(part, path)
+        except OSError as error:
+            raise StartError(f"PAWL_ADDRESS_FILE: cannot write {path}: {error.strerror}") from None
