@@ -1,0 +1,201 @@
+"""What the ledger says about a tool call. Names and meanings are those of pawl.event.v1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class CallState(StrEnum):
+    """Where a call stands."""
+
+    PROPOSED = "PROPOSED"
+    AWAITING_APPROVAL = "AWAITING_APPROVAL"
+    OFFERED = "OFFERED"
+    ASKED = "ASKED"
+    RUNNABLE = "RUNNABLE"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    REJECTED = "REJECTED"
+    EXPIRED = "EXPIRED"
+    CANCELLED = "CANCELLED"
+    OUTCOME_UNKNOWN = "OUTCOME_UNKNOWN"
+
+
+SETTLED: Final = frozenset(
+    {
+        CallState.SUCCEEDED,
+        CallState.FAILED,
+        CallState.REJECTED,
+        CallState.EXPIRED,
+        CallState.CANCELLED,
+        CallState.OUTCOME_UNKNOWN,
+    }
+)
+"""The states that never change; a call in one of them has its result."""
+
+
+class ExecutionContext(StrEnum):
+    """Where a tool runs."""
+
+    UNSPECIFIED = "UNSPECIFIED"
+    BACKEND = "BACKEND"
+    FRONTEND = "FRONTEND"
+    HUMAN = "HUMAN"
+
+
+class ToolCategory(StrEnum):
+    """How much harm a tool can do."""
+
+    UNSPECIFIED = "UNSPECIFIED"
+    SAFE = "SAFE"
+    SENSITIVE = "SENSITIVE"
+    DESTRUCTIVE = "DESTRUCTIVE"
+
+
+class EffectClass(StrEnum):
+    """What may be done when it is unknown whether a call had its effect."""
+
+    UNSPECIFIED = "UNSPECIFIED"
+    READ_ONLY = "READ_ONLY"
+    IDEMPOTENT = "IDEMPOTENT"
+    RECONCILABLE = "RECONCILABLE"
+    AT_MOST_ONCE = "AT_MOST_ONCE"
+
+
+REPEATABLE: Final = frozenset({EffectClass.READ_ONLY, EffectClass.IDEMPOTENT})
+"""Classes whose calls may run again without asking whether they ran before."""
+
+
+class OfferFallback(StrEnum):
+    """What happens to a front-end call that nobody ran in time."""
+
+    FAIL = "FAIL"
+    BACKEND_TOOL = "BACKEND_TOOL"
+    ASK_USER = "ASK_USER"
+
+
+class QuestionKind(StrEnum):
+    """What a question wants."""
+
+    CLARIFICATION = "CLARIFICATION"
+    PERMISSION = "PERMISSION"
+    CONFIRMATION = "CONFIRMATION"
+
+
+class DecisionKind(StrEnum):
+    """What a person decided about a call."""
+
+    APPROVE = "APPROVE"
+    EDIT = "EDIT"
+    REJECT = "REJECT"
+    ANSWER = "ANSWER"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """What was decided about a call, by whom, when."""
+
+    kind: DecisionKind
+    user_id: str
+    reason: str = ""
+    time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApprovalRequest:
+    """What a person is asked to decide."""
+
+    digest: str
+    preview: str = ""
+    cause: str = ""
+    decision: Decided | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a call asks a person."""
+
+    question: str
+    why: str = ""
+    kind: QuestionKind = QuestionKind.CLARIFICATION
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferLease:
+    """Which client holds a front-end call."""
+
+    client_id: str = ""
+    offer_epoch: int = 0
+    expire_time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallResult:
+    """What a call returned; `content_json` is strict JSON."""
+
+    content_json: bytes
+    is_error: bool = False
+    error_reason: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One tool call. Times are seconds since 1970 by the database's clock."""
+
+    store_id: str
+    conversation_id: str
+    run_id: str
+    call_id: str
+    round: int
+    index: int
+    tool_name: str
+    state: CallState
+    provider_call_id: str = ""
+    tool_version: int = 0
+    context: ExecutionContext = ExecutionContext.UNSPECIFIED
+    category: ToolCategory = ToolCategory.UNSPECIFIED
+    effect_class: EffectClass = EffectClass.UNSPECIFIED
+    arguments_json: bytes = b""
+    proposed_arguments: str = ""
+    attempt: int = 0
+    parallel: bool = False
+    resource_keys: tuple[str, ...] = ()
+    timeout_seconds: float = 0.0
+    deadline_time: float | None = None
+    approval: ApprovalRequest | None = None
+    question: Question | None = None
+    offer: OfferLease | None = None
+    offer_fallback: OfferFallback = OfferFallback.FAIL
+    fallback_tool_name: str = ""
+    result: CallResult | None = None
+    create_time: float | None = None
+    start_time: float | None = None
+    end_time: float | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether the call has its result."""
+        return self.state in SETTLED
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether the backend tool of its fallback took the place of the front end."""
+        return self.context is ExecutionContext.BACKEND and bool(self.fallback_tool_name)
+
+    @property
+    def executed_tool_name(self) -> str:
+        """The tool that really runs: the fallback's, once it took the place of the front end."""
+        return self.fallback_tool_name if self.fell_back else self.tool_name
+
+    @property
+    def approved_digest(self) -> str:
+        """The digest of the approval that was given, empty if none was."""
+        decision = self.approval.decision if self.approval else None
+        if self.approval is None or decision is None:
+            return ""
+        return self.approval.digest if decision.kind in {DecisionKind.APPROVE, DecisionKind.EDIT} else ""

@@ -1,0 +1,33 @@
+"""What the ledger says about a message. Names and meanings are those of pawl.event.v1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """Who a message is from."""
+
+    USER = "USER"
+    ASSISTANT = "ASSISTANT"
+    SUMMARY = "SUMMARY"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One entry of a conversation. `message_id` and `number` are the ledger's, empty before."""
+
+    role: Role
+    run_id: str
+    text: str = ""
+    message_id: str = ""
+    number: int = 0
+    reasoning: str = ""
+    provider_state_json: bytes = b""
+    call_ids: tuple[str, ...] = ()
+    interrupted: bool = False
+    refusal: str = ""
+    first_output_seq: int = 0
+    last_output_seq: int = 0
+    summarised_to_number: int = 0

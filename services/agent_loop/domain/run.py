@@ -1,0 +1,160 @@
+"""What the ledger says about a run. Names and meanings are those of pawl.event.v1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from services.agent_loop.domain.failure import FailureClass
+from services.agent_loop.domain.limits import Limits
+
+
+class RunState(StrEnum):
+    """Where a run stands."""
+
+    QUEUED = "QUEUED"
+    RUNNING = "RUNNING"
+    WAITING = "WAITING"
+    CANCELLING = "CANCELLING"
+    NEEDS_ATTENTION = "NEEDS_ATTENTION"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    EXPIRED = "EXPIRED"
+
+
+ENDED: Final = frozenset({RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED, RunState.EXPIRED})
+"""The states that never change."""
+
+
+class WaitKind(StrEnum):
+    """What a WAITING run waits for."""
+
+    TOOL_RESULT = "TOOL_RESULT"
+    APPROVAL = "APPROVAL"
+    ANSWER = "ANSWER"
+
+
+class StopCause(StrEnum):
+    """Who asked a run to stop."""
+
+    USER = "USER"
+    SUPERSEDED = "SUPERSEDED"
+
+
+class RoundLimitPolicy(StrEnum):
+    """What happens after the last allowed round."""
+
+    FINAL_ANSWER = "FINAL_ANSWER"
+    FAIL = "FAIL"
+
+
+class BatchOrder(StrEnum):
+    """Whether a serial call waits for earlier calls that wait for a person."""
+
+    WAIT_FOR_DECISIONS = "WAIT_FOR_DECISIONS"
+    OVERTAKE_DECISIONS = "OVERTAKE_DECISIONS"
+
+
+class UnknownOutcomePolicy(StrEnum):
+    """What happens when it cannot be known whether an effect happened."""
+
+    TELL_MODEL = "TELL_MODEL"
+    NEEDS_ATTENTION = "NEEDS_ATTENTION"
+
+
+class ToolChoiceMode(StrEnum):
+    """How the first model call is constrained."""
+
+    AUTO = "AUTO"
+    NONE = "NONE"
+    REQUIRED = "REQUIRED"
+    TOOL = "TOOL"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolChoice:
+    """The constraint on the first model call; `tool_name` goes with TOOL."""
+
+    mode: ToolChoiceMode = ToolChoiceMode.AUTO
+    tool_name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How a run is driven; fixed when it is created."""
+
+    model: str = ""
+    instructions: str = ""
+    tool_names: tuple[str, ...] = ()
+    without_tools: bool = False
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
+    limits: Limits = field(default_factory=Limits)
+    round_limit_policy: RoundLimitPolicy = RoundLimitPolicy.FINAL_ANSWER
+    batch_order: BatchOrder = BatchOrder.WAIT_FOR_DECISIONS
+    unknown_outcome_policy: UnknownOutcomePolicy = UnknownOutcomePolicy.TELL_MODEL
+    temperature: float | None = None
+    output_tokens_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFailure:
+    """Why a run FAILED: the group, the reason for programs, a sentence for the user."""
+
+    failure_class: FailureClass
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What the model server reported, summed; `model_calls` counts failed attempts too."""
+
+    input_tokens: int = 0
+    cached_input_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    model_calls: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            input_tokens=self.input_tokens + other.input_tokens,
+            cached_input_tokens=self.cached_input_tokens + other.cached_input_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
+            model_calls=self.model_calls + other.model_calls,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedTool:
+    """A tool version that a run uses from its start to its end."""
+
+    name: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One execution on a conversation."""
+
+    store_id: str
+    user_id: str
+    conversation_id: str
+    run_id: str
+    state: RunState = RunState.QUEUED
+    waits: tuple[WaitKind, ...] = ()
+    options: RunOptions = field(default_factory=RunOptions)
+    tools: tuple[PinnedTool, ...] = ()
+    round: int = 0
+    last_seq: int = 0
+    usage: Usage = field(default_factory=Usage)
+    failure: RunFailure | None = None
+    stop_cause: StopCause | None = None
+    output_text: str = ""
+    active_seconds: float = 0.0
+
+    def tool_version(self, name: str) -> int:
+        """Return the pinned version of a tool, 0 if the run has no such tool."""
+        return next((tool.version for tool in self.tools if tool.name == name), 0)
