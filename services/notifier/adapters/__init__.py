@@ -1,0 +1,1 @@
+"""The notifier's outside things: PostgreSQL, NATS, Prometheus."""

@@ -1,0 +1,1 @@
+"""What a notification is, and which events become one. Pure."""

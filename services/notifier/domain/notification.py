@@ -1,0 +1,61 @@
+"""A notification and the inbox it lies in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import NewType
+
+StoreId = NewType("StoreId", str)
+UserId = NewType("UserId", str)
+RunId = NewType("RunId", str)
+ConversationId = NewType("ConversationId", str)
+EventId = NewType("EventId", str)
+NotificationId = NewType("NotificationId", str)
+
+
+class NotificationKind(StrEnum):
+    """What a notification tells. The values are stored."""
+
+    RUN_COMPLETED = "run_completed"
+    RUN_FAILED = "run_failed"
+    RUN_CANCELLED = "run_cancelled"
+    RUN_EXPIRED = "run_expired"
+    INPUT_NEEDED = "input_needed"
+    ATTENTION_NEEDED = "attention_needed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inbox:
+    """Whose notifications: one user of one store."""
+
+    store_id: StoreId
+    user_id: UserId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A notification before it has its place in the inbox.
+
+    `notification_id` follows from the event, so the same event gives the same draft.
+    """
+
+    inbox: Inbox
+    notification_id: NotificationId
+    kind: NotificationKind
+    run_id: RunId
+    conversation_id: ConversationId
+    event_id: EventId
+    title: str
+    body: str
+    create_time: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notification:
+    """A notification in its inbox. `number` counts from 1, without gaps."""
+
+    draft: Draft
+    number: int
+    read_time: datetime | None = None

@@ -1,0 +1,1 @@
+"""pawl.notify.v1 over gRPC: translation only."""
