@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Self
 
@@ -157,6 +157,27 @@ class Bus:
         else:
             outbox.queued_bytes += len(data)
             outbox.messages.put_nowait((subject, data, headers))
+
+    async def publish_all(
+        self, messages: Iterable[tuple[str, bytes, Mapping[str, str]]], *, timeout_seconds: int = 5
+    ) -> None:
+        """Publish (subject, data, headers) one after the other; on return the server has them all.
+
+        Raises:
+            DependencyUnavailable: not connected, or lost in the middle; some may
+                have been published.
+        """
+        if self._client is None or not self.connected:
+            raise DependencyUnavailable("NATS is not connected")
+        count = 0
+        try:
+            for subject, data, headers in messages:
+                await self._client.publish(subject, data, headers=dict(headers))
+                count += 1
+            await self._client.flush(timeout=timeout_seconds)
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            raise DependencyUnavailable(f"NATS did not take the messages: {type(error).__name__}") from error
+        self._published.inc(count)
 
     async def publish_acknowledged(
         self,
