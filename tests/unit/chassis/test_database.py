@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from services.chassis.database import Database
+from services.chassis.start import StartError
+from services.errors import DependencyUnavailable
+
+
+def migrations(folder: Path, *texts: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    for number, text in enumerate(texts, 1):
+        (folder / f"{number:04}_step.sql").write_text(text)
+    return folder
+
+
+ONE = "CREATE TABLE steps (n integer); INSERT INTO steps VALUES (1);"
+TWO = "INSERT INTO steps VALUES (2);"
+
+
+async def test_what_a_transaction_did_is_undone_when_it_fails(database_url: str) -> None:
+    async with Database(database_url, application_name="test") as database:
+        async with database.acquire() as connection:
+            await connection.execute("CREATE TABLE t (n integer)")
+        with pytest.raises(asyncpg.DivisionByZeroError):
+            async with database.transaction() as connection:
+                await connection.execute("INSERT INTO t VALUES (1); SELECT 1/0")
+        async with database.transaction() as connection:
+            assert await connection.fetchval("SELECT count(*) FROM t") == 0
+
+
+async def test_migrations_are_applied_once_and_in_order(database_url: str, tmp_path: Path) -> None:
+    folder = migrations(tmp_path / "m", ONE, TWO)
+    async with Database(database_url, application_name="test") as database:
+        assert await database.migrate("book", folder) == 2
+        assert await database.migrate("book", folder) == 0
+        async with database.acquire() as connection:
+            rows = await connection.fetch("SELECT n FROM book.steps ORDER BY n")
+            names = await connection.fetch("SELECT number, name FROM book.migrations ORDER BY number")
+    assert [row["n"] for row in rows] == [1, 2]
+    assert [tuple(row) for row in names] == [(1, "0001_step.sql"), (2, "0002_step.sql")]
+
+
+async def test_processes_that_start_together_take_turns(database_url: str, tmp_path: Path) -> None:
+    folder = migrations(tmp_path / "m", ONE, TWO)
+
+    async def start() -> int:
+        async with Database(database_url, application_name="test") as database:
+            return await database.migrate("book", folder)
+
+    assert sorted(await asyncio.gather(*(start() for _ in range(4)))) == [0, 0, 0, 2]
+
+
+async def test_a_changed_migration_refuses_to_start(database_url: str, tmp_path: Path) -> None:
+    async with Database(database_url, application_name="test") as database:
+        await database.migrate("book", migrations(tmp_path / "m", ONE))
+        with pytest.raises(StartError, match="must never change"):
+            await database.migrate("book", migrations(tmp_path / "m", ONE + "\n-- and more", TWO))
+        await database.ping()
+
+
+async def test_a_newer_database_is_accepted(database_url: str, tmp_path: Path) -> None:
+    """I23: version N-1 starts on the database of version N."""
+    async with Database(database_url, application_name="test") as database:
+        await database.migrate("book", migrations(tmp_path / "new", ONE, TWO))
+        assert await database.migrate("book", migrations(tmp_path / "old", ONE)) == 0
+
+
+async def test_a_migration_that_fails_leaves_nothing_behind(database_url: str, tmp_path: Path) -> None:
+    async with Database(database_url, application_name="test") as database:
+        with pytest.raises(StartError, match="0002_step"):
+            await database.migrate("book", migrations(tmp_path / "m", ONE, TWO + "SELECT nonsense;"))
+        assert await database.migrate("book", migrations(tmp_path / "m", ONE, TWO)) == 1
+
+
+@pytest.mark.parametrize("name", ["0002_gap.sql", "1_short.sql", "0001_Big.sql"])
+async def test_a_misnamed_migration_is_a_fault_of_ours(database_url: str, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(ONE)
+    async with Database(database_url, application_name="test") as database:
+        with pytest.raises(ValueError, match="migration"):
+            await database.migrate("book", tmp_path)
+
+
+async def test_a_statement_that_takes_too_long_is_cut_off(database_url: str) -> None:
+    async with Database(database_url, application_name="test", statement_timeout_seconds=0.05) as database:
+        with pytest.raises(DependencyUnavailable):
+            async with database.acquire() as connection:
+                await connection.execute("SELECT pg_sleep(30)")
+        await database.ping()
+
+
+async def test_a_connection_that_breaks_is_unavailable_and_the_next_one_works(database_url: str) -> None:
+    async with Database(database_url, application_name="test") as database:
+        with pytest.raises(DependencyUnavailable):
+            async with database.transaction() as connection:
+                await connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        await database.ping()
+
+
+async def test_errors_of_sql_are_not_taken_for_an_absent_database(database_url: str) -> None:
+    async with Database(database_url, application_name="test") as database:
+        with pytest.raises(asyncpg.UniqueViolationError):
+            async with database.transaction() as connection:
+                await connection.execute("CREATE TABLE t (n integer PRIMARY KEY); INSERT INTO t VALUES (1), (1)")
+
+
+async def test_without_a_server_start_ends_with_a_sentence(tmp_path: Path) -> None:
+    database = Database(
+        f"postgresql://postgres@/postgres?host={tmp_path}", application_name="test", start_timeout_seconds=0
+    )
+    with pytest.raises(StartError, match="is PostgreSQL running at that address"):
+        await database.__aenter__()
+
+
+async def test_a_database_that_does_not_exist_is_told_at_once(postgres_url: str) -> None:
+    url = urlsplit(postgres_url)._replace(path="/nowhere").geturl()
+    with pytest.raises(StartError, match='"nowhere" does not exist'):
+        await Database(url, application_name="test").__aenter__()
+
+
+async def test_a_url_of_another_form_is_told_at_once() -> None:
+    with pytest.raises(StartError, match="PAWL_DATABASE_URL"):
+        await Database("mysql://somewhere", application_name="test").__aenter__()
+
+
+async def test_a_closed_database_is_unavailable(database_url: str) -> None:
+    async with Database(database_url, application_name="test") as database:
+        pass
+    with pytest.raises(DependencyUnavailable):
+        await database.ping()
