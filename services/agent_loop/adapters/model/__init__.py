@@ -1,0 +1,1 @@
+"""A model server that speaks the OpenAI chat-completions protocol, over HTTP."""
