@@ -1,0 +1,86 @@
+"""The events that the owner of a run supplies; the ledger derives all others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from services.agent_loop.domain.run import Usage
+
+TAKEOVER: Final = "TAKEOVER"
+"""Reason of RoundRetrying when the worker that made the call is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundStarted:
+    """The model is being called."""
+
+    round: int
+    model_attempt: int
+    model: str
+    without_tools: bool = False
+    summary: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRetrying:
+    """An attempt failed and the next one follows; output from `void_from_seq` on is void."""
+
+    round: int
+    model_attempt: int
+    reason: str
+    message: str
+    delay_seconds: float = 0.0
+    void_from_seq: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundEnded:
+    """The model call ended."""
+
+    round: int
+    model_attempt: int
+    finish_reason: str
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFragment:
+    """A piece of a call that the model is writing, for display."""
+
+    index: int
+    tool_name: str = ""
+    arguments_text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputDelta:
+    """A coalesced piece of the model's output."""
+
+    round: int
+    model_attempt: int
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[CallFragment, ...] = ()
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolProgress:
+    """A running tool reports progress; `fraction` is from 0 to 1."""
+
+    call_id: str
+    tool_name: str
+    fraction: float | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warned:
+    """A remark on the run: a reason for programs, a message for people."""
+
+    reason: str
+    message: str
+
+
+OwnerEvent: TypeAlias = RoundStarted | RoundRetrying | RoundEnded | OutputDelta | ToolProgress | Warned

@@ -1,0 +1,83 @@
+"""What a worker must remember of a run beyond the ledger's rows, so that another can go on.
+
+Stored as JSON with each commit that changes it. A reader ignores fields that it
+does not know and takes defaults for those that are missing, so that two versions
+can share a database.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from services.agent_loop.domain.run import RunFailure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenModelCall:
+    """A model call that was announced and has not ended.
+
+    Output of this attempt has seqs from `output_from_seq` on; `summarised_to_number`
+    is 0 unless the call writes a summary.
+    """
+
+    attempt: int
+    without_tools: bool = False
+    output_from_seq: int = 0
+    summarised_to_number: int = 0
+
+    @property
+    def summary(self) -> bool:
+        """Whether the call writes a summary."""
+        return self.summarised_to_number > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopState:
+    """See the module."""
+
+    version: int = 1
+    model_call: OpenModelCall | None = None
+    round_began_active_seconds: float = 0.0
+    """Active seconds of the run when its current round began."""
+    call_counts: dict[str, int] = field(default_factory=dict)
+    """How often each call was made, by fingerprint; the most recent ones only."""
+    round_fingerprints: tuple[str, ...] = ()
+    """What the last rounds called, oldest first; the most recent ones only."""
+    steers: tuple[str, ...] = ()
+    """Messages of the user that wait for the batch to close."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """Remarks that will go with the results of open calls, by call id."""
+    in_doubt: tuple[str, ...] = ()
+    """Calls of unknown outcome that an operator must resolve."""
+    failure: RunFailure | None = None
+    """Why the run will fail once all of its work has stopped."""
+    partial_text: str = ""
+    """What the last attempt that failed had written."""
+    summarised_round: int = 0
+    """The last round before which history was summarised."""
+
+
+_decoder: Final = msgspec.json.Decoder(LoopState)
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def read(data: bytes) -> LoopState:
+    """Return the state stored as `data`; empty bytes are the state of a run that has not begun.
+
+    Raises:
+        ValueError: the bytes are no such state.
+    """
+    if not data:
+        return LoopState()
+    try:
+        return _decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"the loop state cannot be read: {error}") from None
+
+
+def write(state: LoopState) -> bytes:
+    """Return the bytes that `read` takes."""
+    return _encode(state)
