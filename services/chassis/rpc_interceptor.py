@@ -195,10 +195,11 @@ class _Method:
                 response = await self._run(call, behaviour, request, context)
                 code = _code_name(context)
                 return response
-            except grpc.aio.AbortError:
-                code = _code_name(context)
-                raise
-            except Exception as error:  # noqa: BLE001  # the client must get a status of ours, whatever it is
+            except Exception as raised:  # noqa: BLE001  # the client must get a status of ours, whatever it is
+                error = _leading(raised)
+                if isinstance(error, grpc.aio.AbortError):
+                    code = _code_name(context)
+                    raise error from None
                 refusal = self._refusal(error, call)
                 code, reason = refusal.kind.value, refusal.reason
                 if context.done():
@@ -227,7 +228,6 @@ class _Method:
 
     def _refusal(self, error: Exception, call: _ActiveCall) -> PawlError:
         """Return what the client is told about `error`."""
-        error = _leading(error)
         if isinstance(error, PawlError):
             return error
         if isinstance(error, TimeoutError) and call.scope is not None and call.scope.expired():
@@ -280,13 +280,14 @@ _CODE_NAMES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 def _leading(error: Exception) -> Exception:
-    """Return what a task group failed of, if all its failures are meant for the client."""
+    """Return the one error that a failed task group stands for, where all its failures are for the client."""
     if not isinstance(error, ExceptionGroup):
         return error
-    leaves = list(_leaves(error))
-    if all(isinstance(leaf, PawlError) for leaf in leaves):
-        return leaves[0]
-    return error
+    leaves = _leaves(error)
+    for leaf in leaves:
+        if isinstance(leaf, grpc.aio.AbortError):
+            return leaf
+    return leaves[0] if all(isinstance(leaf, PawlError) for leaf in leaves) else error
 
 
 def _leaves(group: ExceptionGroup[Exception]) -> list[Exception]:

@@ -10,17 +10,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import grpc
 
 from services.errors import MalformedRequest, TooLarge
 
-Context = grpc.aio.ServicerContext[Any, Any]
-Behaviour = Callable[[Any, Context], Any]
-Handler = grpc.RpcMethodHandler[Any, Any]
-Parser = Callable[[bytes], Any]
-Wrapped = tuple[Callable[..., Handler], Behaviour]
+# gRPC's classes are generic in their type stubs only.
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Behaviour: TypeAlias = "Callable[[Any, Context], Any]"
+Parser: TypeAlias = Callable[[bytes], Any]
+Wrapped: TypeAlias = "tuple[Callable[..., Handler], Behaviour]"
 
 
 def read_raw(handler: Handler, *, bytes_max: int) -> Wrapped:
@@ -55,13 +56,17 @@ class _Requests:
     """The requests of a stream, parsed as they are read."""
 
     def __init__(self, raw: AsyncIterator[bytes], parse: Parser) -> None:
-        self._raw = aiter(raw)
+        self._source = raw
+        self._raw: AsyncIterator[bytes] | None = None
         self._parse = parse
 
     def __aiter__(self) -> _Requests:
         return self
 
     async def __anext__(self) -> Any:
+        if self._raw is None:
+            # Not before: a servicer that reads from its context must not have an iterator too.
+            self._raw = aiter(self._source)
         return self._parse(await anext(self._raw))
 
 
@@ -130,7 +135,7 @@ def _stream_stream(handler: Handler, parse: Parser) -> Wrapped:
     return grpc.stream_stream_rpc_method_handler, run
 
 
-_KINDS: Final[dict[tuple[bool, bool], Callable[[Handler, Parser], Wrapped]]] = {
+_KINDS: Final[dict[tuple[bool, bool], Callable[..., Wrapped]]] = {
     (False, False): _unary_unary,
     (False, True): _unary_stream,
     (True, False): _stream_unary,

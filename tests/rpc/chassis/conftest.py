@@ -1,0 +1,50 @@
+"""A server with a tiny service of all four kinds, behind a Unix socket."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.chassis.auth import Authenticator, DevelopmentAuthenticator
+from services.chassis.ids import IdSource
+from services.chassis.metrics import Metrics
+from services.chassis.rpc_server import RpcServer
+from tests.rpc.chassis.echo import EchoServicer, Serve, add_echo_to_server
+
+
+@pytest.fixture
+def servicer() -> EchoServicer:
+    return EchoServicer()
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics("test")
+
+
+@pytest.fixture
+def serve(servicer: EchoServicer, ids: IdSource, metrics: Metrics, tmp_path: Path) -> Serve:
+    """Return what starts a server: `async with serve(streams_max=1) as server`."""
+
+    @asynccontextmanager
+    async def start(
+        *,
+        authenticator: Authenticator | None = None,
+        service_only: bool = False,
+        drain_streams: bool = False,
+        listen: str = f"unix:{tmp_path}/echo",
+        **settings: Any,
+    ) -> AsyncIterator[RpcServer]:
+        settings = {"drain_seconds": 0.2, **settings}
+        server = RpcServer(
+            listen, authenticator=authenticator or DevelopmentAuthenticator(), ids=ids, metrics=metrics, **settings
+        )
+        server.add(add_echo_to_server, servicer, service_only=service_only, drain_streams=drain_streams)
+        async with server:
+            yield server
+
+    return start

@@ -1,0 +1,158 @@
+"""A tiny service with methods of all four kinds, and its client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import grpc
+from google.protobuf.wrappers_pb2 import StringValue
+
+from services.chassis.auth import current_principal
+from services.chassis.rpc_interceptor import current_request_id
+from services.chassis.rpc_server import RpcServer
+from services.errors import RunNotFound
+
+SERVICE = "test.v1.EchoService"
+
+
+class EchoServicer:
+    """Says back what it is told, unless the text asks for something else."""
+
+    def __init__(self) -> None:
+        self.entered = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.release = asyncio.Event()
+        self.generator_closed = asyncio.Event()
+
+    async def act(self, request: StringValue, context: Any) -> StringValue:
+        """Do what the request asks for."""
+        match request.value.split(":"):
+            case ["crash"]:
+                raise RuntimeError("the password is hunter2")
+            case ["not-found"]:
+                raise RunNotFound
+            case ["group"]:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(_raise(RunNotFound()))
+            case ["crash-group"]:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(_raise(RuntimeError("hunter2")))
+            case ["abort"]:
+                await context.abort(grpc.StatusCode.DATA_LOSS, "as the servicer says")
+            case ["abort-group"]:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(context.abort(grpc.StatusCode.DATA_LOSS, "as the servicer says"))
+            case ["timeout"]:
+                raise TimeoutError("a timeout of the servicer's own: hunter2")
+            case ["wait"]:
+                await self._wait()
+            case ["who"]:
+                principal = current_principal()
+                return StringValue(value=f"{principal.kind}/{principal.store_id}/{principal.user_id}")
+            case ["request-id"]:
+                return StringValue(value=current_request_id())
+            case ["big", size]:
+                return StringValue(value="x" * int(size))
+        return request
+
+    async def _wait(self) -> None:
+        self.entered.set()
+        try:
+            await self.release.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+    async def unary(self, request: StringValue, context: Any) -> StringValue:
+        return await self.act(request, context)
+
+    async def generate(self, request: StringValue, context: Any) -> AsyncIterator[StringValue]:
+        try:
+            yield StringValue(value="first")
+            if request.value == "flood":
+                while True:
+                    self.entered.set()
+                    yield StringValue(value="x" * 100_000)
+            yield await self.act(request, context)
+        finally:
+            self.generator_closed.set()
+
+    async def write(self, request: StringValue, context: Any) -> None:
+        await context.write(StringValue(value="first"))
+        await context.write(await self.act(request, context))
+
+    async def collect(self, requests: AsyncIterator[StringValue], context: Any) -> StringValue:
+        texts = [(await self.act(request, context)).value async for request in requests]
+        return StringValue(value=",".join(texts))
+
+    async def talk(self, requests: AsyncIterator[StringValue], context: Any) -> AsyncIterator[StringValue]:
+        async for request in requests:
+            yield await self.act(request, context)
+
+    async def read_and_write(self, _requests: AsyncIterator[StringValue], context: Any) -> None:
+        while (request := await context.read()) is not grpc.aio.EOF:
+            await context.write(await self.act(request, context))
+
+
+async def _raise(error: Exception) -> None:
+    raise error
+
+
+def add_echo_to_server(servicer: EchoServicer, server: grpc.aio.Server) -> None:
+    """Register as generated code does."""
+    coding: Any = {"request_deserializer": StringValue.FromString, "response_serializer": StringValue.SerializeToString}
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Unary": grpc.unary_unary_rpc_method_handler(servicer.unary, **coding),
+        "Generate": grpc.unary_stream_rpc_method_handler(servicer.generate, **coding),
+        "Write": grpc.unary_stream_rpc_method_handler(servicer.write, **coding),
+        "Collect": grpc.stream_unary_rpc_method_handler(servicer.collect, **coding),
+        "Talk": grpc.stream_stream_rpc_method_handler(servicer.talk, **coding),
+        "ReadAndWrite": grpc.stream_stream_rpc_method_handler(servicer.read_and_write, **coding),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    server.add_registered_method_handlers(SERVICE, handlers)
+
+
+class EchoStub:
+    """A client as generated code makes it; `raw` sends bytes as they are."""
+
+    def __init__(self, channel: grpc.aio.Channel, *, raw: bool = False) -> None:
+        coding: Any = {
+            "request_serializer": None if raw else StringValue.SerializeToString,
+            "response_deserializer": StringValue.FromString,
+        }
+        self.unary: Any = channel.unary_unary(f"/{SERVICE}/Unary", **coding)
+        self.generate: Any = channel.unary_stream(f"/{SERVICE}/Generate", **coding)
+        self.write: Any = channel.unary_stream(f"/{SERVICE}/Write", **coding)
+        self.collect: Any = channel.stream_unary(f"/{SERVICE}/Collect", **coding)
+        self.talk: Any = channel.stream_stream(f"/{SERVICE}/Talk", **coding)
+        self.read_and_write: Any = channel.stream_stream(f"/{SERVICE}/ReadAndWrite", **coding)
+        self.missing: Any = channel.unary_unary(f"/{SERVICE}/Missing", **coding)
+        self.missing_stream: Any = channel.stream_stream(f"/{SERVICE}/Missing", **coding)
+
+    def call(self, kind: str, text: str, **kwargs: Any) -> Awaitable[list[str]]:
+        """Call the method of a kind with one request; returns the texts of all responses."""
+        request: Any = StringValue(value=text)
+        return self.send(kind, request, **kwargs)
+
+    async def send(self, kind: str, request: Any, **kwargs: Any) -> list[str]:
+        """Like `call`, with the request as it is."""
+        method = getattr(self, kind)
+        if kind in {"collect", "talk", "read_and_write"}:
+            request = _once(request)
+        if kind in {"unary", "collect"}:
+            return [(await method(request, **kwargs)).value]
+        return [response.value async for response in method(request, **kwargs)]
+
+
+async def _once(request: Any) -> AsyncIterator[Any]:
+    yield request
+
+
+KINDS = ("unary", "generate", "write", "collect", "talk", "read_and_write")
+
+Serve = Callable[..., AbstractAsyncContextManager[RpcServer]]
+"""Starts a server for the servicer of the test: `async with serve(streams_max=1) as server`."""
