@@ -1,0 +1,35 @@
+"""Prepares a child process and then becomes its program: `python -I -S child.py PARENT SIGNAL UID:GID PROGRAM ARGS...`.
+
+This runs between fork and exec, in a program of its own, because code that runs in the forked copy of a threaded
+process may deadlock. It needs the standard library only and starts in a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> None:
+    """Drops root if told to, ties this process to its parent's life where the system can, and executes the program."""
+    parent, death_signal, account, program = int(arguments[0]), int(arguments[1]), arguments[2], arguments[3:]
+    os.umask(0o077)
+    if account != "-":
+        uid, gid = (int(number) for number in account.split(":"))
+        os.setgroups([])
+        os.setgid(gid)
+        os.setuid(uid)
+    if sys.platform == "linux":
+        # After the change of user, which would clear it.
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
+    if os.getppid() != parent:
+        # The parent was gone before the signal was asked for.
+        os._exit(1)
+    os.execv(program[0], program)  # noqa: S606 - no shell is the point
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

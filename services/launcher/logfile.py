@@ -1,0 +1,55 @@
+"""Log files of the processes: written by them, rotated by size."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import BinaryIO
+
+SIZE_MAX_BYTES = 10 * 1024 * 1024
+GENERATIONS = 3
+_TAIL_BYTES = 8192
+
+
+class LogFile:
+    """The log of one process, which appends to it directly: no line is lost when the launcher dies.
+
+    Rotation copies and empties the file; a line that is written at that very moment may be lost.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def open(self) -> BinaryIO:
+        """Opens it for a new process to append to."""
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        return os.fdopen(descriptor, "wb")
+
+    def rotate(self) -> None:
+        """Moves the content to `.1` (and `.1` to `.2`, and so on) if there is too much of it."""
+        if not self.path.exists() or self.path.stat().st_size <= SIZE_MAX_BYTES:
+            return
+        for generation in range(GENERATIONS - 1, 0, -1):
+            older = self.path.with_name(f"{self.path.name}.{generation}")
+            if older.exists():
+                older.replace(self.path.with_name(f"{self.path.name}.{generation + 1}"))
+        shutil.copy2(self.path, self.path.with_name(f"{self.path.name}.1"))
+        os.truncate(self.path, 0)
+
+    def last_line(self) -> str:
+        """The last line that was written, or a note that there is none."""
+        lines = [line for line in self._tail().splitlines() if line.strip()]
+        return lines[-1].strip() if lines else f"it wrote nothing to {self.path}"
+
+    def hint(self) -> str:
+        """One sentence that leads on from here."""
+        return f"Its log {self.path} ends with: {self.last_line()}"
+
+    def _tail(self) -> str:
+        if not self.path.exists():
+            return ""
+        with self.path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            return file.read().decode("utf-8", "replace")

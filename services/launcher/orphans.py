@@ -1,0 +1,72 @@
+"""Processes that an earlier launcher left behind: noted in files while they run, stopped at the next start.
+
+On Linux the kernel stops them as soon as the launcher dies; they may still be at it, or hang. Elsewhere this is the
+only way to find them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+GRACE_SECONDS = 5.0
+_POLL_SECONDS = 0.05
+
+
+def note(directory: Path, name: str, pid: int) -> None:
+    """Records that this process runs."""
+    draft = directory / f".{name}.{os.getpid()}"
+    draft.write_text(json.dumps({"pid": pid, "started": started(pid)}), encoding="utf-8")
+    draft.replace(directory / f"{name}.json")
+
+
+def forget(directory: Path, name: str) -> None:
+    """Removes the record."""
+    (directory / f"{name}.json").unlink(missing_ok=True)
+
+
+async def stop_all(directory: Path) -> list[str]:
+    """Stops every recorded process that still runs and removes the records. Returns the names of those it stopped.
+
+    Call it only under the lock of the data folder: then no launcher is in charge of them. A number that now belongs to
+    another process is recognised by its start time and left alone.
+    """
+    stopped: list[str] = []
+    for record in sorted(directory.glob("*.json")):
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            noted = json.loads(record.read_text(encoding="utf-8"))
+            pid, since = int(noted["pid"]), noted["started"]
+            if since is not None and started(pid) == since:
+                await end(pid, since)
+                stopped.append(record.stem)
+        record.unlink(missing_ok=True)
+    return stopped
+
+
+async def end(pid: int, since: str, *, first: signal.Signals = signal.SIGTERM) -> None:
+    """Asks a process that is not our child to end, waits, and kills it if it does not."""
+    for number in (first, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+        for _ in range(int(GRACE_SECONDS / _POLL_SECONDS)):
+            if started(pid) != since:
+                return
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+def started(pid: int) -> str | None:
+    """When a process started, in whatever form the system tells; None if there is none of that number."""
+    stat = Path(f"/proc/{pid}/stat")
+    if Path("/proc/self/stat").exists():
+        try:
+            fields = stat.read_text(encoding="utf-8").rpartition(")")[2].split()
+        except OSError:
+            return None
+        return None if fields[0] in "ZX" else fields[19]
+    found = subprocess.run(["/bin/ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return found.stdout.strip() or None
