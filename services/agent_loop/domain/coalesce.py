@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -81,7 +82,7 @@ def _groups(pieces: list[DisplayPiece]) -> Iterator[list[DisplayPiece]]:
     """Give the pieces in groups of at most OUTPUT_CHARACTERS_MAX characters."""
     group: list[DisplayPiece] = []
     room = OUTPUT_CHARACTERS_MAX
-    for piece in (part for piece in pieces for part in _split(piece)):
+    for piece in itertools.chain.from_iterable(map(_split, pieces)):
         length = len(_characters(piece))
         if length > room:
             yield group

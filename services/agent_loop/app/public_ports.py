@@ -1,0 +1,340 @@
+"""What the use cases that serve clients need from outside.
+
+`document` fields hold a thing as the contract words it. The use cases pass them
+on and never look inside, so a client sees all that the ledger said, also what
+this version knows nothing about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Generic, Protocol, TypeVar
+
+from services.agent_loop.domain.call import CallState, DecisionKind
+from services.agent_loop.domain.run import RunOptions, RunState, StopCause
+from services.errors import PawlError, by_reason
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """The authenticated user on whose behalf something is done."""
+
+    store_id: str
+    user_id: str
+    roles: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallView:
+    """What the use cases look at in a call. Times are seconds since 1970."""
+
+    run_id: str
+    call_id: str
+    conversation_id: str
+    tool_name: str
+    tool_version: int
+    state: CallState
+    holder_client_id: str
+    offer_epoch: int
+    offer_expire_time: float
+    document: object = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """What the use cases look at in a run. `pending_calls` wait for someone."""
+
+    run_id: str
+    state: RunState
+    last_seq: int
+    pending_calls: tuple[CallView, ...]
+    document: object = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedEvent:
+    """One entry of a run's log. Equal seq, equal document: all watchers share it."""
+
+    seq: int
+    size_bytes: int
+    run_state: RunState | None
+    """The state that the run changed to with this event."""
+    call: CallView | None
+    """The call that changed with this event."""
+    document: object = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventPage:
+    """A part of a run's log, without gaps. `ended`: nothing comes after `last_seq`."""
+
+    events: tuple[LoggedEvent, ...]
+    last_seq: int
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page(Generic[T]):
+    """A page of a list; the token is empty after the last."""
+
+    items: tuple[T, ...]
+    next_page_token: str
+
+
+class ActiveRunPolicy(StrEnum):
+    """What a message does while a run of its conversation is active."""
+
+    QUEUE = "QUEUE"
+    STEER = "STEER"
+    INTERRUPT = "INTERRUPT"
+    REJECT = "REJECT"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewMessage:
+    """A message of a user, checked, with options complete."""
+
+    request_id: str
+    conversation_id: str
+    conversation_must_exist: bool
+    text: str
+    options: RunOptions
+    policy: ActiveRunPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultCommand:
+    """A result of a front-end call. Without a stream there is no client and no lease."""
+
+    call_id: str
+    content_json: bytes
+    is_error: bool
+    client_id: str = ""
+    offer_epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressCommand:
+    """Progress of a front-end call."""
+
+    call_id: str
+    client_id: str
+    offer_epoch: int
+    fraction: float | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionCommand:
+    """A decision. `arguments_json` and `edited_digest` go with EDIT."""
+
+    call_id: str
+    kind: DecisionKind
+    digest: str
+    arguments_json: bytes
+    edited_digest: str
+    reason: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelCommand:
+    """A stop."""
+
+    cause: StopCause
+    reason: str
+
+
+class Resolution(StrEnum):
+    """What an operator found out about a call in doubt."""
+
+    HAPPENED = "HAPPENED"
+    RUN_AGAIN = "RUN_AGAIN"
+    TELL_MODEL = "TELL_MODEL"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolveCommand:
+    """An operator's finding; `content_json` goes with HAPPENED."""
+
+    call_id: str
+    resolution: Resolution
+    content_json: bytes
+
+
+PublicCommand = ResultCommand | ProgressCommand | DecisionCommand | CancelCommand | ResolveCommand
+
+
+class Outcome(StrEnum):
+    """The final word on a command or a frame."""
+
+    ACCEPTED = "ACCEPTED"
+    DUPLICATE = "DUPLICATE"
+    LATE = "LATE"
+    WRONG_HOLDER = "WRONG_HOLDER"
+    UNKNOWN = "UNKNOWN"
+    REFUSED = "REFUSED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What the ledger said to a command: the outcome, and the run after it unless UNKNOWN."""
+
+    outcome: Outcome
+    reason: str = ""
+    message: str = ""
+    run: RunView | None = None
+
+    @property
+    def taken(self) -> bool:
+        """Whether the command is in effect, now or since before."""
+        return self.outcome in {Outcome.ACCEPTED, Outcome.DUPLICATE}
+
+    def error(self, default: type[PawlError]) -> PawlError:
+        """Return the outcome as an error, for methods that answer with one; `default` if it names no reason."""
+        return by_reason.get(self.reason, default)(self.message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the registry says of edited arguments: canonical, with their digest."""
+
+    arguments_json: bytes
+    digest: str
+
+
+class PublicLedger(Protocol):
+    """The ledger, for a user. A thing of another user is not found.
+
+    Every method may raise DependencyUnavailable; mutations with the same id and
+    payload can then be sent again.
+    """
+
+    async def submit_message(self, caller: Caller, message: NewMessage) -> tuple[RunView, bool]:
+        """Bring a message; return the run that it started or entered, and whether it entered one.
+
+        Raises:
+            ConversationNotFound, ConversationBusy, QueueFull, RequestIdReused.
+        """
+        ...
+
+    async def send_command(self, caller: Caller, run_id: str, command_id: str, command: PublicCommand) -> Reply:
+        """Send a command and return the final word on it.
+
+        Raises:
+            RequestIdReused: the id came before with another payload.
+        """
+        ...
+
+    async def lease_offer(
+        self, caller: Caller, call: CallView, client_id: str, lease_seconds: float
+    ) -> CallView | None:
+        """Ask for an offered call; return it as it is now: `client_id` holds it if granted."""
+        ...
+
+    async def renew_offers(self, caller: Caller, client_id: str, lease_seconds: float) -> tuple[CallView, ...]:
+        """Renew all offers that the client holds and return them."""
+        ...
+
+    async def release_offers(self, caller: Caller, client_id: str, run_id: str = "") -> None:
+        """Give back the client's offers, of one run or of all."""
+        ...
+
+    async def get_run(self, caller: Caller, run_id: str) -> RunView:
+        """Read a run with its pending calls.
+
+        Raises:
+            RunNotFound
+        """
+        ...
+
+    async def get_call(self, caller: Caller, call_id: str) -> CallView:
+        """Read a call.
+
+        Raises:
+            CallNotFound
+        """
+        ...
+
+    async def list_events(self, caller: Caller, run_id: str, after_seq: int) -> EventPage:
+        """Read the log after `after_seq`, as far as one page goes.
+
+        Raises:
+            RunNotFound, SeqBeyondEnd
+        """
+        ...
+
+    async def list_runs(
+        self, caller: Caller, *, page_size: int, page_token: str, conversation_id: str, states: tuple[RunState, ...]
+    ) -> Page[RunView]:
+        """Read the user's runs, newest first.
+
+        Raises:
+            InvalidPageToken
+        """
+        ...
+
+    async def list_calls(self, caller: Caller, run_id: str, *, page_size: int, page_token: str) -> Page[CallView]:
+        """Read the calls of a run with whole results.
+
+        Raises:
+            RunNotFound, InvalidPageToken
+        """
+        ...
+
+    async def list_messages(
+        self, caller: Caller, conversation_id: str, *, page_size: int, page_token: str
+    ) -> Page[object]:
+        """Read the messages of a conversation, as documents.
+
+        Raises:
+            ConversationNotFound, InvalidPageToken
+        """
+        ...
+
+    async def list_pending(self, caller: Caller, *, page_size: int, page_token: str) -> Page[CallView]:
+        """Read the calls that wait for the user, oldest first.
+
+        Raises:
+            InvalidPageToken
+        """
+        ...
+
+
+class CallChecker(Protocol):
+    """The registry, for edited arguments."""
+
+    async def check_edit(self, caller: Caller, call: CallView, arguments_json: bytes) -> Verdict:
+        """Return the canonical form of new arguments for a call.
+
+        Raises:
+            InvalidArguments: they may not run; the message lists everything that is wrong.
+        """
+        ...
+
+
+class LiveSubscription(Protocol):
+    """Interest in the live events of one run."""
+
+    async def unsubscribe(self) -> None:
+        """Get no more of them. Idempotent."""
+        ...
+
+
+class LiveEvents(Protocol):
+    """Events as they happen: some may be missing, some may come twice."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether events can arrive now."""
+        ...
+
+    async def subscribe(
+        self, store_id: str, run_id: str, take: Callable[[LoggedEvent], Awaitable[None]]
+    ) -> LiveSubscription:
+        """Give each event of the run to `take`, until unsubscribed."""
+        ...
