@@ -19,7 +19,7 @@ LOCK_VENV := .venv-lock
 PROTO_BIN := $(PROTO_VENV)/bin
 COMPILE := $(LOCK_VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package pawl-proto
 
-.PHONY: help demo up test check fmt proto proto-check proto-baseline lock clean
+.PHONY: help demo up test check fmt proto proto-check proto-baseline diagrams lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -57,6 +57,9 @@ proto-check: $(PROTO_VENV)/.installed ## Lint the protos, compare gen/ with them
 
 proto-baseline: $(PROTO_VENV)/.installed ## Record the contract that later changes must not break (a release step)
 	@$(PROTO_BIN)/buf build proto --exclude-source-info -o proto/baseline.binpb
+
+diagrams: $(VENV)/.installed ## Draw the state diagrams of docs/architecture.md from the tables
+	@$(BIN)/python -m docs.diagrams
 
 lock: ## Resolve the newest allowed versions into requirements/*.txt (a maintainer's step, uses uv)
 	$(call environment,$(LOCK_VENV))
