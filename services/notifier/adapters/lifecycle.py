@@ -1,7 +1,7 @@
 """The life cycle of all runs, from JetStream.
 
 One durable pull consumer, shared by all replicas: each event goes to one of
-them, and to another if it is not answered within 30 s.
+them, and to another if it is not answered within 10 s.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WAIT_SECONDS: Final = 20.0
 # What is known to be pending comes at once, unless another replica was quicker.
 _MORE_SECONDS: Final = 0.05
 _PAUSE_SECONDS: Final = 1.0
-_ACK_WAIT_SECONDS: Final = 30.0
+_ACK_WAIT_SECONDS: Final = 10.0
 _UNANSWERED_MAX: Final = 1000
 
 _WAITS: Final = {

@@ -1,0 +1,144 @@
+"""The inbox: numbers without gaps, pages, and what was read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from pawl.notify.v1 import notify_pb2
+
+from services.chassis.status import from_rpc_error
+from services.errors import PawlError
+from services.notifier.adapters.postgres import PostgresStore
+from services.notifier.domain.notification import Draft
+
+if TYPE_CHECKING:
+    from pawl.notify.v1.notify_pb2_grpc import NotifyServiceAsyncStub
+
+ANN = (("pawl-store", "acme"), ("pawl-user", "ann"))
+BOB = (("pawl-store", "acme"), ("pawl-user", "bob"))
+ANN_ELSEWHERE = (("pawl-store", "other"), ("pawl-user", "ann"))
+
+
+async def listed(
+    stub: NotifyServiceAsyncStub, metadata: tuple[tuple[str, str], ...] = ANN, **request: object
+) -> list[int]:
+    response = await stub.ListNotifications(notify_pb2.ListNotificationsRequest(**request), metadata=metadata)  # type: ignore[arg-type]
+    return [notification.number for notification in response.notifications]
+
+
+async def reason_of(call: Awaitable[object]) -> str:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    error: PawlError = from_rpc_error(caught.value)
+    return error.reason
+
+
+async def test_numbers_count_from_one_without_gaps_and_the_same_event_takes_none(
+    store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
+) -> None:
+    """NOTE-1, I15: redelivery gives one notification."""
+    assert await store.add([draft("a"), draft("b"), draft("a")]) == 2
+    assert await store.add([draft("b"), draft("c"), draft("x", user="bob")]) == 2
+    response = await stub.ListNotifications(notify_pb2.ListNotificationsRequest(), metadata=ANN)
+    assert [(n.number, n.event_id) for n in response.notifications] == [(3, "c"), (2, "b"), (1, "a")]
+
+
+async def test_replicas_given_the_same_events_at_once_make_one_notification_of_each(
+    store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
+) -> None:
+    events = [f"e{number}" for number in range(20)]
+    rounds = [[draft(event) for event in events], [draft(event) for event in reversed(events)]] * 2
+    added = await asyncio.gather(*(store.add(drafts) for drafts in rounds))
+    assert sum(added) == len(events)
+    assert await listed(stub) == list(range(20, 0, -1))
+
+
+async def test_nobody_sees_the_inbox_of_another_user_or_store(
+    store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
+) -> None:
+    """I13: a foreign notification is not found, exactly as an absent one."""
+    await store.add([draft("a")])
+    assert await listed(stub, BOB) == []
+    assert await listed(stub, ANN_ELSEWHERE) == []
+    request = notify_pb2.AcknowledgeNotificationsRequest(notification_ids=[draft("a").notification_id])
+    for metadata in (BOB, ANN_ELSEWHERE):
+        assert await reason_of(stub.AcknowledgeNotifications(request, metadata=metadata)) == "NOTIFICATION_NOT_FOUND"
+
+
+async def test_pages_go_from_new_to_old_and_lose_nothing(
+    store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
+) -> None:
+    await store.add([draft(f"e{number}") for number in range(5)])
+    seen: list[int] = []
+    token = ""
+    while True:
+        request = notify_pb2.ListNotificationsRequest(page_size=2, page_token=token)
+        response = await stub.ListNotifications(request, metadata=ANN)
+        seen += [notification.number for notification in response.notifications]
+        token = response.next_page_token
+        if not token:
+            break
+    assert seen == [5, 4, 3, 2, 1]
+
+
+async def test_what_was_read_stays_read_with_its_first_time(
+    store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
+) -> None:
+    await store.add([draft("a"), draft("b")])
+    request = notify_pb2.AcknowledgeNotificationsRequest(notification_ids=[draft("a").notification_id])
+    first = await stub.AcknowledgeNotifications(request, metadata=ANN)
+    again = await stub.AcknowledgeNotifications(request, metadata=ANN)
+    assert first.notifications[0].HasField("read_time")
+    assert first == again
+    unread = await stub.ListNotifications(notify_pb2.ListNotificationsRequest(only_unread=True), metadata=ANN)
+    assert [n.event_id for n in unread.notifications] == ["b"]
+    assert unread.unread_count == 1
+
+
+async def test_acknowledging_one_that_is_absent_marks_nothing(
+    store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
+) -> None:
+    await store.add([draft("a")])
+    request = notify_pb2.AcknowledgeNotificationsRequest(notification_ids=[draft("a").notification_id, "ntf_absent"])
+    assert await reason_of(stub.AcknowledgeNotifications(request, metadata=ANN)) == "NOTIFICATION_NOT_FOUND"
+    assert await listed(stub, only_unread=True) == [1]
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "reason"),
+    [
+        ({"page_size": 201}, "INVALID_FIELD"),
+        ({"page_token": "garbage"}, "INVALID_PAGE_TOKEN"),
+        ({"page_token": "unread-3"}, "INVALID_PAGE_TOKEN"),
+        ({"page_token": "all-3", "only_unread": True}, "INVALID_PAGE_TOKEN"),
+    ],
+)
+async def test_a_list_request_that_is_wrong_says_why(
+    stub: NotifyServiceAsyncStub, request_fields: dict[str, object], reason: str
+) -> None:
+    request = notify_pb2.ListNotificationsRequest(**request_fields)  # type: ignore[arg-type]
+    assert await reason_of(stub.ListNotifications(request, metadata=ANN)) == reason
+
+
+@pytest.mark.parametrize(
+    ("notification_ids", "reason"), [([], "INVALID_FIELD"), (["a"] * 201, "INVALID_FIELD"), (["a.b"], "INVALID_ID")]
+)
+async def test_an_acknowledgement_that_is_wrong_says_why(
+    stub: NotifyServiceAsyncStub, notification_ids: list[str], reason: str
+) -> None:
+    request = notify_pb2.AcknowledgeNotificationsRequest(notification_ids=notification_ids)
+    assert await reason_of(stub.AcknowledgeNotifications(request, metadata=ANN)) == reason
+
+
+async def test_old_notifications_are_forgotten_and_numbers_go_on(
+    store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
+) -> None:
+    await store.add([draft("a"), draft("b")])
+    assert await store.forget(older_than_seconds=3600, limit=10) == 0
+    assert await store.forget(older_than_seconds=-1, limit=10) == 2
+    await store.add([draft("c")])
+    assert await listed(stub) == [3]

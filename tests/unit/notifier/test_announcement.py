@@ -1,0 +1,100 @@
+"""Which events become notifications, and what these say (NOTE-1)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from services.chassis.ids import is_id
+from services.notifier.domain.announcement import (
+    BODY_BYTES_MAX,
+    TITLE_BYTES_MAX,
+    RunChange,
+    Wait,
+    draft_notification,
+    notification_id,
+)
+from services.notifier.domain.notification import (
+    ConversationId,
+    EventId,
+    Inbox,
+    NotificationKind,
+    RunId,
+    StoreId,
+    UserId,
+)
+
+CHANGE = RunChange(
+    event_id=EventId("evt_1"),
+    type="run.completed",
+    time=datetime(2026, 5, 1, tzinfo=UTC),
+    inbox=Inbox(store_id=StoreId("acme"), user_id=UserId("ann")),
+    run_id=RunId("run_1"),
+    conversation_id=ConversationId("conv_1"),
+)
+
+
+@pytest.mark.parametrize(
+    ("event_type", "kind"),
+    [
+        ("run.completed", NotificationKind.RUN_COMPLETED),
+        ("run.failed", NotificationKind.RUN_FAILED),
+        ("run.cancelled", NotificationKind.RUN_CANCELLED),
+        ("run.expired", NotificationKind.RUN_EXPIRED),
+        ("run.waiting", NotificationKind.INPUT_NEEDED),
+        ("run.needs_attention", NotificationKind.ATTENTION_NEEDED),
+    ],
+)
+def test_an_event_that_concerns_the_user_is_told(event_type: str, kind: NotificationKind) -> None:
+    draft = draft_notification(replace(CHANGE, type=event_type))
+    assert draft is not None
+    assert draft.kind is kind
+    assert (draft.inbox, draft.run_id, draft.event_id, draft.create_time) == (
+        CHANGE.inbox,
+        CHANGE.run_id,
+        CHANGE.event_id,
+        CHANGE.time,
+    )
+
+
+@pytest.mark.parametrize("event_type", ["run.queued", "run.running", "run.cancelling", "run.invented_later"])
+def test_an_event_that_needs_nobody_is_not_told(event_type: str) -> None:
+    assert draft_notification(replace(CHANGE, type=event_type)) is None
+
+
+def test_a_run_that_a_newer_message_replaced_is_not_told() -> None:
+    assert draft_notification(replace(CHANGE, type="run.cancelled", superseded=True)) is None
+
+
+def test_a_waiting_run_says_what_it_waits_for() -> None:
+    change = replace(CHANGE, type="run.waiting", waits=frozenset({Wait.ANSWER, Wait.APPROVAL}))
+    draft = draft_notification(change)
+    assert draft is not None
+    assert draft.title == "Run waits for your approval and your answer"
+
+
+def test_a_failed_run_says_why_and_keeps_its_partial_text() -> None:
+    change = replace(CHANGE, type="run.failed", failure_message="The model server is down.", output_text="So far")
+    draft = draft_notification(change)
+    assert draft is not None
+    assert (draft.title, draft.body) == ("Run failed: The model server is down.", "So far")
+
+
+def test_the_same_event_gives_the_same_id_and_another_event_another() -> None:
+    assert notification_id(EventId("e" * 64)) == notification_id(EventId("e" * 64))
+    assert notification_id(EventId("e" * 63)) != notification_id(EventId("e" * 64))
+    assert is_id(notification_id(EventId("e" * 64)))
+
+
+def test_texts_are_cut_by_bytes_on_a_character() -> None:
+    draft = draft_notification(
+        replace(CHANGE, type="run.failed", failure_message="ä\n" * 5000, output_text="\0" + "ü" * 5000)
+    )
+    assert draft is not None
+    assert "\n" not in draft.title
+    assert "\0" not in draft.body
+    assert TITLE_BYTES_MAX - 4 <= len(draft.title.encode()) <= TITLE_BYTES_MAX
+    assert BODY_BYTES_MAX - 4 <= len(draft.body.encode()) <= BODY_BYTES_MAX
+    assert draft.body.endswith("ü...")

@@ -1,0 +1,151 @@
+"""Each event is answered after its notification is durable, and none holds up another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import pytest
+
+from services.errors import DependencyUnavailable
+from services.notifier.app.intake import ATTEMPTS_MAX, Intake
+from services.notifier.app.ports import Delivery, PoisonEvent
+from services.notifier.domain.announcement import RunChange
+from services.notifier.domain.notification import ConversationId, Draft, EventId, Inbox, RunId, StoreId, UserId
+
+
+def change(name: str, event_type: str = "run.completed") -> RunChange:
+    return RunChange(
+        event_id=EventId(f"evt_{name}"),
+        type=event_type,
+        time=datetime(2026, 5, 1, tzinfo=UTC),
+        inbox=Inbox(store_id=StoreId("acme"), user_id=UserId("ann")),
+        run_id=RunId(f"run_{name}"),
+        conversation_id=ConversationId("conv_1"),
+    )
+
+
+class ScriptedDelivery:
+    """An event that remembers how it was answered, and what was stored by then."""
+
+    def __init__(self, content: RunChange | PoisonEvent | None, store: BrittleStore, *, attempt: int = 1) -> None:
+        self._content = content
+        self._store = store
+        self._attempt = attempt
+        self.answers: list[str] = []
+        self.stored_when_answered = 0
+
+    @property
+    def attempt(self) -> int:
+        return self._attempt
+
+    def read(self) -> RunChange | None:
+        if isinstance(self._content, PoisonEvent):
+            raise self._content
+        return self._content
+
+    async def accept(self) -> None:
+        self.stored_when_answered = len(self._store.drafts)
+        self.answers.append("accepted")
+
+    async def retry(self, *, delay_seconds: float) -> None:
+        self.answers.append(f"retry in {delay_seconds:g}")
+
+    async def reject(self) -> None:
+        self.answers.append("rejected")
+
+
+class BrittleStore:
+    """The one method that the intake uses; it can be away, and chokes on a draft of `run_bad`."""
+
+    def __init__(self) -> None:
+        self.drafts: list[Draft] = []
+        self.away = False
+
+    async def add(self, drafts: Sequence[Draft]) -> int:
+        if self.away:
+            raise DependencyUnavailable
+        if any(draft.run_id == "run_bad" for draft in drafts):
+            raise ValueError("this row cannot be stored")
+        self.drafts += drafts
+        return len(drafts)
+
+
+class Tally:
+    def __init__(self) -> None:
+        self.outcomes: list[str] = []
+
+    def event_taken(self, outcome: str) -> None:
+        self.outcomes.append(outcome)
+
+    def published(self, count: int) -> None:
+        raise AssertionError
+
+    def watching(self, count: int) -> None:
+        raise AssertionError
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.store = BrittleStore()
+        self.tally = Tally()
+        self.woken = 0
+        self.intake = Intake(self.store, self.tally, on_new=self._wake)  # type: ignore[arg-type]  # one method of it
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def delivery(self, content: RunChange | PoisonEvent | None, *, attempt: int = 1) -> ScriptedDelivery:
+        return ScriptedDelivery(content, self.store, attempt=attempt)
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+async def test_an_event_is_accepted_only_after_its_notification_is_stored(scene: Scene) -> None:
+    delivery = scene.delivery(change("a"))
+    await scene.intake.take([delivery])
+    assert delivery.answers == ["accepted"]
+    assert delivery.stored_when_answered == 1
+    assert scene.woken == 1
+
+
+async def test_an_event_that_concerns_nobody_is_accepted_and_stores_nothing(scene: Scene) -> None:
+    deliveries = [scene.delivery(change("a", "run.queued")), scene.delivery(None)]
+    await scene.intake.take(deliveries)
+    assert [delivery.answers for delivery in deliveries] == [["accepted"], ["accepted"]]
+    assert scene.store.drafts == []
+    assert scene.woken == 0
+
+
+async def test_a_poisonous_event_is_rejected_at_once_and_holds_up_no_other(scene: Scene) -> None:
+    """I20."""
+    poison, good = scene.delivery(PoisonEvent("garbage")), scene.delivery(change("a"))
+    await scene.intake.take([poison, good])
+    assert (poison.answers, good.answers) == (["rejected"], ["accepted"])
+    assert scene.tally.outcomes == ["rejected", "notified"]
+
+
+async def test_an_event_that_cannot_be_stored_is_tried_again_and_holds_up_no_other(scene: Scene) -> None:
+    """I20."""
+    bad, good = scene.delivery(change("bad")), scene.delivery(change("a"))
+    await scene.intake.take([bad, good])
+    assert (bad.answers, good.answers) == (["retry in 1"], ["accepted"])
+
+
+async def test_an_event_that_can_never_be_stored_is_given_up_in_the_end(scene: Scene) -> None:
+    bad = scene.delivery(change("bad"), attempt=ATTEMPTS_MAX)
+    await scene.intake.take([bad])
+    assert bad.answers == ["rejected"]
+
+
+async def test_while_the_database_is_away_every_event_comes_again_however_often_it_came(scene: Scene) -> None:
+    scene.store.away = True
+    deliveries: list[Delivery] = [scene.delivery(change("a")), scene.delivery(change("b"), attempt=1000)]
+    await scene.intake.take(deliveries)
+    assert [delivery.answers for delivery in deliveries if isinstance(delivery, ScriptedDelivery)] == [
+        ["retry in 1"],
+        ["retry in 30"],
+    ]

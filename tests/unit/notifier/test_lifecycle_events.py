@@ -1,0 +1,70 @@
+"""What is read from a message of the life cycle."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from pawl.event.v1 import event_pb2, run_pb2
+
+from services.notifier.adapters.lifecycle import read_change
+from services.notifier.app.ports import PoisonEvent
+from services.notifier.domain.announcement import Wait
+
+SUBJECT = "pawl.v1.acme.lifecycle.waiting"
+
+
+def event(store_id: str = "acme", user_id: str = "ann") -> event_pb2.RunEvent:
+    message = event_pb2.RunEvent(
+        store_id=store_id, conversation_id="conv_1", run_id="run_1", event_id="evt_1", seq=3, type="run.waiting"
+    )
+    message.time.FromDatetime(datetime(2026, 5, 1, tzinfo=UTC))
+    run = message.run_changed.run
+    run.user_id = user_id
+    run.state = run_pb2.RUN_STATE_WAITING
+    run.waits.extend([run_pb2.WAIT_KIND_ANSWER, run_pb2.WAIT_KIND_TOOL_RESULT])
+    return message
+
+
+def test_a_change_of_a_run_is_read_whole() -> None:
+    change = read_change(SUBJECT, event().SerializeToString())
+    assert change is not None
+    assert (change.event_id, change.type, change.run_id) == ("evt_1", "run.waiting", "run_1")
+    assert (change.inbox.store_id, change.inbox.user_id) == ("acme", "ann")
+    assert change.waits == {Wait.ANSWER, Wait.TOOL_RESULT}
+    assert change.time == datetime(2026, 5, 1, tzinfo=UTC)
+
+
+def test_a_wait_of_a_later_version_is_passed_over() -> None:
+    message = event()
+    message.run_changed.run.waits.append(99)  # type: ignore[arg-type]  # as an open enum allows
+    change = read_change(SUBJECT, message.SerializeToString())
+    assert change is not None
+    assert change.waits == {Wait.ANSWER, Wait.TOOL_RESULT}
+
+
+def test_another_event_is_no_change_of_a_run() -> None:
+    message = event()
+    message.warning.reason = "FINAL_ROUND"
+    assert read_change(SUBJECT, message.SerializeToString()) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff\xff\xff",
+        event(user_id="").SerializeToString(),
+        event(user_id="a.b").SerializeToString(),
+        event(user_id="x" * 65).SerializeToString(),
+    ],
+    ids=["garbage", "no user", "dotted user", "long user"],
+)
+def test_bytes_that_make_no_sense_are_poison(data: bytes) -> None:
+    with pytest.raises(PoisonEvent):
+        read_change(SUBJECT, data)
+
+
+def test_an_event_of_another_store_than_its_subject_is_poison() -> None:
+    """I13."""
+    with pytest.raises(PoisonEvent):
+        read_change(SUBJECT, event(store_id="other").SerializeToString())
