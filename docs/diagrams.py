@@ -9,10 +9,12 @@ import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from services.job_store.domain import call_table, run_table
 from services.job_store.domain.states import CallState
+
+StateT = TypeVar("StateT", bound=Enum)
 
 PAGE: Final = Path(__file__).with_name("architecture.md")
 
@@ -29,7 +31,7 @@ def _replaced(page: str, name: str, diagram: str) -> str:
     return pattern.sub(lambda _: f"{begin}\n{diagram}\n{end}", page)
 
 
-def _diagram(initial: Iterable[Enum], transitions: Mapping[Enum, frozenset[Enum]]) -> str:
+def _diagram(initial: Iterable[StateT], transitions: Mapping[StateT, frozenset[StateT]]) -> str:
     lines = ["```mermaid", "stateDiagram-v2"]
     lines += [f"    [*] --> {state.name}" for state in initial]
     for before, afters in transitions.items():

@@ -16,6 +16,7 @@ from tests.tidy import tree
 
 EXAMPLE = (tree.ROOT / ".env.example").read_text()
 EVERY_SERVICE = "every service"
+LAUNCHER = "pawl up"
 VARIABLE = re.compile(r"#([A-Z][A-Z0-9_]*)=(.*)")
 
 
@@ -55,7 +56,13 @@ def test_the_example_shows_every_variable_with_its_default() -> None:
         if cls is not ServiceSettings:
             own = {name: value for name, value in read_by(cls).items() if common.get(name) != value}
             expected.setdefault(section, {}).update(own)
-    assert shown() == expected
+    assert {section: variables for section, variables in shown().items() if section != LAUNCHER} == expected
+
+
+def test_the_example_shows_what_the_launcher_reads_by_itself() -> None:
+    source = (tree.ROOT / "services/launcher/options.py").read_text()
+    read = set(re.findall(r'"(PAWL_[A-Z_]+)"', source)) - set(read_by(ServiceSettings))
+    assert set(shown()[LAUNCHER]) == read
 
 
 def test_the_example_says_what_each_variable_is_for() -> None:
