@@ -46,6 +46,10 @@ class State:
     counted_from: float = 0.0
     """From when on active time is not in `run.active_seconds` yet."""
     under_way: frozenset[str] = frozenset()
+    tools_pinned: bool = False
+    """Whether the registry has said which tools the run may use; the first commit keeps them."""
+    model_starts_in: float | None = None
+    """Seconds until the open model call is to be made here; None if it was made, here or elsewhere."""
 
     @property
     def batch(self) -> tuple[Call, ...]:

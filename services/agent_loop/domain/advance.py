@@ -1,0 +1,208 @@
+"""Carries decisions out on the state, up to the work that has to be done and the step that comes before it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias, assert_never
+
+from services.agent_loop.domain.call import CallState
+from services.agent_loop.domain.commands import apply_command
+from services.agent_loop.domain.decide import decide
+from services.agent_loop.domain.decision import (
+    CallModel,
+    CheckFallback,
+    Decision,
+    EnterSteers,
+    Execute,
+    Fail,
+    Finish,
+    Park,
+    PinTools,
+    Settle,
+    StartModel,
+    StopCalls,
+    StopModel,
+    TakeOver,
+    Wait,
+)
+from services.agent_loop.domain.event import TAKEOVER, OwnerEvent, RoundRetrying, RoundStarted, Warned
+from services.agent_loop.domain.fact import Fact
+from services.agent_loop.domain.facts import apply_fact
+from services.agent_loop.domain.failure import FailureClass
+from services.agent_loop.domain.loop_state import OpenModelCall
+from services.agent_loop.domain.message import Message, Role
+from services.agent_loop.domain.run import RunFailure, RunState, Usage
+from services.agent_loop.domain.state import MODEL, PIN_TOOLS, State, check_of, stop_of
+
+_ROUNDS_NEAR_LIMIT: Final = 0.8
+# More decisions in a row than this, without any work, cannot be right.
+_DECISIONS_MAX: Final = 1000
+
+Work: TypeAlias = PinTools | StartModel | Execute | CheckFallback | StopModel | StopCalls
+"""Decisions that are work to be done, after the step is durable."""
+
+Rest: TypeAlias = Wait | Park | Finish | StopModel
+"""Decisions that end a plan. After StopModel the plan goes on when the model's task has been cut."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to make durable (the difference of `state` to what the ledger has, and `events`), then do."""
+
+    state: State
+    events: tuple[OwnerEvent, ...]
+    work: tuple[Work, ...]
+    rest: Rest
+
+
+def plan(base: State, facts: Sequence[Fact], now: float) -> Plan:
+    """Return the next step from what the ledger has, the commands it holds, and what happened here since.
+
+    Pure: the same arguments give the same plan, so a step that the ledger did
+    not take is planned again from a fresh base.
+    """
+    state = take_in(base, now)
+    events: list[OwnerEvent] = []
+    for fact in facts:
+        state, told = apply_fact(state, fact, now)
+        events += told
+    return advance(state, events, now)
+
+
+def take_in(base: State, now: float) -> State:
+    """Return the state with its unconsumed commands applied."""
+    state = base
+    for command in base.commands:
+        state = apply_command(state, command, now)
+    return replace(state, commands=(), consumed=tuple(command.command_id for command in base.commands))
+
+
+def advance(state: State, events: Sequence[OwnerEvent], now: float) -> Plan:
+    """Return the plan that follows from a state."""
+    told = list(events)
+    work: list[Work] = []
+    for _ in range(_DECISIONS_MAX):
+        decision = decide(state, now)
+        if isinstance(decision, PinTools | StartModel | Execute | CheckFallback | StopCalls):
+            work.append(decision)
+        state, more = enact(state, decision, now)
+        told += more
+        if isinstance(decision, Wait | Park | Finish | StopModel):
+            return Plan(state=state, events=tuple(told), work=tuple(work), rest=decision)
+    raise RuntimeError("the rules of the loop do not come to an end")
+
+
+def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
+    """Return the state once `decision` is carried out, and the events that tell of it."""
+    match decision:
+        case Settle():
+            return state.with_calls(decision.calls), ()
+        case EnterSteers():
+            return _enter_steers(state), ()
+        case Fail():
+            return replace(state, loop=replace(state.loop, failure=decision.failure)), ()
+        case PinTools():
+            return _with_work(state, PIN_TOOLS), ()
+        case CallModel():
+            return _announce(state, decision, now)
+        case TakeOver():
+            return _take_over(state)
+        case StartModel():
+            return replace(_with_work(state, MODEL), model_starts_in=None), ()
+        case Execute():
+            return _start_calls(state, decision, now), ()
+        case CheckFallback():
+            return _with_work(state, check_of(decision.call_id)), ()
+        case StopCalls():
+            return _with_work(state, *map(stop_of, decision.call_ids)), ()
+        case Park():
+            return replace(state, run=replace(state.run, state=decision.state, waits=decision.waits)), ()
+        case Finish():
+            run = replace(state.run, state=decision.state, waits=(), failure=decision.failure)
+            return replace(state, run=run), ()
+        case StopModel() | Wait():
+            return state, ()
+        case _:
+            assert_never(decision)
+
+
+def _with_work(state: State, *names: str) -> State:
+    return replace(state, under_way=state.under_way.union(names))
+
+
+def _enter_steers(state: State) -> State:
+    messages = [Message(role=Role.USER, run_id=state.run.run_id, text=text) for text in state.loop.steers]
+    return replace(state, messages=(*state.messages, *messages), loop=replace(state.loop, steers=()))
+
+
+def _start_calls(state: State, decision: Execute, now: float) -> State:
+    calls = [state.calls[call_id] for call_id in decision.call_ids]
+    started = [replace(call, state=CallState.RUNNING, attempt=call.attempt + 1, start_time=now) for call in calls]
+    return _with_work(_running(state.with_calls(started)), *decision.call_ids)
+
+
+def _running(state: State) -> State:
+    return replace(state, run=replace(state.run, state=RunState.RUNNING, waits=()))
+
+
+def _announce(state: State, decision: CallModel, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
+    summary = decision.summarise_to_number > 0
+    opened = OpenModelCall(
+        attempt=1,
+        without_tools=decision.without_tools,
+        output_from_seq=state.run.last_seq + 1,
+        summarised_to_number=decision.summarise_to_number,
+    )
+    loop = replace(state.loop, model_call=opened, round_began_active_seconds=state.active_seconds(now), in_doubt=())
+    run = state.run
+    if summary:
+        loop = replace(loop, summarised_round=decision.round)
+    else:
+        loop = replace(loop, notes={})
+        run = replace(run, round=decision.round)
+    started = RoundStarted(
+        round=decision.round,
+        model_attempt=1,
+        model=run.options.model,
+        without_tools=decision.without_tools,
+        summary=summary,
+    )
+    state = replace(_running(replace(state, run=run)), loop=loop, model_starts_in=0.0)
+    return state, (*_warnings(state, decision), started)
+
+
+def _warnings(state: State, decision: CallModel) -> tuple[Warned, ...]:
+    rounds_max = state.run.options.limits.rounds_max
+    if decision.summarise_to_number:
+        return (Warned(reason="HISTORY_SUMMARISED", message="The oldest messages are being replaced by a summary."),)
+    if decision.without_tools:
+        message = f"After {rounds_max} rounds the model answers without tools."
+        return (Warned(reason="FINAL_ROUND", message=message),)
+    if decision.round == math.ceil(_ROUNDS_NEAR_LIMIT * rounds_max):
+        message = f"Round {decision.round} of {rounds_max}."
+        return (Warned(reason="ROUND_LIMIT_NEAR", message=message),)
+    return ()
+
+
+def _take_over(state: State) -> tuple[State, tuple[OwnerEvent, ...]]:
+    opened = state.loop.model_call
+    if opened is None:
+        return state, ()
+    state = replace(state, run=replace(state.run, usage=state.run.usage + Usage(model_calls=1)))
+    if opened.attempt >= state.run.options.limits.model_attempts_max:
+        message = f"The model call was interrupted or failed {opened.attempt} times."
+        failure = RunFailure(failure_class=FailureClass.INTERNAL, reason="INTERNAL", message=message)
+        return replace(state, loop=replace(state.loop, model_call=None, failure=failure)), ()
+    # Whether the lost attempt showed anything is known by the log having grown since.
+    showed = state.run.last_seq > opened.output_from_seq
+    event = RoundRetrying(
+        round=state.run.round + opened.summary,
+        model_attempt=opened.attempt,
+        reason=TAKEOVER,
+        message="Another worker goes on with the run.",
+        void_from_seq=opened.output_from_seq if showed else 0,
+    )
+    again = replace(opened, attempt=opened.attempt + 1, output_from_seq=state.run.last_seq + 1)
+    return replace(state, loop=replace(state.loop, model_call=again), model_starts_in=0.0), (event,)

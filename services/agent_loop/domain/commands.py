@@ -1,0 +1,129 @@
+"""What a command makes of the state. The ledger has judged it before: a command that is read here is taken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from services.agent_loop.domain import order, proposals, settle
+from services.agent_loop.domain.call import ApprovalRequest, Call, CallResult, CallState, Decided, DecisionKind
+from services.agent_loop.domain.command import (
+    CallResolution,
+    Cancel,
+    Command,
+    Decide,
+    Progress,
+    Resolve,
+    Steer,
+    ToolResult,
+)
+from services.agent_loop.domain.run import RunState
+from services.agent_loop.domain.state import State
+from services.chassis import strict_json
+
+_WITHDRAWN = "The user sent a new message before this call was made; it was not made."
+_DID_NOT_HAPPEN = "An operator found that this call did not happen."
+
+
+def apply_command(state: State, command: Command, now: float) -> State:
+    """Return the state after `command`. One whose call is not pending any more changes nothing."""
+    match command.kind:
+        case ToolResult() as result:
+            return _with_result(state, result, now)
+        case Decide() as decision:
+            return _decided(state, command, decision, now)
+        case Steer() as steer:
+            return _steered(state, steer, now)
+        case Cancel() as cancel:
+            run = replace(state.run, state=RunState.CANCELLING, stop_cause=cancel.cause, waits=())
+            return replace(state, run=run)
+        case Resolve() as resolution:
+            return _resolved(state, resolution, now)
+        case Progress():
+            # The ledger has told it; nothing follows from it.
+            return state
+        case _:
+            assert_never(command.kind)
+
+
+def _with_result(state: State, command: ToolResult, now: float) -> State:
+    call = state.calls.get(command.call_id)
+    if call is None or call.state is not CallState.OFFERED:
+        return state
+    result = command.result
+    if result.is_error and not result.error_reason:
+        result = replace(result, error_reason="TOOL_ERROR")
+    outcome = CallState.FAILED if result.is_error else CallState.SUCCEEDED
+    return state.with_calls([settle.settled(call, outcome, result, now, state.loop.notes.get(call.call_id, ""))])
+
+
+def _decided(state: State, command: Command, decision: Decide, now: float) -> State:
+    call = state.calls.get(decision.call_id)
+    if call is None or call.state not in {CallState.AWAITING_APPROVAL, CallState.ASKED}:
+        return state
+    if call.approval is not None:
+        call = replace(call, approval=_approval(call.approval, command, decision))
+    match decision.kind:
+        case DecisionKind.ANSWER:
+            call = _answered(call, decision.answer, now)
+        case DecisionKind.REJECT:
+            call = _rejected(call, decision.reason, now)
+        case DecisionKind.EDIT:
+            call = proposals.released(
+                replace(call, arguments_json=decision.arguments_json), state.run.options.limits, now
+            )
+        case DecisionKind.APPROVE:
+            call = proposals.released(call, state.run.options.limits, now)
+    return state.with_calls([call])
+
+
+def _approval(approval: ApprovalRequest, command: Command, decision: Decide) -> ApprovalRequest:
+    decided = Decided(kind=decision.kind, user_id=command.user_id, reason=decision.reason, time=command.time)
+    digest = decision.edited_digest if decision.kind is DecisionKind.EDIT else approval.digest
+    return replace(approval, decision=decided, digest=digest)
+
+
+def _answered(call: Call, answer: str, now: float) -> Call:
+    content = strict_json.dumps_canonical({"answer": answer})
+    if call.state is CallState.AWAITING_APPROVAL:
+        note = f"{call.tool_name} was not run: the reviewer gave this answer instead."
+    else:
+        note = f"No client ran {call.tool_name}: the user gave this answer instead." if call.offer else ""
+    return settle.settled(call, CallState.SUCCEEDED, CallResult(content_json=content), now, note)
+
+
+def _rejected(call: Call, reason: str, now: float) -> Call:
+    what = "approve this call" if call.state is CallState.AWAITING_APPROVAL else "answer"
+    message = f"The user refused to {what}." + (f" Reason: {reason}" if reason else "")
+    return settle.settled(call, CallState.REJECTED, settle.error("REJECTED", message), now)
+
+
+def _steered(state: State, steer: Steer, now: float) -> State:
+    """Withdraw what waits for a person, and what stands behind it; the rest of the batch goes on."""
+    withdrawn = [
+        settle.withdrawn(call, _WITHDRAWN, now)
+        for call in state.open_calls
+        if call.state in {CallState.AWAITING_APPROVAL, CallState.ASKED, CallState.OFFERED}
+        or (call.state is CallState.RUNNABLE and order.waits_for_decision(call, state.batch))
+    ]
+    loop = replace(state.loop, steers=(*state.loop.steers, steer.text))
+    return replace(state.with_calls(withdrawn), loop=loop)
+
+
+def _resolved(state: State, command: Resolve, now: float) -> State:
+    call = state.calls.get(command.call_id)
+    if call is None or call.state is not CallState.RUNNING or call.call_id not in state.loop.in_doubt:
+        return state
+    in_doubt = tuple(call_id for call_id in state.loop.in_doubt if call_id != call.call_id)
+    state = replace(state, loop=replace(state.loop, in_doubt=in_doubt))
+    note = state.loop.notes.get(call.call_id, "")
+    match command.resolution:
+        case CallResolution.HAPPENED:
+            result = CallResult(content_json=command.content_json or b"null")
+            return state.with_calls([settle.settled(call, CallState.SUCCEEDED, result, now, note)])
+        case CallResolution.TELL_MODEL:
+            result = settle.error("TOOL_ERROR", _DID_NOT_HAPPEN)
+            return state.with_calls([settle.settled(call, CallState.FAILED, result, now, note)])
+        case CallResolution.RUN_AGAIN:
+            # It is RUNNING and nobody runs it: it will be started again.
+            return state

@@ -1,0 +1,190 @@
+"""The rules of the loop: what to do next with a run, given all that is known of it.
+
+Plain functions, no I/O. `decide` gives one decision; `advance` carries decisions
+out on the state until work or waiting comes up.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from services.agent_loop.domain import history, order, settle
+from services.agent_loop.domain.call import Call, CallState, OfferFallback
+from services.agent_loop.domain.decision import (
+    CallModel,
+    CheckFallback,
+    Decision,
+    EnterSteers,
+    Execute,
+    Fail,
+    Finish,
+    Park,
+    PinTools,
+    Settle,
+    StartModel,
+    StopCalls,
+    StopModel,
+    TakeOver,
+    Wait,
+)
+from services.agent_loop.domain.failure import FailureClass
+from services.agent_loop.domain.message import Role
+from services.agent_loop.domain.run import (
+    ENDED,
+    RoundLimitPolicy,
+    RunFailure,
+    RunState,
+    WaitKind,
+)
+from services.agent_loop.domain.state import MODEL, PIN_TOOLS, State, check_of, stop_of
+
+_WAITS: Final = {
+    CallState.OFFERED: WaitKind.TOOL_RESULT,
+    CallState.AWAITING_APPROVAL: WaitKind.APPROVAL,
+    CallState.ASKED: WaitKind.ANSWER,
+}
+
+
+def decide(state: State, now: float) -> Decision:
+    """Return what to do next.
+
+    Guarantees, whatever came before: a model call is announced only when every
+    call of the batch has its result, and once per closed batch; serial calls
+    start in the model's order; nothing starts once the run is CANCELLING or is
+    about to fail; a run ends only when every call has its result.
+    """
+    if state.run.state in ENDED:
+        return Wait(until=None)
+    if _is_ending(state):
+        return _end(state, now)
+    failure = _limit_reached(state, now)
+    if failure is not None:
+        return Fail(failure=failure)
+    if not _has_begun(state):
+        return Wait(until=_timeout_at(state, now)) if PIN_TOOLS in state.under_way else PinTools()
+    if state.loop.model_call is not None:
+        return _go_on_with_model(state, now)
+    if state.open_calls:
+        return _go_on_with_batch(state, now)
+    return _after_batch(state)
+
+
+def _has_begun(state: State) -> bool:
+    """A run has begun once its tools are pinned, and that is committed with its first round."""
+    return state.run.round > 0 or bool(state.run.tools) or state.tools_pinned
+
+
+def _is_ending(state: State) -> bool:
+    return state.run.state is RunState.CANCELLING or state.loop.failure is not None
+
+
+def _end(state: State, now: float) -> Decision:
+    if MODEL in state.under_way:
+        return StopModel()
+    running = [call for call in state.open_calls if call.state is CallState.RUNNING]
+    to_stop = tuple(call.call_id for call in running if stop_of(call.call_id) not in state.under_way)
+    if to_stop:
+        return StopCalls(call_ids=to_stop)
+    if running:
+        return Wait(until=None)
+    if state.open_calls:
+        message = "The run was stopped before this call was made."
+        return Settle(calls=tuple(settle.withdrawn(call, message, now) for call in state.open_calls))
+    if state.loop.steers:
+        return EnterSteers()
+    if state.run.state is RunState.CANCELLING:
+        return Finish(state=RunState.CANCELLED)
+    return Finish(state=RunState.FAILED, failure=state.loop.failure)
+
+
+def _limit_reached(state: State, now: float) -> RunFailure | None:
+    limits = state.run.options.limits
+    if state.active_seconds(now) >= limits.run_timeout_seconds:
+        message = f"The run was active for more than {limits.run_timeout_seconds:g} seconds."
+        return RunFailure(failure_class=FailureClass.LIMIT, reason="RUN_TIMEOUT", message=message)
+    is_active = state.loop.model_call is not None or bool(state.open_calls)
+    if is_active and state.round_active_seconds(now) >= limits.round_timeout_seconds:
+        message = f"A round was active for more than {limits.round_timeout_seconds:g} seconds."
+        return RunFailure(failure_class=FailureClass.LIMIT, reason="ROUND_TIMEOUT", message=message)
+    return None
+
+
+def _timeout_at(state: State, now: float) -> float:
+    limits = state.run.options.limits
+    left = limits.run_timeout_seconds - state.active_seconds(now)
+    if state.run.round:
+        left = min(left, limits.round_timeout_seconds - state.round_active_seconds(now))
+    return now + max(0.0, left)
+
+
+def _go_on_with_model(state: State, now: float) -> Decision:
+    if MODEL in state.under_way:
+        return Wait(until=_timeout_at(state, now))
+    if state.model_starts_in is not None:
+        return StartModel(delay_seconds=state.model_starts_in)
+    return TakeOver()
+
+
+def _go_on_with_batch(state: State, now: float) -> Decision:
+    overdue = [call for call in state.open_calls if call.deadline_time is not None and call.deadline_time <= now]
+    to_check = next((call for call in overdue if _falls_back(call)), None)
+    if to_check is not None and check_of(to_check.call_id) not in state.under_way:
+        return CheckFallback(call_id=to_check.call_id)
+    answer_timeout = state.run.options.limits.answer_timeout_seconds
+    lapsed = tuple(settle.expired(call, now, answer_timeout) for call in overdue if not _falls_back(call))
+    if lapsed:
+        return Settle(calls=lapsed)
+    startable = tuple(call.call_id for call in state.open_calls if _can_start(call, state))
+    if startable:
+        return Execute(call_ids=startable)
+    if state.under_way:
+        return Wait(until=min([_timeout_at(state, now), *_deadlines(state, after=now)]))
+    return _park(state, now)
+
+
+def _falls_back(call: Call) -> bool:
+    return call.state is CallState.OFFERED and call.offer_fallback is OfferFallback.BACKEND_TOOL
+
+
+def _can_start(call: Call, state: State) -> bool:
+    if call.call_id in state.under_way or call.call_id in state.loop.in_doubt:
+        return False
+    if call.state is CallState.RUNNING:
+        # Its worker is gone. The registry knows whether it ran, by its id.
+        return True
+    return call.state is CallState.RUNNABLE and order.may_start(call, state.batch, state.run.options.batch_order)
+
+
+def _park(state: State, now: float) -> Park:
+    waits = tuple(kind for kind in WaitKind if any(_WAITS.get(call.state) is kind for call in state.open_calls))
+    wake_time = min(_deadlines(state, after=now), default=None)
+    if any(call.call_id in state.loop.in_doubt for call in state.open_calls):
+        return Park(state=RunState.NEEDS_ATTENTION, waits=(), wake_time=wake_time)
+    return Park(state=RunState.WAITING, waits=waits, wake_time=wake_time)
+
+
+def _deadlines(state: State, *, after: float) -> list[float]:
+    times = (call.deadline_time for call in state.open_calls)
+    return [time for time in times if time is not None and time > after]
+
+
+def _after_batch(state: State) -> Decision:
+    if state.loop.steers:
+        return EnterSteers()
+    run, last = state.run, state.last_message
+    limits = run.options.limits
+    answered = last is not None and last.role is Role.ASSISTANT
+    if answered and last is not None and not last.call_ids:
+        return Finish(state=RunState.COMPLETED)
+    if run.round > limits.rounds_max and answered:
+        return Finish(state=RunState.COMPLETED) if run.output_text else _round_limit(limits.rounds_max)
+    if run.round >= limits.rounds_max and run.options.round_limit_policy is RoundLimitPolicy.FAIL:
+        return _round_limit(limits.rounds_max)
+    without_tools = run.round >= limits.rounds_max
+    to_number = history.summarise_to(state) if state.loop.summarised_round <= run.round else 0
+    return CallModel(round=run.round + 1, without_tools=without_tools, summarise_to_number=to_number)
+
+
+def _round_limit(rounds_max: int) -> Fail:
+    message = f"The model still asked for tools after {rounds_max} rounds."
+    return Fail(failure=RunFailure(failure_class=FailureClass.LIMIT, reason="ROUND_LIMIT", message=message))

@@ -1,0 +1,92 @@
+"""What the work of this process came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from services.agent_loop.domain.assembly import ModelAnswer
+from services.agent_loop.domain.call import Call
+from services.agent_loop.domain.retry import Problem
+from services.agent_loop.domain.run import PinnedTool, RunFailure
+from services.agent_loop.domain.tool import ExecutionResult, Stopped, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolsPinned:
+    """The registry said which tools the run may use."""
+
+    tools: tuple[PinnedTool, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRefused:
+    """The run cannot begin."""
+
+    failure: RunFailure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """Output of the open model call that the log has: the first and the last seq; 0 if none."""
+
+    first_seq: int = 0
+    last_seq: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelAnswered:
+    """The model answered; its calls as drafted, and the verdict on each that may be run."""
+
+    answer: ModelAnswer
+    shown: Shown
+    calls: tuple[Call, ...] = ()
+    verdicts: Mapping[str, Verdict]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFailed:
+    """The model call failed after it had written `answer`; `jitter` is from 0 to 1."""
+
+    error: Problem
+    answer: ModelAnswer
+    shown: Shown
+    jitter: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCut:
+    """The model call was stopped after it had written `answer`."""
+
+    answer: ModelAnswer
+    shown: Shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallExecuted:
+    """An execution ended."""
+
+    call_id: str
+    ended: ExecutionResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallStopped:
+    """The cancellation of an execution was answered."""
+
+    call_id: str
+    answer: Stopped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FallbackChecked:
+    """The registry judged the backend tool that shall replace a call's front end."""
+
+    call_id: str
+    verdict: Verdict
+
+
+Fact: TypeAlias = (
+    ToolsPinned | RunRefused | ModelAnswered | ModelFailed | ModelCut | CallExecuted | CallStopped | FallbackChecked
+)

@@ -1,0 +1,82 @@
+"""What the work of this process makes of the state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from services.agent_loop.domain import answering, proposals, settle
+from services.agent_loop.domain.call import REPEATABLE, Call, CallState, ExecutionContext
+from services.agent_loop.domain.event import OwnerEvent
+from services.agent_loop.domain.fact import (
+    CallExecuted,
+    CallStopped,
+    Fact,
+    FallbackChecked,
+    ModelAnswered,
+    ModelCut,
+    ModelFailed,
+    RunRefused,
+    ToolsPinned,
+)
+from services.agent_loop.domain.run import UnknownOutcomePolicy
+from services.agent_loop.domain.state import State
+from services.agent_loop.domain.tool import Outcome
+
+
+def apply_fact(state: State, fact: Fact, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
+    """Return the state after `fact`, and the events that tell of it.
+
+    A fact about a call that has been settled in the meantime changes nothing.
+    """
+    match fact:
+        case ToolsPinned():
+            return replace(state, run=replace(state.run, tools=fact.tools), tools_pinned=True), ()
+        case RunRefused():
+            return replace(state, loop=replace(state.loop, failure=fact.failure)), ()
+        case ModelAnswered():
+            return answering.answered(state, fact, now)
+        case ModelFailed():
+            return answering.failed(state, fact, now)
+        case ModelCut():
+            return answering.cut(state, fact), ()
+        case CallExecuted():
+            return _executed(state, fact, now), ()
+        case CallStopped():
+            call = state.calls[fact.call_id]
+            note = state.loop.notes.get(call.call_id, "")
+            return _settle(state, settle.stopped(call, fact.answer, now, note)), ()
+        case FallbackChecked():
+            return _fallen_back(state, fact, now), ()
+        case _:
+            assert_never(fact)
+
+
+def _executed(state: State, fact: CallExecuted, now: float) -> State:
+    call = state.calls[fact.call_id]
+    policy = state.run.options.unknown_outcome_policy
+    if (
+        fact.ended.outcome is Outcome.UNKNOWN
+        and policy is UnknownOutcomePolicy.NEEDS_ATTENTION
+        and call.effect_class not in REPEATABLE
+        and call.state is CallState.RUNNING
+    ):
+        doubted = (*state.loop.in_doubt, call.call_id)
+        return replace(state, loop=replace(state.loop, in_doubt=doubted))
+    return _settle(state, settle.executed(call, fact.ended, now, state.loop.notes.get(call.call_id, "")))
+
+
+def _settle(state: State, call: Call) -> State:
+    return state.with_calls([call]) if not state.calls[call.call_id].settled else state
+
+
+def _fallen_back(state: State, fact: FallbackChecked, now: float) -> State:
+    call = state.calls[fact.call_id]
+    if call.state is not CallState.OFFERED:
+        return state
+    if fact.verdict.context is ExecutionContext.FRONTEND:
+        message = f"No client ran this call in time, and {call.fallback_tool_name} cannot run in its place."
+        result = settle.error("EXPIRED", message)
+        return state.with_calls([settle.settled(call, CallState.EXPIRED, result, now)])
+    call = proposals.judged(call, fact.verdict, state.run.options.limits, now)
+    return state.with_calls([replace(call, offer=None)])

@@ -1,0 +1,157 @@
+"""The conversation in the form of the chat-completions protocol.
+
+Built from messages and call rows, so that each call has exactly one result, in
+call order, right after the message that asks for it: a provider that checks
+histories takes every one that is made here, whatever happened to the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from services.agent_loop.domain import results
+from services.agent_loop.domain.call import Call
+from services.agent_loop.domain.message import Message, Role
+from services.agent_loop.domain.state import State
+from services.chassis import strict_json
+from services.errors import PawlError
+
+ProviderMessage: TypeAlias = dict[str, Any]
+
+_INTERRUPTED: Final = "[The answer was interrupted here.]"
+_SUMMARY: Final = "Summary of the conversation so far:\n\n"
+_KEPT_SHARE: Final = 0.5
+_ARGUMENTS_BYTES_MAX: Final = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """What a model server wants: whether a message carries its reasoning back, and in which field."""
+
+    reasoning_field: str = ""
+    """Empty: reasoning text is not sent back."""
+
+
+def of_run(state: State, dialect: Dialect) -> tuple[ProviderMessage, ...]:
+    """Return the history for the next answer, instructions first."""
+    head = [_message("system", state.run.options.instructions)] if state.run.options.instructions else []
+    return tuple(_merged([*head, *(part for group in groups(state, dialect) for part in group)]))
+
+
+def groups(state: State, dialect: Dialect) -> list[list[ProviderMessage]]:
+    """Return what each message of the conversation becomes: itself and the results of its calls, or nothing."""
+    bytes_max = state.run.options.limits.result_bytes_per_round_max
+    return [_group(message, state.calls, dialect, bytes_max) for message in state.messages]
+
+
+def summarise_to(state: State) -> int:
+    """Return the number of the last message that a summary shall replace; 0 if the history is small enough.
+
+    The newest messages, up to half of the budget, stay as they are, the last
+    one always. A message is never parted from the results of its calls.
+    """
+    budget = state.run.options.limits.context_bytes_max
+    sizes = [sum(len(msgspec.json.encode(part)) for part in group) for group in groups(state, Dialect())]
+    if sum(sizes) <= budget:
+        return 0
+    kept, first = 0, len(sizes)
+    while first > 0 and (first == len(sizes) or kept + sizes[first - 1] <= budget * _KEPT_SHARE):
+        first -= 1
+        kept += sizes[first]
+    replaced = [message for message in state.messages[:first] if message.role is not Role.SUMMARY]
+    return replaced[-1].number if replaced else 0
+
+
+def to_summarise(state: State, to_number: int) -> str:
+    """Return the part of the conversation up to a number as one text, at most as large as the context."""
+    bytes_max = state.run.options.limits.context_bytes_max
+    old = [message for message in state.messages if message.role is Role.SUMMARY or message.number <= to_number]
+    limit = state.run.options.limits.result_bytes_per_round_max
+    parts = (part for message in old for part in _group(message, state.calls, Dialect(), limit))
+    text = "\n\n".join(msgspec.json.encode(part).decode() for part in parts)
+    # The end is closest to what comes next.
+    return text.encode()[-bytes_max:].decode(errors="ignore")
+
+
+def _group(
+    message: Message, calls: Mapping[str, Call], dialect: Dialect, result_bytes_max: int
+) -> list[ProviderMessage]:
+    match message.role:
+        case Role.USER:
+            return [_message("user", message.text)]
+        case Role.SUMMARY:
+            return [_message("user", _SUMMARY + message.text)]
+        case Role.ASSISTANT:
+            asked = [calls[call_id] for call_id in message.call_ids if call_id in calls]
+            answer = _assistant(message, asked, dialect)
+            return [answer, *_tool_messages(asked, result_bytes_max)] if answer else []
+
+
+def _message(role: str, content: str) -> ProviderMessage:
+    return {"role": role, "content": content}
+
+
+def _assistant(message: Message, asked: Sequence[Call], dialect: Dialect) -> ProviderMessage | None:
+    content = "\n\n".join(
+        part for part in (message.text, message.refusal, _INTERRUPTED if message.interrupted else "") if part
+    )
+    if not content and not asked:
+        return None
+    answer = _message("assistant", content)
+    if asked:
+        answer["content"] = content or None
+        answer["tool_calls"] = [
+            {
+                "id": call.call_id,
+                "type": "function",
+                "function": {"name": call.tool_name, "arguments": _arguments(call.proposed_arguments)},
+            }
+            for call in asked
+        ]
+    if dialect.reasoning_field and (message.reasoning or asked):
+        answer[dialect.reasoning_field] = message.reasoning
+    if message.provider_state_json:
+        state: dict[str, Any] = msgspec.json.decode(message.provider_state_json)
+        answer |= {key: value for key, value in state.items() if key not in answer}
+    return answer
+
+
+def _tool_messages(asked: Sequence[Call], bytes_max: int) -> Iterable[ProviderMessage]:
+    for call, content in zip(asked, results.contents(asked, bytes_max), strict=True):
+        yield {"role": "tool", "tool_call_id": call.call_id, "content": content}
+
+
+def _arguments(proposed: str) -> str:
+    """Return what the model wrote, or an object that holds it: some providers refuse arguments that are no JSON."""
+    if not proposed.strip():
+        return "{}"
+    try:
+        if isinstance(strict_json.loads(proposed.encode(), bytes_max=_ARGUMENTS_BYTES_MAX), dict):
+            return proposed
+    except PawlError:
+        pass
+    return msgspec.json.encode({"not_json": proposed}).decode()
+
+
+def _merged(messages: Iterable[ProviderMessage]) -> Iterable[ProviderMessage]:
+    """Join neighbours of the same role, which some providers refuse."""
+    waiting: ProviderMessage | None = None
+    for message in messages:
+        if waiting is not None and _joins(waiting, message):
+            content = "\n\n".join(part for part in (waiting["content"], message["content"]) if part)
+            waiting = {**message, "content": content or None}
+            continue
+        if waiting is not None:
+            yield waiting
+        waiting = message
+    if waiting is not None:
+        yield waiting
+
+
+def _joins(first: ProviderMessage, second: ProviderMessage) -> bool:
+    same = first["role"] == second["role"] and first["role"] in {"user", "assistant"}
+    return same and "tool_calls" not in first

@@ -1,0 +1,130 @@
+"""From what the model asked for to rows of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from services.agent_loop.domain import settle, text
+from services.agent_loop.domain.assembly import ARGUMENTS_BYTES_MAX, RawCall
+from services.agent_loop.domain.call import ApprovalRequest, Call, CallState, EffectClass, ExecutionContext, OfferLease
+from services.agent_loop.domain.limits import Limits
+from services.agent_loop.domain.run import Run
+from services.agent_loop.domain.tool import Disposition, ProposedCall, Verdict
+
+_KEPT_CHARACTERS: Final = 4096
+"""What is kept of arguments that are too large to be run."""
+
+
+def draft(
+    run: Run, asked: Sequence[RawCall], *, without_tools: bool, now: float, new_call_id: Callable[[], str]
+) -> tuple[Call, ...]:
+    """Return a call for everything that the model asked for in round `run.round`, in its order.
+
+    What may be run is PROPOSED and has to be checked; the surplus, arguments
+    over 256 KiB, and calls in an answer that was to have none are FAILED.
+    """
+    return tuple(
+        _draft(run, raw, index, without_tools=without_tools, now=now, call_id=new_call_id())
+        for index, raw in enumerate(asked)
+    )
+
+
+def _draft(run: Run, raw: RawCall, index: int, *, without_tools: bool, now: float, call_id: str) -> Call:
+    arguments = text.clean(raw.arguments)
+    size = len(arguments.encode())
+    call = Call(
+        store_id=run.store_id,
+        conversation_id=run.conversation_id,
+        run_id=run.run_id,
+        call_id=call_id,
+        round=run.round,
+        index=index,
+        provider_call_id=text.clean(raw.provider_call_id)[:256],
+        tool_name=text.tool_name(raw.name),
+        state=CallState.PROPOSED,
+        proposed_arguments=arguments if size <= ARGUMENTS_BYTES_MAX else arguments[:_KEPT_CHARACTERS],
+        create_time=now,
+    )
+    if without_tools:
+        return _refused(call, "NOT_ALLOWED", "No more tools can be called in this run.", now)
+    if index >= run.options.limits.calls_per_round_max:
+        message = (
+            f"Only the first {run.options.limits.calls_per_round_max} calls of an answer are run; this one was not."
+        )
+        return _refused(call, "TOO_MANY_CALLS", message, now)
+    if size > ARGUMENTS_BYTES_MAX:
+        message = f"The arguments have {size} bytes; at most {ARGUMENTS_BYTES_MAX} are allowed."
+        return _refused(call, "INVALID_ARGUMENTS", message, now)
+    return call
+
+
+def to_check(run: Run, calls: Sequence[Call]) -> tuple[ProposedCall, ...]:
+    """Return what the registry is asked about those calls that may be run."""
+    return tuple(
+        ProposedCall(
+            call_id=call.call_id,
+            tool_name=call.tool_name,
+            tool_version=run.tool_version(call.tool_name),
+            arguments_json=call.proposed_arguments.encode(),
+        )
+        for call in calls
+        if call.state is CallState.PROPOSED
+    )
+
+
+def judged(call: Call, verdict: Verdict, limits: Limits, now: float) -> Call:
+    """Return a PROPOSED call, or one that falls back to a backend tool, as the registry's verdict leaves it.
+
+    A call that may run at once is RUNNABLE; when it starts is a matter of its
+    batch.
+    """
+    timeout = min(verdict.timeout_seconds or limits.tool_timeout_seconds, limits.tool_timeout_seconds)
+    call = replace(
+        call,
+        tool_version=verdict.tool_version,
+        context=verdict.context,
+        category=verdict.category,
+        effect_class=verdict.effect_class,
+        arguments_json=verdict.arguments_json,
+        parallel=verdict.parallel or verdict.effect_class is EffectClass.READ_ONLY,
+        resource_keys=verdict.resource_keys,
+        timeout_seconds=timeout,
+        question=verdict.question,
+    )
+    match verdict.disposition:
+        case Disposition.REFUSE:
+            return _refused(call, verdict.error_reason or "NOT_ALLOWED", verdict.error_message, now)
+        case Disposition.APPROVE:
+            return replace(
+                with_offer(call, verdict),
+                state=CallState.AWAITING_APPROVAL,
+                approval=ApprovalRequest(digest=verdict.digest, preview=verdict.preview, cause=verdict.approval_cause),
+                deadline_time=now + limits.approval_expiry_seconds,
+            )
+        case Disposition.OFFER | Disposition.ASK | Disposition.RUN:
+            return released(with_offer(call, verdict), limits, now)
+
+
+def with_offer(call: Call, verdict: Verdict) -> Call:
+    """Return a front-end call with what happens if nobody runs it."""
+    if verdict.context is not ExecutionContext.FRONTEND:
+        return call
+    return replace(call, offer_fallback=verdict.offer_fallback, fallback_tool_name=verdict.fallback_tool_name)
+
+
+def released(call: Call, limits: Limits, now: float) -> Call:
+    """Return a call that needs no approval, or has it, waiting for whoever makes it."""
+    match call.context:
+        case ExecutionContext.FRONTEND:
+            deadline = now + limits.offer_deadline_seconds
+            return replace(call, state=CallState.OFFERED, offer=OfferLease(), deadline_time=deadline)
+        case ExecutionContext.HUMAN:
+            return replace(call, state=CallState.ASKED, deadline_time=now + limits.answer_timeout_seconds)
+        case ExecutionContext.BACKEND | ExecutionContext.UNSPECIFIED:
+            return replace(call, state=CallState.RUNNABLE, deadline_time=None)
+
+
+def _refused(call: Call, reason: str, message: str, now: float) -> Call:
+    return settle.settled(call, CallState.FAILED, settle.error(reason, message), now)

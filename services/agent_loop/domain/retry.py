@@ -1,0 +1,54 @@
+"""When a failed model call is made again (LOOP-7). The only retry layer there is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from services.agent_loop.domain.failure import FailureClass
+from services.agent_loop.domain.model import ROUND_TIMEOUT
+from services.agent_loop.domain.run import RunFailure
+
+_FIRST_DELAY_SECONDS: Final = 1.0
+_DELAY_SECONDS_MAX: Final = 10.0
+
+_REASONS: Final = {
+    FailureClass.AUTH: "PROVIDER_AUTH",
+    FailureClass.RATE: "PROVIDER_RATE_LIMIT",
+    FailureClass.CONTENT_FILTER: "CONTENT_FILTER",
+    FailureClass.LIMIT: "PROVIDER_LIMIT",
+    FailureClass.INTERNAL: "INTERNAL",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """How a model call failed; see ModelError."""
+
+    reason: str
+    failure_class: FailureClass
+    retryable: bool
+    message: str
+    retry_after_seconds: float | None = None
+
+
+def delay(problem: Problem, *, attempt: int, attempts_max: int, left: float, jitter: float) -> float | None:
+    """Return the seconds to wait before the next attempt, or None if there is none.
+
+    1 s doubling to 10 s, of which up to a half is left out by `jitter` (0 to 1);
+    at least what the server asked for. `left` is what the round has: a wait
+    beyond it makes no sense.
+    """
+    if not problem.retryable or attempt >= attempts_max:
+        return None
+    backoff = min(_FIRST_DELAY_SECONDS * 2 ** (attempt - 1), _DELAY_SECONDS_MAX) * (1 - jitter / 2)
+    wait = max(backoff, problem.retry_after_seconds or 0.0)
+    return wait if wait < left else None
+
+
+def failure_of(problem: Problem) -> RunFailure:
+    """Return why the run fails after its last attempt."""
+    if problem.reason == ROUND_TIMEOUT:
+        return RunFailure(failure_class=FailureClass.LIMIT, reason=ROUND_TIMEOUT, message=problem.message)
+    reason = _REASONS.get(problem.failure_class, "PROVIDER_ERROR")
+    return RunFailure(failure_class=problem.failure_class, reason=reason, message=problem.message)

@@ -1,0 +1,108 @@
+"""How a call gets its one result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from services.agent_loop.domain.call import (
+    REPEATABLE,
+    Call,
+    CallResult,
+    CallState,
+    DecisionKind,
+    OfferFallback,
+    Question,
+)
+from services.agent_loop.domain.tool import ExecutionResult, Outcome, Stopped
+from services.chassis import strict_json
+
+_NOTE_ARGUMENTS_MAX: Final = 2000
+
+_STATE_OF_OUTCOME: Final = {
+    Outcome.SUCCEEDED: CallState.SUCCEEDED,
+    Outcome.FAILED: CallState.FAILED,
+    Outcome.CANCELLED: CallState.CANCELLED,
+    Outcome.UNKNOWN: CallState.OUTCOME_UNKNOWN,
+}
+_UNKNOWN: Final = (
+    "It is not known whether this call had its effect: the process that ran it died. Check before you repeat it."
+)
+
+
+def error(reason: str, message: str) -> CallResult:
+    """Return an error for the model."""
+    return CallResult(content_json=strict_json.dumps_canonical(message), is_error=True, error_reason=reason)
+
+
+def settled(call: Call, state: CallState, result: CallResult, now: float, note: str = "") -> Call:
+    """Return the call with its result and with everything that the model should know about how it came."""
+    notes = [note, _edit_note(call), result.note, _fallback_note(call)]
+    whole = replace(result, note=" ".join(part for part in notes if part))
+    return replace(call, state=state, result=whole, end_time=now, deadline_time=None)
+
+
+def executed(call: Call, ended: ExecutionResult, now: float, note: str = "") -> Call:
+    """Return the call as its execution left it."""
+    result = ended.result
+    if ended.outcome is Outcome.UNKNOWN:
+        result = error("OUTCOME_UNKNOWN", _UNKNOWN)
+    return settled(call, _STATE_OF_OUTCOME[ended.outcome], result, now, note)
+
+
+def stopped(call: Call, answer: Stopped, now: float, note: str = "") -> Call:
+    """Return a running call as the cancellation of its execution left it."""
+    if answer.result is not None:
+        return executed(call, answer.result, now, note)
+    if answer.stopped or call.effect_class in REPEATABLE:
+        return withdrawn(call, "The run was stopped before this call ended.", now)
+    return executed(call, ExecutionResult(outcome=Outcome.UNKNOWN, result=CallResult(content_json=b"null")), now, note)
+
+
+def withdrawn(call: Call, message: str, now: float) -> Call:
+    """Return the call CANCELLED."""
+    return settled(call, CallState.CANCELLED, error("CANCELLED", message), now)
+
+
+def expired(call: Call, now: float, answer_timeout_seconds: float) -> Call:
+    """Return the call after nobody decided, answered or ran it in time.
+
+    A front-end call that shall be put to the user becomes a question with its
+    own deadline; one that shall run in the backend instead is not for this
+    function.
+    """
+    match call.state:
+        case CallState.AWAITING_APPROVAL:
+            message = "Nobody approved this call in time, so it was not run."
+        case CallState.ASKED:
+            message = "Nobody answered in time."
+        case _ if call.offer_fallback is OfferFallback.ASK_USER:
+            return replace(
+                call,
+                state=CallState.ASKED,
+                question=Question(question=_ask_instead(call), why="No client ran this call in time."),
+                deadline_time=now + answer_timeout_seconds,
+            )
+        case _:
+            message = "No client ran this call in time."
+    return settled(call, CallState.EXPIRED, error("EXPIRED", message), now)
+
+
+def _ask_instead(call: Call) -> str:
+    return f"What is the result of {call.tool_name} with {_short(call.arguments_json)}?"
+
+
+def _edit_note(call: Call) -> str:
+    decision = call.approval.decision if call.approval else None
+    if decision is None or decision.kind is not DecisionKind.EDIT:
+        return ""
+    return f"A reviewer edited this call. It was made with these arguments: {_short(call.arguments_json)}"
+
+
+def _fallback_note(call: Call) -> str:
+    return f"No client ran {call.tool_name} in time; {call.fallback_tool_name} ran instead." if call.fell_back else ""
+
+
+def _short(arguments_json: bytes) -> str:
+    text = arguments_json.decode(errors="replace")
+    return text if len(text) <= _NOTE_ARGUMENTS_MAX else text[:_NOTE_ARGUMENTS_MAX] + "..."

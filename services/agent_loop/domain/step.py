@@ -1,0 +1,122 @@
+"""One step of a run: what a commit writes, found as the difference of two states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TypeVar
+
+from services.agent_loop.domain import loop_state
+from services.agent_loop.domain.call import Call
+from services.agent_loop.domain.event import OwnerEvent
+from services.agent_loop.domain.message import Message
+from services.agent_loop.domain.run import PinnedTool, RunFailure, RunState, StopCause, Usage, WaitKind
+from services.agent_loop.domain.state import State
+
+T = TypeVar("T")
+
+
+class LeaseAction(StrEnum):
+    """What a commit does to the lease."""
+
+    KEEP = "KEEP"
+    PARK = "PARK"
+    RELEASE = "RELEASE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What is to be written, all or nothing; None and empty leave things as they are."""
+
+    events: tuple[OwnerEvent, ...] = ()
+    messages: tuple[Message, ...] = ()
+    calls: tuple[Call, ...] = ()
+    state: RunState | None = None
+    waits: tuple[WaitKind, ...] = ()
+    failure: RunFailure | None = None
+    stop_cause: StopCause | None = None
+    round: int | None = None
+    usage: Usage | None = None
+    output_text: str | None = None
+    active_seconds: float | None = None
+    tools: tuple[PinnedTool, ...] = ()
+    loop_state: bytes | None = None
+    consumed_command_ids: tuple[str, ...] = ()
+    lease_action: LeaseAction = LeaseAction.KEEP
+    wake_time: float | None = None
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether there is nothing that must become durable."""
+        return replace(self, active_seconds=None) == Step()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """The ledger's answer to a step. Seqs are 0 if the step made no event; `time` is the database's."""
+
+    first_seq: int
+    last_seq: int
+    commands_pending: bool
+    time: float
+
+
+def between(
+    base: State,
+    after: State,
+    events: Sequence[OwnerEvent],
+    now: float,
+    *,
+    lease_action: LeaseAction = LeaseAction.KEEP,
+    wake_time: float | None = None,
+) -> Step:
+    """Return the step that takes the ledger from `base`, which it has, to `after`."""
+    old, new = base.run, after.run
+    # CANCELLING is the ledger's own doing, in the transaction that takes the cancel.
+    moved = new.state is not RunState.CANCELLING and (new.state, new.waits) != (old.state, old.waits)
+    return Step(
+        events=tuple(events),
+        messages=after.messages[_kept(base, after) :],
+        calls=tuple(call for call_id, call in after.calls.items() if base.calls.get(call_id) != call),
+        state=new.state if moved else None,
+        waits=new.waits if moved else (),
+        failure=new.failure,
+        stop_cause=new.stop_cause if moved and new.state is RunState.CANCELLED else None,
+        round=_changed(old.round, new.round),
+        usage=_changed(old.usage, new.usage),
+        output_text=_changed(old.output_text, new.output_text),
+        active_seconds=after.active_seconds(now),
+        tools=new.tools if new.tools != old.tools else (),
+        loop_state=loop_state.write(after.loop) if after.loop != base.loop else None,
+        consumed_command_ids=after.consumed,
+        lease_action=lease_action,
+        wake_time=wake_time,
+    )
+
+
+def committed(after: State, answer: Committed, now: float) -> State:
+    """Return the state that the ledger has once it has taken a step that leads to `after`.
+
+    Messages get the numbers that the ledger gives: only the owner of the active
+    run appends to a conversation.
+    """
+    last = max((message.number for message in after.messages), default=0)
+    messages = []
+    for message in after.messages:
+        last += not message.number
+        messages.append(message if message.number else replace(message, number=last))
+    run = replace(
+        after.run, last_seq=max(answer.last_seq, after.run.last_seq), active_seconds=after.active_seconds(now)
+    )
+    return replace(after, run=run, messages=tuple(messages), consumed=(), counted_from=now)
+
+
+def _kept(base: State, after: State) -> int:
+    """Return how many messages at the beginning of `after` the ledger has: new ones stand at the end."""
+    known = {id(message) for message in base.messages}
+    return next((n for n, message in enumerate(after.messages) if id(message) not in known), len(after.messages))
+
+
+def _changed(old: T, new: T) -> T | None:
+    return new if new != old else None

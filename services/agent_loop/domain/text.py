@@ -1,0 +1,28 @@
+"""Text from outside that must survive every store and every wire."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_NAME_CHARACTERS_MAX: Final = 64
+_NOT_IN_A_NAME: Final = re.compile(r"[^a-zA-Z0-9_-]+")
+
+
+def clean(text: str) -> str:
+    """Return `text` without NUL and lone surrogates, which neither PostgreSQL nor protobuf can hold."""
+    if "\0" in text:
+        text = text.replace("\0", "")
+    if text.isascii():
+        return text
+    return text.encode(errors="replace").decode()
+
+
+def tool_name(text: str) -> str:
+    """Return `text` as a name that every model server takes back: ^[a-zA-Z0-9_-]{1,64}$."""
+    return _NOT_IN_A_NAME.sub("_", text.strip())[:_NAME_CHARACTERS_MAX] or "unnamed"
+
+
+def cut_bytes(data: bytes, bytes_max: int) -> str:
+    """Return the beginning of UTF-8 text, at most `bytes_max` bytes, without half a character at its end."""
+    return data[:bytes_max].decode(errors="ignore")
