@@ -1,0 +1,1 @@
+"""Outside things: PostgreSQL and NATS."""

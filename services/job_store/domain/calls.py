@@ -1,0 +1,194 @@
+"""Judging what the owner of a run makes of its calls.
+
+A gated call has a digest: of the store, the run, the call, the tool and the
+arguments. It starts only as exactly that, and only after somebody approved it
+(I9, I10).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+from services.errors import IllegalTransition, InboxChanged, InvalidField
+from services.job_store.domain import call_table
+from services.job_store.domain.events import CallChanged
+from services.job_store.domain.rows import CallRow, Offer, RunRow
+from services.job_store.domain.states import CallState, DecisionKind
+
+_APPROVALS: Final = frozenset({DecisionKind.APPROVE, DecisionKind.EDIT})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallChange:
+    """A call as its owner wants it to be. See `CallRow`; what is missing here the ledger gives itself."""
+
+    call_id: str
+    round: int
+    index: int
+    state: CallState
+    tool_name: str
+    tool_version: int
+    fallback_tool_name: str
+    arguments: bytes
+    attempt: int
+    digest: str
+    deadline_time: datetime | None
+    result: bytes | None
+    spec: bytes
+
+
+def arguments_sha256(arguments: bytes) -> bytes:
+    """Return what a decision remembers of the arguments that it approves."""
+    return hashlib.sha256(arguments).digest()
+
+
+def create(run: RunRow, change: CallChange, *, now: datetime) -> CallRow:
+    """Return the row of a new call.
+
+    Raises:
+        IllegalTransition: it cannot be created in that state, or it is gated and would start.
+        InvalidField: it is settled without a result, or has a result and is not settled.
+    """
+    call_table.check(None, change.state)
+    _check_result(change)
+    if change.digest and change.state in call_table.STARTED:
+        raise IllegalTransition("a gated call cannot start before it was approved")
+    _check_gate_has_digest(change)
+    return CallRow(
+        store_id=run.store_id,
+        call_id=change.call_id,
+        run_id=run.run_id,
+        conversation_id=run.conversation_id,
+        user_id=run.user_id,
+        round=change.round,
+        index=change.index,
+        state=change.state,
+        tool_name=change.tool_name,
+        tool_version=change.tool_version,
+        fallback_tool_name=change.fallback_tool_name,
+        arguments=change.arguments,
+        attempt=change.attempt,
+        digest=change.digest,
+        decision=None,
+        deadline_time=change.deadline_time,
+        offer=_offer(change.state, None),
+        reserved_by="",
+        result=change.result,
+        spec=change.spec,
+        create_time=now,
+        start_time=now if change.state is CallState.RUNNING else None,
+        end_time=now if change.state.is_terminal else None,
+    )
+
+
+def move(call: CallRow, change: CallChange, consumed: Collection[str], *, now: datetime) -> CallRow:
+    """Return the row of a call after a step of its owner that takes the commands `consumed` into account.
+
+    Raises:
+        InboxChanged: a command settles or decides the call, and the step does not know it.
+        IllegalTransition: the table, or the gate, does not allow it.
+        InvalidField: as for `create`.
+    """
+    if call.reserved_by and call.reserved_by not in consumed:
+        raise InboxChanged
+    call_table.check(call.state, change.state)
+    if change.state is call.state and change.attempt <= call.attempt:
+        raise IllegalTransition("a call that runs again must have a higher attempt")
+    if change.state is CallState.SUCCEEDED and call.state in call_table.PENDING and not call.reserved_by:
+        raise IllegalTransition(f"nobody settled the call that is {call.state.name}")
+    _check_result(change)
+    _check_gate(call, change)
+    begins = change.state is CallState.RUNNING
+    return replace(
+        call,
+        state=change.state,
+        tool_name=change.tool_name,
+        tool_version=change.tool_version,
+        fallback_tool_name=change.fallback_tool_name,
+        arguments=change.arguments,
+        attempt=change.attempt,
+        digest=change.digest,
+        decision=None if change.state is CallState.AWAITING_APPROVAL else call.decision,
+        deadline_time=change.deadline_time,
+        offer=_offer(change.state, call.offer),
+        reserved_by="",
+        result=change.result,
+        spec=change.spec,
+        start_time=now if begins else call.start_time,
+        end_time=now if change.state.is_terminal else None,
+    )
+
+
+def changed(before: CallRow | None, call: CallRow) -> CallChanged:
+    """Return the event that says what became of a call."""
+    duration = 0.0
+    if before is not None and before.state is CallState.RUNNING and call.state.is_terminal:
+        began = call.start_time or call.create_time
+        duration = max(0.0, ((call.end_time or began) - began).total_seconds())
+    return CallChanged(from_state=before.state if before else None, call=call, duration_seconds=duration)
+
+
+def _offer(state: CallState, before: Offer | None) -> Offer | None:
+    if state is not CallState.OFFERED:
+        return before
+    return Offer(client_id="", epoch=before.epoch if before else 0, expire_time=None, lease_seconds=0.0)
+
+
+def _check_result(change: CallChange) -> None:
+    if change.state.is_terminal and change.result is None:
+        raise InvalidField(f"call {change.call_id}: a settled call has a result", field="calls.result")
+    if not change.state.is_terminal and change.result is not None:
+        raise InvalidField(f"call {change.call_id}: only a settled call has a result", field="calls.result")
+
+
+def _check_gate_has_digest(change: CallChange) -> None:
+    if change.state is CallState.AWAITING_APPROVAL and not change.digest:
+        raise InvalidField(f"call {change.call_id}: an approval needs a digest", field="calls.approval.digest")
+
+
+def _check_gate(call: CallRow, change: CallChange) -> None:
+    if change.state is CallState.AWAITING_APPROVAL:
+        _check_gate_has_digest(change)
+        return
+    if not call.digest:
+        if change.digest:
+            raise IllegalTransition("a call becomes gated only by awaiting an approval")
+        return
+    if _is_fallback(call, change):
+        return
+    decision = call.decision
+    approved = decision is not None and decision.kind in _APPROVALS
+    if change.state in call_table.STARTED and not approved:
+        raise IllegalTransition("a gated call cannot start before it was approved")
+    digest, sha256 = call.digest, arguments_sha256(call.arguments)
+    if decision is not None and decision.kind in _APPROVALS and not change.state.is_terminal:
+        digest, sha256 = decision.digest, decision.arguments_sha256
+    is_same_tool = (change.tool_name, change.tool_version) == (call.tool_name, call.tool_version)
+    is_same_call = is_same_tool and change.digest == digest and arguments_sha256(change.arguments) == sha256
+    if not is_same_call and not _is_settled_edit(call, change):
+        raise IllegalTransition("a gated call cannot become another call than the one that was shown")
+
+
+def _is_fallback(call: CallRow, change: CallChange) -> bool:
+    """Whether the tool that the definition names runs instead of one that no client ran; it is gated on its own."""
+    return (
+        call.state is CallState.OFFERED
+        and change.tool_name == call.fallback_tool_name != call.tool_name
+        and not change.digest
+    )
+
+
+def _is_settled_edit(call: CallRow, change: CallChange) -> bool:
+    """Whether an edited call is settled without having started, with the edited arguments in the record."""
+    decision = call.decision
+    return (
+        change.state.is_terminal
+        and decision is not None
+        and decision.kind is DecisionKind.EDIT
+        and change.digest == decision.digest
+        and arguments_sha256(change.arguments) == decision.arguments_sha256
+    )

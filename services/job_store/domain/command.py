@@ -1,0 +1,306 @@
+"""A command to a run, and its receipt, which is final.
+
+What settles or decides a call reserves the call in the same transaction: from
+then on only a step of the owner that takes the command into account can move it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import ClassVar, TypeAlias, assert_never
+
+from services.errors import (
+    AlreadyDecided,
+    CallNotFound,
+    CallNotPending,
+    DeadlinePassed,
+    DigestMismatch,
+    DigestRequired,
+    PawlError,
+    RequestIdReused,
+    RunEnded,
+    RunNotFound,
+)
+from services.job_store.domain import inbox, log, offers, stop, turn
+from services.job_store.domain.book import Book, Ids, Names
+from services.job_store.domain.calls import arguments_sha256
+from services.job_store.domain.events import ToolProgressed
+from services.job_store.domain.rows import CallRow, CommandRow, Decision, RunRow
+from services.job_store.domain.states import CallState, CommandOutcome, DecisionKind, RunState, StopCause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    """A client brings the result of a front-end call; `client_id` is empty on the unary path."""
+
+    name: ClassVar[str] = "tool_result"
+    call_id: str
+    client_id: str
+    offer_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decide:
+    """A person decides a gated call or answers a question."""
+
+    name: ClassVar[str] = "decision"
+    call_id: str
+    kind: DecisionKind
+    digest: str
+    arguments: bytes
+    edited_digest: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steer:
+    """A message enters the run."""
+
+    name: ClassVar[str] = inbox.STEER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    """Somebody stops the run."""
+
+    name: ClassVar[str] = inbox.CANCEL
+    cause: StopCause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolve:
+    """An operator says what became of a call in doubt."""
+
+    name: ClassVar[str] = "resolve"
+    call_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A client says how far it is with a front-end call."""
+
+    name: ClassVar[str] = "progress"
+    call_id: str
+    client_id: str
+    offer_epoch: int
+    fraction: float | None
+    message: str
+
+
+Command: TypeAlias = ToolResult | Decide | Steer | Cancel | Resolve | Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """The final word on a command, and the run after it with what it waits for; no run if UNKNOWN."""
+
+    outcome: CommandOutcome
+    reason: str = ""
+    message: str = ""
+    run: RunRow | None = None
+    pending: tuple[CallRow, ...] = ()
+
+
+class _Refused(Exception):
+    """A command is not taken; `error` says why."""
+
+    def __init__(self, outcome: CommandOutcome, error: PawlError) -> None:
+        self.outcome = outcome
+        self.error = error
+        super().__init__(error.reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Send `command` to a run, as `user_id`. `payload` is opaque: what the owner of the run will read."""
+
+    store_id: str
+    run_id: str
+    user_id: str
+    command_id: str
+    fingerprint: bytes
+    command: Command
+    payload: bytes
+
+    @property
+    def names(self) -> Names:
+        """The rows it needs."""
+        key = (self.store_id, self.run_id)
+        call_id = _call_of(self.command)
+        return Names(
+            runs=(key,),
+            ends=(key,) if isinstance(self.command, Cancel) else (),
+            calls_of=(key,),
+            calls=((self.store_id, call_id),) if call_id else (),
+            commands_of=(key,),
+            commands=((self.store_id, self.run_id, self.command_id),),
+        )
+
+    def apply(self, book: Book, now: datetime, ids: Ids) -> Receipt:
+        """Take or refuse the command; the same one again is a DUPLICATE, or refused again.
+
+        Raises:
+            RequestIdReused: the command id came before with something else.
+        """
+        run = book.runs.get((self.store_id, self.run_id))
+        if run is None or run.user_id != self.user_id:
+            return _unknown(RunNotFound())
+        earlier = book.commands.get((self.store_id, self.run_id, self.command_id))
+        if earlier is not None:
+            return self._repeat(book, run, earlier)
+        letter = inbox.Letter(
+            command_id=self.command_id,
+            user_id=self.user_id,
+            name=self.command.name,
+            fingerprint=self.fingerprint,
+            payload=self.payload,
+        )
+        try:
+            run = self._take(book, run, letter, now, ids)
+        except _Refused as refusal:
+            error = refusal.error
+            if refusal.outcome is CommandOutcome.UNKNOWN:
+                return _unknown(error)
+            run = inbox.refuse(book, run, letter, outcome=refusal.outcome, error=error, now=now)
+            return _receipt(book, run, refusal.outcome, error.reason, error.message)
+        return _receipt(book, run, CommandOutcome.ACCEPTED)
+
+    def _repeat(self, book: Book, run: RunRow, earlier: CommandRow) -> Receipt:
+        if earlier.fingerprint != self.fingerprint:
+            raise RequestIdReused
+        is_taken = earlier.outcome is CommandOutcome.ACCEPTED
+        outcome = CommandOutcome.DUPLICATE if is_taken else earlier.outcome
+        return _receipt(book, run, outcome, earlier.reason, earlier.message)
+
+    def _take(self, book: Book, run: RunRow, letter: inbox.Letter, now: datetime, ids: Ids) -> RunRow:
+        if run.state.is_terminal:
+            raise _Refused(CommandOutcome.LATE, RunEnded())
+        command = self.command
+        if isinstance(command, Cancel):
+            return _cancel(book, run, letter, command, now=now, ids=ids)
+        if run.state is RunState.CANCELLING:
+            raise _Refused(CommandOutcome.LATE, CallNotPending("the run is being stopped"))
+        if isinstance(command, Steer):
+            return turn.wake(book, inbox.accept(book, run, letter, now=now), now=now)
+        call = book.calls.get((run.store_id, command.call_id))
+        if call is None or call.run_id != run.run_id:
+            raise _Refused(CommandOutcome.UNKNOWN, CallNotFound())
+        match command:
+            case ToolResult():
+                _check_result(call, command, now)
+            case Decide():
+                call = self._decide(call, command, now)
+            case Resolve():
+                _check_resolve(run, call)
+            case Progress():
+                return _progress(book, run, call, command, letter=letter, now=now, ids=ids)
+            case _:
+                assert_never(command)
+        book.put_call(replace(call, reserved_by=letter.command_id))
+        run = inbox.accept(book, run, replace(letter, call_id=call.call_id), now=now)
+        return turn.wake(book, run, now=now)
+
+    def _decide(self, call: CallRow, command: Decide, now: datetime) -> CallRow:
+        """Return the call with the decision, if it can be taken."""
+        _check_decidable(call, command, now)
+        edits = command.kind is DecisionKind.EDIT
+        decision = Decision(
+            command_id=self.command_id,
+            kind=command.kind,
+            user_id=self.user_id,
+            reason=command.reason,
+            time=now,
+            digest=command.edited_digest if edits else call.digest,
+            arguments_sha256=arguments_sha256(command.arguments if edits else call.arguments),
+        )
+        return replace(call, decision=decision)
+
+
+def _call_of(command: Command) -> str:
+    return "" if isinstance(command, Steer | Cancel) else command.call_id
+
+
+def _unknown(error: PawlError) -> Receipt:
+    return Receipt(outcome=CommandOutcome.UNKNOWN, reason=error.reason, message=error.message)
+
+
+def _receipt(book: Book, run: RunRow, outcome: CommandOutcome, reason: str = "", message: str = "") -> Receipt:
+    pending = tuple(call for call in book.open_calls(run) if offers.is_pending(run.state, call))
+    run = book.runs.get(run.key) or run
+    return Receipt(outcome=outcome, reason=reason, message=message, run=run, pending=pending)
+
+
+def _cancel(book: Book, run: RunRow, letter: inbox.Letter, command: Cancel, *, now: datetime, ids: Ids) -> RunRow:
+    if run.state is RunState.CANCELLING:
+        # Somebody stopped it before: to the caller it is as if this did.
+        return inbox.accept(book, run, letter, now=now, consumed=True)
+    run = inbox.accept(book, run, letter, now=now)
+    return stop.request(book, run, command.cause, now=now, ids=ids)
+
+
+def _check_open(call: CallRow) -> None:
+    if call.state.is_terminal or call.reserved_by:
+        decided = call.decision is not None
+        raise _Refused(CommandOutcome.LATE, AlreadyDecided() if decided else CallNotPending())
+
+
+def _check_deadline(call: CallRow, now: datetime) -> None:
+    if call.deadline_time is not None and call.deadline_time <= now:
+        raise _Refused(CommandOutcome.LATE, DeadlinePassed())
+
+
+def _check_result(call: CallRow, command: ToolResult, now: datetime) -> None:
+    _check_open(call)
+    if call.state is not CallState.OFFERED:
+        raise _Refused(CommandOutcome.REFUSED, CallNotPending())
+    _check_deadline(call, now)
+    if command.client_id:
+        _check_holder(call, command.client_id, command.offer_epoch)
+    elif call.offer is not None and call.offer.is_held(now):
+        raise _Refused(CommandOutcome.WRONG_HOLDER, CallNotPending("a client runs the call"))
+
+
+def _check_holder(call: CallRow, client_id: str, offer_epoch: int) -> None:
+    offer = call.offer
+    if offer is None or (offer.client_id, offer.epoch) != (client_id, offer_epoch):
+        raise _Refused(CommandOutcome.WRONG_HOLDER, CallNotPending("the client does not hold the call"))
+
+
+def _check_decidable(call: CallRow, command: Decide, now: datetime) -> None:
+    _check_open(call)
+    if call.state is CallState.ASKED:
+        if command.kind not in {DecisionKind.ANSWER, DecisionKind.REJECT}:
+            raise _Refused(CommandOutcome.REFUSED, CallNotPending("a question is answered or refused"))
+    elif call.state is not CallState.AWAITING_APPROVAL:
+        decided = call.decision is not None
+        raise _Refused(
+            CommandOutcome.LATE if decided else CommandOutcome.REFUSED,
+            AlreadyDecided() if decided else CallNotPending(),
+        )
+    elif not command.digest:
+        raise _Refused(CommandOutcome.REFUSED, DigestRequired())
+    elif command.digest != call.digest:
+        raise _Refused(CommandOutcome.REFUSED, DigestMismatch())
+    _check_deadline(call, now)
+
+
+def _check_resolve(run: RunRow, call: CallRow) -> None:
+    _check_open(call)
+    if run.state is not RunState.NEEDS_ATTENTION or call.state is not CallState.RUNNING:
+        raise _Refused(CommandOutcome.REFUSED, CallNotPending("the outcome of the call is not in doubt"))
+
+
+def _progress(
+    book: Book, run: RunRow, call: CallRow, command: Progress, *, letter: inbox.Letter, now: datetime, ids: Ids
+) -> RunRow:
+    """Write the progress to the log at once; it renews the client's lease and needs no owner."""
+    _check_open(call)
+    if call.state is not CallState.OFFERED:
+        raise _Refused(CommandOutcome.REFUSED, CallNotPending())
+    _check_holder(call, command.client_id, command.offer_epoch)
+    call = offers.renewed(call, now=now)
+    book.put_call(call)
+    happening = ToolProgressed(call=call, fraction=command.fraction, message=command.message)
+    run = inbox.accept(book, run, letter, now=now, consumed=True)
+    return log.write(book, run, [happening], now=now, ids=ids)

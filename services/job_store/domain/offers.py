@@ -1,0 +1,151 @@
+"""Front-end calls under a lease: one client at a time, given back or run out and then offered again (FE-2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from services.job_store.domain import call_table, log
+from services.job_store.domain.book import Book, Ids, Names
+from services.job_store.domain.events import CallChanged
+from services.job_store.domain.rows import CallKey, CallRow, Offer, RunKey, RunRow
+from services.job_store.domain.states import CallState, RunState
+
+
+def is_pending(run_state: RunState, call: CallRow) -> bool:
+    """Return whether `call`, of a run in `run_state`, waits for someone."""
+    if call.reserved_by or run_state.is_terminal or run_state is RunState.CANCELLING:
+        return False
+    if call.state is CallState.RUNNING:
+        return run_state is RunState.NEEDS_ATTENTION
+    return call.state in call_table.PENDING
+
+
+def renewed(call: CallRow, *, now: datetime, lease_seconds: float | None = None) -> CallRow:
+    """Return `call` with a lease that ends `lease_seconds` from now, or as long from now as it was given for."""
+    offer = call.offer
+    if offer is None:
+        return call
+    seconds = offer.lease_seconds if lease_seconds is None else lease_seconds
+    return replace(call, offer=replace(offer, expire_time=now + timedelta(seconds=seconds), lease_seconds=seconds))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leased:
+    """Whether the client now holds the call, and the call; None if there is none for this user."""
+
+    granted: bool
+    call: CallRow | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseOffer:
+    """Lease one offered call to a client."""
+
+    store_id: str
+    user_id: str
+    run_id: str
+    call_id: str
+    client_id: str
+    lease_seconds: float
+
+    @property
+    def names(self) -> Names:
+        """The rows it needs."""
+        return Names(runs=((self.store_id, self.run_id),), calls=((self.store_id, self.call_id),))
+
+    def apply(self, book: Book, now: datetime, ids: Ids) -> Leased:
+        """Grant the lease if the call waits and nobody else holds it.
+
+        To the client that holds it, it is granted again with the same epoch.
+        """
+        run = book.runs.get((self.store_id, self.run_id))
+        call = book.calls.get((self.store_id, self.call_id))
+        if run is None or call is None or call.run_id != run.run_id or run.user_id != self.user_id:
+            return Leased(granted=False, call=None)
+        is_over = call.deadline_time is not None and call.deadline_time <= now
+        if call.state is not CallState.OFFERED or is_over or not is_pending(run.state, call):
+            return Leased(granted=False, call=call)
+        offer = call.offer or Offer(client_id="", epoch=0, expire_time=None, lease_seconds=0.0)
+        if offer.client_id == self.client_id:
+            call = renewed(call, now=now, lease_seconds=self.lease_seconds)
+            book.put_call(call)
+            return Leased(granted=True, call=call)
+        if offer.is_held(now):
+            return Leased(granted=False, call=call)
+        offer = replace(offer, client_id=self.client_id, epoch=offer.epoch + 1)
+        call = renewed(replace(call, offer=offer), now=now, lease_seconds=self.lease_seconds)
+        _change(book, run, [call], now, ids)
+        return Leased(granted=True, call=call)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenewOffers:
+    """Renew the leases of `calls` (with their runs) that `client_id` still holds."""
+
+    client_id: str
+    lease_seconds: float
+    calls: tuple[tuple[RunKey, CallKey], ...]
+
+    @property
+    def names(self) -> Names:
+        """The rows it needs."""
+        return _names(self.calls)
+
+    def apply(self, book: Book, now: datetime, ids: Ids) -> tuple[CallRow, ...]:
+        """Return the calls that the client holds."""
+        held = []
+        for _, call in _held(book, self.calls):
+            if call.offer is not None and call.offer.client_id == self.client_id:
+                held.append(renewed(call, now=now, lease_seconds=self.lease_seconds))
+                book.put_call(held[-1])
+        return tuple(held)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseOffers:
+    """Give the leases of `calls` (with their runs) back: those of `client_id`, or, if None, those that ran out."""
+
+    client_id: str | None
+    calls: tuple[tuple[RunKey, CallKey], ...]
+
+    @property
+    def names(self) -> Names:
+        """The rows it needs."""
+        return _names(self.calls)
+
+    def apply(self, book: Book, now: datetime, ids: Ids) -> int:
+        """Return how many calls are offered again."""
+        released = 0
+        for run, call in _held(book, self.calls):
+            offer = call.offer
+            if offer is None or (offer.is_held(now) if self.client_id is None else offer.client_id != self.client_id):
+                continue
+            call = replace(call, offer=replace(offer, client_id="", expire_time=None))  # noqa: PLW2901  # same call
+            _change(book, book.runs.get(run.key) or run, [call], now, ids)
+            released += 1
+        return released
+
+
+def _names(calls: tuple[tuple[RunKey, CallKey], ...]) -> Names:
+    return Names(runs=tuple(dict.fromkeys(run for run, _ in calls)), calls=tuple(call for _, call in calls))
+
+
+def _held(book: Book, keys: tuple[tuple[RunKey, CallKey], ...]) -> list[tuple[RunRow, CallRow]]:
+    """Return the calls that are still offered and held by someone, with their runs."""
+    held = []
+    for run_key, call_key in keys:
+        run, call = book.runs.get(run_key), book.calls.get(call_key)
+        if run is None or call is None or call.state is not CallState.OFFERED or call.reserved_by:
+            continue
+        if call.offer is not None and call.offer.client_id:
+            held.append((run, call))
+    return held
+
+
+def _change(book: Book, run: RunRow, calls: list[CallRow], now: datetime, ids: Ids) -> None:
+    """Put calls whose holder changed, and say so in the log."""
+    for call in calls:
+        book.put_call(call)
+    happenings = [CallChanged(from_state=CallState.OFFERED, call=call) for call in calls]
+    log.write(book, run, happenings, now=now, ids=ids)

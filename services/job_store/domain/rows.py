@@ -1,0 +1,226 @@
+"""The rows of the ledger.
+
+Fields of type `bytes` are opaque: the ledger keeps what it does not judge, and
+gives it back unchanged. Times are those of the database, with a time zone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeAlias
+
+from services.job_store.domain.states import CallState, CommandOutcome, DecisionKind, RunState, StopCause
+
+ConversationKey: TypeAlias = tuple[str, str]
+"""Store and conversation."""
+
+RunKey: TypeAlias = tuple[str, str]
+"""Store and run."""
+
+CallKey: TypeAlias = tuple[str, str]
+"""Store and call."""
+
+CommandKey: TypeAlias = tuple[str, str, str]
+"""Store, run and command."""
+
+RequestKey: TypeAlias = tuple[str, str, str]
+"""Store, user and request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationRow:
+    """One message thread. At most one of its runs has the turn; the others wait in `queue`, in order."""
+
+    store_id: str
+    conversation_id: str
+    user_id: str
+    active_run_id: str | None
+    queue: tuple[str, ...]
+    last_number: int
+    create_time: datetime
+    update_time: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastCommit:
+    """The last step of a run and what was answered, so that a lost answer can be given again."""
+
+    commit_id: str
+    epoch: int
+    first_seq: int
+    last_seq: int
+    commands_pending: bool
+    time: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """One execution on a conversation.
+
+    `claim_at` is the one fact of scheduling: None means that nothing is to be
+    done; otherwise a worker may claim the run from that time on (it was queued,
+    its lease ended, its deadline came, a command arrived). `worker_id` is the
+    holder of the lease; None when the run is parked or free. `queued_message`
+    is the first message of a run that has not had its turn yet.
+    """
+
+    store_id: str
+    run_id: str
+    conversation_id: str
+    user_id: str
+    state: RunState
+    waits: tuple[int, ...]
+    stop_cause: StopCause | None
+    epoch: int
+    worker_id: str | None
+    claim_at: datetime | None
+    last_seq: int
+    command_count: int
+    round: int
+    active_seconds: float
+    last_commit: LastCommit | None
+    queued_message: bytes | None
+    options: bytes
+    tools: bytes
+    usage: bytes
+    failure: bytes
+    output: bytes
+    create_time: datetime
+    start_time: datetime | None
+    end_time: datetime | None
+
+    @property
+    def key(self) -> RunKey:
+        """Store and run."""
+        return self.store_id, self.run_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What a person decided about a call, and what the call must then look like to start.
+
+    `digest` and `arguments_sha256` are those of what was approved: of the call
+    as shown, or of the edited one.
+    """
+
+    command_id: str
+    kind: DecisionKind
+    user_id: str
+    reason: str
+    time: datetime
+    digest: str
+    arguments_sha256: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """Which client holds a front-end call; `client_id` is empty when nobody does."""
+
+    client_id: str
+    epoch: int
+    expire_time: datetime | None
+    lease_seconds: float
+
+    def is_held(self, now: datetime) -> bool:
+        """Return whether a client holds the call at `now`."""
+        return self.client_id != "" and self.expire_time is not None and self.expire_time > now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRow:
+    """One tool call.
+
+    `reserved_by` is the command that settles or decides it and that the owner of
+    the run has not consumed yet; empty if none. `digest` is empty if it was never
+    gated. `spec` is the rest of the call.
+    """
+
+    store_id: str
+    call_id: str
+    run_id: str
+    conversation_id: str
+    user_id: str
+    round: int
+    index: int
+    state: CallState
+    tool_name: str
+    tool_version: int
+    fallback_tool_name: str
+    arguments: bytes
+    attempt: int
+    digest: str
+    decision: Decision | None
+    deadline_time: datetime | None
+    offer: Offer | None
+    reserved_by: str
+    result: bytes | None
+    spec: bytes
+    create_time: datetime
+    start_time: datetime | None
+    end_time: datetime | None
+
+    @property
+    def key(self) -> CallKey:
+        """Store and call."""
+        return self.store_id, self.call_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRow:
+    """One entry of a conversation. `summarised_to` is not 0 for a summary; `body` is the rest of the message."""
+
+    store_id: str
+    conversation_id: str
+    number: int
+    message_id: str
+    run_id: str
+    summarised_to: int
+    body: bytes
+    create_time: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandRow:
+    """A command and its receipt. An accepted one stays in the inbox of its run until it is consumed.
+
+    `call_id` is the call that it settles or decides; empty if none.
+    """
+
+    store_id: str
+    run_id: str
+    command_id: str
+    number: int
+    user_id: str
+    time: datetime
+    name: str
+    call_id: str
+    fingerprint: bytes
+    outcome: CommandOutcome
+    reason: str
+    message: str
+    payload: bytes
+    consumed: bool
+
+    @property
+    def key(self) -> CommandKey:
+        """Store, run and command."""
+        return self.store_id, self.run_id, self.command_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRow:
+    """A request that had its effect, and which run it made or entered."""
+
+    store_id: str
+    user_id: str
+    request_id: str
+    fingerprint: bytes
+    run_id: str
+    steered: bool
+    create_time: datetime
+
+    @property
+    def key(self) -> RequestKey:
+        """Store, user and request."""
+        return self.store_id, self.user_id, self.request_id

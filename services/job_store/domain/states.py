@@ -1,0 +1,90 @@
+"""The closed sets of values that the ledger judges. Numbers are those of the contract (`pawl.event.v1`)."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class RunState(IntEnum):
+    """Where a run stands."""
+
+    QUEUED = 1
+    RUNNING = 2
+    WAITING = 3
+    CANCELLING = 4
+    NEEDS_ATTENTION = 5
+    COMPLETED = 10
+    FAILED = 11
+    CANCELLED = 12
+    EXPIRED = 13
+
+    @property
+    def is_terminal(self) -> bool:
+        """True if the state never changes again."""
+        return self >= RunState.COMPLETED
+
+
+class CallState(IntEnum):
+    """Where a tool call stands."""
+
+    PROPOSED = 1
+    AWAITING_APPROVAL = 2
+    OFFERED = 3
+    ASKED = 4
+    RUNNABLE = 5
+    RUNNING = 6
+    SUCCEEDED = 10
+    FAILED = 11
+    REJECTED = 12
+    EXPIRED = 13
+    CANCELLED = 14
+    OUTCOME_UNKNOWN = 15
+
+    @property
+    def is_terminal(self) -> bool:
+        """True if the state never changes again."""
+        return self >= CallState.SUCCEEDED
+
+
+class StopCause(IntEnum):
+    """Who or what asked a run to stop."""
+
+    USER = 1
+    SUPERSEDED = 2
+
+
+class DecisionKind(IntEnum):
+    """What a person decided about a call."""
+
+    APPROVE = 1
+    EDIT = 2
+    REJECT = 3
+    ANSWER = 4
+
+
+class ActiveRunPolicy(IntEnum):
+    """What a message does while a run of its conversation is active."""
+
+    QUEUE = 1
+    STEER = 2
+    INTERRUPT = 3
+    REJECT = 4
+
+
+class LeaseAction(IntEnum):
+    """What a commit does to the lease of its worker."""
+
+    KEEP = 1
+    PARK = 2
+    RELEASE = 3
+
+
+class CommandOutcome(IntEnum):
+    """The final word on a command."""
+
+    ACCEPTED = 1
+    DUPLICATE = 2
+    LATE = 3
+    WRONG_HOLDER = 4
+    UNKNOWN = 5
+    REFUSED = 6

@@ -1,0 +1,37 @@
+"""Ending a run: on request, and for good."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from services.job_store.domain import log, run_table, turn
+from services.job_store.domain.book import Book, Ids
+from services.job_store.domain.events import RunChanged
+from services.job_store.domain.rows import RunRow
+from services.job_store.domain.states import RunState, StopCause
+
+
+def request(book: Book, run: RunRow, cause: StopCause, *, now: datetime, ids: Ids) -> RunRow:
+    """Stop `run`, which must be open and not CANCELLING: from now on nothing new starts (I12).
+
+    A run that no worker has begun is CANCELLED at once. Any other one becomes
+    CANCELLING, and its owner, or the next one, settles what is open.
+    """
+    if run.state is RunState.QUEUED and run.worker_id is None:
+        return end(book, replace(run, stop_cause=cause), RunState.CANCELLED, now=now, ids=ids)
+    run_table.check(run.state, RunState.CANCELLING)
+    stopping = replace(run, state=RunState.CANCELLING, waits=(), stop_cause=cause)
+    stopping = log.write(book, stopping, [RunChanged(from_state=run.state, run=stopping)], now=now, ids=ids)
+    return turn.wake(book, stopping, now=now)
+
+
+def end(book: Book, run: RunRow, state: RunState, *, now: datetime, ids: Ids, attempt: int = 0) -> RunRow:
+    """Put `run` into a terminal state: its last event, its inbox closed, its turn given to the next run."""
+    run_table.check(run.state, state)
+    ended = replace(run, state=state, waits=(), worker_id=None, claim_at=None, end_time=now)
+    ended = log.write(book, ended, [RunChanged(from_state=run.state, run=ended)], now=now, ids=ids, attempt=attempt)
+    for command in book.inbox(ended):
+        book.put_command(replace(command, consumed=True))
+    turn.leave(book, ended, now=now, ids=ids)
+    return ended

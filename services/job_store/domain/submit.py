@@ -1,0 +1,183 @@
+"""A message of a user arrives: a new run, or a word into the active one (LOOP-1, LOOP-13)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import assert_never
+
+from services.errors import ConversationBusy, ConversationNotFound, QueueFull, RequestIdReused, RunNotFound
+from services.job_store.domain import inbox, run_table, stop, turn
+from services.job_store.domain.book import Book, Ids, Names
+from services.job_store.domain.events import RunChanged
+from services.job_store.domain.log import write
+from services.job_store.domain.rows import ConversationRow, RequestRow, RunRow
+from services.job_store.domain.states import ActiveRunPolicy, RunState, StopCause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """The run that was created or entered, as it is now."""
+
+    run: RunRow
+    steered: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submit:
+    """Bring `message` to a conversation.
+
+    `conversation_id` is empty for a new conversation, `request_id` for a request
+    that is not to be remembered. Opaque: `message` as it enters the conversation,
+    `steer` with the message and `interrupt` as commands for the owner of the
+    active run, and `options`, how the new run is to be driven.
+    """
+
+    store_id: str
+    user_id: str
+    request_id: str
+    fingerprint: bytes
+    conversation_id: str
+    conversation_must_exist: bool
+    policy: ActiveRunPolicy
+    message: bytes
+    steer: bytes
+    interrupt: bytes
+    options: bytes
+    queue_max: int
+
+    @property
+    def names(self) -> Names:
+        """The rows it needs."""
+        request = (self.store_id, self.user_id, self.request_id)
+        conversation = (self.store_id, self.conversation_id)
+        return Names(
+            requests=(request,) if self.request_id else (),
+            conversations=(conversation,) if self.conversation_id else (),
+        )
+
+    def apply(self, book: Book, now: datetime, ids: Ids) -> Submitted:
+        """Create or enter a run; the same request again gets the same run.
+
+        Raises:
+            RequestIdReused: the request id came before with something else.
+            ConversationNotFound: absent, or of another user.
+            ConversationBusy: the policy is REJECT and a run is active.
+            QueueFull: too many runs wait in the conversation.
+        """
+        earlier = book.requests.get((self.store_id, self.user_id, self.request_id)) if self.request_id else None
+        if earlier is not None:
+            return self._repeat(book, earlier)
+        conversation = self._conversation(book, now, ids)
+        submitted = self._deliver(book, conversation, now, ids)
+        if self.request_id:
+            request = RequestRow(
+                store_id=self.store_id,
+                user_id=self.user_id,
+                request_id=self.request_id,
+                fingerprint=self.fingerprint,
+                run_id=submitted.run.run_id,
+                steered=submitted.steered,
+                create_time=now,
+            )
+            book.requests.put(request.key, request)
+        return submitted
+
+    def _repeat(self, book: Book, earlier: RequestRow) -> Submitted:
+        if earlier.fingerprint != self.fingerprint:
+            raise RequestIdReused
+        run = book.runs.get((self.store_id, earlier.run_id))
+        if run is None:
+            raise RunNotFound
+        return Submitted(run=run, steered=earlier.steered)
+
+    def _conversation(self, book: Book, now: datetime, ids: Ids) -> ConversationRow:
+        found = book.conversations.get((self.store_id, self.conversation_id)) if self.conversation_id else None
+        if found is not None and found.user_id == self.user_id:
+            return found
+        if found is not None or (self.conversation_id and self.conversation_must_exist):
+            raise ConversationNotFound
+        return book.put_conversation(
+            ConversationRow(
+                store_id=self.store_id,
+                conversation_id=self.conversation_id or ids.new("conv"),
+                user_id=self.user_id,
+                active_run_id=None,
+                queue=(),
+                last_number=0,
+                create_time=now,
+                update_time=now,
+            )
+        )
+
+    def _deliver(self, book: Book, conversation: ConversationRow, now: datetime, ids: Ids) -> Submitted:
+        active = book.runs.get((self.store_id, conversation.active_run_id)) if conversation.active_run_id else None
+        if active is None:
+            return self._create(book, conversation, now, ids)
+        match self.policy:
+            case ActiveRunPolicy.REJECT:
+                raise ConversationBusy
+            case ActiveRunPolicy.QUEUE:
+                return self._create(book, conversation, now, ids)
+            case ActiveRunPolicy.STEER:
+                if active.state is RunState.CANCELLING:
+                    # What enters a run that is being stopped would be lost.
+                    return self._create(book, conversation, now, ids)
+                active = self._send(book, active, inbox.STEER, self.steer, now=now, ids=ids)
+                return Submitted(run=turn.wake(book, active, now=now), steered=True)
+            case ActiveRunPolicy.INTERRUPT:
+                submitted = self._create(book, conversation, now, ids, first=True)
+                if active.state is not RunState.CANCELLING:
+                    active = self._send(book, active, inbox.CANCEL, self.interrupt, now=now, ids=ids)
+                    stop.request(book, active, StopCause.SUPERSEDED, now=now, ids=ids)
+                return replace(submitted, run=book.runs.get(submitted.run.key) or submitted.run)
+            case _:
+                assert_never(self.policy)
+
+    def _create(
+        self, book: Book, conversation: ConversationRow, now: datetime, ids: Ids, *, first: bool = False
+    ) -> Submitted:
+        if len(conversation.queue) >= self.queue_max:
+            raise QueueFull(f"{self.queue_max} messages wait in this conversation already")
+        run = RunRow(
+            store_id=self.store_id,
+            run_id=ids.new("run"),
+            conversation_id=conversation.conversation_id,
+            user_id=self.user_id,
+            state=run_table.INITIAL,
+            waits=(),
+            stop_cause=None,
+            epoch=0,
+            worker_id=None,
+            claim_at=None,
+            last_seq=0,
+            command_count=0,
+            round=0,
+            active_seconds=0.0,
+            last_commit=None,
+            queued_message=self.message,
+            options=self.options,
+            tools=b"",
+            usage=b"",
+            failure=b"",
+            output=b"",
+            create_time=now,
+            start_time=None,
+            end_time=None,
+        )
+        created = RunChanged(from_state=None, run=run)
+        if conversation.active_run_id is None:
+            return Submitted(run=turn.give(book, conversation, run, now=now, ids=ids, before=(created,)), steered=False)
+        queue = (run.run_id, *conversation.queue) if first else (*conversation.queue, run.run_id)
+        book.put_conversation(replace(conversation, queue=queue, update_time=now))
+        return Submitted(run=write(book, run, [created], now=now, ids=ids), steered=False)
+
+    def _send(self, book: Book, active: RunRow, name: str, payload: bytes, *, now: datetime, ids: Ids) -> RunRow:
+        letter = inbox.Letter(
+            command_id=ids.new("cmd"),
+            user_id=self.user_id,
+            name=name,
+            fingerprint=self.fingerprint,
+            payload=payload,
+        )
+        return inbox.accept(book, active, letter, now=now)

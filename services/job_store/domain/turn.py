@@ -1,0 +1,82 @@
+"""Whose turn it is in a conversation: one run at a time, the others wait in order (LOOP-13)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from services.errors import Internal
+from services.job_store.domain import log
+from services.job_store.domain.book import Book, Ids, Poke
+from services.job_store.domain.events import Happening, MessageAdded
+from services.job_store.domain.rows import ConversationRow, MessageRow, RunRow
+
+
+def give(
+    book: Book,
+    conversation: ConversationRow,
+    run: RunRow,
+    *,
+    now: datetime,
+    ids: Ids,
+    before: tuple[Happening, ...] = (),
+) -> RunRow:
+    """Give the turn to `run`: its first message enters the conversation, and workers may claim it.
+
+    `before` is written to its log first.
+    """
+    if run.queued_message is None:
+        raise Internal("a run that had its turn cannot get it again")
+    message = MessageRow(
+        store_id=run.store_id,
+        conversation_id=run.conversation_id,
+        number=conversation.last_number + 1,
+        message_id=ids.new("msg"),
+        run_id=run.run_id,
+        summarised_to=0,
+        body=run.queued_message,
+        create_time=now,
+    )
+    book.messages.add([message])
+    book.put_conversation(
+        replace(
+            conversation,
+            active_run_id=run.run_id,
+            queue=tuple(run_id for run_id in conversation.queue if run_id != run.run_id),
+            last_number=message.number,
+            update_time=now,
+        )
+    )
+    book.work_ready = True
+    run = replace(run, queued_message=None, claim_at=now)
+    return log.write(book, run, [*before, MessageAdded(message=message)], now=now, ids=ids)
+
+
+def leave(book: Book, run: RunRow, *, now: datetime, ids: Ids) -> None:
+    """Take an ended run out of its conversation; the next one that waits gets the turn."""
+    conversation = book.conversation_of(run)
+    if conversation.active_run_id != run.run_id:
+        queue = tuple(run_id for run_id in conversation.queue if run_id != run.run_id)
+        book.put_conversation(replace(conversation, queue=queue, update_time=now))
+        return
+    if not conversation.queue:
+        book.put_conversation(replace(conversation, active_run_id=None, update_time=now))
+        return
+    following = book.runs.get((run.store_id, conversation.queue[0]))
+    if following is None:
+        raise Internal("the next run of a conversation is not in the book")
+    give(book, conversation, following, now=now, ids=ids)
+
+
+def wake(book: Book, run: RunRow, *, now: datetime) -> RunRow:
+    """Make somebody look at the inbox of `run`: its worker, or whoever claims it now.
+
+    A run that waits for its turn is left alone: it reads its inbox when it runs.
+    """
+    if run.worker_id is not None:
+        book.pokes.add([Poke(worker_id=run.worker_id, store_id=run.store_id, run_id=run.run_id)])
+        return run
+    if run.queued_message is not None or (run.claim_at is not None and run.claim_at <= now):
+        return run
+    book.work_ready = True
+    return book.put_run(replace(run, claim_at=now))
