@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -108,13 +109,13 @@ class _Channel(grpc.aio.Channel):
         return self._calling(self._channel.unary_unary(*args, **kwargs), self._deadline_seconds)
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return self._calling(self._channel.unary_stream(*args, **kwargs), None)
+        return self._streaming(self._channel.unary_stream(*args, **kwargs))
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
         return self._calling(self._channel.stream_unary(*args, **kwargs), self._deadline_seconds)
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return self._calling(self._channel.stream_stream(*args, **kwargs), None)
+        return self._streaming(self._channel.stream_stream(*args, **kwargs))
 
     def _calling(self, method: Any, deadline_seconds: float | None) -> Any:
         def call(
@@ -132,6 +133,47 @@ class _Channel(grpc.aio.Channel):
             )
 
         return call
+
+    def _streaming(self, method: Any) -> Any:
+        start = self._calling(method, None)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return _StreamCall(start(*args, **kwargs))
+
+        return call
+
+
+class _StreamCall:
+    """A call with a response stream; anything but reading is the call's own.
+
+    grpc.aio forgets to cancel the RPC when its reader is cancelled at the moment
+    the request has just gone out. The server would work on for nobody.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._responses: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._responses is None:
+            self._responses = aiter(self._call)
+        return await self._reading(anext(self._responses))
+
+    async def read(self) -> Any:
+        return await self._reading(self._call.read())
+
+    async def _reading(self, response: Awaitable[Any]) -> Any:
+        try:
+            return await response
+        except asyncio.CancelledError:
+            self._call.cancel()
+            raise
 
 
 def _request_id() -> tuple[tuple[str, str], ...]:

@@ -21,6 +21,8 @@ from services.chassis.start import StartError
 # Messages up to this many times the limit are read, and refused with a reason of
 # ours; gRPC itself refuses larger ones before it reads them.
 _READ_FACTOR: Final = 2
+# Between the news that this server ends, for those who watch its health, and the end.
+_NEWS_SECONDS: Final = 0.05
 # After the drain time, handlers have this long to clean up before they are cut off.
 _CLEAN_UP_SECONDS: Final = 0.5
 
@@ -111,6 +113,7 @@ class RpcServer:
 
     async def __aexit__(self, *_: object) -> None:
         await self.health.enter_graceful_shutdown()
+        await asyncio.sleep(_NEWS_SECONDS)
         self._interceptor.stop_calls(drainable=False)
         stop = asyncio.ensure_future(self._server.stop(self._drain_seconds + _CLEAN_UP_SECONDS))
         await asyncio.wait({stop}, timeout=self._drain_seconds)

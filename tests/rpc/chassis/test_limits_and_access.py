@@ -1,0 +1,173 @@
+"""Who may call, how much at once, and what the operator sees of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.wrappers_pb2 import StringValue
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.chassis.auth import ApiKey, DevelopmentAuthenticator, KeyAuthenticator
+from services.chassis.metrics import Metrics
+from services.chassis.rpc_client import open_channel, translating
+from services.errors import InvalidId, Overloaded, PermissionDenied, Unauthenticated
+from tests.rpc.chassis.echo import KINDS, EchoServicer, EchoStub, Serve
+
+USER_KEY = "user-key-0123456789"
+SERVICE_KEY = "service-key-0123456789"
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def keys() -> KeyAuthenticator:
+    entry = ApiKey(key=USER_KEY, store_id="acme", user_id="ann", roles=["member"])
+    return KeyAuthenticator([entry], service_key=SERVICE_KEY)
+
+
+def bearer(key: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {key}"),)
+
+
+@every_kind
+@pytest.mark.parametrize("metadata", [(), bearer("another-key-0123456789"), (("authorization", USER_KEY),)])
+async def test_without_a_known_key_nothing_is_called(
+    serve: Serve, servicer: EchoServicer, kind: str, metadata: Any
+) -> None:
+    """OPS-1."""
+    async with serve(authenticator=keys()) as server, open_channel(server.address) as channel:
+        with pytest.raises(Unauthenticated), translating():
+            await EchoStub(channel).call(kind, "wait", metadata=metadata)
+        assert not servicer.entered.is_set()
+
+
+async def test_the_key_says_who_the_user_is_whatever_else_is_claimed(serve: Serve) -> None:
+    """OPS-1: store and user come from the credential."""
+    claims = (*bearer(USER_KEY), ("pawl-store", "other"), ("pawl-user", "bob"))
+    async with serve(authenticator=keys()) as server, open_channel(server.address) as channel:
+        assert await EchoStub(channel).call("unary", "who", metadata=claims) == ["user/acme/ann"]
+
+
+@every_kind
+async def test_a_user_may_not_call_what_is_for_services(serve: Serve, kind: str) -> None:
+    async with serve(authenticator=keys(), service_only=True) as server, open_channel(server.address) as channel:
+        with pytest.raises(PermissionDenied), translating():
+            await EchoStub(channel).call(kind, "hello", metadata=bearer(USER_KEY))
+
+
+async def test_a_channel_carries_the_service_key(serve: Serve) -> None:
+    async with (
+        serve(authenticator=keys(), service_only=True) as server,
+        open_channel(server.address, service_key=SERVICE_KEY) as channel,
+    ):
+        assert await EchoStub(channel).call("unary", "who") == ["service//"]
+
+
+async def test_in_development_metadata_says_who_calls(serve: Serve) -> None:
+    async with serve() as server, open_channel(server.address) as channel:
+        stub = EchoStub(channel)
+        assert await stub.call("unary", "who") == ["user/local/me"]
+        named = (("pawl-store", "acme"), ("pawl-user", "ann"))
+        assert await stub.call("unary", "who", metadata=named) == ["user/acme/ann"]
+        with pytest.raises(InvalidId), translating():
+            await stub.call("unary", "who", metadata=(("pawl-store", "a.b"),))
+
+
+async def test_in_development_the_service_key_is_asked_for_where_there_is_one(serve: Serve) -> None:
+    development = DevelopmentAuthenticator(service_key=SERVICE_KEY)
+    async with serve(authenticator=development, service_only=True) as server, open_channel(server.address) as channel:
+        stub = EchoStub(channel)
+        with pytest.raises(PermissionDenied), translating():
+            await stub.call("unary", "who")
+        assert await stub.call("unary", "who", metadata=bearer(SERVICE_KEY)) == ["service//"]
+
+
+async def test_calls_over_the_limit_are_refused_at_once_and_streams_are_counted_apart(
+    serve: Serve, servicer: EchoServicer
+) -> None:
+    async with serve(unary_calls_max=1, streams_max=1) as server, open_channel(server.address) as channel:
+        stub = EchoStub(channel)
+        for full, free in (("unary", "talk"), ("talk", "unary")):
+            servicer.entered.clear()
+            servicer.release.clear()
+            holder = asyncio.ensure_future(stub.call(full, "wait"))
+            await servicer.entered.wait()
+            with pytest.raises(Overloaded), translating():
+                await stub.call(full, "one too many")
+            assert await stub.call(free, "room here") == ["room here"]
+            servicer.release.set()
+            await holder
+            assert await stub.call(full, "room again") == ["room again"]
+
+
+@every_kind
+async def test_a_call_gives_its_room_back_however_it_ends(serve: Serve, servicer: EchoServicer, kind: str) -> None:
+    async with serve(unary_calls_max=1, streams_max=1) as server, open_channel(server.address) as channel:
+        stub, raw = EchoStub(channel), EchoStub(channel, raw=True)
+        await asyncio.gather(stub.call(kind, "crash"), return_exceptions=True)
+        await asyncio.gather(stub.call(kind, "abort"), return_exceptions=True)
+        await asyncio.gather(raw.send(kind, b"\xff"), return_exceptions=True)
+        call = asyncio.ensure_future(stub.call(kind, "wait"))
+        await servicer.entered.wait()
+        call.cancel()
+        await servicer.cancelled.wait()
+        await asyncio.gather(call, return_exceptions=True)
+        assert (await stub.call(kind, "hello"))[-1] == "hello"
+
+
+async def test_health_answers_strangers_also_under_full_load(serve: Serve, servicer: EchoServicer) -> None:
+    async with (
+        serve(authenticator=keys(), unary_calls_max=1) as server,
+        open_channel(server.address, service_key=SERVICE_KEY) as channel,
+        grpc.aio.insecure_channel(server.address) as stranger,
+    ):
+        holder = asyncio.ensure_future(EchoStub(channel).call("unary", "wait"))
+        await servicer.entered.wait()
+        stub: Any = health_pb2_grpc.HealthStub(stranger)
+        reply = await stub.Check(health_pb2.HealthCheckRequest())
+        assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        servicer.release.set()
+        await holder
+
+
+async def test_a_request_id_is_kept_or_made_and_told_to_the_client(serve: Serve) -> None:
+    async with serve() as server, open_channel(server.address) as channel:
+        stub = EchoStub(channel)
+        mine = (("pawl-request-id", "my-request"),)
+        assert await stub.call("unary", "request-id", metadata=mine) == ["my-request"]
+        call = stub.unary(StringValue(value="request-id"), metadata=(("pawl-request-id", "not an id"),))
+        made = (await call).value
+        assert made.startswith("req_")
+        assert ("pawl-request-id", made) in tuple(await call.trailing_metadata())
+
+
+async def test_each_call_is_counted_by_method_and_code(serve: Serve, metrics: Metrics) -> None:
+    """OPS-2."""
+    async with serve() as server, open_channel(server.address) as channel:
+        stub = EchoStub(channel)
+        await stub.call("unary", "hello")
+        await asyncio.gather(stub.call("talk", "crash"), stub.missing(StringValue()), return_exceptions=True)
+    text = metrics.text().decode()
+    requests = "pawl_test_rpc_requests_total"
+    assert f'{requests}{{code="OK",method="/test.v1.EchoService/Unary"}} 1.0' in text
+    assert f'{requests}{{code="INTERNAL",method="/test.v1.EchoService/Talk"}} 1.0' in text
+    assert f'{requests}{{code="UNIMPLEMENTED",method="unknown"}} 1.0' in text
+    assert 'pawl_test_rpc_duration_seconds_count{method="/test.v1.EchoService/Unary"} 1.0' in text
+    assert 'pawl_test_rpc_in_flight{method="/test.v1.EchoService/Unary"} 0.0' in text
+    assert "pawl_test_process_resident_memory_bytes" in text
+
+
+async def test_each_call_has_one_line_in_the_log_without_its_content(
+    serve: Serve, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """OPS-2."""
+    async with serve() as server, open_channel(server.address) as channel:
+        await EchoStub(channel).call("talk", "secret words")
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        await stub.Check(health_pb2.HealthCheckRequest())
+    output = "".join(capfd.readouterr())
+    assert output.count("rpc.served") == 1
+    assert "/test.v1.EchoService/Talk" in output
+    assert "secret words" not in output

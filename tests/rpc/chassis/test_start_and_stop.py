@@ -1,0 +1,170 @@
+"""How a server begins and ends, and how channels live through it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.wrappers_pb2 import StringValue
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from services.chassis.health import HealthMonitor
+from services.chassis.rpc_client import open_channel, translating
+from services.chassis.start import StartError
+from services.errors import DependencyUnavailable, ShuttingDown
+from tests.rpc.chassis.echo import SERVICE, EchoServicer, EchoStub, Serve
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_port_zero_takes_a_free_port_and_says_which(serve: Serve) -> None:
+    async with serve(listen="127.0.0.1:0") as server, open_channel(server.address) as channel:
+        assert server.address == f"127.0.0.1:{server.port}"
+        assert await EchoStub(channel).call("unary", "hello") == ["hello"]
+
+
+async def test_a_port_in_use_is_one_clear_sentence(serve: Serve) -> None:
+    """Two processes on one port would each get half of the calls."""
+    async with serve(listen="127.0.0.1:0") as server:
+        with pytest.raises(StartError, match="the port is in use"):
+            await serve(listen=server.address).__aenter__()
+
+
+async def test_reflection_lists_the_services(serve: Serve) -> None:
+    async with serve() as server, open_channel(server.address) as channel:
+        request = reflection_pb2.ServerReflectionRequest(list_services="")
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]
+        async for reply in stub.ServerReflectionInfo(iter([request])):
+            names = {service.name for service in reply.list_services_response.service}
+            assert {SERVICE, "grpc.health.v1.Health"} <= names
+
+
+async def test_health_follows_what_is_required_and_only_reports_the_rest(serve: Serve) -> None:
+    broken = {"database": False, "nats": False}
+
+    def probe(name: str) -> Any:
+        async def check() -> None:
+            if broken[name]:
+                raise DependencyUnavailable
+
+        return check
+
+    monitor = HealthMonitor()
+    monitor.add("database", probe("database"))
+    monitor.add("nats", probe("nats"), optional=True)
+    async with serve() as server, grpc.aio.insecure_channel(server.address) as channel, monitor:
+        monitor.follow(server)
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+
+        async def state() -> list[Any]:
+            await monitor.check()
+            checks = [await stub.Check(health_pb2.HealthCheckRequest(service=name)) for name in ("", SERVICE)]
+            return [check.status for check in checks]
+
+        assert await state() == [SERVING, SERVING]
+        broken["nats"] = True
+        assert await state() == [SERVING, SERVING]
+        assert b'"nats":"DependencyUnavailable"' in monitor.page().body
+        assert monitor.page().status == "200 OK"
+        broken["database"] = True
+        assert await state() == [NOT_SERVING, NOT_SERVING]
+        assert monitor.page().status == "503 Service Unavailable"
+        broken["database"] = False
+        assert await state() == [SERVING, SERVING]
+
+
+async def test_health_says_not_serving_before_the_server_ends(serve: Serve, servicer: EchoServicer) -> None:
+    async with serve(drain_seconds=20) as server:
+        channel = grpc.aio.insecure_channel(server.address)
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert (await watch.read()).status == SERVING
+    assert (await watch.read()).status == NOT_SERVING
+    await channel.close()
+
+
+async def test_a_stop_lets_unary_calls_finish(serve: Serve, servicer: EchoServicer) -> None:
+    serving = serve(drain_seconds=20)
+    server = await serving.__aenter__()
+    async with open_channel(server.address) as channel:
+        call = asyncio.ensure_future(EchoStub(channel).call("unary", "wait"))
+        await servicer.entered.wait()
+        stop = asyncio.ensure_future(serving.__aexit__(None, None, None))
+        await asyncio.sleep(0)
+        servicer.release.set()
+        assert await call == ["wait"]
+        await stop
+
+
+@pytest.mark.parametrize("kind", ["unary", "collect"])
+async def test_a_stop_ends_what_does_not_finish_in_time(serve: Serve, servicer: EchoServicer, kind: str) -> None:
+    serving = serve(drain_seconds=0.05, drain_streams=True)
+    server = await serving.__aenter__()
+    async with open_channel(server.address) as channel:
+        call = asyncio.ensure_future(EchoStub(channel).call(kind, "wait"))
+        await servicer.entered.wait()
+        await serving.__aexit__(None, None, None)
+        with pytest.raises(ShuttingDown), translating():
+            await call
+        assert servicer.cancelled.is_set()
+
+
+@pytest.mark.parametrize("kind", ["generate", "write", "talk", "read_and_write", "collect"])
+async def test_a_stop_sends_streams_elsewhere_at_once(serve: Serve, servicer: EchoServicer, kind: str) -> None:
+    """OPS-5: watchers and sessions have no end to wait for."""
+    serving = serve(drain_seconds=20)
+    server = await serving.__aenter__()
+    async with open_channel(server.address) as channel:
+        call = asyncio.ensure_future(EchoStub(channel).call(kind, "wait"))
+        await servicer.entered.wait()
+        await serving.__aexit__(None, None, None)
+        with pytest.raises(ShuttingDown), translating():
+            await call
+
+
+async def test_a_peer_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
+    async with open_channel(f"unix:{tmp_path}/nobody") as channel:
+        with pytest.raises(DependencyUnavailable), translating():
+            await EchoStub(channel).call("unary", "hello")
+
+
+async def test_a_channel_finds_a_restarted_server_again(serve: Serve) -> None:
+    async with serve() as server:
+        address = server.address
+        channel = open_channel(address)
+        stub = EchoStub(channel)
+        await stub.call("unary", "hello")
+    async with channel:
+        with pytest.raises(DependencyUnavailable), translating():
+            await stub.call("unary", "gone")
+        async with serve():
+            assert await stub.unary(StringValue(value="back"), wait_for_ready=True) == StringValue(value="back")
+
+
+async def test_calls_go_to_the_replica_that_is_left(serve: Serve) -> None:
+    async with serve(listen="127.0.0.1:0") as stays:
+        async with serve(listen="127.0.0.1:0") as goes:
+            channel = open_channel(f"{goes.address}, localhost:{stays.port}")
+            stub = EchoStub(channel)
+            answers = [await stub.call("unary", "hello") for _ in range(10)]
+        answers += [await stub.call("unary", "hello") for _ in range(10)]
+        assert answers == [["hello"]] * 20
+        await channel.close()
+
+
+@pytest.mark.parametrize("addresses", ["one.example:1,two.example:1", "127.0.0.1:1,[::1]:2", "unix:/a,127.0.0.1:1"])
+async def test_addresses_that_cannot_be_balanced_are_told_at_once(addresses: str) -> None:
+    with pytest.raises(StartError, match="several addresses must be IP addresses"):
+        open_channel(addresses)
+
+
+async def test_a_call_without_a_deadline_gets_one(serve: Serve, servicer: EchoServicer) -> None:
+    async with serve() as server, open_channel(server.address, deadline_seconds=0.3) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await EchoStub(channel).call("unary", "wait")
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
