@@ -1,0 +1,1 @@
+"""All processes together: what holds only if everybody does their part."""

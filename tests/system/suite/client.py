@@ -1,0 +1,178 @@
+"""A client of the public API as a stranger would write it: generated stubs and nothing else of Pawl."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self
+
+import grpc
+from pawl.agent.v1 import agent_pb2, agent_pb2_grpc, session_pb2, types_pb2
+from pawl.event.v1 import call_pb2, event_pb2, run_pb2
+
+PATIENCE_SECONDS = 40.0
+ENDED = frozenset(
+    {
+        run_pb2.RUN_STATE_COMPLETED,
+        run_pb2.RUN_STATE_FAILED,
+        run_pb2.RUN_STATE_CANCELLED,
+        run_pb2.RUN_STATE_EXPIRED,
+    }
+)
+
+
+class Agent:
+    """The agent service, reached through one replica."""
+
+    def __init__(self, address: str, *, user: str = "me", store: str = "local") -> None:
+        self._channel = grpc.aio.insecure_channel(address)
+        self.stub = agent_pb2_grpc.AgentServiceStub(self._channel)
+        self.metadata = (("pawl-user", user), ("pawl-store", store))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._channel.close()
+
+    async def start(
+        self, text: str, *, request_id: str = "", conversation_id: str = "", options: run_pb2.RunOptions | None = None
+    ) -> run_pb2.Run:
+        """Start a run."""
+        request = agent_pb2.StartRunRequest(
+            request_id=request_id, conversation_id=conversation_id, text=text, options=options
+        )
+        return (await self.stub.StartRun(request, metadata=self.metadata)).run
+
+    async def get(self, run_id: str) -> run_pb2.Run:
+        """Read a run with its pending calls."""
+        return (await self.stub.GetRun(agent_pb2.GetRunRequest(run_id=run_id), metadata=self.metadata)).run
+
+    async def until(self, run_id: str, wanted: Callable[[run_pb2.Run], bool]) -> run_pb2.Run:
+        """Read a run until it is as wanted; faults on the way (a replica that is down) are waited out."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                try:
+                    run = await self.get(run_id)
+                except grpc.aio.AioRpcError as error:
+                    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                        raise
+                else:
+                    if wanted(run):
+                        return run
+                    assert run.state not in ENDED, f"the run ended: {run}"
+                await asyncio.sleep(0.05)
+
+    async def until_ended(self, run_id: str) -> run_pb2.Run:
+        """Read a run until it has ended."""
+        return await self.until(run_id, lambda run: run.state in ENDED)
+
+    async def until_pending(self, run_id: str, state: call_pb2.CallState.ValueType) -> call_pb2.Call:
+        """Read a run until a call waits in `state`; returns the call."""
+        run = await self.until(run_id, lambda run: any(call.state == state for call in run.pending_calls))
+        return next(call for call in run.pending_calls if call.state == state)
+
+    async def events(self, run_id: str, *, after_seq: int = 0) -> list[event_pb2.RunEvent]:
+        """Watch a run to its end; returns all its events after a seq."""
+        return [event async for event in self.watch(run_id, after_seq=after_seq)]
+
+    async def watch(self, run_id: str, *, after_seq: int = 0) -> AsyncIterator[event_pb2.RunEvent]:
+        """Give the events of a run as they come."""
+        request = agent_pb2.WatchRunRequest(run_id=run_id, after_seq=after_seq)
+        async for answer in self.stub.WatchRun(request, metadata=self.metadata):
+            if answer.HasField("event"):
+                yield answer.event
+
+    async def calls(self, run_id: str) -> list[call_pb2.Call]:
+        """Read all calls of a run."""
+        request = agent_pb2.ListCallsRequest(run_id=run_id, page_size=200)
+        return list((await self.stub.ListCalls(request, metadata=self.metadata)).calls)
+
+    async def decide(
+        self, call: call_pb2.Call, kind: call_pb2.DecisionKind.ValueType, *, request_id: str = "", **fields: str | bytes
+    ) -> agent_pb2.DecideResponse:
+        """Decide a call under the digest it shows."""
+        decision = types_pb2.CallDecision(
+            call_id=call.call_id,
+            kind=kind,
+            digest=call.approval.digest,
+            **fields,  # type: ignore[arg-type]  # the fields of a decision
+        )
+        request = agent_pb2.DecideRequest(request_id=request_id, run_id=call.run_id, decision=decision)
+        return await self.stub.Decide(request, metadata=self.metadata)
+
+    async def submit(self, call: call_pb2.Call, content_json: bytes) -> agent_pb2.SubmitToolResultsResponse:
+        """Return the result of a front-end call without a stream."""
+        result = types_pb2.ToolResult(call_id=call.call_id, content_json=content_json)
+        request = agent_pb2.SubmitToolResultsRequest(run_id=call.run_id, results=[result])
+        return await self.stub.SubmitToolResults(request, metadata=self.metadata)
+
+    @asynccontextmanager
+    async def session(self, *tools: str, client_id: str = "") -> AsyncIterator[Session]:
+        """Open a session that can run these front-end tools."""
+        stream = self.stub.Session(metadata=self.metadata)
+        session = Session(stream)
+        try:
+            await session.send(
+                hello=session_pb2.Hello(
+                    client_id=client_id, tools=[session_pb2.ClientTool(name=name) for name in tools], calls_max=4
+                )
+            )
+            session.client_id = (await session.next("welcome")).welcome.client_id
+            yield session
+        finally:
+            stream.cancel()
+
+
+class Session:
+    """One two-way stream."""
+
+    def __init__(
+        self, stream: grpc.aio.StreamStreamCall[session_pb2.SessionRequest, session_pb2.SessionResponse]
+    ) -> None:
+        self._stream = stream
+        self._numbers = itertools.count(1)
+        self.client_id = ""
+        self.events: list[event_pb2.RunEvent] = []
+
+    async def send(self, **frame: object) -> str:
+        """Send a frame; returns its id."""
+        frame_id = f"frame-{next(self._numbers)}"
+        await self._stream.write(session_pb2.SessionRequest(frame_id=frame_id, **frame))  # type: ignore[arg-type]
+        return frame_id
+
+    async def next(self, kind: str) -> session_pb2.SessionResponse:
+        """Read until a frame of a kind comes; events on the way are kept."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                frame = await self._stream.read()
+                assert isinstance(frame, session_pb2.SessionResponse), "the server closed the stream"
+                if frame.HasField("event"):
+                    self.events.append(frame.event)
+                if frame.WhichOneof("frame") == kind:
+                    return frame
+
+    async def receipt(self, **frame: object) -> types_pb2.Receipt:
+        """Send a frame and read until its receipt."""
+        frame_id = await self.send(**frame)
+        while True:
+            receipt = (await self.next("receipt")).receipt
+            if receipt.frame_id == frame_id:
+                return receipt
+
+    async def answer(self, offer: session_pb2.Offer, content_json: bytes, *, is_error: bool = False) -> types_pb2.Receipt:
+        """Return the result of an offered call."""
+        return await self.receipt(
+            tool_result=types_pb2.ToolResult(
+                run_id=offer.call.run_id,
+                call_id=offer.call.call_id,
+                content_json=content_json,
+                is_error=is_error,
+                offer_epoch=offer.offer_epoch,
+            )
+        )

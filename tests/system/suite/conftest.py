@@ -1,0 +1,55 @@
+"""One suite of real processes for all tests of this folder, with two replicas of agent-loop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+import pytest_asyncio
+from pawl.event.v1 import call_pb2
+from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
+
+from services.launcher.options import SuiteOptions
+from services.launcher.suite import Suite
+from tests.system.suite.client import Agent
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def suite(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Suite]:
+    """The suite, with the front-end tool `show_panel` registered."""
+    options = SuiteOptions(data=Path(tmp_path_factory.mktemp("suite")), replicas={"agent-loop": 2})
+    async with Suite(options) as suite:
+        await _register_panel(suite.endpoints.services["tool-registry"][0].grpc)
+        yield suite
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def agent(suite: Suite) -> AsyncIterator[Agent]:
+    """A client of the first replica."""
+    async with Agent(suite.endpoints.services["agent-loop"][0].grpc) as agent:
+        yield agent
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def other_agent(suite: Suite) -> AsyncIterator[Agent]:
+    """A client of the second replica."""
+    async with Agent(suite.endpoints.services["agent-loop"][1].grpc) as agent:
+        yield agent
+
+
+async def _register_panel(address: str) -> None:
+    definition = tool_pb2.ToolDefinition(
+        name="show_panel",
+        description="Shows something to the user.",
+        arguments_schema_json=(
+            b'{"type":"object","properties":{"title":{"type":"string"},"content":{"type":"string"}}}'
+        ),
+        context=call_pb2.EXECUTION_CONTEXT_FRONTEND,
+        category=call_pb2.TOOL_CATEGORY_SAFE,
+        effect_class=call_pb2.EFFECT_CLASS_IDEMPOTENT,
+    )
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = tool_pb2_grpc.ToolServiceStub(channel)
+        await stub.RegisterTool(tool_pb2.RegisterToolRequest(definition=definition, replace=True))
