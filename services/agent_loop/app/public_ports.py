@@ -7,12 +7,13 @@ this version knows nothing about.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
 from services.agent_loop.domain.call import CallState, DecisionKind
+from services.agent_loop.domain.command import CallResolution
 from services.agent_loop.domain.run import RunOptions, RunState, StopCause
 from services.errors import PawlError, by_reason
 
@@ -149,20 +150,12 @@ class CancelCommand:
     reason: str
 
 
-class Resolution(StrEnum):
-    """What an operator found out about a call in doubt."""
-
-    HAPPENED = "HAPPENED"
-    RUN_AGAIN = "RUN_AGAIN"
-    TELL_MODEL = "TELL_MODEL"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolveCommand:
     """An operator's finding; `content_json` goes with HAPPENED."""
 
     call_id: str
-    resolution: Resolution
+    resolution: CallResolution
     content_json: bytes
 
 
@@ -231,9 +224,9 @@ class PublicLedger(Protocol):
         ...
 
     async def lease_offer(
-        self, caller: Caller, call: CallView, client_id: str, lease_seconds: float
-    ) -> CallView | None:
-        """Ask for an offered call; return it as it is now: `client_id` holds it if granted."""
+        self, caller: Caller, run_id: str, call_id: str, *, client_id: str, lease_seconds: float
+    ) -> tuple[bool, CallView | None]:
+        """Ask for an offered call; return whether the client now holds it, and the call as it is."""
         ...
 
     async def renew_offers(self, caller: Caller, client_id: str, lease_seconds: float) -> tuple[CallView, ...]:

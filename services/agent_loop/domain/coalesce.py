@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from services.agent_loop.domain.event import CallFragment
 from services.agent_loop.domain.model import CallPiece, Piece, ReasoningPiece, RefusalPiece, TextPiece
 
 INTERVAL_SECONDS: Final = 0.1
@@ -15,15 +16,6 @@ OUTPUT_CHARACTERS_MAX: Final = 64 * 1024
 """Most characters of one output, so that no event is too large for a watcher."""
 
 DisplayPiece = TextPiece | ReasoningPiece | RefusalPiece | CallPiece
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallFragment:
-    """More of a call that the model is writing, for display only."""
-
-    index: int
-    tool_name: str
-    arguments_text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+from services.errors import InvalidField
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,3 +27,22 @@ class Limits:
     offer_deadline_seconds: float = 600.0
     answer_timeout_seconds: float = 86_400.0
     context_bytes_max: int = 400_000
+
+    def narrowed(self, asked: Mapping[str, float]) -> Limits:
+        """Return these limits with those of `asked`, which may only be smaller.
+
+        `asked` has the fields that are present, by name.
+
+        Raises:
+            InvalidField: a value is not positive, or larger than here.
+        """
+        known = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name, value in asked.items():
+            most = known[name]
+            if not math.isfinite(value) or value <= 0:
+                raise InvalidField(f"limits.{name} must be above 0", field=f"options.limits.{name}")
+            if value > most:
+                raise InvalidField(
+                    f"limits.{name} may only narrow the deployment's {most:g}", field=f"options.limits.{name}"
+                )
+        return replace(self, **{name: type(known[name])(value) for name, value in asked.items()})

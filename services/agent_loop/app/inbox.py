@@ -1,0 +1,245 @@
+"""Commands of users to runs: results, decisions, stops, findings.
+
+Each is checked here for what can be seen without the run, and by the ledger for
+the rest; the ledger's word on it is final.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+from services.agent_loop.app.frames import CallDecision, ToolProgress, ToolResult
+from services.agent_loop.app.public_ports import (
+    CallChecker,
+    Caller,
+    CancelCommand,
+    DecisionCommand,
+    Outcome,
+    ProgressCommand,
+    PublicLedger,
+    Reply,
+    ResolveCommand,
+    ResultCommand,
+    RunView,
+)
+from services.agent_loop.domain import checks
+from services.agent_loop.domain.call import DecisionKind
+from services.agent_loop.domain.command import CallResolution
+from services.agent_loop.domain.run import StopCause
+from services.chassis.ids import IdSource
+from services.errors import (
+    AlreadyExists,
+    CallNotFound,
+    CallNotPending,
+    FailedPrecondition,
+    InvalidArgument,
+    InvalidField,
+    NotFound,
+    OutOfRange,
+    PawlError,
+    PermissionDenied,
+    ResourceExhausted,
+    RunEnded,
+    RunNotFound,
+)
+
+RESULTS_MAX: Final = 64
+RESOLVERS: Final = frozenset({"operator", "admin"})
+
+REFUSALS: Final = (
+    InvalidArgument,
+    NotFound,
+    AlreadyExists,
+    FailedPrecondition,
+    OutOfRange,
+    PermissionDenied,
+    ResourceExhausted,
+)
+"""Errors that are about what was sent alone: where several things are sent, they become receipts."""
+
+_DIGEST_BYTES_MAX: Final = 128
+
+
+def derived_id(*parts: str) -> str:
+    """Return the id that always stands for these parts together."""
+    return "d_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40]
+
+
+class Inbox:
+    """Sends commands to runs."""
+
+    def __init__(self, *, ledger: PublicLedger, checker: CallChecker, ids: IdSource) -> None:
+        self._ledger = ledger
+        self._checker = checker
+        self._ids = ids
+
+    async def submit_results(
+        self, caller: Caller, *, request_id: str, run_id: str, results: Sequence[ToolResult]
+    ) -> tuple[list[Reply], RunView]:
+        """Bring results without a stream; return one reply each, in order, and the run after them.
+
+        A result that is wrong is refused alone. Idempotent by request id and call.
+
+        Raises:
+            RunNotFound
+            InvalidField: there are no results, or more than 64.
+        """
+        if not 1 <= len(results) <= RESULTS_MAX:
+            raise InvalidField(f"1 to {RESULTS_MAX} results", field="results")
+        replies = await asyncio.gather(
+            *(
+                self._submit_one(caller, run_id, derived_id(request_id, result.call_id) if request_id else "", result)
+                for result in results
+            )
+        )
+        if any(reply.reason == RunNotFound.reason for reply in replies):
+            raise RunNotFound
+        runs = [reply.run for reply in replies if reply.run is not None]
+        return replies, max(runs, key=lambda run: run.last_seq) if runs else await self._ledger.get_run(caller, run_id)
+
+    async def _submit_one(self, caller: Caller, run_id: str, command_id: str, result: ToolResult) -> Reply:
+        try:
+            return await self.submit_result(caller, command_id, run_id, result, client_id="")
+        except REFUSALS as error:
+            return refusal(error)
+
+    async def submit_result(
+        self, caller: Caller, command_id: str, run_id: str, result: ToolResult, *, client_id: str
+    ) -> Reply:
+        """Bring one result; with a client id, under the lease that the result names.
+
+        Raises:
+            InvalidJson, TooLarge: the content is wrong.
+            RequestIdReused
+        """
+        command = ResultCommand(
+            call_id=result.call_id,
+            content_json=checks.result_json(result.content_json),
+            is_error=result.is_error,
+            client_id=client_id,
+            offer_epoch=result.offer_epoch if client_id else 0,
+        )
+        return await self._ledger.send_command(caller, run_id, command_id or self._ids.new("cmd"), command)
+
+    async def report_progress(self, caller: Caller, command_id: str, progress: ToolProgress, client_id: str) -> Reply:
+        """Bring progress of an offered call.
+
+        Raises:
+            InvalidField, TooLarge
+        """
+        command = ProgressCommand(
+            call_id=progress.call_id,
+            client_id=client_id,
+            offer_epoch=progress.offer_epoch,
+            fraction=checks.fraction(progress.fraction),
+            message=checks.text(progress.message, "message", bytes_max=checks.PROGRESS_BYTES_MAX, may_be_empty=True),
+        )
+        return await self._ledger.send_command(caller, progress.run_id, command_id, command)
+
+    async def decide(self, caller: Caller, command_id: str, decision: CallDecision) -> Reply:
+        """Bring a decision. Edited arguments are validated and checked again first.
+
+        Raises:
+            InvalidField, TooLarge, InvalidJson: the decision itself is wrong.
+            CallNotFound: an edit names no call of the run.
+            InvalidArguments: the edited arguments may not run; the message lists why.
+        """
+        _check_decision(decision)
+        arguments_json, edited_digest = b"", ""
+        if decision.kind is DecisionKind.EDIT:
+            call = await self._ledger.get_call(caller, decision.call_id)
+            if call.run_id != decision.run_id:
+                raise CallNotFound
+            verdict = await self._checker.check_edit(caller, call, decision.arguments_json)
+            arguments_json, edited_digest = verdict.arguments_json, verdict.digest
+        command = DecisionCommand(
+            call_id=decision.call_id,
+            kind=decision.kind,
+            digest=decision.digest,
+            arguments_json=arguments_json,
+            edited_digest=edited_digest,
+            reason=decision.reason,
+            answer=decision.answer,
+        )
+        return await self._ledger.send_command(caller, decision.run_id, command_id or self._ids.new("cmd"), command)
+
+    async def cancel(self, caller: Caller, command_id: str, run_id: str, reason: str) -> Reply:
+        """Stop a run. A run that has ended stays as it is: the outcome is LATE.
+
+        Raises:
+            InvalidField, TooLarge
+        """
+        checks.text(reason, "reason", bytes_max=checks.REASON_BYTES_MAX, may_be_empty=True)
+        command = CancelCommand(cause=StopCause.USER, reason=reason)
+        return await self._ledger.send_command(caller, run_id, command_id or self._ids.new("cmd"), command)
+
+    async def resolve(
+        self,
+        caller: Caller,
+        command_id: str,
+        *,
+        run_id: str,
+        call_id: str,
+        resolution: CallResolution,
+        content_json: bytes,
+    ) -> Reply:
+        """Say what became of a call in doubt.
+
+        Raises:
+            PermissionDenied: the caller is neither operator nor admin.
+            InvalidField, InvalidJson, TooLarge
+        """
+        if not caller.roles & RESOLVERS:
+            raise PermissionDenied("only an operator or an admin may say what became of a call")
+        if resolution is CallResolution.HAPPENED:
+            checks.result_json(content_json)
+        elif content_json:
+            raise InvalidField("content_json goes with HAPPENED only", field="content_json")
+        command = ResolveCommand(call_id=call_id, resolution=resolution, content_json=content_json)
+        return await self._ledger.send_command(caller, run_id, command_id or self._ids.new("cmd"), command)
+
+
+def refusal(error: PawlError) -> Reply:
+    """Return the reply that says what an error says."""
+    outcome = Outcome.UNKNOWN if isinstance(error, NotFound) else Outcome.REFUSED
+    return Reply(outcome=outcome, reason=error.reason, message=error.message)
+
+
+def decided(reply: Reply) -> RunView:
+    """Return the run after a command that was taken.
+
+    Raises:
+        RunNotFound, CallNotFound, or the error that the outcome names.
+    """
+    if reply.taken and reply.run is not None:
+        return reply.run
+    error = reply.error(CallNotPending if reply.outcome is not Outcome.UNKNOWN else RunNotFound)
+    raise CallNotPending(error.message) if isinstance(error, RunEnded) else error
+
+
+def stopped(reply: Reply) -> RunView:
+    """Return the run after a cancel, whatever state it was in.
+
+    Raises:
+        RunNotFound
+    """
+    if reply.run is not None:
+        return reply.run
+    raise reply.error(RunNotFound)
+
+
+def _check_decision(decision: CallDecision) -> None:
+    kind = decision.kind
+    checks.text(decision.digest, "decision.digest", bytes_max=_DIGEST_BYTES_MAX, may_be_empty=True)
+    if kind is DecisionKind.EDIT:
+        checks.arguments_json(decision.arguments_json)
+    elif decision.arguments_json:
+        raise InvalidField("arguments_json goes with EDIT only", field="decision.arguments_json")
+    if kind is DecisionKind.ANSWER:
+        checks.text(decision.answer, "decision.answer", bytes_max=checks.ANSWER_BYTES_MAX)
+    elif decision.answer:
+        raise InvalidField("answer goes with ANSWER only", field="decision.answer")
+    checks.text(decision.reason, "decision.reason", bytes_max=checks.REASON_BYTES_MAX, may_be_empty=True)

@@ -1,0 +1,44 @@
+"""Waiting until a run needs somebody, or has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Final
+
+from services.agent_loop.app.public_ports import Caller, PublicLedger, RunView
+from services.agent_loop.app.watch import Watches
+from services.agent_loop.domain.run import ENDED, RunState
+from services.errors import SlowConsumer
+
+RESTING: Final = ENDED | {RunState.WAITING, RunState.NEEDS_ATTENTION}
+"""States in which nothing goes on without somebody from outside."""
+
+
+async def wait_for_rest(
+    ledger: PublicLedger, watches: Watches, caller: Caller, run_id: str, *, seconds: float
+) -> RunView:
+    """Return the run as soon as it rests, or as it is after `seconds`.
+
+    Raises:
+        RunNotFound
+    """
+    run = await ledger.get_run(caller, run_id)
+    if run.state in RESTING or seconds == 0:
+        return run
+    try:
+        async with asyncio.timeout(seconds):
+            await _rests(watches, caller, run)
+    except (TimeoutError, SlowConsumer):
+        pass  # The run as it is now is the answer.
+    return await ledger.get_run(caller, run_id)
+
+
+async def _rests(watches: Watches, caller: Caller, run: RunView) -> None:
+    async with (
+        watches.open(caller, run.run_id, run.last_seq) as watcher,
+        aclosing(watcher.events(silence_seconds=60.0)) as events,
+    ):
+        async for event in events:
+            if event is not None and event.run_state in RESTING:
+                return

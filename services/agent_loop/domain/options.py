@@ -1,0 +1,99 @@
+"""How a run is to be driven: from what a client asks to what the ledger keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from services.agent_loop.domain.limits import Limits
+from services.agent_loop.domain.run import (
+    BatchOrder,
+    RoundLimitPolicy,
+    RunOptions,
+    ToolChoice,
+    ToolChoiceMode,
+    UnknownOutcomePolicy,
+)
+from services.errors import InvalidField
+
+INSTRUCTIONS_BYTES_MAX: Final = 64 * 1024
+NAME_CHARACTERS_MAX: Final = 256
+"""Most characters of the name of a model or a tool."""
+TOOL_NAMES_MAX: Final = 1000
+TEMPERATURE_MAX: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDefaults:
+    """What the deployment gives where a client asks for nothing."""
+
+    model: str
+    instructions: str = ""
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedOptions:
+    """What a client asks for; `limits` has only the fields that were present."""
+
+    model: str = ""
+    instructions: str = ""
+    tool_names: tuple[str, ...] = ()
+    without_tools: bool = False
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
+    limits: Mapping[str, float] = field(default_factory=dict)
+    round_limit_policy: RoundLimitPolicy = RoundLimitPolicy.FINAL_ANSWER
+    batch_order: BatchOrder = BatchOrder.WAIT_FOR_DECISIONS
+    unknown_outcome_policy: UnknownOutcomePolicy = UnknownOutcomePolicy.TELL_MODEL
+    temperature: float | None = None
+    output_tokens_max: int | None = None
+
+
+def complete(asked: AskedOptions, defaults: RunDefaults) -> RunOptions:
+    """Return options with nothing left open.
+
+    Raises:
+        InvalidField: a value is out of range, or two contradict each other.
+    """
+    _check_names(asked)
+    _check_tool_choice(asked)
+    if len(asked.instructions.encode()) > INSTRUCTIONS_BYTES_MAX:
+        raise InvalidField("instructions may have at most 64 KiB", field="options.instructions")
+    if asked.temperature is not None and not 0 <= asked.temperature <= TEMPERATURE_MAX:
+        raise InvalidField("temperature must be from 0 to 2", field="options.temperature")
+    if asked.output_tokens_max == 0:
+        raise InvalidField("output_tokens_max must be above 0", field="options.output_tokens_max")
+    return RunOptions(
+        model=asked.model or defaults.model,
+        instructions=asked.instructions or defaults.instructions,
+        tool_names=tuple(dict.fromkeys(asked.tool_names)),
+        without_tools=asked.without_tools,
+        tool_choice=asked.tool_choice,
+        limits=defaults.limits.narrowed(asked.limits),
+        round_limit_policy=asked.round_limit_policy,
+        batch_order=asked.batch_order,
+        unknown_outcome_policy=asked.unknown_outcome_policy,
+        temperature=asked.temperature,
+        output_tokens_max=asked.output_tokens_max,
+    )
+
+
+def _check_names(asked: AskedOptions) -> None:
+    if len(asked.model) > NAME_CHARACTERS_MAX or not asked.model.isprintable():
+        raise InvalidField("model must be printable, at most 256 characters", field="options.model")
+    if len(asked.tool_names) > TOOL_NAMES_MAX:
+        raise InvalidField("at most 1000 tools", field="options.tool_names")
+    for name in asked.tool_names:
+        if not name or len(name) > NAME_CHARACTERS_MAX or not name.isprintable():
+            raise InvalidField("a tool's name is printable, 1 to 256 characters", field="options.tool_names")
+
+
+def _check_tool_choice(asked: AskedOptions) -> None:
+    choice = asked.tool_choice
+    if (choice.mode is ToolChoiceMode.TOOL) != bool(choice.tool_name):
+        raise InvalidField("tool_choice.tool_name goes with MODE_TOOL", field="options.tool_choice.tool_name")
+    if choice.mode in {ToolChoiceMode.TOOL, ToolChoiceMode.REQUIRED} and asked.without_tools:
+        raise InvalidField("without_tools leaves nothing to choose from", field="options.tool_choice.mode")
+    if choice.tool_name and asked.tool_names and choice.tool_name not in asked.tool_names:
+        raise InvalidField("tool_choice names a tool that tool_names leaves out", field="options.tool_choice.tool_name")
