@@ -60,6 +60,7 @@ class DataFolder:
     def _check_version(self) -> None:
         path = self.path / _VERSION_FILE
         if not path.exists():
+            path.touch(mode=0o600)
             path.write_text(f"{VERSION}\n", encoding="utf-8")
         found = path.read_text(encoding="utf-8").strip()
         if found != VERSION:

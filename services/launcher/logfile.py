@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import msgspec
 
 SIZE_MAX_BYTES = 10 * 1024 * 1024
 GENERATIONS = 3
@@ -38,9 +40,15 @@ class LogFile:
         os.truncate(self.path, 0)
 
     def last_line(self) -> str:
-        """The last line that was written, or a note that there is none."""
-        lines = [line for line in self._tail().splitlines() if line.strip()]
-        return lines[-1].strip() if lines else f"it wrote nothing to {self.path}"
+        """The last line that was written, its message only if it is a JSON log line, or a note that there is none."""
+        lines = [line.strip() for line in self._tail().splitlines() if line.strip()]
+        if not lines:
+            return f"it wrote nothing to {self.path}"
+        try:
+            fields = msgspec.json.decode(lines[-1], type=dict[str, Any])
+        except msgspec.MsgspecError:
+            return lines[-1]
+        return str(fields.get("error") or fields.get("event") or lines[-1])
 
     def hint(self) -> str:
         """One sentence that leads on from here."""

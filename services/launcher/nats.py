@@ -22,6 +22,7 @@ from services.launcher.secrets import SecretFiles
 
 LIFECYCLE_STREAM = "PAWL_LIFECYCLE"
 PAYLOAD_BYTES_MAX = 8 * 1024 * 1024
+_PROBE_TIMEOUT_SECONDS = 1.0
 _INBOX = "_INBOX.>"
 _LIVE = "pawl.v1.*.run.*.events"
 _INTERNAL = "pawl.internal.v1.>"
@@ -39,7 +40,7 @@ class Rights:
 
 USERS: Mapping[str, Rights] = {
     "job_store": Rights(
-        publish=("pawl.v1.>", _INTERNAL, "$JS.API.>", "$JS.ACK.>"),
+        publish=(_LIVE, "pawl.v1.*.lifecycle.>", _INTERNAL, "$JS.API.>"),
         subscribe=("pawl.v1.>", _INTERNAL, _INBOX),
     ),
     "agent_loop": Rights(publish=(_INTERNAL,), subscribe=(_LIVE, _INTERNAL, _INBOX)),
@@ -142,16 +143,15 @@ class Nats:
 
     async def _probe(self) -> Addresses | None:
         """Whether it greets; it does so only when JetStream is up."""
-        try:
-            async with asyncio.timeout(1):
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_PROBE_TIMEOUT_SECONDS):
                 reader, writer = await asyncio.open_connection(HOST, self.port)
-                greeting = await reader.readline()
-        except (OSError, TimeoutError, asyncio.IncompleteReadError):
-            return None
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-        return {"nats": address(self.port)} if greeting.startswith(b"INFO ") else None
+                try:
+                    greeting = await reader.readline()
+                finally:
+                    writer.close()
+            return {"nats": address(self.port)} if greeting.startswith(b"INFO ") else None
+        return None
 
 
 def _rule(subjects: tuple[str, ...]) -> dict[str, Any]:

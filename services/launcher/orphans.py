@@ -21,6 +21,7 @@ _POLL_SECONDS = 0.05
 def note(directory: Path, name: str, pid: int) -> None:
     """Records that this process runs."""
     draft = directory / f".{name}.{os.getpid()}"
+    draft.touch(mode=0o600)
     draft.write_text(json.dumps({"pid": pid, "started": started(pid)}), encoding="utf-8")
     draft.replace(directory / f"{name}.json")
 

@@ -1,0 +1,142 @@
+"""Processes are started in order, started again when they die, and stopped in the reverse order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from services.chassis.start import StartError
+from services.launcher import Suite, SuiteOptions, orphans
+from services.launcher.endpoints import read_endpoints
+
+Options = Callable[..., SuiteOptions]
+
+
+def given(suite: Suite, name: str) -> dict[str, str]:
+    """The environment that a stand-in got."""
+    found: dict[str, str] = json.loads((suite.folder.run / f"{name}.environment").read_text())
+    return found
+
+
+def content(path: str) -> str:
+    return Path(path).read_text()
+
+
+def alive(pid: int | None) -> bool:
+    return pid is not None and orphans.started(pid) is not None
+
+
+async def test_each_process_is_told_where_to_listen_whom_to_call_and_where_its_secrets_are(options: Options) -> None:
+    async with Suite(
+        options(replicas={"first": 2}, environment={"PAWL_LOG_LEVEL": "debug", "PAWL_INSTANCE_ID": "x"})
+    ) as suite:
+        environment = given(suite, "second")
+        assert environment["PAWL_FIRST_ADDRESS"].split(",") == suite.endpoints.addresses("first")
+        assert len(set(suite.endpoints.addresses("first"))) == 2
+        assert environment["PAWL_LOG_LEVEL"] == "debug"
+        assert "PAWL_INSTANCE_ID" not in environment
+        assert "PAWL_SECOND_ADDRESS" not in environment
+        assert content(environment["PAWL_DATABASE_URL_FILE"]) == "postgresql://nowhere\n"
+        assert content(environment["PAWL_NATS_URL_FILE"]) == "nats://nowhere\n"
+        assert len(content(environment["PAWL_SERVICE_KEY_FILE"])) > 32
+        assert "PAWL_FIRST_ADDRESS" not in given(suite, "first")
+
+
+async def test_endpoints_follow_what_happens(options: Options) -> None:
+    async with Suite(options()) as suite:
+        data = suite.folder.path
+        assert read_endpoints(data) == suite.endpoints
+        assert suite.endpoints.services["first"][0].ready
+        await suite.stop_process("first")
+        found = read_endpoints(data)
+        assert found is not None
+        assert found.services["first"][0].pid is None
+        assert found.services["first"][0].grpc == suite.endpoints.addresses("first")[0]
+    assert read_endpoints(data) is None
+
+
+async def test_a_process_that_dies_is_started_again_on_the_same_address(options: Options) -> None:
+    """OPS-5"""
+    async with Suite(options()) as suite:
+        address, pid = suite.endpoints.addresses("second"), suite.pid("second")
+        suite.kill("second")
+        await suite.wait_ready("second")
+        assert suite.pid("second") != pid
+        assert suite.endpoints.addresses("second") == address
+        assert suite.process("second").restarts == 1
+        assert suite.pid("first") is not None
+        assert suite.process("first").restarts == 0
+
+
+async def test_a_process_that_was_stopped_on_purpose_stays_down(options: Options) -> None:
+    async with Suite(options()) as suite:
+        await asyncio.gather(*(suite.stop_process("second") for _ in range(3)))
+        assert suite.pid("second") is None
+        assert suite.process("second").restarts == 0
+        await suite.start_process("second")
+        assert alive(suite.pid("second"))
+
+
+async def test_the_stop_goes_in_the_reverse_order(options: Options) -> None:
+    async with Suite(options()) as suite:
+        pids = [suite.pid("first"), suite.pid("second")]
+    assert (suite.folder.run / "stopped").read_text().split() == ["second", "first"]
+    assert not any(alive(pid) for pid in pids)
+    await suite.stop()
+
+
+async def test_a_process_that_does_not_stop_is_killed(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Suite(options(service_environment={"second": {"STAND_IN": "stubborn"}})) as suite:
+        process, pid = suite.process("second"), suite.pid("second")
+        object.__setattr__(process.spec, "grace_seconds", 0.1)
+        await suite.stop_process("second")
+        assert not alive(pid)
+
+
+async def test_a_frozen_process_can_be_stopped(options: Options) -> None:
+    async with Suite(options()) as suite:
+        suite.kill("second", number=signal.SIGSTOP)
+        await suite.stop_process("second")
+    assert (suite.folder.run / "stopped").read_text().split() == ["second", "first"]
+
+
+async def test_what_cannot_work_as_told_ends_the_start_with_its_own_words(options: Options) -> None:
+    suite = Suite(options(service_environment={"second": {"STAND_IN": "usage"}}))
+    with pytest.raises(StartError, match=r"^second cannot start: PAWL_NONSENSE: is required$"):
+        await suite.start()
+    assert (suite.folder.run / "stopped").read_text().split() == ["first"]
+
+
+async def test_what_does_not_become_ready_ends_the_start(options: Options) -> None:
+    suite = Suite(
+        options(ready_seconds=0.5, stages=options().stages[1:], service_environment={"second": {"STAND_IN": "mute"}})
+    )
+    with pytest.raises(StartError, match=r"^second was not ready within 0\.5 seconds\. .*second\.log"):
+        await suite.start()
+    assert suite.pid("second") is None
+
+
+async def test_a_start_that_is_cancelled_leaves_nothing_behind(options: Options) -> None:
+    suite = Suite(options(service_environment={"second": {"STAND_IN": "mute"}}))
+    starting = asyncio.create_task(suite.start())
+    while not (suite.folder.run / "second.environment").exists():
+        await asyncio.sleep(0.01)
+    pids = [suite.pid("first"), suite.pid("second")]
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not any(alive(pid) for pid in pids)
+
+
+async def test_a_folder_serves_one_suite_at_a_time(options: Options) -> None:
+    async with Suite(options(stages=())):
+        with pytest.raises(StartError, match=rf"already runs on .*data \(process {os.getpid()}\)"):
+            await Suite(options(stages=())).start()
+    async with Suite(options(stages=())):
+        pass

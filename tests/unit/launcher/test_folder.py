@@ -1,0 +1,105 @@
+"""The data folder: secrets that stay private, one launcher at a time, and one sentence about what is wrong."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from services.chassis.start import StartError
+from services.launcher.folder import DataFolder
+from services.launcher.lock import DataLock
+from services.launcher.secrets import SecretFiles
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_a_secret_is_made_once(tmp_path: Path) -> None:
+    first = SecretFiles(tmp_path / "secrets").get("key")
+    assert len(first) >= 32
+    assert SecretFiles(tmp_path / "secrets").get("key") == first
+    assert SecretFiles(tmp_path / "secrets").get("other") != first
+
+
+def test_secrets_are_private_even_if_they_were_not(tmp_path: Path) -> None:
+    """I22"""
+    folder = tmp_path / "secrets"
+    secrets = SecretFiles(folder)
+    secrets.get("key")
+    assert (mode(folder), mode(secrets.path("key"))) == (0o700, 0o600)
+    folder.chmod(0o755)
+    secrets.path("key").chmod(0o644)
+    SecretFiles(folder).get("key")
+    assert (mode(folder), mode(secrets.path("key"))) == (0o700, 0o600)
+
+
+def test_a_replaced_secret_is_private_and_leaves_no_draft(tmp_path: Path) -> None:
+    secrets = SecretFiles(tmp_path)
+    secrets.put("url", "a")
+    secrets.put("url", "b")
+    assert secrets.get("url") == "b"
+    assert mode(secrets.path("url")) == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["url"]
+
+
+def test_two_launchers_cannot_hold_one_folder(tmp_path: Path) -> None:
+    first, second = DataLock(tmp_path / "lock"), DataLock(tmp_path / "lock")
+    first.acquire()
+    with pytest.raises(StartError, match=rf"already runs on .* \(process {os.getpid()}\)"):
+        second.acquire()
+    first.release()
+    second.acquire()
+    second.release()
+
+
+def test_a_lock_file_without_a_holder_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("99999999\n")
+    lock = DataLock(tmp_path / "lock")
+    lock.acquire()
+    assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+    lock.release()
+
+
+def test_a_folder_is_opened_again_after_it_was_closed(tmp_path: Path) -> None:
+    for _ in range(2):
+        folder = DataFolder(tmp_path / "data")
+        folder.open()
+        folder.close()
+        folder.close()
+
+
+def test_a_folder_of_another_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    """I23"""
+    (tmp_path / "VERSION").write_text("7\n")
+    with pytest.raises(StartError, match="has data version 7, and this Pawl reads version 1"):
+        DataFolder(tmp_path).open()
+    assert (tmp_path / "VERSION").read_text() == "7\n"
+    (tmp_path / "VERSION").write_text("1\n")
+    folder = DataFolder(tmp_path)
+    folder.open()
+    folder.close()
+
+
+def test_a_folder_full_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "holiday.jpg").touch()
+    before = mode(tmp_path)
+    with pytest.raises(StartError, match="is not empty and no data folder of Pawl"):
+        DataFolder(tmp_path).open()
+    assert mode(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["holiday.jpg"]
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StartError, match=r"cannot be used: Not a directory"):
+        DataFolder(tmp_path / "file" / "data").open()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_the_right_to_write_is_one_sentence(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(StartError, match="cannot be used: Permission denied"):
+        DataFolder(tmp_path / "data").open()

@@ -1,0 +1,154 @@
+"""The small parts of the launcher: backoff, ports, logs, the record of processes, the screen."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from services.chassis.start import StartError
+from services.launcher import logfile, orphans
+from services.launcher.endpoints import (
+    Endpoints,
+    Replica,
+    read_endpoints,
+    remove_endpoints,
+    write_endpoints,
+)
+from services.launcher.logfile import LogFile
+from services.launcher.nats import USERS, Nats
+from services.launcher.ports import check_port, free_port
+from services.launcher.processes import next_delay
+from services.launcher.screen import show
+from services.launcher.secrets import SecretFiles
+
+
+def test_backoff_doubles_up_to_ten_seconds_and_starts_afresh_after_a_long_life() -> None:
+    delays: list[float] = []
+    for _ in range(8):
+        delays.append(next_delay(delays[-1] if delays else None, alive_seconds=1))
+    assert delays == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+    assert next_delay(10.0, alive_seconds=30) == 0.2
+
+
+def test_a_port_in_use_is_one_sentence_that_names_the_flag() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(StartError, match=rf"Port {port} for nats is already in use\. .* --port nats=NUMBER"):
+            check_port(port, "nats")
+    check_port(port, "nats")
+    check_port(0, "nats")
+
+
+def test_a_free_port_is_free() -> None:
+    check_port(free_port(), "nats")
+
+
+def test_a_log_is_rotated_by_size_and_its_writer_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logfile, "SIZE_MAX_BYTES", 10)
+    log = LogFile(tmp_path / "x.log")
+    with log.open() as writer:
+        for generation in range(5):
+            writer.write(f"line {generation} is long\n".encode())
+            writer.flush()
+            log.rotate()
+        writer.write(b"short")
+    assert (tmp_path / "x.log").read_text() == "short"
+    texts = [(tmp_path / f"x.log.{number}").read_text() for number in (1, 2, 3)]
+    assert texts == ["line 4 is long\n", "line 3 is long\n", "line 2 is long\n"]
+    assert not (tmp_path / "x.log.4").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("first\nPAWL_X: is required\n\n", "PAWL_X: is required"),
+        ('{"event": "process.failed", "error": "no database"}\n', "no database"),
+        ('{"event": "rpc.listening"}\n', "rpc.listening"),
+        ("", "it wrote nothing to {path}"),
+    ],
+)
+def test_the_last_line_of_a_log_is_told_in_words(tmp_path: Path, content: str, line: str) -> None:
+    path = tmp_path / "x.log"
+    path.write_text(content)
+    assert LogFile(path).last_line() == line.format(path=path)
+
+
+def test_a_process_left_behind_is_stopped_and_one_that_took_its_number_is_not(tmp_path: Path) -> None:
+    program = [sys.executable, "-I", "-S", "-c", "import time; print(flush=True); time.sleep(600)"]
+    with (
+        subprocess.Popen(program, stdout=subprocess.PIPE) as left,
+        subprocess.Popen(program, stdout=subprocess.PIPE) as other,
+    ):
+        orphans.note(tmp_path, "left", left.pid)
+        orphans.note(tmp_path, "other", other.pid)
+        record = json.loads((tmp_path / "other.json").read_text())
+        (tmp_path / "other.json").write_text(json.dumps(record | {"started": "before"}))
+        (tmp_path / "gone.json").write_text(json.dumps({"pid": 99999999, "started": "1"}))
+        (tmp_path / "broken.json").write_text("{")
+        assert asyncio.run(orphans.stop_all(tmp_path)) == ["left"]
+        assert left.wait() != 0
+        assert other.poll() is None
+        other.kill()
+    assert list(tmp_path.iterdir()) == []
+
+
+def endpoints(data: Path) -> Endpoints:
+    replica = Replica(grpc="127.0.0.1:7601", metrics="127.0.0.1:7611", pid=5, ready=True)
+    return Endpoints(
+        launcher_pid=os.getpid(),
+        data=str(data),
+        secrets=str(data / "secrets"),
+        services={"agent-loop": [replica, Replica(grpc="127.0.0.1:9", metrics="", pid=None, ready=False)]},
+        nats="nats://127.0.0.1:7621",
+        postgres="127.0.0.1:7620",
+        model_base_url="http://127.0.0.1:7622/v1",
+    )
+
+
+def test_endpoints_are_read_as_they_were_written(tmp_path: Path) -> None:
+    assert read_endpoints(tmp_path) is None
+    write_endpoints(endpoints(tmp_path))
+    found = read_endpoints(tmp_path)
+    assert found == endpoints(tmp_path)
+    assert found is not None
+    assert found.addresses("agent-loop") == ["127.0.0.1:7601", "127.0.0.1:9"]
+    assert found.addresses("absent") == []
+    remove_endpoints(tmp_path)
+    assert read_endpoints(tmp_path) is None
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_screen_says_what_listens_where_and_what_to_do_next(tmp_path: Path, terminal: bool) -> None:
+    output = io.StringIO()
+    show(endpoints(tmp_path), console=Console(file=output, force_terminal=terminal, width=200))
+    text = output.getvalue()
+    for part in ("7601", "7611", "7620", "7621", "7622", "pawl chat", "nats-subscriber.url", str(tmp_path)):
+        assert part in text
+    assert ("\x1b[" in text) == terminal
+
+
+def test_the_screen_hides_nothing_about_replaced_servers(tmp_path: Path) -> None:
+    output = io.StringIO()
+    replaced = Endpoints(launcher_pid=1, data=str(tmp_path), secrets="s", services={})
+    show(replaced, console=Console(file=output))
+    assert "PAWL_DATABASE_URL" in output.getvalue()
+    assert "scripted" not in output.getvalue()
+
+
+def test_every_nats_user_has_rights_of_its_own_and_nobody_the_system_s(tmp_path: Path) -> None:
+    config = Nats(folder=tmp_path, port=1, secrets=SecretFiles(tmp_path / "s")).config()
+    users = {user["user"]: user for user in config["accounts"]["PAWL"]["users"]}
+    assert set(users) == set(USERS)
+    assert len({user["password"] for user in users.values()}) == len(users)
+    assert "users" not in config["accounts"]["SYS"]
+    assert config["system_account"] == "SYS"
+    assert not any("$SYS" in subject for rights in USERS.values() for subject in rights.publish + rights.subscribe)
