@@ -1,0 +1,44 @@
+"""The registry service, for arguments that a reviewer edited."""
+
+from __future__ import annotations
+
+import grpc
+from pawl.tool.v1 import execution_pb2, execution_pb2_grpc
+
+from services.agent_loop.app.public_ports import Caller, CallView, Verdict
+from services.chassis.rpc_client import translating
+from services.errors import Internal, InvalidArguments
+
+
+class RegistryCallChecker:
+    """A `CallChecker` over a channel to tool-registry."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = execution_pb2_grpc.ExecutionServiceAsyncStub(channel)
+
+    async def check_edit(self, caller: Caller, call: CallView, arguments_json: bytes) -> Verdict:
+        request = execution_pb2.CheckCallsRequest(
+            context=execution_pb2.CallContext(
+                store_id=caller.store_id,
+                user_id=caller.user_id,
+                conversation_id=call.conversation_id,
+                run_id=call.run_id,
+            ),
+            calls=[
+                execution_pb2.ProposedCall(
+                    call_id=call.call_id,
+                    tool_name=call.tool_name,
+                    tool_version=call.tool_version,
+                    arguments_json=arguments_json,
+                )
+            ],
+            known_tool_names=[call.tool_name],
+        )
+        with translating():
+            response = await self._stub.CheckCalls(request)
+        if len(response.verdicts) != 1:
+            raise Internal("the registry answered one call with another number of verdicts")
+        verdict = response.verdicts[0]
+        if verdict.disposition in {execution_pb2.DISPOSITION_REFUSE, execution_pb2.DISPOSITION_UNSPECIFIED}:
+            raise InvalidArguments(verdict.error_message)
+        return Verdict(arguments_json=verdict.arguments_json, digest=verdict.digest)

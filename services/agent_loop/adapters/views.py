@@ -1,0 +1,64 @@
+"""What the public use cases look at in the contract's messages."""
+
+from __future__ import annotations
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from pawl.event.v1 import call_pb2, event_pb2, run_pb2
+
+from services.agent_loop.app.public_ports import CallView, LoggedEvent, RunView
+from services.agent_loop.domain.call import CallState
+from services.agent_loop.domain.run import RunState
+
+_CALL_STATES = {
+    number: CallState[name.removeprefix("CALL_STATE_")]
+    for name, number in call_pb2.CallState.items()
+    if number != call_pb2.CALL_STATE_UNSPECIFIED
+}
+_RUN_STATES = {
+    number: RunState[name.removeprefix("RUN_STATE_")]
+    for name, number in run_pb2.RunState.items()
+    if number != run_pb2.RUN_STATE_UNSPECIFIED
+}
+
+
+def call_view(call: call_pb2.Call) -> CallView:
+    """Return the view of a call."""
+    return CallView(
+        run_id=call.run_id,
+        call_id=call.call_id,
+        conversation_id=call.conversation_id,
+        tool_name=call.tool_name,
+        tool_version=call.tool_version,
+        state=_CALL_STATES.get(call.state, CallState.PROPOSED),
+        holder_client_id=call.offer.client_id,
+        offer_epoch=call.offer.offer_epoch,
+        offer_expire_time=_seconds(call.offer.expire_time),
+        document=call,
+    )
+
+
+def run_view(run: run_pb2.Run) -> RunView:
+    """Return the view of a run."""
+    return RunView(
+        run_id=run.run_id,
+        state=_RUN_STATES.get(run.state, RunState.QUEUED),
+        last_seq=run.last_seq,
+        pending_calls=tuple(call_view(call) for call in run.pending_calls),
+        document=run,
+    )
+
+
+def logged_event(event: event_pb2.RunEvent) -> LoggedEvent:
+    """Return the view of an event."""
+    kind = event.WhichOneof("kind")
+    return LoggedEvent(
+        seq=event.seq,
+        size_bytes=event.ByteSize(),
+        run_state=_RUN_STATES.get(event.run_changed.run.state) if kind == "run_changed" else None,
+        call=call_view(event.call_changed.call) if kind == "call_changed" else None,
+        document=event,
+    )
+
+
+def _seconds(time: Timestamp) -> float:
+    return time.seconds + time.nanos / 1e9
