@@ -183,16 +183,6 @@ class Call:
         return self.state in SETTLED
 
     @property
-    def fell_back(self) -> bool:
-        """Whether the backend tool of its fallback took the place of the front end."""
-        return self.context is ExecutionContext.BACKEND and bool(self.fallback_tool_name)
-
-    @property
-    def executed_tool_name(self) -> str:
-        """The tool that really runs: the fallback's, once it took the place of the front end."""
-        return self.fallback_tool_name if self.fell_back else self.tool_name
-
-    @property
     def approved_digest(self) -> str:
         """The digest of the approval that was given, empty if none was."""
         decision = self.approval.decision if self.approval else None

@@ -126,4 +126,6 @@ def _resolved(state: State, command: Resolve, now: float) -> State:
             return state.with_calls([settle.settled(call, CallState.FAILED, result, now, note)])
         case CallResolution.RUN_AGAIN:
             # It is RUNNING and nobody runs it: it will be started again.
-            return state
+            found = {**state.loop.unknowns_resolved}
+            found[call.call_id] = found.get(call.call_id, 0) + 1
+            return replace(state, loop=replace(state.loop, unknowns_resolved=found))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from services.agent_loop.domain.assembly import ModelAnswer
@@ -40,9 +40,9 @@ class ModelAnswered:
     """The model answered; its calls as drafted, and the verdict on each that may be run."""
 
     answer: ModelAnswer
-    shown: Shown
     calls: tuple[Call, ...] = ()
-    verdicts: Mapping[str, Verdict]
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+    shown: Shown = field(default_factory=Shown)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +51,8 @@ class ModelFailed:
 
     error: Problem
     answer: ModelAnswer
-    shown: Shown
     jitter: float
+    shown: Shown = field(default_factory=Shown)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class ModelCut:
     """The model call was stopped after it had written `answer`."""
 
     answer: ModelAnswer
-    shown: Shown
+    shown: Shown = field(default_factory=Shown)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,6 +52,8 @@ class LoopState:
     """Remarks that will go with the results of open calls, by call id."""
     in_doubt: tuple[str, ...] = ()
     """Calls of unknown outcome that an operator must resolve."""
+    unknowns_resolved: dict[str, int] = field(default_factory=dict)
+    """How often an operator found that an open call of unknown outcome had not happened and shall run, by call id."""
     failure: RunFailure | None = None
     """Why the run will fail once all of its work has stopped."""
     partial_text: str = ""

@@ -29,14 +29,22 @@ def contents(calls: Sequence[Call], bytes_max: int) -> tuple[str, ...]:
 def _content(result: CallResult) -> bytes:
     if not result.is_error and not result.note:
         return result.content_json
-    value: dict[str, Any] = {}
+    content = _parsed(result.content_json)
+    value: dict[str, Any] = {"error": content} if result.is_error else {"result": content}
     if result.is_error:
-        value["error"] = {"reason": result.error_reason or "TOOL_ERROR", "message": msgspec.Raw(result.content_json)}
-    else:
-        value["result"] = msgspec.Raw(result.content_json)
+        if isinstance(content, dict) and "error" in content:
+            value = content
+        value = {**value, "reason": result.error_reason or "TOOL_ERROR"}
     if result.note:
-        value["note"] = result.note
+        value = {**value, "note": result.note}
     return msgspec.json.encode(value)
+
+
+def _parsed(content_json: bytes) -> Any:
+    try:
+        return msgspec.json.decode(content_json)
+    except msgspec.DecodeError:
+        return content_json.decode(errors="replace")
 
 
 def _rooms(sizes: Sequence[int], bytes_max: int) -> list[int]:

@@ -32,12 +32,13 @@ _UNKNOWN: Final = (
 
 def error(reason: str, message: str) -> CallResult:
     """Return an error for the model."""
-    return CallResult(content_json=strict_json.dumps_canonical(message), is_error=True, error_reason=reason)
+    content = strict_json.dumps_canonical({"error": message})
+    return CallResult(content_json=content, is_error=True, error_reason=reason)
 
 
 def settled(call: Call, state: CallState, result: CallResult, now: float, note: str = "") -> Call:
     """Return the call with its result and with everything that the model should know about how it came."""
-    notes = [note, _edit_note(call), result.note, _fallback_note(call)]
+    notes = [note, _edit_note(call), result.note]
     whole = replace(result, note=" ".join(part for part in notes if part))
     return replace(call, state=state, result=whole, end_time=now, deadline_time=None)
 
@@ -97,10 +98,6 @@ def _edit_note(call: Call) -> str:
     if decision is None or decision.kind is not DecisionKind.EDIT:
         return ""
     return f"A reviewer edited this call. It was made with these arguments: {_short(call.arguments_json)}"
-
-
-def _fallback_note(call: Call) -> str:
-    return f"No client ran {call.tool_name} in time; {call.fallback_tool_name} ran instead." if call.fell_back else ""
 
 
 def _short(arguments_json: bytes) -> str:

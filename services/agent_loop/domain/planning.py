@@ -40,7 +40,7 @@ _ROUNDS_NEAR_LIMIT: Final = 0.8
 # More decisions in a row than this, without any work, cannot be right.
 _DECISIONS_MAX: Final = 1000
 
-Work: TypeAlias = PinTools | StartModel | Execute | CheckFallback | StopModel | StopCalls
+Work: TypeAlias = PinTools | StartModel | Execute | CheckFallback | StopCalls
 """Decisions that are work to be done, after the step is durable."""
 
 Rest: TypeAlias = Wait | Park | Finish | StopModel
@@ -160,7 +160,7 @@ def _announce(state: State, decision: CallModel, now: float) -> tuple[State, tup
     if summary:
         loop = replace(loop, summarised_round=decision.round)
     else:
-        loop = replace(loop, notes={})
+        loop = replace(loop, notes={}, unknowns_resolved={})
         run = replace(run, round=decision.round)
     started = RoundStarted(
         round=decision.round,

@@ -1,0 +1,253 @@
+"""Drives one claimed run until it is parked, has ended, or is somebody else's.
+
+The ledger has the truth; `base` is its copy here. What happens meanwhile is kept
+as facts and events. Each turn plans from both; what the plan changes is
+committed first, and only then is its work begun. A step that the ledger refuses
+is planned again from a fresh copy, with the same facts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from enum import StrEnum
+from typing import Final, assert_never
+
+from services.agent_loop.app.jobs import Jobs, Workshop
+from services.agent_loop.app.patience import Patience
+from services.agent_loop.app.ports import Claim, Loaded
+from services.agent_loop.domain import facts, planning, step
+from services.agent_loop.domain.decision import Finish, Park, StartModel, StopModel, Wait
+from services.agent_loop.domain.event import OutputDelta, OwnerEvent
+from services.agent_loop.domain.fact import Fact, ModelAnswered, ModelCut, ModelFailed, RunRefused, Shown
+from services.agent_loop.domain.planning import Plan
+from services.agent_loop.domain.run import ENDED, RunFailure
+from services.agent_loop.domain.state import MODEL, State
+from services.agent_loop.domain.step import Committed, LeaseAction, Step
+from services.errors import IllegalTransition, InboxChanged
+
+# The ledger refuses a step when somebody else was faster. More often than this in
+# a row, the step itself is wrong.
+_REFUSALS_MAX: Final = 20
+
+
+class Left(StrEnum):
+    """Why a drive let go of its run."""
+
+    PARKED = "parked"
+    ENDED = "ended"
+    HANDED_OVER = "handed_over"
+
+
+class Drive:
+    """One claimed run. `run` may be cancelled at any time: nothing more is written then."""
+
+    def __init__(self, claim: Claim, shop: Workshop, *, failure: RunFailure | None = None) -> None:
+        """With `failure` the run is ended: what goes on is stopped, what is open is settled."""
+        self.claim = claim
+        self._shop = shop
+        self._patience = Patience(shop.clock, shop.random)
+        self._signal = asyncio.Event()
+        self._facts: list[Fact] = [RunRefused(failure=failure)] if failure else []
+        self._outbox: list[OwnerEvent] = []
+        self._shown = Shown()
+        self._poked = False
+        self._handing_over = False
+        self._refusals = 0
+        self._clock_offset = 0.0
+        self._plan_again_at = 0.0
+        self._base: State
+        self._jobs: Jobs
+
+    def poke(self) -> None:
+        """Say that commands may have arrived."""
+        self._poked = True
+        self._signal.set()
+
+    def hand_over(self) -> None:
+        """Ask the drive to stop at its next commit point; nothing is settled."""
+        self._handing_over = True
+        self._signal.set()
+
+    async def run(self) -> Left:
+        """Drive the run; return why it was let go.
+
+        Raises:
+            LeaseLost, RunEnded, RunNotFound: it is not this worker's any more.
+        """
+        loaded = await self._load()
+        self._base = _state_of(loaded, counted_from=loaded.now)
+        self._jobs = Jobs(self._shop, loaded.run, patience=self._patience, signal=self._signal, now=self._now)
+        try:
+            while (left := await self._turn()) is None:
+                pass
+            return left
+        finally:
+            await self._jobs.cut_all()
+
+    async def _turn(self) -> Left | None:
+        self._signal.clear()
+        if self._handing_over:
+            return await self._let_go()
+        if self._poked:
+            await self._read_inbox()
+        self._collect(at_once=False)
+        if self._only_output():
+            active = self._base.active_seconds(self._now())
+            await self._commit(Step(events=tuple(self._outbox), active_seconds=active), self._base)
+            return None
+        plan = planning.plan(self._planning_base(), self._facts_with_seqs(), self._now())
+        if isinstance(plan.rest, StopModel):
+            # Cut first: then one step says all.
+            await self._cut_model()
+            return None
+        planned = self._step(plan)
+        if not planned.changes_nothing and not await self._commit(planned, plan.state):
+            return None
+        for work in plan.work:
+            if isinstance(work, StartModel):
+                self._shown = Shown()
+            self._jobs.start(work, plan.state)
+        return await self._rest(plan.rest)
+
+    async def _rest(self, rest: Wait | Park | Finish) -> Left | None:
+        match rest:
+            case Finish():
+                return Left.ENDED
+            case Park():
+                return Left.PARKED
+            case Wait():
+                if self._base.run.state in ENDED:
+                    return Left.ENDED
+                await self._wait(rest.until)
+                return None
+            case _:
+                assert_never(rest)
+
+    def _only_output(self) -> bool:
+        """Whether no rule has to be asked before the outbox is written."""
+        is_quiet = not self._facts and not self._base.commands and MODEL in self._jobs.under_way
+        return is_quiet and bool(self._outbox) and self._now() < self._plan_again_at
+
+    # The ledger's side.
+
+    async def _load(self) -> Loaded:
+        self._poked = False
+        loaded = await self._patience.until_answered(lambda: self._shop.ledger.load(self.claim))
+        self._set_time(loaded.now)
+        return loaded
+
+    async def _read_inbox(self) -> None:
+        self._poked = False
+        commands = await self._patience.until_answered(lambda: self._shop.ledger.list_commands(self.claim))
+        self._base = replace(self._base, commands=commands)
+
+    async def _commit(self, planned: Step, after: State) -> bool:
+        """Write a step. Returns whether it was taken; if not, the base is fresh and the step is to be planned again."""
+        commit_id = self._shop.ids.new("cmt")
+        told, known = len(self._outbox), len(self._facts)
+        try:
+            answer = await self._patience.until_answered(
+                lambda: self._shop.ledger.commit(self.claim, commit_id, planned)
+            )
+        except (InboxChanged, IllegalTransition):
+            self._refusals += 1
+            if self._refusals > _REFUSALS_MAX:
+                raise
+            loaded = await self._load()
+            self._base = _state_of(loaded, counted_from=self._base.counted_from)
+            return False
+        self._refusals = 0
+        self._shown = self._shown_with(answer.first_seq)
+        del self._outbox[:told], self._facts[:known]
+        self._set_time(answer.time)
+        self._base = step.committed(after, answer, self._now())
+        self._note(answer)
+        return True
+
+    def _note(self, answer: Committed) -> None:
+        if answer.commands_pending:
+            self.poke()
+
+    def _step(self, plan: Plan) -> Step:
+        park = plan.rest if isinstance(plan.rest, Park) else None
+        return step.between(
+            self._base,
+            plan.state,
+            (*self._outbox, *plan.events),
+            self._now(),
+            lease_action=LeaseAction.PARK if park else LeaseAction.KEEP,
+            wake_time=park.wake_time if park else None,
+        )
+
+    async def _let_go(self) -> Left:
+        """Write what is known, without deciding anything, and release the run."""
+        await self._jobs.cut_all()
+        self._collect(at_once=True)
+        if self._facts or self._outbox:
+            now = self._now()
+            state, events = planning.take_in(self._planning_base(), now), list(self._outbox)
+            for fact in self._facts_with_seqs():
+                state, told = facts.apply_fact(state, fact, now)
+                events += told
+            await self._commit(step.between(self._base, state, events, now, lease_action=LeaseAction.RELEASE), state)
+        return Left.HANDED_OVER
+
+    # What happens meanwhile.
+
+    def _collect(self, *, at_once: bool) -> None:
+        """Take facts, progress, and the output that is due; with a fact, all output comes before it."""
+        self._facts += self._jobs.facts()
+        self._outbox += self._jobs.progress()
+        self._outbox += self._jobs.output(at_once=at_once or bool(self._facts))
+
+    async def _cut_model(self) -> None:
+        cut = await self._jobs.cut_model()
+        self._collect(at_once=True)
+        if cut is not None:
+            self._facts.append(cut)
+
+    def _facts_with_seqs(self) -> tuple[Fact, ...]:
+        """Return the facts; those that end a model call say where its output is, also that of this very step."""
+        shown = self._shown_with(self._base.run.last_seq + 1)
+        return tuple(
+            replace(fact, shown=shown) if isinstance(fact, ModelAnswered | ModelFailed | ModelCut) else fact
+            for fact in self._facts
+        )
+
+    def _shown_with(self, first_seq: int) -> Shown:
+        """Return where the model's output is in the log, given the seq of the first event in the outbox."""
+        seqs = [seq for seq, event in enumerate(self._outbox, first_seq) if isinstance(event, OutputDelta)]
+        return Shown(first_seq=self._shown.first_seq or seqs[0], last_seq=seqs[-1]) if seqs else self._shown
+
+    async def _wait(self, until: float | None) -> None:
+        self._plan_again_at = float("inf") if until is None else until
+        due = self._jobs.output_due_at()
+        waits = [] if due is None else [due - self._shop.clock.monotonic()]
+        waits += [] if until is None else [until - self._now()]
+        try:
+            async with asyncio.timeout(max(0.0, min(waits)) if waits else None):
+                await self._signal.wait()
+        except TimeoutError:
+            return
+
+    def _planning_base(self) -> State:
+        return replace(self._base, under_way=self._jobs.under_way)
+
+    def _set_time(self, database_time: float) -> None:
+        self._clock_offset = database_time - self._shop.clock.monotonic()
+
+    def _now(self) -> float:
+        """Return the database's time, late by at most one answer's way."""
+        return self._shop.clock.monotonic() + self._clock_offset
+
+
+def _state_of(loaded: Loaded, *, counted_from: float) -> State:
+    return State(
+        run=loaded.run,
+        messages=loaded.messages,
+        calls={call.call_id: call for call in loaded.calls},
+        commands=loaded.commands,
+        loop=loaded.loop,
+        counted_from=counted_from,
+    )

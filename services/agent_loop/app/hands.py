@@ -1,0 +1,153 @@
+"""The registry, as the loop uses it: patient, and always with an answer for the model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from typing import Final
+
+from services.agent_loop.app.patience import TRANSIENT, Patience
+from services.agent_loop.app.ports import Execution, OnBehalfOf, Registry
+from services.agent_loop.domain import settle
+from services.agent_loop.domain.call import REPEATABLE, Call, CallResult
+from services.agent_loop.domain.run import PinnedTool, Run
+from services.agent_loop.domain.tool import (
+    Disposition,
+    ExecutionProgress,
+    ExecutionResult,
+    Outcome,
+    ProposedCall,
+    Stopped,
+    Tool,
+    Verdict,
+)
+from services.chassis.clock import Clock
+from services.errors import DependencyUnavailable, PawlError, ToolNotFound
+
+_PATIENCE_SECONDS: Final = 30.0
+_STOP_SECONDS: Final = 2.0
+# The registry keeps the timeout. This is for one that does not answer at all.
+_GRACE_SECONDS: Final = 30.0
+_UNREACHABLE: Final = "The tool registry could not be reached."
+_NULL: Final = CallResult(content_json=b"null")
+
+OnProgress = Callable[[ExecutionProgress], None]
+
+
+class Hands:
+    """Checks, runs and stops the calls of one run."""
+
+    def __init__(self, run: Run, *, registry: Registry, patience: Patience, clock: Clock) -> None:
+        self._context = OnBehalfOf(
+            store_id=run.store_id, user_id=run.user_id, conversation_id=run.conversation_id, run_id=run.run_id
+        )
+        self._registry = registry
+        self._patience = patience
+        self._clock = clock
+
+    async def resolve(self, names: Sequence[str], pinned: Sequence[PinnedTool] = ()) -> tuple[Tool, ...]:
+        """Return tools, and those that they fall back to.
+
+        Raises:
+            ToolNotFound: there is no such tool for this user.
+        """
+        tools = await self._patience.until_answered(lambda: self._registry.resolve(self._context, names, pinned))
+        known = {tool.name for tool in tools}
+        missing = {tool.fallback_tool_name for tool in tools} - known - {""}
+        if not missing or pinned:
+            return tools
+        try:
+            more = await self._patience.until_answered(
+                lambda: self._registry.resolve(self._context, sorted(missing)),
+            )
+        except ToolNotFound:
+            # The check of the call will say so when it comes to it.
+            more = ()
+        return (*tools, *more)
+
+    async def check(self, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]) -> dict[str, Verdict]:
+        """Return a verdict on each call; a refusal if the registry cannot be reached."""
+        if not calls:
+            return {}
+        try:
+            verdicts = await self._patience.until_answered(
+                lambda: self._registry.check(self._context, calls, known_tool_names), seconds_max=_PATIENCE_SECONDS
+            )
+        except TRANSIENT:
+            verdicts = ()
+        found = {verdict.call_id: verdict for verdict in verdicts}
+        return {call.call_id: found.get(call.call_id) or _no_verdict(call.call_id) for call in calls}
+
+    async def execute(self, call: Call, unknowns_resolved: int, on_progress: OnProgress) -> ExecutionResult:
+        """Run a call and return how it ended; never raises for the tool's or the registry's sake."""
+        execution = Execution(
+            call_id=call.call_id,
+            tool_name=call.tool_name,
+            tool_version=call.tool_version,
+            arguments_json=call.arguments_json,
+            earlier_attempts=call.attempt - 1,
+            unknowns_resolved=unknowns_resolved,
+            timeout_seconds=call.timeout_seconds,
+            approved_digest=call.approved_digest,
+        )
+        began, failures = self._clock.monotonic(), 0
+        while True:
+            left = began + call.timeout_seconds + _GRACE_SECONDS - self._clock.monotonic()
+            ended = await self._attempt(call, execution, on_progress, left, failures)
+            if ended is not None:
+                return ended
+            failures += 1
+
+    async def stop(self, call: Call) -> Stopped:
+        """Stop a call and return what it came to; not stopped if nobody can say."""
+        try:
+            return await self._patience.until_answered(
+                lambda: self._registry.cancel(self._context, call.call_id, wait_seconds=_STOP_SECONDS),
+                seconds_max=_STOP_SECONDS,
+            )
+        except PawlError:
+            return Stopped(stopped=False)
+
+    async def _attempt(
+        self, call: Call, execution: Execution, on_progress: OnProgress, left: float, failures: int
+    ) -> ExecutionResult | None:
+        """Return how the call ended, or None if it is to be asked for again by the same id."""
+        try:
+            async with asyncio.timeout(left), aclosing(self._registry.execute(self._context, execution)) as pieces:
+                async for piece in pieces:
+                    if isinstance(piece, ExecutionResult):
+                        return piece
+                    on_progress(piece)
+            raise DependencyUnavailable("the execution ended without a result")
+        except TimeoutError:
+            return await self._give_up(call)
+        except TRANSIENT as error:
+            try:
+                await self._patience.pause(error, failures, left=left)
+            except PawlError:
+                return _unreachable(call)
+            return None
+        except PawlError as error:
+            return ExecutionResult(outcome=Outcome.FAILED, result=settle.error(error.reason, error.message))
+
+    async def _give_up(self, call: Call) -> ExecutionResult:
+        answer = await self.stop(call)
+        if answer.result is not None:
+            return answer.result
+        if answer.stopped:
+            message = f"The call took more than {call.timeout_seconds:g} seconds."
+            return ExecutionResult(outcome=Outcome.FAILED, result=settle.error("TOOL_TIMEOUT", message))
+        return _unreachable(call)
+
+
+def _no_verdict(call_id: str) -> Verdict:
+    return Verdict(
+        call_id=call_id, disposition=Disposition.REFUSE, error_reason="TOOL_ERROR", error_message=_UNREACHABLE
+    )
+
+
+def _unreachable(call: Call) -> ExecutionResult:
+    if call.effect_class in REPEATABLE:
+        return ExecutionResult(outcome=Outcome.FAILED, result=settle.error("TOOL_ERROR", _UNREACHABLE))
+    return ExecutionResult(outcome=Outcome.UNKNOWN, result=_NULL)

@@ -1,0 +1,203 @@
+"""The work of one run beside its drive, and what it has come to so far."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import assert_never
+
+from services.agent_loop.app.hands import Hands
+from services.agent_loop.app.model_call import ModelCall, request_of
+from services.agent_loop.app.patience import Patience
+from services.agent_loop.app.ports import Meter, Randomness, Registry, WorkerLedger
+from services.agent_loop.app.tasks import Tasks
+from services.agent_loop.domain import proposals
+from services.agent_loop.domain.answering import usage_of
+from services.agent_loop.domain.decision import CheckFallback, Execute, PinTools, StartModel, StopCalls
+from services.agent_loop.domain.event import OutputDelta, ToolProgress
+from services.agent_loop.domain.fact import (
+    CallExecuted,
+    CallStopped,
+    Fact,
+    FallbackChecked,
+    ModelAnswered,
+    ModelCut,
+    ModelFailed,
+    RunRefused,
+    ToolsPinned,
+)
+from services.agent_loop.domain.failure import FailureClass
+from services.agent_loop.domain.history import Dialect
+from services.agent_loop.domain.model import ModelPort
+from services.agent_loop.domain.planning import Work
+from services.agent_loop.domain.run import PinnedTool, Run, RunFailure
+from services.agent_loop.domain.state import MODEL, PIN_TOOLS, State, check_of, stop_of
+from services.agent_loop.domain.tool import ExecutionProgress, ProposedCall, Tool
+from services.chassis.clock import Clock
+from services.chassis.ids import IdSource
+from services.errors import ToolNotFound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workshop:
+    """What all runs of a worker share."""
+
+    ledger: WorkerLedger
+    registry: Registry
+    model: ModelPort
+    clock: Clock
+    ids: IdSource
+    random: Randomness
+    meter: Meter
+    default_model: str
+    dialect: Dialect
+
+
+class Jobs:
+    """Does the work that plans ask for; `signal` is set when there is something to collect.
+
+    `now` gives the database's time.
+    """
+
+    def __init__(
+        self, shop: Workshop, run: Run, *, patience: Patience, signal: asyncio.Event, now: Callable[[], float]
+    ) -> None:
+        self._shop = shop
+        self._signal = signal
+        self._now = now
+        self._hands = Hands(run, registry=shop.registry, patience=patience, clock=shop.clock)
+        self._tasks = Tasks(signal)
+        self._progress: dict[str, ToolProgress] = {}
+        self._tools: tuple[Tool, ...] | None = None
+        self._model_call: ModelCall | None = None
+
+    @property
+    def under_way(self) -> frozenset[str]:
+        """The names of the work that is going on."""
+        return self._tasks.names
+
+    def facts(self) -> tuple[Fact, ...]:
+        """Return and forget what work has come to."""
+        return self._tasks.facts()
+
+    def progress(self) -> tuple[ToolProgress, ...]:
+        """Return and forget the last progress of each call."""
+        progress = tuple(self._progress.values())
+        self._progress.clear()
+        return progress
+
+    def output(self, *, at_once: bool) -> tuple[OutputDelta, ...]:
+        """Return and forget the model's output if it is time to show it, or `at_once`."""
+        due = self.output_due_at()
+        if self._model_call is None or due is None:
+            return ()
+        return self._model_call.take_output() if at_once or due <= self._shop.clock.monotonic() else ()
+
+    def output_due_at(self) -> float | None:
+        """Return when, by the monotonic clock, output is to be shown; None if there is none."""
+        return self._model_call.output_due_at() if self._model_call else None
+
+    def start(self, work: Work, state: State) -> None:
+        """Begin what `state`, which is durable, has announced."""
+        start = self._tasks.start
+        match work:
+            case PinTools():
+                start(PIN_TOOLS, self._pin_tools(state))
+            case StartModel():
+                self._model_call = ModelCall(
+                    state, model=self._shop.model, monotonic=self._shop.clock.monotonic, on_output=self._signal.set
+                )
+                start(MODEL, self._call_model(self._model_call, state, work.delay_seconds))
+            case Execute():
+                for call_id in work.call_ids:
+                    start(call_id, self._execute(call_id, state))
+            case CheckFallback():
+                start(check_of(work.call_id), self._check_fallback(work.call_id, state))
+            case StopCalls():
+                for call_id in work.call_ids:
+                    start(stop_of(call_id), self._stop(call_id, state))
+            case _:
+                assert_never(work)
+
+    async def cut_model(self) -> ModelCut | None:
+        """Stop the model call; return what it had written, or None if it has ended by itself."""
+        call = self._model_call
+        if call is None or not await self._tasks.cut(MODEL):
+            return None
+        self._shop.meter.model_called("cut", usage_of(call.answer().usage))
+        return ModelCut(answer=call.answer())
+
+    async def cut_all(self) -> None:
+        """Stop all work here. What the registry runs detached goes on."""
+        await self._tasks.cut_all()
+
+    async def _pin_tools(self, state: State) -> Fact:
+        options = state.run.options
+        try:
+            self._tools = () if options.without_tools else await self._hands.resolve(options.tool_names)
+        except ToolNotFound as error:
+            message = f"There is no tool {error.metadata.get('tool_name', '')} that you may use."
+            failure = RunFailure(failure_class=FailureClass.LIMIT, reason=error.reason, message=message)
+            return RunRefused(failure=failure)
+        return ToolsPinned(tools=tuple(PinnedTool(name=tool.name, version=tool.version) for tool in self._tools))
+
+    async def _call_model(self, call: ModelCall, state: State, delay_seconds: float) -> Fact:
+        if delay_seconds:
+            await self._shop.clock.sleep(delay_seconds)
+        tools = await self._pinned_tools(state)
+        request = request_of(
+            state, tools, default_model=self._shop.default_model, dialect=self._shop.dialect, now=self._now()
+        )
+        ended = await call.stream(request, self._shop.random)
+        failed = isinstance(ended, ModelFailed)
+        self._shop.meter.model_called("failed" if failed else "answered", usage_of(call.answer().usage))
+        if isinstance(ended, ModelFailed):
+            return ended
+        opened = state.loop.model_call
+        if opened is None or opened.summary:
+            return ModelAnswered(answer=ended)
+        calls = proposals.draft(
+            state.run,
+            ended.calls,
+            without_tools=opened.without_tools,
+            now=self._now(),
+            new_call_id=lambda: self._shop.ids.new("call"),
+        )
+        known = [tool.name for tool in state.run.tools]
+        verdicts = await self._hands.check(proposals.to_check(state.run, calls), known)
+        return ModelAnswered(answer=ended, calls=calls, verdicts=verdicts)
+
+    async def _pinned_tools(self, state: State) -> tuple[Tool, ...]:
+        pinned = state.run.tools
+        if self._tools is None:
+            self._tools = await self._hands.resolve([tool.name for tool in pinned], pinned) if pinned else ()
+        return self._tools
+
+    async def _execute(self, call_id: str, state: State) -> Fact:
+        call = state.calls[call_id]
+
+        def on_progress(said: ExecutionProgress) -> None:
+            self._progress[call_id] = ToolProgress(
+                call_id=call_id, tool_name=call.tool_name, fraction=said.fraction, message=said.message
+            )
+            self._signal.set()
+
+        ended = await self._hands.execute(call, state.loop.unknowns_resolved.get(call_id, 0), on_progress)
+        self._shop.meter.call_executed(ended.outcome)
+        return CallExecuted(call_id=call_id, ended=ended)
+
+    async def _stop(self, call_id: str, state: State) -> Fact:
+        await self._tasks.cut(call_id)
+        return CallStopped(call_id=call_id, answer=await self._hands.stop(state.calls[call_id]))
+
+    async def _check_fallback(self, call_id: str, state: State) -> Fact:
+        call = state.calls[call_id]
+        proposed = ProposedCall(
+            call_id=call_id,
+            tool_name=call.fallback_tool_name,
+            tool_version=state.run.tool_version(call.fallback_tool_name),
+            arguments_json=call.arguments_json,
+        )
+        verdicts = await self._hands.check([proposed], [tool.name for tool in state.run.tools])
+        return FallbackChecked(call_id=call_id, verdict=verdicts[call_id])

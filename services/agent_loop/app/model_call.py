@@ -1,0 +1,170 @@
+"""One model call: what is asked, what comes back, and what watchers see of it meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from services.agent_loop.app.ports import Randomness
+from services.agent_loop.domain import history, text
+from services.agent_loop.domain.assembly import Assembly, ModelAnswer
+from services.agent_loop.domain.coalesce import Coalescer, Output
+from services.agent_loop.domain.event import CallFragment, OutputDelta
+from services.agent_loop.domain.fact import ModelFailed
+from services.agent_loop.domain.history import Dialect
+from services.agent_loop.domain.model import (
+    CallPiece,
+    ModelError,
+    ModelPort,
+    ModelRequest,
+    Piece,
+    ReasoningPiece,
+    RefusalPiece,
+    TextPiece,
+)
+from services.agent_loop.domain.retry import Problem
+from services.agent_loop.domain.run import ToolChoice, ToolChoiceMode
+from services.agent_loop.domain.state import State
+from services.agent_loop.domain.tool import Tool
+
+_SUMMARY_INSTRUCTIONS: Final = (
+    "Summarise the conversation that follows, so that an assistant can go on with it. Keep every fact, name, id, "
+    "decision and open question, and the user's last request word for word. Write only the summary."
+)
+
+Monotonic: TypeAlias = Callable[[], float]
+
+
+class ModelCall:
+    """Makes the open model call of a state once; holds what it has written, also while it goes on."""
+
+    def __init__(self, state: State, *, model: ModelPort, monotonic: Monotonic, on_output: Callable[[], None]) -> None:
+        opened = state.loop.model_call
+        if opened is None:
+            raise RuntimeError("no model call was announced")
+        self._state = state
+        self._opened = opened
+        self._model = model
+        self._monotonic = monotonic
+        self._on_output = on_output
+        self._assembly = Assembly()
+        self._coalescer = Coalescer()
+
+    async def stream(self, request: ModelRequest, random: Randomness) -> ModelAnswer | ModelFailed:
+        """Return the whole answer, or how the call failed."""
+        try:
+            async with aclosing(self._model.stream(request)) as pieces:
+                async for piece in pieces:
+                    self._take(piece)
+        except ModelError as error:
+            problem = Problem(
+                reason=error.reason,
+                failure_class=error.failure_class,
+                retryable=error.retryable,
+                message=error.message,
+                retry_after_seconds=error.retry_after_seconds,
+            )
+            return ModelFailed(error=problem, answer=self.answer(), jitter=random())
+        return self.answer()
+
+    def answer(self) -> ModelAnswer:
+        """Return what the model has written so far."""
+        return self._assembly.answer()
+
+    def output_due_at(self) -> float | None:
+        """Return when output is to be shown, by the monotonic clock; None if there is none."""
+        return self._coalescer.due_at()
+
+    def take_output(self) -> tuple[OutputDelta, ...]:
+        """Return all output that was not taken yet, as events."""
+        return tuple(self._delta(output) for output in self._coalescer.take(self._monotonic()))
+
+    def _take(self, piece: Piece) -> None:
+        shown = self._assembly.add(_cleaned(piece))
+        if self._opened.summary:
+            return
+        before = self._coalescer.due_at()
+        self._coalescer.add(shown)
+        due = self._coalescer.due_at()
+        if due is not None and (before is None or due <= self._monotonic()):
+            self._on_output()
+
+    def _delta(self, output: Output) -> OutputDelta:
+        fragments = tuple(
+            CallFragment(index=part.index, tool_name=text.tool_name(part.tool_name), arguments_text=part.arguments_text)
+            for part in output.calls
+        )
+        return OutputDelta(
+            round=self._state.run.round,
+            model_attempt=self._opened.attempt,
+            text=output.text,
+            reasoning=output.reasoning,
+            calls=fragments,
+            refusal=output.refusal,
+        )
+
+
+def request_of(
+    state: State, tools: Sequence[Tool], *, default_model: str, dialect: Dialect, now: float
+) -> ModelRequest:
+    """Return what the open model call of a state asks."""
+    opened, options = state.loop.model_call, state.run.options
+    limits = options.limits
+    base = ModelRequest(
+        model=options.model or default_model,
+        messages=(),
+        temperature=options.temperature,
+        output_tokens_max=options.output_tokens_max,
+        headers_timeout_seconds=limits.model_headers_timeout_seconds,
+        idle_timeout_seconds=limits.model_idle_timeout_seconds,
+        deadline_seconds=max(0.1, limits.round_timeout_seconds - state.round_active_seconds(now)),
+    )
+    if opened is not None and opened.summary:
+        old = history.to_summarise(state, opened.summarised_to_number)
+        system = {"role": "system", "content": _SUMMARY_INSTRUCTIONS}
+        return replace(base, messages=(system, {"role": "user", "content": old}))
+    offered = [] if opened is None or opened.without_tools else _offered(state, tools)
+    return replace(
+        base,
+        messages=history.of_run(state, dialect),
+        tools=tuple(map(_function, offered)),
+        tool_choice=_tool_choice(options.tool_choice) if offered and state.run.round == 1 else None,
+    )
+
+
+def _offered(state: State, tools: Sequence[Tool]) -> list[Tool]:
+    """Return the tools that the model may call: fallbacks that were pinned along are not for it."""
+    names = state.run.options.tool_names
+    return [tool for tool in tools if not names or tool.name in names]
+
+
+def _function(tool: Tool) -> dict[str, Any]:
+    parameters = msgspec.json.decode(tool.arguments_schema_json)
+    return {
+        "type": "function",
+        "function": {"name": tool.name, "description": tool.description, "parameters": parameters},
+    }
+
+
+def _tool_choice(choice: ToolChoice) -> str | dict[str, Any] | None:
+    match choice.mode:
+        case ToolChoiceMode.AUTO:
+            return None
+        case ToolChoiceMode.NONE:
+            return "none"
+        case ToolChoiceMode.REQUIRED:
+            return "required"
+        case ToolChoiceMode.TOOL:
+            return {"type": "function", "function": {"name": choice.tool_name}}
+
+
+def _cleaned(piece: Piece) -> Piece:
+    if isinstance(piece, TextPiece | ReasoningPiece | RefusalPiece):
+        return replace(piece, text=text.clean(piece.text))
+    if isinstance(piece, CallPiece):
+        return replace(piece, arguments=text.clean(piece.arguments), name=text.clean(piece.name))
+    return piece
