@@ -10,10 +10,21 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
+import structlog
 
 from services.chassis.ids import IdSource
 from tests import servers
 from tests.fakes.manual_clock import ManualClock
+
+
+@pytest.fixture(autouse=True, scope="session")
+def plain_logs() -> None:
+    """Show logs with failed tests, without colours and drawings."""
+    renderer = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(
+        processors=[structlog.contextvars.merge_contextvars, structlog.stdlib.add_log_level, renderer],
+        cache_logger_on_first_use=False,
+    )
 
 
 @pytest.fixture

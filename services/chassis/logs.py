@@ -15,11 +15,6 @@ import structlog
 
 Format = Literal["json", "console", "auto"]
 
-_SHARED: Final[tuple[structlog.types.Processor, ...]] = (
-    structlog.contextvars.merge_contextvars,
-    structlog.stdlib.add_log_level,
-    structlog.processors.TimeStamper(fmt="iso", utc=True),
-)
 # Libraries that tell every connection and every request at INFO.
 _TALKATIVE: Final = ("asyncio", "asyncpg", "grpc", "httpcore2", "httpx2", "nats", "openai")
 
@@ -32,9 +27,10 @@ def configure(*, service: str, instance_id: str, level: str, log_format: Format)
     """
     as_json = log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
     number = logging.getLevelNamesMapping()[level.upper()]
+    shared = _shared(service, instance_id)
     structlog.configure(
         processors=[
-            *_SHARED,
+            *shared,
             structlog.stdlib.PositionalArgumentsFormatter(),
             structlog.processors.StackInfoRenderer(),
             *_renderers(as_json=as_json),
@@ -45,9 +41,7 @@ def configure(*, service: str, instance_id: str, level: str, log_format: Format)
         ),
         cache_logger_on_first_use=True,
     )
-    structlog.contextvars.clear_contextvars()
-    bind(service=service, instance=instance_id)
-    _route_libraries(number, as_json=as_json)
+    _route_libraries(shared, number, as_json=as_json)
 
 
 def bind(**ids: str) -> None:
@@ -59,6 +53,21 @@ def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
     """Return the logger of a module; safe to call at import."""
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(module=name)
     return logger
+
+
+def _shared(service: str, instance_id: str) -> list[structlog.types.Processor]:
+    def add_process(_: object, __: str, event: structlog.types.EventDict) -> structlog.types.EventDict:
+        # Not bound: gRPC starts its tasks outside of any context of ours.
+        event["service"] = service
+        event["instance"] = instance_id
+        return event
+
+    return [
+        structlog.contextvars.merge_contextvars,
+        add_process,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
 
 
 def _renderers(*, as_json: bool) -> list[structlog.types.Processor]:
@@ -76,10 +85,10 @@ def _console() -> structlog.dev.ConsoleRenderer:
     return structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
 
 
-def _route_libraries(level: int, *, as_json: bool) -> None:
+def _route_libraries(shared: list[structlog.types.Processor], level: int, *, as_json: bool) -> None:
     """Give the standard library's loggers the same shape as our own."""
     formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[*_SHARED, structlog.stdlib.add_logger_name],
+        foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             *([structlog.processors.format_exc_info, structlog.processors.JSONRenderer()] if as_json else [_console()]),

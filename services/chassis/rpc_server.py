@@ -113,7 +113,7 @@ class RpcServer:
 
     async def __aexit__(self, *_: object) -> None:
         await self.health.enter_graceful_shutdown()
-        await asyncio.sleep(_NEWS_SECONDS)
+        await asyncio.sleep(min(_NEWS_SECONDS, self._drain_seconds / 10))
         self._interceptor.stop_calls(drainable=False)
         stop = asyncio.ensure_future(self._server.stop(self._drain_seconds + _CLEAN_UP_SECONDS))
         await asyncio.wait({stop}, timeout=self._drain_seconds)

@@ -1,0 +1,88 @@
+"""A whole process made of the chassis, as each service's main function composes it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from services.chassis.rpc_client import open_channel
+from tests.rpc.chassis.echo import EchoStub
+from tests.rpc.chassis.waiting import wait_for_file
+
+PROGRAM = """
+from services.chassis.lifecycle import run_service
+from services.chassis.service import Service
+from services.chassis.settings import ServiceSettings, load
+from tests.rpc.chassis.echo import EchoServicer, add_echo_to_server
+
+async def main(stop):
+    async with Service("echo", load(ServiceSettings)) as service:
+        database = await service.open_database()
+        await service.open_bus()
+        server = service.rpc_server()
+        server.add(add_echo_to_server, EchoServicer())
+        await service.serve(server, stop)
+
+run_service(main)
+"""
+
+
+def start(**variables: str) -> subprocess.Popen[str]:
+    environment = {"PATH": os.environ["PATH"], **variables}
+    return subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment, stderr=subprocess.PIPE, text=True)
+
+
+async def test_a_service_starts_serves_and_stops(database_url: str, nats_url: str, tmp_path: Path) -> None:
+    """OPS-2, OPS-5."""
+    address_file = tmp_path / "addresses.json"
+    process = start(
+        PAWL_DATABASE_URL=database_url,
+        PAWL_NATS_URL=nats_url,
+        PAWL_ADDRESS_FILE=str(address_file),
+        PAWL_INSTANCE_ID="i-1",
+    )
+    await wait_for_file(address_file, process)
+    addresses = json.loads(address_file.read_text())
+    async with open_channel(addresses["grpc"]) as channel:
+        assert await EchoStub(channel).call("unary", "hello") == ["hello"]
+
+    def get(path: str) -> bytes:
+        with urlopen(f"http://{addresses['metrics']}{path}") as response:
+            body: bytes = response.read()
+            return body
+
+    health = json.loads(await asyncio.to_thread(get, "/healthz"))
+    assert health["serving"] is True
+    assert health["checks"]["database"] == "ok"
+    metrics = (await asyncio.to_thread(get, "/metrics")).decode()
+    assert 'pawl_echo_rpc_requests_total{code="OK",method="/test.v1.EchoService/Unary"} 1.0' in metrics
+    process.send_signal(signal.SIGTERM)
+    _, log = await asyncio.to_thread(process.communicate, timeout=20)
+    assert process.returncode == 0, log
+    events = [json.loads(line)["event"] for line in log.splitlines()]
+    assert events[-2:] == ["grpc.stopped", "process.stopped"]
+    assert all(json.loads(line)["instance"] == "i-1" for line in log.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({}, "PAWL_DATABASE_URL: is required"),
+        ({"PAWL_DATABASE_URL": "nonsense://"}, "PAWL_DATABASE_URL: "),
+        ({"PAWL_LISTEN": "0.0.0.0:0"}, "PAWL_API_KEYS_FILE"),
+    ],
+)
+def test_a_service_that_cannot_start_says_why(variables: dict[str, str], says: str) -> None:
+    process = start(**variables)
+    _, log = process.communicate(timeout=20)
+    assert process.returncode in {1, 2}
+    assert says in log
+    assert "Traceback" not in log

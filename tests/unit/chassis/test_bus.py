@@ -1,0 +1,209 @@
+"""The bus against a real nats-server that comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import nats
+import pytest
+from nats.js.api import StreamConfig
+
+from services.chassis.bus import Bus, Message
+from services.chassis.metrics import Metrics
+from services.errors import DependencyUnavailable
+from tests.servers import NatsServer
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics("test")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NatsServer]:
+    with NatsServer(tmp_path) as server:
+        yield server
+
+
+def bus_to(url: str | None, metrics: Metrics) -> Bus:
+    return Bus(url, name="test", metrics=metrics)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Return when `condition` holds; the test's time limit ends the wait."""
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+class Inbox:
+    """Keeps what arrives."""
+
+    def __init__(self) -> None:
+        self.messages: asyncio.Queue[Message] = asyncio.Queue()
+
+    async def __call__(self, message: Message) -> None:
+        await self.messages.put(message)
+
+
+async def test_what_is_published_arrives_in_order(nats_url: str, metrics: Metrics) -> None:
+    inbox = Inbox()
+    async with bus_to(nats_url, metrics) as bus:
+        await bus.wait_connected()
+        await bus.subscribe("order.*", inbox)
+        for number in range(100):
+            await bus.publish(f"order.{number}", b"%d" % number, {"Number": str(number)})
+        got = [await inbox.messages.get() for _ in range(100)]
+    assert [message.data for message in got] == [b"%d" % number for number in range(100)]
+    assert (got[7].subject, dict(got[7].headers)) == ("order.7", {"Number": "7"})
+
+
+async def test_what_was_published_before_the_stop_goes_out(nats_url: str, metrics: Metrics) -> None:
+    client = await nats.connect(nats_url)
+    subscription = await client.subscribe("last.words")
+    await client.flush()
+    async with bus_to(nats_url, metrics) as bus:
+        await bus.wait_connected()
+        await bus.publish("last.words", b"bye")
+    assert (await subscription.next_msg(5)).data == b"bye"
+    await client.close()
+
+
+async def test_a_group_shares_its_messages(nats_url: str, metrics: Metrics) -> None:
+    inbox = Inbox()
+    async with bus_to(nats_url, metrics) as bus:
+        await bus.wait_connected()
+        for _ in range(3):
+            await bus.subscribe("shared", inbox, queue="workers")
+        for number in range(30):
+            await bus.publish("shared", b"%d" % number)
+        got = [int((await inbox.messages.get()).data) for _ in range(30)]
+    assert sorted(got) == list(range(30))
+
+
+async def test_without_a_server_start_does_not_wait_and_publish_does_not_fail(metrics: Metrics) -> None:
+    """NATS absent at start is slower, never wrong."""
+    async with bus_to("nats://127.0.0.1:9", metrics) as bus:
+        await bus.subscribe("anything", Inbox())
+        await bus.publish("anything", b"lost")
+        assert not bus.connected
+        with pytest.raises(DependencyUnavailable):
+            bus.jetstream()
+        with pytest.raises(DependencyUnavailable):
+            await bus.publish_acknowledged("anything", b"kept")
+        with pytest.raises(DependencyUnavailable):
+            await bus.ping()
+    assert 'pawl_test_bus_dropped_total{cause="disconnected"} 1.0' in metrics.text().decode()
+
+
+async def test_without_a_url_the_bus_stays_silent(metrics: Metrics) -> None:
+    async with bus_to(None, metrics) as bus:
+        await bus.publish("anything", b"lost")
+        assert not bus.connected
+
+
+async def test_subscriptions_come_back_with_the_server(server: NatsServer, metrics: Metrics) -> None:
+    inbox = Inbox()
+    server.stop()
+    async with bus_to(server.url, metrics) as bus:
+        await bus.subscribe("news", inbox)
+        gone = await bus.subscribe("old.news", inbox)
+        for number in range(3):
+            server.start()
+            await bus.wait_connected()
+            await bus.publish("old.news", b"old") if number else None
+            await bus.publish("news", b"%d" % number)
+            assert (await inbox.messages.get()).data == b"%d" % number
+            await gone.unsubscribe()
+            server.stop()
+            await until(lambda: not bus.connected)
+
+
+async def test_a_callback_that_fails_gets_the_next_message_too(nats_url: str, metrics: Metrics) -> None:
+    """I20: one bad message does not stop the others."""
+    inbox = Inbox()
+
+    async def callback(message: Message) -> None:
+        if message.data == b"bad":
+            raise RuntimeError
+        await inbox(message)
+
+    async with bus_to(nats_url, metrics) as bus:
+        await bus.wait_connected()
+        await bus.subscribe("mixed", callback)
+        await bus.publish("mixed", b"bad")
+        await bus.publish("mixed", b"good")
+        assert (await inbox.messages.get()).data == b"good"
+
+
+async def test_a_message_that_cannot_be_sent_does_not_stop_the_next(nats_url: str, metrics: Metrics) -> None:
+    inbox = Inbox()
+    async with bus_to(nats_url, metrics) as bus:
+        await bus.wait_connected()
+        await bus.subscribe("sizes", inbox)
+        await bus.publish("sizes", b"x" * 2_000_000)
+        await bus.publish("two words", b"")
+        await bus.publish("sizes", b"fits")
+        assert (await inbox.messages.get()).data == b"fits"
+    assert 'pawl_test_bus_dropped_total{cause="refused"} 2.0' in metrics.text().decode()
+
+
+async def test_a_flood_is_dropped_instead_of_kept(nats_url: str, metrics: Metrics) -> None:
+    """I19: everything is bounded."""
+    async with bus_to(nats_url, metrics) as bus:
+        await bus.wait_connected()
+        for _ in range(50):
+            await bus.publish("flood", b"x" * 1_000_000)
+    assert 'pawl_test_bus_dropped_total{cause="full"}' in metrics.text().decode()
+
+
+async def test_jetstream_says_when_a_message_is_stored(nats_url: str, metrics: Metrics) -> None:
+    async with bus_to(nats_url, metrics) as bus:
+        await bus.wait_connected()
+        with pytest.raises(DependencyUnavailable):
+            await bus.publish_acknowledged("kept.nowhere", b"", timeout_seconds=0.5)
+        await bus.jetstream().add_stream(StreamConfig(name="KEPT", subjects=["kept.>"]))
+        for _ in range(2):
+            await bus.publish_acknowledged("kept.x", b"once", {"Nats-Msg-Id": "evt_1"})
+        info = await bus.jetstream().stream_info("KEPT")
+    assert info.state.messages == 1
+
+
+async def test_a_hook_runs_on_each_connection_until_it_is_lost(server: NatsServer, metrics: Metrics) -> None:
+    begun: asyncio.Queue[str] = asyncio.Queue()
+    ended: asyncio.Queue[str] = asyncio.Queue()
+
+    async def consume() -> None:
+        await begun.put("")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await ended.put("")
+
+    async with bus_to(server.url, metrics) as bus:
+        bus.on_connected(consume)
+        await begun.get()
+        server.stop()
+        await ended.get()
+        server.start()
+        await begun.get()
+    await ended.get()
+
+
+async def test_a_hook_added_later_runs_on_the_present_connection(nats_url: str, metrics: Metrics) -> None:
+    ran = asyncio.Event()
+
+    async def hook() -> None:
+        ran.set()
+
+    async with bus_to(nats_url, metrics) as bus:
+        await bus.wait_connected()
+        bus.on_connected(hook)
+        await ran.wait()
+
+
+async def test_a_stop_does_not_wait_for_an_absent_server(server: NatsServer, metrics: Metrics) -> None:
+    async with bus_to(server.url, metrics) as bus:
+        await bus.wait_connected()
+        server.stop()

@@ -1,0 +1,160 @@
+"""Start and stop, as a real process sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from services.chassis.lifecycle import Background, Stop
+from services.errors import DependencyUnavailable
+
+PROGRAM = """
+import asyncio
+from services.chassis import logs
+from services.chassis.lifecycle import run_service
+from services.chassis.start import StartError
+
+async def main(stop):
+    logs.configure(service="test", instance_id="i-1", level="info", log_format="json")
+    print("running", flush=True)
+    {body}
+
+run_service(main)
+"""
+
+
+def start(body: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(body=body)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(body: str) -> tuple[int, str]:
+    """Return the exit code and the log of a process."""
+    process = start(body)
+    _, log = process.communicate(timeout=20)
+    return process.returncode, log
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_asks_the_process_to_end(number: signal.Signals) -> None:
+    """OPS-5."""
+    process = start("await stop.wait(); print('done', stop.reason, flush=True)")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "running\n"
+    process.send_signal(number)
+    output, log = process.communicate(timeout=20)
+    assert (process.returncode, output) == (0, f"done {number.name}\n")
+    assert '"event":"process.stopping"' in log
+
+
+def test_a_second_signal_ends_it_at_once() -> None:
+    process = start("await stop.wait(); print('waiting', flush=True); await asyncio.Event().wait()")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "running\n"
+    process.terminate()
+    assert process.stdout.readline() == "waiting\n"
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_a_process_that_cannot_start_says_why_in_one_sentence() -> None:
+    code, log = run('raise StartError("the port is in use")')
+    assert code == 1
+    assert "the port is in use" in log
+    assert "Traceback" not in log
+
+
+def test_a_crash_is_logged_with_its_traceback() -> None:
+    code, log = run("1 / 0")
+    assert code == 1
+    assert "ZeroDivisionError" in log
+
+
+def test_a_task_that_fails_unseen_is_logged_and_told_by_the_exit_code() -> None:
+    code, log = run("""
+    async def fail():
+        raise RuntimeError("nobody looks")
+    task = asyncio.create_task(fail())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    del task
+    """)
+    assert code == 1
+    assert '"event":"task.failed"' in log
+    assert "nobody looks" in log
+
+
+def test_a_main_that_returns_ends_with_code_0() -> None:
+    code, _ = run("pass")
+    assert code == 0
+
+
+async def test_a_stop_keeps_its_first_reason() -> None:
+    stop = Stop()
+    stop.set("SIGTERM")
+    stop.set("later")
+    await stop.wait()
+    assert (stop.is_set(), stop.reason) == (True, "SIGTERM")
+
+
+async def test_a_loop_that_crashes_is_started_again() -> None:
+    runs = 0
+    third = asyncio.Event()
+
+    async def loop() -> None:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            raise RuntimeError("crash")
+        if runs == 2:
+            raise DependencyUnavailable
+        third.set()
+        await asyncio.Event().wait()
+
+    async with Background() as background:
+        background.start("loop", loop)
+        await third.wait()
+
+
+async def test_loops_are_cancelled_at_the_end_and_may_clean_up() -> None:
+    began = asyncio.Event()
+    cleaned = False
+
+    async def loop() -> None:
+        nonlocal cleaned
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            cleaned = True
+
+    async with Background() as background:
+        background.start("loop", loop)
+        await began.wait()
+    assert cleaned
+
+
+async def test_a_loop_that_returns_is_done() -> None:
+    runs = 0
+    done = asyncio.Event()
+
+    async def loop() -> None:
+        nonlocal runs
+        runs += 1
+        done.set()
+
+    async with Background() as background:
+        background.start("loop", loop)
+        await done.wait()
+        await asyncio.sleep(0)
+    assert runs == 1

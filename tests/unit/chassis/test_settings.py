@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import Field, SecretStr
+
+from services.chassis.settings import PeerAddresses, ServiceSettings, SettingsError, is_loopback, load, read
+
+
+class Settings(ServiceSettings):
+    database_url: SecretStr
+    peers: PeerAddresses = "127.0.0.1:7603"
+    model_key: SecretStr | None = Field(default=None, validation_alias="MODEL_API_KEY")
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setenv("PAWL_DATABASE_URL", "postgresql://db/pawl")
+    return monkeypatch
+
+
+def problems() -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        read(Settings)
+    return caught.value.problems
+
+
+def test_settings_come_from_variables_with_the_prefix(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("PAWL_LISTEN", "127.0.0.1:7603")
+    environment.setenv("PAWL_LOG_LEVEL", "WARNING")
+    environment.setenv("PAWL_NATS_URL", "")
+    settings = read(Settings)
+    assert settings.database_url.get_secret_value() == "postgresql://db/pawl"
+    assert (settings.listen, settings.log_level, settings.nats_url) == ("127.0.0.1:7603", "warning", None)
+
+
+def test_all_problems_are_told_at_once(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    environment.delenv("PAWL_DATABASE_URL")
+    environment.setenv("PAWL_LISTEN", "7603")
+    environment.setenv("PAWL_PEERS", "a:1,b")
+    environment.setenv("PAWL_LOG_LEVEL", "loud")
+    environment.setenv("PAWL_SERVICE_KEY_FILE", f"{tmp_path}/missing")
+    environment.setenv("PAWL_INSTANCE_ID", "a b")
+    found = "\n".join(sorted(problems()))
+    assert [line.partition(":")[0] for line in found.splitlines()] == [
+        "PAWL_DATABASE_URL",
+        "PAWL_INSTANCE_ID",
+        "PAWL_LISTEN",
+        "PAWL_LOG_LEVEL",
+        "PAWL_PEERS",
+        "PAWL_SERVICE_KEY_FILE",
+    ]
+    assert "PAWL_DATABASE_URL: is required" in found
+    assert "No such file" in found
+
+
+def test_a_secret_can_stand_in_a_file(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "url").write_text("postgresql://file/pawl\n")
+    (tmp_path / "key").write_text("sk-1")
+    environment.delenv("PAWL_DATABASE_URL")
+    environment.setenv("PAWL_DATABASE_URL_FILE", f"{tmp_path}/url")
+    environment.setenv("MODEL_API_KEY_FILE", f"{tmp_path}/key")
+    settings = read(Settings)
+    assert settings.database_url.get_secret_value() == "postgresql://file/pawl"
+    assert settings.model_key is not None
+    assert settings.model_key.get_secret_value() == "sk-1"
+
+
+def test_a_secret_stands_in_one_place_only(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "url").write_text("postgresql://file/pawl")
+    environment.setenv("PAWL_DATABASE_URL_FILE", f"{tmp_path}/url")
+    assert problems() == [
+        "PAWL_DATABASE_URL: give either PAWL_DATABASE_URL or PAWL_DATABASE_URL_FILE, not both",
+    ]
+
+
+def test_an_empty_secret_file_is_a_problem(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("\n")
+    environment.setenv("PAWL_SERVICE_KEY_FILE", f"{tmp_path}/key")
+    assert problems() == [f"PAWL_SERVICE_KEY_FILE: {tmp_path}/key is empty"]
+
+
+def test_listening_beyond_loopback_needs_keys(environment: pytest.MonkeyPatch) -> None:
+    """OPS-1."""
+    environment.setenv("PAWL_LISTEN", "0.0.0.0:7603")
+    assert len(problems()) == 1
+    assert "PAWL_API_KEYS_FILE" in problems()[0]
+    environment.setenv("PAWL_API_KEYS_FILE", "keys.json")
+    assert read(Settings).listen == "0.0.0.0:7603"
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("127.0.0.1:1", True),
+        ("127.9.9.9:1", True),
+        ("[::1]:1", True),
+        ("localhost:1", True),
+        ("unix:/run/x", True),
+        ("0.0.0.0:1", False),
+        ("[::]:1", False),
+        ("10.0.0.1:1", False),
+        ("localhost.example:1", False),
+    ],
+)
+def test_loopback_is_what_only_this_machine_reaches(address: str, expected: bool) -> None:
+    assert is_loopback(address) is expected
+
+
+def test_secrets_show_nowhere(environment: pytest.MonkeyPatch) -> None:
+    """I22."""
+    environment.setenv("PAWL_DATABASE_URL", "postgresql://u:hunter2@db/pawl")
+    environment.setenv("PAWL_UNARY_CALLS_MAX", "hunter2")
+    assert "hunter2" not in str(problems())
+    environment.delenv("PAWL_UNARY_CALLS_MAX")
+    assert "hunter2" not in repr(read(Settings))
+
+
+def test_a_process_with_wrong_settings_ends_with_code_2(
+    environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment.setenv("PAWL_LISTEN", "nowhere")
+    with pytest.raises(SystemExit) as caught:
+        load(Settings)
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == "PAWL_LISTEN: must be host:port, for example 127.0.0.1:7601\n"
