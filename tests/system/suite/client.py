@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
@@ -81,7 +81,7 @@ class Agent:
         """Watch a run to its end; returns all its events after a seq."""
         return [event async for event in self.watch(run_id, after_seq=after_seq)]
 
-    async def watch(self, run_id: str, *, after_seq: int = 0) -> AsyncIterator[event_pb2.RunEvent]:
+    async def watch(self, run_id: str, *, after_seq: int = 0) -> AsyncGenerator[event_pb2.RunEvent, None]:
         """Give the events of a run as they come."""
         request = agent_pb2.WatchRunRequest(run_id=run_id, after_seq=after_seq)
         async for answer in self.stub.WatchRun(request, metadata=self.metadata):
@@ -165,7 +165,9 @@ class Session:
             if receipt.frame_id == frame_id:
                 return receipt
 
-    async def answer(self, offer: session_pb2.Offer, content_json: bytes, *, is_error: bool = False) -> types_pb2.Receipt:
+    async def answer(
+        self, offer: session_pb2.Offer, content_json: bytes, *, is_error: bool = False
+    ) -> types_pb2.Receipt:
         """Return the result of an offered call."""
         return await self.receipt(
             tool_result=types_pb2.ToolResult(

@@ -10,6 +10,7 @@ import json
 import httpx2
 import nats
 import pytest
+from nats.aio.msg import Msg
 from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.notify.v1 import notify_pb2
@@ -153,7 +154,7 @@ async def test_a_subscriber_is_told_once_that_a_run_completed(suite: Suite, agen
     connection = await nats.connect(suite.nats_url())
     try:
 
-        async def keep(message: nats.aio.msg.Msg) -> None:
+        async def keep(message: Msg) -> None:
             told.put_nowait(notify_pb2.Notification.FromString(message.data))
 
         await connection.subscribe("pawl.v1.local.user.me.notifications", cb=keep)
@@ -174,7 +175,7 @@ async def test_live_events_on_nats_are_those_of_the_log(suite: Suite, agent: Age
     connection = await nats.connect(suite.nats_url())
     try:
 
-        async def keep(message: nats.aio.msg.Msg) -> None:
+        async def keep(message: Msg) -> None:
             seen[event_pb2.RunEvent.FromString(message.data).seq] = message.data
 
         await connection.subscribe("pawl.v1.local.run.*.events", cb=keep)

@@ -88,7 +88,7 @@ async def test_a_foreign_run_is_the_same_as_an_absent_one(agent: Agent) -> None:
                 agent_pb2.GetRunRequest(run_id=run_id), metadata=(("pawl-store", store), ("pawl-user", user))
             )
         trailers = dict(refused.value.trailing_metadata() or ())
-        return refused.value.code(), refused.value.details(), bytes(trailers["grpc-status-details-bin"])  # type: ignore[arg-type]
+        return refused.value.code(), refused.value.details(), bytes(trailers["grpc-status-details-bin"])
 
     absent = await refusal("run_absent", "local", "me")
     assert absent[0] is grpc.StatusCode.NOT_FOUND
