@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,15 +10,7 @@ from typing import Any
 import pytest
 
 from services.launcher import SuiteOptions
-from services.launcher.services import ServiceSpec
-
-STAND_IN = Path(__file__).with_name("stand_in.py")
-
-
-def stand_in(name: str, nats_user: str = "tool_registry") -> ServiceSpec:
-    """A service without content."""
-    return ServiceSpec(name=name, command=(sys.executable, str(STAND_IN)), nats_user=nats_user)
-
+from tests.system.launcher.stand_ins import stand_in
 
 BARE: dict[str, Any] = {"database_url": "postgresql://nowhere", "nats_url": "nats://nowhere", "scripted_model": False}
 """A suite without embedded servers."""

@@ -17,11 +17,10 @@ import pytest
 from services.launcher import orphans
 from services.launcher.endpoints import Endpoints, read_endpoints
 
-PROGRAM = f"""
+PROGRAM = """
 import sys
 from pathlib import Path
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from conftest import stand_in
+from tests.system.launcher.stand_ins import stand_in
 from services.launcher import SuiteOptions, read_options, up
 import dataclasses, os
 options = read_options(os.environ, data=Path(sys.argv[1]), ports=["all=0", *sys.argv[2:]])
@@ -34,7 +33,7 @@ SECONDS = 30.0
 @contextlib.contextmanager
 def launched(data: Path, *ports: str) -> Iterator[subprocess.Popen[str]]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PAWL_", "OPENAI_"))}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[3])
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[3]), environment.get("PYTHONPATH", "")])
     program = [sys.executable, "-c", PROGRAM, str(data), *ports]
     with subprocess.Popen(
         program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
