@@ -1,0 +1,91 @@
+"""The program `pawl`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.chassis.start import StartError
+from services.cli import chat, decisions, lists, runs
+from services.cli.command import EXIT_IMPOSSIBLE, EXIT_INTERRUPTED, Flags, fail
+from services.launcher.options import read_options
+from services.launcher.up import up as run_suite
+
+app = typer.Typer(
+    name="pawl",
+    help="A durable runtime for LLM agents. Start it with `pawl up`, then talk to it with `pawl chat`.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def flags(
+    context: typer.Context,
+    *,
+    address: Annotated[
+        str | None, typer.Option(envvar="PAWL_ADDRESS", help="host:port of agent-loop; several with commas between.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(envvar="PAWL_DATA", help="Data folder of the suite, by default .pawl.")
+    ] = None,
+    store: Annotated[str | None, typer.Option(help="Act in this store; only where there are no API keys.")] = None,
+    user: Annotated[str | None, typer.Option(help="Act as this user; only where there are no API keys.")] = None,
+) -> None:
+    """Remember which suite to talk to, and as whom. The key comes from PAWL_API_KEY."""
+    context.obj = Flags(address=address, data=data, store=store, user=user)
+
+
+@app.command()
+def up(
+    context: typer.Context,
+    *,
+    port: Annotated[
+        list[str] | None, typer.Option(help="name=number, 0 for a free one; `all` for the ones not named. Repeatable.")
+    ] = None,
+    replicas: Annotated[list[str] | None, typer.Option(help="service=count. Repeatable.")] = None,
+) -> None:
+    """Start the suite on this machine.
+
+    PostgreSQL, NATS, the four services and, without OPENAI_API_KEY or
+    OPENAI_BASE_URL, the scripted model; until Ctrl-C.
+    """
+    given: Flags = context.obj
+    try:
+        options = read_options(os.environ, data=given.data, ports=port or (), replicas=replicas or ())
+    except StartError as error:
+        raise typer.Exit(fail(error, [])) from None
+    raise typer.Exit(run_suite(options))
+
+
+app.command()(runs.run)
+app.command()(chat.chat)
+app.command()(runs.watch)
+app.command()(runs.runs)
+app.command()(decisions.inbox)
+app.command()(decisions.approve)
+app.command()(runs.cancel)
+app.command()(lists.tools)
+app.command()(lists.notifications)
+
+
+def main() -> None:
+    """Run the command line. Ends the process; people see sentences, never a traceback."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except Exception as error:  # noqa: BLE001  # the last place that can say it in words
+        fail(error, [])
+        sys.exit(EXIT_IMPOSSIBLE)
+
+
+if __name__ == "__main__":
+    main()

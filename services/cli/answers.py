@@ -1,0 +1,120 @@
+"""From what a person types to a decision about a call."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from pawl.agent.v1 import types_pb2
+from pawl.event.v1 import call_pb2
+
+from services.chassis import strict_json
+from services.cli import wording
+from services.cli.failure import CommandError
+from services.errors import PawlError
+
+APPROVAL_PROMPT: Final = "[a]pprove, [e]dit [JSON], [r]eject [reason], or [t] text to answer instead: "
+QUESTION_PROMPT: Final = "number of an option, or your answer: "
+_ARGUMENTS_BYTES_MAX: Final = 256 * 1024
+
+
+class Unclear(CommandError):
+    """What was typed is no decision; the message says what would be."""
+
+
+def prompt(call: call_pb2.Call) -> str:
+    """Return what to ask for."""
+    return QUESTION_PROMPT if call.state == call_pb2.CALL_STATE_ASKED else APPROVAL_PROMPT
+
+
+def decision_of(line: str, call: call_pb2.Call) -> types_pb2.CallDecision:
+    """Return what `line` decides about `call`; `e` alone opens an editor.
+
+    Raises:
+        Unclear: it decides nothing.
+    """
+    line = line.strip()
+    if call.state == call_pb2.CALL_STATE_ASKED:
+        return _answer_question(line, call)
+    verb, _, rest = line.partition(" ")
+    match verb.lower():
+        case "a" | "approve" | "y" | "yes":
+            return approve(call)
+        case "e" | "edit":
+            return edit(call, rest.encode() if rest.strip() else edit_in_editor(call.arguments_json))
+        case "r" | "reject" | "n" | "no":
+            return reject(call, rest.strip())
+        case "t" | "text" if rest.strip():
+            return answer(call, rest.strip())
+        case _:
+            raise Unclear(f"Type one of: {APPROVAL_PROMPT.rstrip(': ')}.")
+
+
+def approve(call: call_pb2.Call) -> types_pb2.CallDecision:
+    """Return: run it as shown."""
+    return _decision(call, call_pb2.DECISION_KIND_APPROVE)
+
+
+def edit(call: call_pb2.Call, arguments: bytes) -> types_pb2.CallDecision:
+    """Return: run it with other arguments.
+
+    Raises:
+        Unclear: they are no JSON object.
+    """
+    try:
+        value = strict_json.loads(arguments, bytes_max=_ARGUMENTS_BYTES_MAX)
+    except PawlError as error:
+        raise Unclear(f"The new arguments are not JSON: {error.message}.") from None
+    if not isinstance(value, dict):
+        raise Unclear("The new arguments must be a JSON object with all arguments of the tool.")
+    decision = _decision(call, call_pb2.DECISION_KIND_EDIT)
+    decision.arguments_json = arguments
+    return decision
+
+
+def reject(call: call_pb2.Call, reason: str) -> types_pb2.CallDecision:
+    """Return: do not run it."""
+    decision = _decision(call, call_pb2.DECISION_KIND_REJECT)
+    decision.reason = reason
+    return decision
+
+
+def answer(call: call_pb2.Call, text: str) -> types_pb2.CallDecision:
+    """Return: this is the answer, or the result to give instead of running it."""
+    decision = _decision(call, call_pb2.DECISION_KIND_ANSWER)
+    decision.answer = text
+    return decision
+
+
+def edit_in_editor(arguments: bytes) -> bytes:
+    """Return the arguments as somebody left them in $VISUAL or $EDITOR.
+
+    Raises:
+        Unclear: there is no editor, or it failed.
+    """
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    with tempfile.TemporaryDirectory(prefix="pawl-edit-") as folder:
+        path = Path(folder) / "arguments.json"
+        path.write_text(wording.json_block(arguments) + "\n", encoding="utf-8")
+        try:
+            subprocess.run([*shlex.split(editor), str(path)], check=True)
+            return path.read_bytes()
+        except (OSError, ValueError, subprocess.CalledProcessError):
+            raise Unclear(f"The editor {editor!r} did not work; set EDITOR, or type: e JSON.") from None
+
+
+def _answer_question(line: str, call: call_pb2.Call) -> types_pb2.CallDecision:
+    if not line:
+        raise Unclear("Type the number of an option, or an answer in your own words.")
+    options = call.question.options
+    if line.isascii() and line.isdecimal() and 1 <= int(line) <= len(options):
+        line = options[int(line) - 1]
+    return answer(call, line)
+
+
+def _decision(call: call_pb2.Call, kind: call_pb2.DecisionKind.ValueType) -> types_pb2.CallDecision:
+    return types_pb2.CallDecision(run_id=call.run_id, call_id=call.call_id, kind=kind, digest=call.approval.digest)

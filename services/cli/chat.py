@@ -1,0 +1,247 @@
+"""`pawl chat`: a conversation over the Session stream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Annotated, Any, Final
+
+import typer
+from pawl.agent.v1 import agent_pb2
+from pawl.agent.v1.session_pb2 import SessionResponse
+from pawl.event.v1 import call_pb2, event_pb2, message_pb2
+from pawl.tool.v1 import tool_pb2
+from rich.console import Console
+
+from services.cli import answers, wording
+from services.cli.client import Refused, SessionClient
+from services.cli.command import perform
+from services.cli.failure import explain
+from services.cli.lines import LineReader
+from services.cli.runs import Reasoning, show_runs
+from services.cli.target import Target
+from services.cli.transcript import Transcript
+
+PANEL_TOOL: Final = tool_pb2.ToolDefinition(
+    name="show_panel",
+    description="Shows something to the user on the screen, with a title.",
+    arguments_schema_json=json.dumps(
+        {
+            "type": "object",
+            "properties": {
+                "title": {"type": "string", "description": "Heading of the panel"},
+                "content": {"type": "string", "description": "What to show, as plain text"},
+            },
+            "required": ["title", "content"],
+            "additionalProperties": False,
+        }
+    ).encode(),
+    context=call_pb2.EXECUTION_CONTEXT_FRONTEND,
+    category=call_pb2.TOOL_CATEGORY_SAFE,
+    effect_class=call_pb2.EFFECT_CLASS_IDEMPOTENT,
+)
+"""The tool that this front end runs itself."""
+
+HELP: Final = "Type a message. /cancel stops the run, /runs lists yours, /quit leaves (runs go on)."
+_SHOWN: Final = 10
+
+
+def chat(
+    context: typer.Context,
+    *,
+    conversation: Annotated[str, typer.Option(help="Go on with this conversation.")] = "",
+    reasoning: Reasoning = False,
+) -> None:
+    """Talk to the agent.
+
+    Live text, tool calls, approvals and questions in one place. Lines of a file
+    may take the place of the keyboard.
+    """
+
+    async def work(target: Target, console: Console) -> int:
+        async with target.tool_register() as register:
+            request = tool_pb2.RegisterToolRequest(definition=PANEL_TOOL, replace=True)
+            await register.RegisterTool(request, metadata=target.metadata)
+        screen = Transcript(console, whole_reasoning=reasoning)
+        talk = Chat(target, console, screen, LineReader(), conversation_id=conversation)
+        return await talk.run()
+
+    perform(context, work)
+
+
+class Chat:
+    """One conversation at the keyboard.
+
+    Lines are read while the model speaks. A line is a command, else the decision
+    about the first call that waits for one, else a message.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        console: Console,
+        screen: Transcript,
+        keyboard: LineReader,
+        *,
+        conversation_id: str = "",
+    ) -> None:
+        self._target = target
+        self._console = console
+        self._screen = screen
+        self._keyboard = keyboard
+        self._conversation_id = conversation_id
+        self._active: dict[str, None] = {}
+        self._pending: dict[str, call_pb2.Call] = {}
+        self._connections = 0
+        self._leaving = False
+        self._input_over = False
+        self._session = SessionClient(
+            target.agent, tools={"show_panel": self._show_panel}, metadata=target.metadata, on_connected=self._connected
+        )
+
+    async def run(self) -> int:
+        """Talk until /quit, or the end of the input and of what it started; returns the exit code."""
+        if sys.stdin.isatty():
+            self._screen.line(HELP, "dim")
+        async with self._session:
+            try:
+                self._prompt()
+                while not self._done():
+                    await self._take_next()
+            finally:
+                self._screen.end_line()
+        return 0
+
+    async def _take_next(self) -> None:
+        """Take a frame or a line, whichever is there first."""
+        frame = asyncio.create_task(self._session.next_frame())
+        line = asyncio.create_task(self._next_line())
+        try:
+            await asyncio.wait((frame, line), return_when=asyncio.FIRST_COMPLETED)
+            if frame.done():
+                self._show(frame.result())
+            else:
+                await self._obey(line.result())
+        finally:
+            frame.cancel()
+            line.cancel()
+            await asyncio.gather(frame, line, return_exceptions=True)
+
+    async def _next_line(self) -> str | None:
+        """Return the next line. People may type at any time; the lines of a file wait until they are wanted."""
+        if self._input_over or not (sys.stdin.isatty() or not self._active or self._pending):
+            await asyncio.Event().wait()
+        return await self._keyboard.line()
+
+    def _done(self) -> bool:
+        """Whether to leave: told to, or the input has ended and nothing is left that could go on without it."""
+        return self._leaving or (self._input_over and (not self._active or bool(self._pending)))
+
+    # What comes from the suite.
+
+    def _show(self, frame: SessionResponse) -> None:
+        match frame.WhichOneof("frame"):
+            case "event":
+                self._show_event(frame.event)
+            case "gap":
+                self._screen.line("… some events are no longer kept", "dim")
+            case "end":
+                self._active.pop(frame.end.run_id, None)
+                self._prompt()
+            case _:
+                pass
+
+    def _show_event(self, event: event_pb2.RunEvent) -> None:
+        self._conversation_id = event.conversation_id
+        typed_here = event.message_added.message.role == message_pb2.ROLE_USER and sys.stdin.isatty()
+        if not typed_here:  # Else it stands there already.
+            self._screen.show(event)
+        if event.HasField("call_changed"):
+            self._note_pending(event.call_changed.call)
+
+    def _note_pending(self, call: call_pb2.Call) -> None:
+        before = next(iter(self._pending), None)
+        if call.state in {call_pb2.CALL_STATE_AWAITING_APPROVAL, call_pb2.CALL_STATE_ASKED}:
+            self._pending[call.call_id] = call
+        else:
+            self._pending.pop(call.call_id, None)
+        if next(iter(self._pending), None) not in {None, before}:
+            self._prompt()
+
+    async def _show_panel(self, arguments: dict[str, Any]) -> dict[str, bool]:
+        title, content = str(arguments.get("title", "")), str(arguments.get("content", ""))
+        self._screen.card(wording.clean(title), wording.clean(content).splitlines(), "magenta")
+        return {"shown": True}
+
+    def _connected(self, address: str) -> None:
+        self._connections += 1
+        if self._connections > 1:
+            self._screen.line(f"↻ connected again, to {address}", "dim")
+
+    def _prompt(self) -> None:
+        """Ask for a decision if one is wanted, else for a message; nobody reads it without a terminal."""
+        if not sys.stdin.isatty():
+            return
+        call = next(iter(self._pending.values()), None)
+        if call is not None:
+            self._screen.end_line()
+            self._console.print(answers.prompt(call), end="", markup=False, style="bold")
+        elif not self._active:
+            self._screen.end_line()
+            self._console.print("> ", end="", style="bold")
+
+    # What comes from the keyboard.
+
+    async def _obey(self, line: str | None) -> None:
+        if line is None:
+            self._input_over = True
+            return
+        try:
+            if line.startswith("/"):
+                await self._command(line.strip())
+            elif self._pending:
+                await self._decide(line)
+            elif line.strip():
+                run_id = await self._session.start(line, conversation_id=self._conversation_id)
+                self._active[run_id] = None
+        except (answers.Unclear, Refused) as error:
+            self._screen.line(explain(error, list(self._target.agent)), "yellow")
+            self._prompt()
+
+    async def _decide(self, line: str) -> None:
+        call_id, call = next(iter(self._pending.items()))
+        decision = answers.decision_of(line, call)
+        self._pending.pop(call_id)
+        try:
+            await self._session.decide(decision)
+        except Refused as refused:
+            if refused.receipt.reason in {"INVALID_ARGUMENTS", "INVALID_JSON"}:
+                self._pending = {call_id: call, **self._pending}
+            raise
+        if self._pending:
+            self._prompt()
+
+    async def _command(self, command: str) -> None:
+        match command:
+            case "/quit" | "/exit":
+                self._leaving = True
+            case "/cancel":
+                await self._cancel()
+            case "/runs":
+                async with self._target.agents() as agents:
+                    request = agent_pb2.ListRunsRequest(page_size=_SHOWN)
+                    page = await agents.ListRuns(request, metadata=self._target.metadata)
+                self._screen.end_line()
+                show_runs(self._console, list(page.runs))
+                self._prompt()
+            case _:
+                self._screen.line(HELP, "dim")
+                self._prompt()
+
+    async def _cancel(self) -> None:
+        if not self._active:
+            self._screen.line("No run is active.", "dim")
+            self._prompt()
+        for run_id in list(self._active):
+            await self._session.cancel(run_id, "cancelled in the chat")

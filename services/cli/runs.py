@@ -1,0 +1,185 @@
+"""`pawl run`, `watch`, `runs` and `cancel`."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import typer
+from google.protobuf.json_format import MessageToJson
+from pawl.agent.v1 import agent_pb2
+from pawl.event.v1 import event_pb2, run_pb2
+from rich.console import Console
+from rich.table import Table
+
+from services.cli import wording
+from services.cli.command import EXIT_UNSUCCESSFUL, perform
+from services.cli.target import Target
+from services.cli.transcript import Transcript
+from services.cli.watching import watch as watch_events
+
+Json = Annotated[bool, typer.Option("--json", help="Print each event as one line of JSON.")]
+Reasoning = Annotated[bool, typer.Option("--reasoning", help="Show the model's reasoning whole.")]
+RunId = Annotated[str, typer.Argument(help="Id of the run.", show_default=False)]
+
+_GOOD: Final = run_pb2.RUN_STATE_COMPLETED
+_ENDED: Final = frozenset(
+    {
+        run_pb2.RUN_STATE_COMPLETED,
+        run_pb2.RUN_STATE_FAILED,
+        run_pb2.RUN_STATE_CANCELLED,
+        run_pb2.RUN_STATE_EXPIRED,
+    }
+)
+
+
+def run(
+    context: typer.Context,
+    text: Annotated[str, typer.Argument(help="What the agent is to do.", show_default=False)],
+    *,
+    conversation: Annotated[str, typer.Option(help="Go on with this conversation.")] = "",
+    model: Annotated[str, typer.Option(help="Model to use instead of the deployment's.")] = "",
+    detach: Annotated[bool, typer.Option("--detach", help="Print the run's id and leave.")] = False,
+    json: Json = False,
+    reasoning: Reasoning = False,
+) -> None:
+    """Start a run and watch it.
+
+    Exit code 0 if it completed, 1 if it ended otherwise. Ctrl-C stops the watching, not the run.
+    """
+
+    async def work(target: Target, console: Console) -> int:
+        request = agent_pb2.StartRunRequest(
+            request_id=f"cli_{secrets.token_hex(12)}",
+            conversation_id=conversation,
+            text=text,
+            options=run_pb2.RunOptions(model=model),
+        )
+        async with target.agents() as agents:
+            started = (await agents.StartRun(request, metadata=target.metadata)).run
+        if detach:
+            console.print(started.run_id)
+            return 0
+        return await _follow(target, console, started.run_id, 0, json=json, reasoning=reasoning)
+
+    perform(context, work)
+
+
+def watch(
+    context: typer.Context,
+    run_id: RunId,
+    *,
+    after: Annotated[int, typer.Option(help="Events after this number only.", min=0)] = 0,
+    json: Json = False,
+    reasoning: Reasoning = False,
+) -> None:
+    """Watch a run.
+
+    From its first event, or the one after `--after`, to its last; exit code as with `run`.
+    """
+
+    async def work(target: Target, console: Console) -> int:
+        return await _follow(target, console, run_id, after, json=json, reasoning=reasoning)
+
+    perform(context, work)
+
+
+async def _follow(target: Target, console: Console, run_id: str, after_seq: int, *, json: bool, reasoning: bool) -> int:
+    transcript = Transcript(console, whole_reasoning=reasoning, hints=True)
+    state = run_pb2.RUN_STATE_UNSPECIFIED
+    try:
+        async for event in watch_events(target, run_id, after_seq):
+            if event.HasField("run_changed"):
+                state = event.run_changed.run.state
+            if json:
+                print(event_line(event), flush=True)
+            else:
+                transcript.show(event)
+    finally:
+        transcript.end_line()
+        if not json and state not in _ENDED:
+            transcript.line(f"The run goes on. Watch it again with: pawl watch {run_id}", "dim")
+    if state not in _ENDED:  # Attached after its last event.
+        async with target.agents() as agents:
+            request = agent_pb2.GetRunRequest(run_id=run_id)
+            state = (await agents.GetRun(request, metadata=target.metadata)).run.state
+    return 0 if state == _GOOD else EXIT_UNSUCCESSFUL
+
+
+def event_line(event: event_pb2.RunEvent) -> str:
+    """Return an event as one line of the JSON that protobuf defines."""
+    return MessageToJson(event, preserving_proto_field_name=True, indent=None)
+
+
+def runs(
+    context: typer.Context,
+    *,
+    conversation: Annotated[str, typer.Option(help="Only those of this conversation.")] = "",
+    count: Annotated[int, typer.Option("--count", "-n", help="At most so many.", min=1, max=200)] = 20,
+) -> None:
+    """List your runs, newest first."""
+
+    async def work(target: Target, console: Console) -> int:
+        request = agent_pb2.ListRunsRequest(page_size=count, conversation_id=conversation)
+        async with target.agents() as agents:
+            page = await agents.ListRuns(request, metadata=target.metadata)
+        if not page.runs:
+            console.print('You have no runs. Start one with `pawl run "what is 17 * 23"`.', markup=False)
+            return 0
+        show_runs(console, list(page.runs))
+        return 0
+
+    perform(context, work)
+
+
+def show_runs(console: Console, found: list[run_pb2.Run]) -> None:
+    """Print runs: a table on a terminal, lines with tabs elsewhere."""
+    rows = [
+        (
+            run.run_id,
+            _state_and_waits(run),
+            run.conversation_id,
+            wording.time_text(run.create_time),
+            wording.one_line(run.output_text, 60),
+        )
+        for run in found
+    ]
+    show_table(console, ("run", "state", "conversation", "created", "output"), rows)
+
+
+def show_table(console: Console, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    """Print rows: a table on a terminal, lines with tabs elsewhere, for other programs."""
+    if not console.is_terminal:
+        for row in rows:
+            print("\t".join(row))
+        return
+    table = Table(box=None, pad_edge=False)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, no_wrap=number == 0, overflow="fold")
+    for row in rows:
+        table.add_row(*(cell.replace("[", r"\[") for cell in row))
+    console.print(table)
+
+
+def _state_and_waits(run: run_pb2.Run) -> str:
+    name = wording.state_name(run.state)
+    return f"{name} for {wording.wait_names(run.waits)}" if run.waits else name
+
+
+def cancel(
+    context: typer.Context,
+    run_id: RunId,
+    *,
+    reason: Annotated[str, typer.Option(help="For the log and the model.")] = "",
+) -> None:
+    """Stop a run. One that has ended stays as it is."""
+
+    async def work(target: Target, console: Console) -> int:
+        request = agent_pb2.CancelRunRequest(request_id=f"cli_{secrets.token_hex(12)}", run_id=run_id, reason=reason)
+        async with target.agents() as agents:
+            stopped = (await agents.CancelRun(request, metadata=target.metadata)).run
+        console.print(f"{run_id} is {wording.state_name(stopped.state)}.", markup=False)
+        return 0
+
+    perform(context, work)

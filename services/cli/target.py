@@ -1,0 +1,120 @@
+"""Which suite to talk to, and as whom."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
+from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
+from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
+
+from services.chassis.rpc_client import open_channel
+from services.chassis.settings import split_address
+from services.cli.failure import CommandError
+from services.launcher.endpoints import read_endpoints
+from services.launcher.services import DEFAULT_PORTS
+
+if TYPE_CHECKING:
+    import grpc
+    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+    from pawl.notify.v1.notify_pb2_grpc import NotifyServiceAsyncStub
+    from pawl.tool.v1.tool_pb2_grpc import ToolServiceAsyncStub
+
+DEADLINE_SECONDS: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The addresses of each public service, every replica of it, and the credential."""
+
+    agent: tuple[str, ...]
+    tools: tuple[str, ...]
+    notifications: tuple[str, ...]
+    metadata: tuple[tuple[str, str], ...] = ()
+
+    @asynccontextmanager
+    async def agents(self) -> AsyncIterator[AgentServiceAsyncStub]:
+        """Open AgentService."""
+        async with self._channel(self.agent) as channel:
+            yield AgentServiceStub(channel)
+
+    @asynccontextmanager
+    async def tool_register(self) -> AsyncIterator[ToolServiceAsyncStub]:
+        """Open ToolService."""
+        async with self._channel(self.tools) as channel:
+            yield ToolServiceStub(channel)
+
+    @asynccontextmanager
+    async def notifier(self) -> AsyncIterator[NotifyServiceAsyncStub]:
+        """Open NotifyService."""
+        async with self._channel(self.notifications) as channel:
+            yield NotifyServiceStub(channel)
+
+    def _channel(self, addresses: tuple[str, ...]) -> grpc.aio.Channel:
+        return open_channel(",".join(addresses), deadline_seconds=DEADLINE_SECONDS)
+
+
+def find(
+    *,
+    address: str | None,
+    data: Path | None,
+    store: str | None,
+    user: str | None,
+    environment: Mapping[str, str] = os.environ,
+) -> Target:
+    """Return where to send requests: `address`, else what runs in the data folder, else the default ports.
+
+    With an address, tool-registry and notifier are looked for on their default
+    ports beside it, unless PAWL_TOOL_REGISTRY_ADDRESS or PAWL_NOTIFIER_ADDRESS say
+    where they are.
+
+    Raises:
+        CommandError: the address has another form.
+    """
+    metadata = _credential(store, user, environment)
+    folder = data or Path(environment.get("PAWL_DATA") or ".pawl")
+    if address is None and (running := read_endpoints(folder)) is not None:
+        return Target(
+            agent=tuple(running.addresses("agent-loop")) or _beside((), "agent-loop"),
+            tools=tuple(running.addresses("tool-registry")) or _beside((), "tool-registry"),
+            notifications=tuple(running.addresses("notifier")) or _beside((), "notifier"),
+            metadata=metadata,
+        )
+    agent = _addresses(address) if address else _beside((), "agent-loop")
+    tools = environment.get("PAWL_TOOL_REGISTRY_ADDRESS")
+    notifications = environment.get("PAWL_NOTIFIER_ADDRESS")
+    return Target(
+        agent=agent,
+        tools=_addresses(tools) if tools else _beside(agent, "tool-registry"),
+        notifications=_addresses(notifications) if notifications else _beside(agent, "notifier"),
+        metadata=metadata,
+    )
+
+
+def _credential(store: str | None, user: str | None, environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    key = environment.get("PAWL_API_KEY")
+    given = (("authorization", f"Bearer {key}" if key else None), ("pawl-store", store), ("pawl-user", user))
+    return tuple((name, value) for name, value in given if value)
+
+
+def _addresses(text: str) -> tuple[str, ...]:
+    addresses = tuple(part.strip() for part in text.split(",") if part.strip())
+    for address in addresses:
+        try:
+            split_address(address)
+        except ValueError as error:
+            raise CommandError(f"The address {address!r} {error}.") from None
+    if not addresses:
+        raise CommandError("The address is empty; it must be host:port, for example 127.0.0.1:7601.")
+    return addresses
+
+
+def _beside(agent: tuple[str, ...], service: str) -> tuple[str, ...]:
+    """Return the default address of a service, on the hosts of the agent-loop."""
+    hosts = dict.fromkeys(address.rpartition(":")[0] for address in agent) or {"127.0.0.1": None}
+    return tuple(f"{host}:{DEFAULT_PORTS[service]}" for host in hosts)

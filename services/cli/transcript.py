@@ -1,0 +1,211 @@
+"""The events of runs as a person reads them: appended line by line, with or without a terminal."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from services.cli import wording
+
+REASONING_CHARACTERS_MAX: Final = 300
+"""Reasoning of a round that is shown before the rest is folded."""
+
+_SETTLED: Final = {
+    call_pb2.CALL_STATE_SUCCEEDED: ("✓", "green"),
+    call_pb2.CALL_STATE_FAILED: ("✗", "red"),
+    call_pb2.CALL_STATE_REJECTED: ("✗", "yellow"),
+    call_pb2.CALL_STATE_EXPIRED: ("✗", "yellow"),
+    call_pb2.CALL_STATE_CANCELLED: ("✗", "yellow"),
+    call_pb2.CALL_STATE_OUTCOME_UNKNOWN: ("?", "red"),
+}
+_ENDED: Final = {
+    run_pb2.RUN_STATE_COMPLETED: ("✓", "green"),
+    run_pb2.RUN_STATE_FAILED: ("✗", "red"),
+    run_pb2.RUN_STATE_CANCELLED: ("✗", "yellow"),
+    run_pb2.RUN_STATE_EXPIRED: ("✗", "yellow"),
+}
+
+
+class Transcript:
+    """Shows events in the order of their seq.
+
+    `whole_reasoning` folds none of it; `hints` adds to what waits the command that settles it.
+    """
+
+    def __init__(self, console: Console, *, whole_reasoning: bool = False, hints: bool = False) -> None:
+        self._console = console
+        self._whole_reasoning = whole_reasoning
+        self._hints = hints
+        self._in_line = False
+        self._in_reasoning = False
+        self._reasoning_characters = 0
+        self._text_shown = False
+        self._attempt = 0
+
+    def show(self, event: event_pb2.RunEvent) -> None:
+        """Show one event; most need a line, some none."""
+        self._note_takeover(event)
+        match event.WhichOneof("kind"):
+            case "run_changed":
+                self._run_changed(event)
+            case "message_added":
+                self._message_added(event.message_added.message)
+            case "round_started":
+                self._begin_round()
+            case "round_retrying":
+                self._retrying(event.round_retrying)
+            case "output_delta":
+                self._delta(event.output_delta)
+            case "call_changed":
+                self._call_changed(event.call_changed)
+            case "tool_progress":
+                progress = event.tool_progress
+                fraction = f" {progress.fraction:.0%}" if progress.HasField("fraction") else ""
+                self.line(
+                    f"  … {wording.clean(progress.tool_name)}{fraction} {wording.one_line(progress.message)}", "dim"
+                )
+            case "warning":
+                self.line(f"! {wording.one_line(event.warning.message, 300)}", "yellow")
+            case _:
+                pass  # An event of a later version, or one that says nothing new to a reader.
+
+    def line(self, text: str, style: str = "") -> None:
+        """Show a line of its own."""
+        self.end_line()
+        self._console.print(Text(text, style=style), soft_wrap=True)
+
+    def end_line(self) -> None:
+        """Finish the line of output that is open, if one is."""
+        if self._in_line:
+            self._console.print()
+        self._in_line = self._in_reasoning = False
+
+    def card(self, title: str, lines: list[str], style: str = "cyan") -> None:
+        """Show a block: a panel on a terminal, plain lines elsewhere."""
+        self.end_line()
+        if self._console.is_terminal:
+            body = Text("\n".join(lines))
+            self._console.print(Panel(body, title=Text(title), title_align="left", border_style=style, expand=False))
+        else:
+            self._console.print(Text("\n".join([f"[{title}]", *(f"  {line}" for line in lines)])), soft_wrap=True)
+
+    def pending(self, call: call_pb2.Call) -> None:
+        """Show what a call waits for, whole."""
+        self.card(wording.call_title(call), wording.call_lines(call, datetime.now(tz=UTC)), "yellow")
+
+    def _note_takeover(self, event: event_pb2.RunEvent) -> None:
+        told = event.HasField("round_retrying")
+        if event.attempt > self._attempt > 0 and not told and (self._in_line or self._text_shown):
+            self.line("↻ another worker has taken over; what the model wrote above begins anew", "yellow")
+            self._begin_round()
+        self._attempt = max(self._attempt, event.attempt)
+
+    def _begin_round(self) -> None:
+        self.end_line()
+        self._reasoning_characters = 0
+        self._text_shown = False
+
+    def _retrying(self, retrying: event_pb2.RoundRetrying) -> None:
+        void = "; what it wrote above is void" if retrying.void_from_seq else ""
+        self.line(f"↻ {wording.one_line(retrying.message or retrying.reason, 200)}, trying again{void}", "yellow")
+        self._begin_round()
+
+    def _delta(self, delta: event_pb2.OutputDelta) -> None:
+        if delta.reasoning:
+            self._reasoning(wording.clean(delta.reasoning))
+        for text in (delta.text, delta.refusal):
+            if text:
+                self._write(wording.clean(text))
+                self._text_shown = True
+
+    def _reasoning(self, text: str) -> None:
+        room = len(text) if self._whole_reasoning else REASONING_CHARACTERS_MAX - self._reasoning_characters
+        if room <= 0:
+            return
+        self._reasoning_characters += len(text)
+        folded = " … (folded)" if len(text) > room else ""
+        self._write(text[:room] + folded, "dim italic", reasoning=True)
+
+    def _write(self, text: str, style: str = "", *, reasoning: bool = False) -> None:
+        """Go on with the open line; reasoning and text do not share one."""
+        if reasoning is not self._in_reasoning:
+            self.end_line()
+        self._in_reasoning = reasoning
+        self._in_line = True
+        self._console.print(Text(text, style=style), end="", soft_wrap=True)
+
+    def _message_added(self, message: message_pb2.Message) -> None:
+        match message.role:
+            case message_pb2.ROLE_USER:
+                self.line(f"> {wording.clean(message.text)}", "bold")
+            case message_pb2.ROLE_ASSISTANT if not self._text_shown and (message.text or message.refusal):
+                self.line(wording.clean(message.text or message.refusal))
+            case _:
+                self.end_line()
+        self._text_shown = False
+
+    def _call_changed(self, changed: event_pb2.CallChanged) -> None:
+        call = changed.call
+        name = wording.clean(call.tool_name)
+        arguments = wording.json_line(call.arguments_json)
+        match call.state:
+            case call_pb2.CALL_STATE_RUNNING:
+                self.line(f"⚙ {name} {arguments}", "cyan")
+            case call_pb2.CALL_STATE_OFFERED if changed.from_state != call_pb2.CALL_STATE_OFFERED:
+                self.line(f"⇢ {name} {arguments} (in a front end)", "cyan")
+            case call_pb2.CALL_STATE_AWAITING_APPROVAL | call_pb2.CALL_STATE_ASKED:
+                self.pending(call)
+                if self._hints:
+                    self.line(f"  {hint(call)}", "bold")
+            case state if state in _SETTLED:
+                self._settled(changed)
+            case _:
+                pass
+
+    def _settled(self, changed: event_pb2.CallChanged) -> None:
+        call = changed.call
+        mark, style = _SETTLED[call.state]
+        result = wording.json_line(call.result.content_json)
+        if call.result_omitted_bytes:
+            result = f"{call.result_omitted_bytes} bytes"
+        how = "" if call.state == call_pb2.CALL_STATE_SUCCEEDED else f" {_state_word(call.state)}"
+        duration = f" ({wording.seconds_text(changed.duration_seconds)})" if changed.duration_seconds else ""
+        self.line(f"{mark} {wording.clean(call.tool_name)}{how}{duration} → {result}", style)
+
+    def _run_changed(self, event: event_pb2.RunEvent) -> None:
+        run = event.run_changed.run
+        match run.state:
+            case run_pb2.RUN_STATE_WAITING:
+                self.line(f"‖ waits for {wording.wait_names(run.waits)}", "yellow")
+            case run_pb2.RUN_STATE_NEEDS_ATTENTION:
+                self.line("‖ needs an operator: the outcome of a call is unknown", "red")
+            case run_pb2.RUN_STATE_CANCELLING:
+                self.line("‖ is being cancelled", "yellow")
+            case state if state in _ENDED:
+                self._ended(run)
+            case _:
+                pass
+
+    def _ended(self, run: run_pb2.Run) -> None:
+        mark, style = _ENDED[run.state]
+        tokens = run.usage.input_tokens + run.usage.output_tokens
+        facts = f"{run.round} rounds, {tokens} tokens, {wording.seconds_text(run.active_seconds)} active"
+        why = f": {wording.one_line(run.failure.message, 300)}" if run.failure.message else ""
+        self.line(f"{mark} {run.run_id} {wording.state_name(run.state)}{why} ({facts})", style)
+
+
+def hint(call: call_pb2.Call) -> str:
+    """Return the command by which somebody settles a pending call."""
+    command = f"pawl approve {call.run_id} {call.call_id}"
+    if call.state == call_pb2.CALL_STATE_ASKED:
+        return f'answer with: {command} --answer "..."'
+    return f'decide with: {command}   (or --edit JSON, --reject "reason")'
+
+
+def _state_word(state: call_pb2.CallState.ValueType) -> str:
+    return call_pb2.CallState.Name(state).removeprefix("CALL_STATE_").lower().replace("_", " ")

@@ -1,0 +1,54 @@
+"""Following a run over reconnects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import grpc
+from pawl.agent.v1 import agent_pb2
+from pawl.event.v1 import event_pb2
+
+from services.chassis.status import from_rpc_error
+from services.cli.target import Target
+from services.errors import SlowConsumer, Unavailable
+
+_GIVE_UP_SECONDS: Final = 30.0
+_SILENCE_SECONDS_MAX: Final = 45.0
+_PAUSE_SECONDS: Final = 0.5
+
+
+async def watch(target: Target, run_id: str, after_seq: int = 0) -> AsyncIterator[event_pb2.RunEvent]:
+    """Yield the events of a run after `after_seq`, each once, until its last one.
+
+    Survives what a watcher can survive: a replica that goes away, a stream that is
+    silent for too long, being too slow.
+
+    Raises:
+        grpc.aio.AioRpcError: any other error, or no replica answered for 30 s.
+    """
+    loop = asyncio.get_running_loop()
+    last_answer = loop.time()
+    async with target.agents() as agents:
+        while True:
+            request = agent_pb2.WatchRunRequest(run_id=run_id, after_seq=after_seq)
+            stream: Any = agents.WatchRun(request, metadata=target.metadata)
+            try:
+                while True:
+                    response = await asyncio.wait_for(stream.read(), _SILENCE_SECONDS_MAX)
+                    if response is grpc.aio.EOF:
+                        return
+                    last_answer = loop.time()
+                    if response.HasField("event"):
+                        after_seq = response.event.seq
+                        yield response.event
+            except TimeoutError:
+                stream.cancel()
+            except grpc.aio.AioRpcError as error:
+                passing = isinstance(from_rpc_error(error), Unavailable | SlowConsumer)
+                if not passing or loop.time() - last_answer > _GIVE_UP_SECONDS:
+                    raise
+            finally:
+                stream.cancel()
+            await asyncio.sleep(_PAUSE_SECONDS)

@@ -1,0 +1,122 @@
+"""Runs, calls and values as short plain text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from pawl.event.v1 import call_pb2, run_pb2
+
+PREVIEW_CHARACTERS_MAX: Final = 100
+
+# What comes from models, tools and other users must not steer the terminal.
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+_WAITS: Final = {
+    run_pb2.WAIT_KIND_APPROVAL: "an approval",
+    run_pb2.WAIT_KIND_ANSWER: "an answer",
+    run_pb2.WAIT_KIND_TOOL_RESULT: "a front end",
+}
+_NEEDS: Final = {
+    call_pb2.CALL_STATE_AWAITING_APPROVAL: "approval",
+    call_pb2.CALL_STATE_ASKED: "answer",
+    call_pb2.CALL_STATE_OFFERED: "front end",
+}
+
+
+def clean(text: str) -> str:
+    """Return `text` without control characters other than tab and line break."""
+    return _CONTROL.sub("", text)
+
+
+def one_line(text: str, characters_max: int = PREVIEW_CHARACTERS_MAX) -> str:
+    """Return `text` on one line, cut."""
+    line = " ".join(clean(text).split())
+    return line if len(line) <= characters_max else f"{line[: characters_max - 1]}…"
+
+
+def json_line(data: bytes, characters_max: int = PREVIEW_CHARACTERS_MAX) -> str:
+    """Return JSON bytes on one line, cut; a string without its quotes."""
+    text = data.decode(errors="replace")
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return one_line(text, characters_max)
+    return one_line(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), characters_max)
+
+
+def json_block(data: bytes) -> str:
+    """Return JSON bytes with a line for each value."""
+    text = data.decode(errors="replace")
+    try:
+        return clean(json.dumps(json.loads(text), indent=2, ensure_ascii=False))
+    except ValueError:
+        return clean(text)
+
+
+def state_name(state: run_pb2.RunState.ValueType) -> str:
+    """Return `completed` for RUN_STATE_COMPLETED; a number for a state of a later version."""
+    try:
+        return run_pb2.RunState.Name(state).removeprefix("RUN_STATE_").lower().replace("_", " ")
+    except ValueError:
+        return str(state)
+
+
+def wait_names(waits: Sequence[run_pb2.WaitKind.ValueType]) -> str:
+    """Return what a run waits for: `an approval and an answer`."""
+    return " and ".join(_WAITS.get(wait, "input") for wait in waits) or "input"
+
+
+def need_name(call: call_pb2.Call) -> str:
+    """Return what a pending call needs."""
+    return _NEEDS.get(call.state, "attention")
+
+
+def seconds_text(seconds: float) -> str:
+    """Return `12 ms`, `3.4 s` or `2 min`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.0f} min"  # noqa: PLR2004
+
+
+def time_text(time: Timestamp) -> str:
+    """Return a moment in the time zone of this machine."""
+    return f"{time.ToDatetime(tzinfo=UTC).astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def remaining_text(deadline: Timestamp, now: datetime) -> str:
+    """Return how long there is until `deadline`."""
+    seconds = (deadline.ToDatetime(tzinfo=UTC) - now).total_seconds()
+    return f"expires in {seconds_text(seconds)}" if seconds > 0 else "expired"
+
+
+def call_lines(call: call_pb2.Call, now: datetime) -> list[str]:
+    """Return a pending call as a person should see it before deciding: everything, nothing cut."""
+    lines = []
+    if call.HasField("question"):
+        lines.append(clean(call.question.question))
+        if call.question.why:
+            lines.append(f"why: {clean(call.question.why)}")
+        lines += [f"  {number}. {clean(option)}" for number, option in enumerate(call.question.options, 1)]
+    else:
+        if call.approval.preview:
+            lines.append(clean(call.approval.preview))
+        lines += json_block(call.arguments_json).splitlines()
+        if call.approval.cause:
+            lines.append(f"needs approval: {clean(call.approval.cause)}")
+    lines.append(f"run {call.run_id}  call {call.call_id}")
+    if call.HasField("deadline_time"):
+        lines.append(remaining_text(call.deadline_time, now))
+    return lines
+
+
+def call_title(call: call_pb2.Call) -> str:
+    """Return the heading of a pending call."""
+    if call.HasField("question"):
+        return "Question"
+    danger = " (destructive)" if call.category == call_pb2.TOOL_CATEGORY_DESTRUCTIVE else ""
+    return f"{clean(call.tool_name)}{danger}"
