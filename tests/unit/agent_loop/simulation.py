@@ -1,0 +1,300 @@
+"""A run driven by its rules alone: no tasks, no ledger, no time but the one that tests move."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from services.agent_loop.domain import history, planning, proposals, step
+from services.agent_loop.domain.assembly import ModelAnswer, RawCall
+from services.agent_loop.domain.call import (
+    Call,
+    CallResult,
+    CallState,
+    DecisionKind,
+    EffectClass,
+    ExecutionContext,
+    OfferFallback,
+    Question,
+)
+from services.agent_loop.domain.command import (
+    CallResolution,
+    Cancel,
+    Command,
+    CommandKind,
+    Decide,
+    Resolve,
+    Steer,
+    ToolResult,
+)
+from services.agent_loop.domain.decision import (
+    CheckFallback,
+    Execute,
+    Finish,
+    Park,
+    PinTools,
+    StartModel,
+    StopCalls,
+    StopModel,
+)
+from services.agent_loop.domain.event import OwnerEvent, RoundStarted
+from services.agent_loop.domain.fact import (
+    CallExecuted,
+    CallStopped,
+    Fact,
+    FallbackChecked,
+    ModelAnswered,
+    ModelCut,
+    ToolsPinned,
+)
+from services.agent_loop.domain.message import Message, Role
+from services.agent_loop.domain.model import UsageReport
+from services.agent_loop.domain.run import ENDED, Run, RunOptions, RunState, StopCause
+from services.agent_loop.domain.state import MODEL, State
+from services.agent_loop.domain.tool import Disposition, ExecutionResult, Outcome, Stopped, Verdict
+from tests.fakes.provider import check_history
+
+PENDING = {CallState.AWAITING_APPROVAL, CallState.OFFERED, CallState.ASKED}
+
+VERDICTS = {
+    "serial": Verdict(call_id="", disposition=Disposition.RUN, context=ExecutionContext.BACKEND),
+    "parallel": Verdict(call_id="", disposition=Disposition.RUN, context=ExecutionContext.BACKEND, parallel=True),
+    "lookup": Verdict(
+        call_id="",
+        disposition=Disposition.RUN,
+        context=ExecutionContext.BACKEND,
+        effect_class=EffectClass.READ_ONLY,
+        resource_keys=("a",),
+    ),
+    "gated": Verdict(call_id="", disposition=Disposition.APPROVE, context=ExecutionContext.BACKEND, digest="d"),
+    "gated_front": Verdict(call_id="", disposition=Disposition.APPROVE, context=ExecutionContext.FRONTEND, digest="d"),
+    "front": Verdict(call_id="", disposition=Disposition.OFFER, context=ExecutionContext.FRONTEND),
+    "front_asks": Verdict(
+        call_id="",
+        disposition=Disposition.OFFER,
+        context=ExecutionContext.FRONTEND,
+        offer_fallback=OfferFallback.ASK_USER,
+    ),
+    "front_falls_back": Verdict(
+        call_id="",
+        disposition=Disposition.OFFER,
+        context=ExecutionContext.FRONTEND,
+        offer_fallback=OfferFallback.BACKEND_TOOL,
+        fallback_tool_name="gated",
+    ),
+    "ask": Verdict(
+        call_id="",
+        disposition=Disposition.ASK,
+        context=ExecutionContext.HUMAN,
+        question=Question(question="Which?"),
+    ),
+    "refused": Verdict(
+        call_id="", disposition=Disposition.REFUSE, error_reason="TOOL_NOT_FOUND", error_message="no such tool"
+    ),
+}
+"""What the registry says of a tool, by its name."""
+
+OK = ExecutionResult(outcome=Outcome.SUCCEEDED, result=CallResult(content_json=b'"done"'))
+BROKEN = ExecutionResult(
+    outcome=Outcome.FAILED,
+    result=CallResult(content_json=b'{"error":"broken"}', is_error=True, error_reason="TOOL_ERROR"),
+)
+UNKNOWN = ExecutionResult(outcome=Outcome.UNKNOWN, result=CallResult(content_json=b"null", is_error=True))
+
+
+def verdict_on(call: Call) -> Verdict:
+    return replace(
+        VERDICTS[call.tool_name], call_id=call.call_id, arguments_json=call.proposed_arguments.encode(), tool_version=1
+    )
+
+
+def answer(*names: str, text: str = "", arguments: Sequence[str] = ()) -> ModelAnswer:
+    """An answer that calls these tools, each with other arguments unless they are given."""
+    written = arguments or [f'{{"n":{n}}}' for n in range(len(names))]
+    return ModelAnswer(
+        text=text,
+        reasoning="",
+        calls=tuple(
+            RawCall(provider_call_id="same", name=name, arguments=given)
+            for name, given in zip(names, written, strict=True)
+        ),
+        refusal="",
+        provider_state_json=b"",
+        usage=UsageReport(),
+        finish_reason="stop",
+    )
+
+
+@dataclass
+class Simulation:
+    """Plans, commits and remembers what was begun. `answers` are given in order; after them plain text."""
+
+    answers: list[ModelAnswer]
+    options: RunOptions = field(default_factory=RunOptions)
+    now: float = 1000.0
+    base: State = field(init=False)
+    facts: list[Fact] = field(default_factory=list)
+    under_way: set[str] = field(default_factory=set)
+    started: list[str] = field(default_factory=list)
+    model_calls: int = 0
+    takeovers: int = 0
+    told: list[OwnerEvent] = field(default_factory=list)
+    cancelled: bool = False
+    parked: bool = False
+    ids: itertools.count[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        run = Run(store_id="s", user_id="u", conversation_id="c", run_id="r", options=self.options)
+        hello = Message(role=Role.USER, run_id="r", text="hello", number=1)
+        self.base = State(run=run, messages=(hello,), counted_from=self.now)
+
+    @property
+    def run(self) -> Run:
+        return self.base.run
+
+    @property
+    def calls(self) -> list[Call]:
+        return sorted(self.base.calls.values(), key=lambda call: (call.round, call.index))
+
+    def turn(self) -> None:
+        """Plan, commit, begin the work; until nothing is left to do without news."""
+        while True:
+            before = self.base
+            base = replace(self.base, under_way=frozenset(self.under_way))
+            plan = planning.plan(base, self.facts, self.now)
+            self.facts.clear()
+            self._check(before, plan)
+            self.told += plan.events
+            answered = step.Committed(first_seq=0, last_seq=0, commands_pending=False, time=self.now)
+            self.base = step.committed(plan.state, answered, self.now)
+            for work in plan.work:
+                self._begin(work)
+            self.parked = isinstance(plan.rest, Park | Finish)
+            if isinstance(plan.rest, StopModel):
+                self.under_way.discard(MODEL)
+                self.facts.append(ModelCut(answer=answer(text="par")))
+            if not self.facts:
+                return
+
+    def _begin(self, work: planning.Work) -> None:
+        match work:
+            case PinTools():
+                self.facts.append(ToolsPinned(tools=()))
+            case StartModel():
+                self.model_calls += 1
+                self.under_way.add(MODEL)
+                check_history(history.of_run(self.base, history.Dialect()))
+            case Execute():
+                assert not self.cancelled
+                self.under_way.update(work.call_ids)
+                self.started += work.call_ids
+            case CheckFallback():
+                call = self.base.calls[work.call_id]
+                verdict = replace(verdict_on(replace(call, tool_name=call.fallback_tool_name)), call_id=call.call_id)
+                self.facts.append(FallbackChecked(call_id=call.call_id, verdict=verdict))
+            case StopCalls():
+                for call_id in work.call_ids:
+                    self.under_way.discard(call_id)
+                    self.facts.append(CallStopped(call_id=call_id, answer=Stopped(stopped=True)))
+
+    def _check(self, before: State, plan: planning.Plan) -> None:
+        for call_id, call in before.calls.items():
+            assert not call.settled or plan.state.calls[call_id] == call, "a settled call changed"
+        for event in plan.events:
+            if isinstance(event, RoundStarted):
+                assert plan.state.open_calls == () or plan.state.run.state in ENDED
+        begins = [work for work in plan.work if isinstance(work, StartModel)]
+        if begins:
+            assert all(call.settled and call.result for call in plan.state.calls.values()), "the batch is open"
+
+    # What may happen.
+
+    def model_answers(self) -> None:
+        """The model call that is going on ends."""
+        self.under_way.remove(MODEL)
+        given = self.answers.pop(0) if self.answers else answer(text="done")
+        opened = self.base.loop.model_call
+        assert opened is not None
+        calls = proposals.draft(
+            self.run,
+            given.calls,
+            without_tools=opened.without_tools,
+            now=self.now,
+            new_call_id=lambda: f"call_{next(self.ids)}",
+        )
+        verdicts = {call.call_id: verdict_on(call) for call in calls if call.state is CallState.PROPOSED}
+        self.facts.append(ModelAnswered(answer=given, calls=calls, verdicts=verdicts))
+        self.turn()
+
+    def ends(self, call_id: str, ended: ExecutionResult = OK) -> None:
+        """An execution ends."""
+        self.under_way.remove(call_id)
+        self.facts.append(CallExecuted(call_id=call_id, ended=ended))
+        self.turn()
+
+    def sends(self, *kinds: CommandKind) -> None:
+        """Commands arrive, as the ledger would take them."""
+        commands = [
+            Command(command_id=f"cmd_{next(self.ids)}", user_id="u", time=self.now, kind=kind) for kind in kinds
+        ]
+        if any(isinstance(kind, Cancel) for kind in kinds):
+            self.cancelled = True
+        self.base = replace(self.base, commands=tuple(commands))
+        self.turn()
+
+    def decides(self, call: Call, kind: DecisionKind) -> None:
+        self.sends(
+            Decide(
+                call_id=call.call_id,
+                kind=kind,
+                arguments_json=b'{"edited":true}',
+                edited_digest="e",
+                reason="because",
+                answer="yes",
+            )
+        )
+
+    def returns(self, call: Call, *, is_error: bool = False) -> None:
+        self.sends(ToolResult(call_id=call.call_id, result=CallResult(content_json=b'"seen"', is_error=is_error)))
+
+    def steers(self, text: str = "something else") -> None:
+        self.sends(Steer(text=text))
+
+    def cancels(self) -> None:
+        self.sends(Cancel(cause=StopCause.USER))
+
+    def resolves(self, call: Call, resolution: CallResolution) -> None:
+        self.sends(Resolve(call_id=call.call_id, resolution=resolution, content_json=b'"it did"'))
+
+    def passes(self, seconds: float, *, parked: bool = True) -> None:
+        """Time passes. A parked run is not active."""
+        self.now += seconds
+        if parked:
+            self.base = replace(self.base, counted_from=self.now)
+        self.turn()
+
+    def is_taken_over(self) -> None:
+        """The worker dies and another one goes on with what the ledger has."""
+        self.takeovers += 1
+        self.under_way.clear()
+        self.facts.clear()
+        self.base = replace(
+            self.base, under_way=frozenset(), model_starts_in=None, tools_pinned=False, counted_from=self.now
+        )
+        self.turn()
+
+    def finishes(self) -> None:
+        """Everything that goes on ends well, and time passes over the rest, until the run has ended."""
+        for _ in range(200):
+            if self.run.state in ENDED:
+                return
+            if MODEL in self.under_way:
+                self.model_answers()
+            elif running := sorted(self.under_way):
+                self.ends(running[0])
+            elif self.run.state is RunState.NEEDS_ATTENTION:
+                self.resolves(self.base.calls[self.base.loop.in_doubt[0]], CallResolution.TELL_MODEL)
+            else:
+                self.passes(100_000)
+        raise AssertionError(f"the run does not end: {self.base}")

@@ -1,0 +1,152 @@
+"""Whatever happens in whatever order: one model call per closed batch, one result per call (I5, I6, I12)."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.agent_loop.domain.call import CallState, DecisionKind
+from services.agent_loop.domain.command import CallResolution
+from services.agent_loop.domain.event import RoundStarted
+from services.agent_loop.domain.run import ENDED, BatchOrder, RunOptions, RunState, UnknownOutcomePolicy
+from services.agent_loop.domain.state import MODEL
+from tests.unit.agent_loop.simulation import BROKEN, OK, PENDING, UNKNOWN, VERDICTS, Simulation, answer
+
+BATCHES = st.lists(st.lists(st.sampled_from(sorted(VERDICTS)), min_size=1, max_size=4), min_size=1, max_size=2)
+OPTIONS = st.builds(
+    RunOptions,
+    batch_order=st.sampled_from(BatchOrder),
+    unknown_outcome_policy=st.sampled_from(UnknownOutcomePolicy),
+)
+HAPPENINGS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["model", "end", "break", "doubt", "approve", "edit", "reject", "answer", "return", "return_error"]
+            + ["expire", "cancel", "steer", "take_over", "resolve"]
+        ),
+        st.integers(0, 3),
+    ),
+    max_size=25,
+)
+DECISIONS = {
+    "approve": DecisionKind.APPROVE,
+    "edit": DecisionKind.EDIT,
+    "reject": DecisionKind.REJECT,
+    "answer": DecisionKind.ANSWER,
+}
+
+
+def happen(run: Simulation, what: str, which: int) -> None:
+    """Let something happen, if it can: to the call of that number among those it can happen to."""
+    calls = run.base.open_calls
+    running = [name for name in run.under_way if name in run.base.calls]
+    asked = [call for call in calls if call.state in {CallState.AWAITING_APPROVAL, CallState.ASKED}]
+    offered = [call for call in calls if call.state is CallState.OFFERED]
+    if run.run.state in ENDED:
+        return
+    match what:
+        case "model" if MODEL in run.under_way:
+            run.model_answers()
+        case "end" | "break" | "doubt" if running:
+            ended = {"end": OK, "break": BROKEN, "doubt": UNKNOWN}[what]
+            run.ends(sorted(running)[which % len(running)], ended)
+        case "approve" | "edit" | "reject" | "answer" if asked and not run.cancelled:
+            call, kind = asked[which % len(asked)], DECISIONS[what]
+            if call.state is CallState.AWAITING_APPROVAL or kind in {DecisionKind.REJECT, DecisionKind.ANSWER}:
+                run.decides(call, kind)
+        case "return" | "return_error" if offered and not run.cancelled:
+            run.returns(offered[which % len(offered)], is_error=what == "return_error")
+        case "expire":
+            run.passes(1000)
+        case "cancel" if not run.cancelled:
+            run.cancels()
+        case "steer" if not run.cancelled:
+            run.steers()
+        case "take_over" if run.takeovers < 2:
+            run.is_taken_over()
+        case "resolve" if run.base.loop.in_doubt and run.run.state is RunState.NEEDS_ATTENTION:
+            call = run.base.calls[run.base.loop.in_doubt[0]]
+            run.resolves(call, list(CallResolution)[which % 3])
+
+
+@settings(max_examples=300, deadline=None)
+@given(batches=BATCHES, options=OPTIONS, happenings=HAPPENINGS)
+def test_every_order_of_events_ends_with_one_result_per_call_and_one_model_call_per_batch(
+    batches: list[list[str]], options: RunOptions, happenings: list[tuple[str, int]]
+) -> None:
+    run = Simulation([answer(*names) for names in batches], options)
+    run.turn()
+    run.model_answers()
+
+    for what, which in happenings:
+        happen(run, what, which)
+    run.finishes()
+
+    assert all(call.settled and call.result is not None for call in run.calls)
+    assert run.under_way == set()
+    rounds = [event.round for event in run.told if isinstance(event, RoundStarted)]
+    assert rounds == list(range(1, len(rounds) + 1)), "a round begins once, and in order"
+    assert len(rounds) <= run.model_calls <= len(rounds) + run.takeovers
+    if run.cancelled:
+        assert run.run.state is RunState.CANCELLED
+    else:
+        assert run.run.state is RunState.COMPLETED
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    names=st.lists(st.sampled_from(["serial", "gated", "ask", "parallel", "front"]), min_size=2, max_size=4),
+    happenings=HAPPENINGS,
+)
+def test_serial_calls_start_in_the_model_s_order_and_after_earlier_decisions(
+    names: list[str], happenings: list[tuple[str, int]]
+) -> None:
+    """D1, LOOP-9."""
+    run = Simulation([answer(*names)])
+    run.turn()
+    run.model_answers()
+    first_round = list(run.calls)
+    starts: dict[str, set[str]] = {}
+
+    def note_starts() -> None:
+        for call_id in run.started:
+            waiting = {call.call_id for call in run.calls if not call.settled}
+            starts.setdefault(call_id, waiting)
+
+    note_starts()
+    for what, which in happenings:
+        if what not in {"take_over", "steer"}:
+            happen(run, what, which)
+            note_starts()
+
+    for call in first_round:
+        if call.call_id not in starts or call.tool_name == "parallel":
+            continue
+        earlier = {other.call_id for other in first_round if other.index < call.index and other.tool_name != "parallel"}
+        waits_for = {call_id for call_id in earlier if run.base.calls[call_id].tool_name != "front"}
+        assert not waits_for & starts[call.call_id]
+
+
+@settings(max_examples=100, deadline=None)
+@given(names=st.lists(st.sampled_from(sorted(VERDICTS)), min_size=1, max_size=4), happenings=HAPPENINGS)
+def test_nothing_starts_after_a_cancel(names: list[str], happenings: list[tuple[str, int]]) -> None:
+    """I12, C5."""
+    run = Simulation([answer(*names)])
+    run.turn()
+    run.model_answers()
+    half = len(happenings) // 2
+    for what, which in happenings[:half]:
+        happen(run, what, which)
+    if run.run.state in ENDED:
+        return
+    pending = [call.call_id for call in run.calls if call.state in PENDING]
+    begun, rounds = list(run.started), run.model_calls
+
+    run.cancels()
+    for what, which in happenings[half:]:
+        happen(run, what, which)
+    run.finishes()
+
+    assert (run.started, run.model_calls) == (begun, rounds)
+    assert run.run.state is RunState.CANCELLED
+    assert all(run.base.calls[call_id].state is CallState.CANCELLED for call_id in pending)
