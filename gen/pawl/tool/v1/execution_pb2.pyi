@@ -419,6 +419,7 @@ class ExecuteToolRequest(_message.Message):
     EARLIER_ATTEMPTS_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     APPROVED_DIGEST_FIELD_NUMBER: _builtins.int
+    UNKNOWNS_RESOLVED_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call; also the idempotency key."""
     tool_name: _builtins.str
@@ -433,6 +434,11 @@ class ExecuteToolRequest(_message.Message):
     """Seconds the execution may take; 0 means the tool's own or 10."""
     approved_digest: _builtins.str
     """Digest of the approval that was given; empty if none was."""
+    unknowns_resolved: _builtins.int
+    """How many UNKNOWN outcomes of this call an operator found not to have
+    happened. A call whose outcome is UNKNOWN runs again if all of its unknown
+    outcomes are among them; otherwise the stored result is returned.
+    """
     @_builtins.property
     def context(self) -> Global___CallContext:
         """On whose behalf."""
@@ -448,10 +454,11 @@ class ExecuteToolRequest(_message.Message):
         earlier_attempts: _builtins.int = ...,
         timeout_seconds: _builtins.float = ...,
         approved_digest: _builtins.str = ...,
+        unknowns_resolved: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["approved_digest", b"approved_digest", "arguments_json", b"arguments_json", "call_id", b"call_id", "context", b"context", "earlier_attempts", b"earlier_attempts", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "tool_version", b"tool_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approved_digest", b"approved_digest", "arguments_json", b"arguments_json", "call_id", b"call_id", "context", b"context", "earlier_attempts", b"earlier_attempts", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "tool_version", b"tool_version", "unknowns_resolved", b"unknowns_resolved"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
