@@ -1,0 +1,105 @@
+"""The registry as a process: `python -m services.tool_registry`."""
+
+from __future__ import annotations
+
+from pawl.tool.v1.execution_pb2_grpc import add_ExecutionServiceServicer_to_server
+from pawl.tool.v1.tool_pb2_grpc import add_ToolServiceServicer_to_server
+
+from services.chassis.lifecycle import Stop, run_service
+from services.chassis.service import Service
+from services.chassis.settings import load
+from services.tool_registry.adapters.ledger import LedgerResults
+from services.tool_registry.adapters.mail import OutboxFolder, SmtpMailer
+from services.tool_registry.adapters.metrics import RegistryMetrics
+from services.tool_registry.adapters.modules import tools_of_module
+from services.tool_registry.adapters.postgres_journal import PostgresJournal
+from services.tool_registry.adapters.postgres_locks import PostgresResourceLocks
+from services.tool_registry.adapters.postgres_planning import PostgresPlanBook
+from services.tool_registry.adapters.postgres_tools import PostgresToolBook
+from services.tool_registry.adapters.python_runner import PythonRunner
+from services.tool_registry.adapters.secret_file import FileSecrets
+from services.tool_registry.app.attempt import AttemptParts
+from services.tool_registry.app.catalog import Catalog
+from services.tool_registry.app.checking import Checker
+from services.tool_registry.app.executor import Executor, ExecutorOptions
+from services.tool_registry.builtin.calculator import calculator_tools
+from services.tool_registry.builtin.clock import clock_tools
+from services.tool_registry.builtin.mail import mail_tools
+from services.tool_registry.builtin.planning import planning_tools
+from services.tool_registry.builtin.question import question_tools
+from services.tool_registry.builtin.stored_results import result_tools
+from services.tool_registry.domain.mail_server import read_smtp_url
+from services.tool_registry.rpc.execution_servicer import ExecutionServicer
+from services.tool_registry.rpc.tool_servicer import ToolServicer
+from services.tool_registry.settings import ToolRegistrySettings, module_names
+
+
+async def main(stop: Stop) -> None:
+    """Serve until `stop`."""
+    settings = load(ToolRegistrySettings)
+    async with Service("tool_registry", settings) as service:
+        database = await service.open_database()
+        await database.migrate("tool_registry", "services.tool_registry.adapters.sql.migrations")
+        job_store = await service.open_channel(settings.job_store_address)
+
+        # An entry of the journal must not look alive because a later process has the same name.
+        instance_id = service.ids.new(settings.instance_id)
+        journal = PostgresJournal(database, instance_id=instance_id, lease_seconds=settings.execution_lease_seconds)
+        runner = PythonRunner(threads_max=settings.tool_threads_max)
+        smtp_url = settings.smtp_url
+        mailer = (
+            SmtpMailer(read_smtp_url(smtp_url.get_secret_value())) if smtp_url else OutboxFolder(settings.outbox_dir)
+        )
+
+        catalog = Catalog(PostgresToolBook(database))
+        await catalog.load(
+            "builtin",
+            [
+                *clock_tools(service.clock),
+                *calculator_tools(),
+                *planning_tools(PostgresPlanBook(database), service.ids),
+                *mail_tools(mailer, service.clock, sender=settings.mail_from),
+                *question_tools(),
+                *result_tools(LedgerResults(job_store)),
+            ],
+        )
+        for module in module_names(settings.tools):
+            await catalog.load(f"module:{module}", tools_of_module(module))
+
+        metrics = RegistryMetrics(service.metrics)
+        executor = Executor(
+            catalog=catalog,
+            journal=journal,
+            parts=AttemptParts(
+                journal=journal,
+                locks=PostgresResourceLocks(database, instance_id=instance_id),
+                runner=runner,
+                secrets=FileSecrets.read(settings.tool_secrets_file),
+                clock=service.clock,
+            ),
+            observer=metrics,
+            clock=service.clock,
+            stopping=stop.wait,
+            options=ExecutorOptions(
+                executions_max=settings.executions_max,
+                grace_seconds=settings.drain_seconds,
+                lease_seconds=settings.execution_lease_seconds,
+                retention_seconds=settings.execution_retention_days * 86400,
+            ),
+        )
+        metrics.watch(running=lambda: executor.running_count, threads_busy=lambda: runner.threads_busy)
+        await service.enter(executor)
+
+        server = service.rpc_server()
+        server.add(add_ToolServiceServicer_to_server, ToolServicer(catalog))
+        server.add(
+            add_ExecutionServiceServicer_to_server,
+            ExecutionServicer(catalog=catalog, checker=Checker(catalog, metrics), executor=executor),
+            service_only=True,
+            drain_streams=True,
+        )
+        await service.serve(server, stop)
+
+
+if __name__ == "__main__":
+    run_service(main)

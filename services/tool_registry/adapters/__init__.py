@@ -1,0 +1,1 @@
+"""What the registry talks to: PostgreSQL, Python tools, mail, the ledger, metrics."""

@@ -1,0 +1,222 @@
+"""The journal of executions in PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+import asyncpg
+
+from services.chassis.database import Connection, Database
+from services.errors import DependencyUnavailable, InvalidArguments
+from services.tool_registry.app import outcome
+from services.tool_registry.app.ports import Begun, CallKey, HeldElsewhere, JournalCall
+from services.tool_registry.domain.definition import Effect
+from services.tool_registry.domain.execution import ExecutionResult, Outcome, ended_badly
+from services.tool_registry.domain.journal import Entry, Step, next_step
+
+_ALIVE: Final = """EXISTS (
+    SELECT FROM tool_registry.instances i WHERE i.instance_id = {} AND i.expires_at > clock_timestamp())"""
+
+_INSERT: Final = f"""
+INSERT INTO tool_registry.executions
+    (store_id, call_id, run_id, tool_name, tool_version, effect, fingerprint, instance_id)
+SELECT $1, $2, $3, $4, $5, $6, $7, $8 WHERE {_ALIVE.format("$8")}
+ON CONFLICT (store_id, call_id) DO NOTHING RETURNING true
+"""
+_READ: Final = f"""
+SELECT e.*, {_ALIVE.format("e.instance_id")} AS holder_alive, {_ALIVE.format("$3")} AS asker_alive
+FROM tool_registry.executions e WHERE store_id = $1 AND call_id = $2
+"""  # noqa: S608  # constants only
+_LOCK: Final = f"{_READ} FOR UPDATE OF e"
+_TAKE: Final = """
+UPDATE tool_registry.executions SET
+    instance_id = $3, effect = $4, begun_at = now(), ended_at = NULL, outcome = NULL, content = NULL, is_error = NULL,
+    error_reason = NULL, note = NULL, duration_seconds = NULL
+WHERE store_id = $1 AND call_id = $2
+"""
+_END: Final = """
+UPDATE tool_registry.executions SET
+    ended_at = now(), outcome = $4, content = $5, is_error = $6, error_reason = $7, note = $8, duration_seconds = $9,
+    unknowns = unknowns + CASE WHEN $4 = 'UNKNOWN' THEN 1 ELSE 0 END
+WHERE store_id = $1 AND call_id = $2 AND instance_id = $3 AND ended_at IS NULL
+"""
+_CANCEL: Final = """
+INSERT INTO tool_registry.executions AS e
+    (store_id, call_id, run_id, tool_name, tool_version, effect, fingerprint, instance_id, cancel_requested,
+     ended_at, outcome, content, is_error, error_reason, note, duration_seconds)
+VALUES ($1, $2, '', '', 0, 'AT_MOST_ONCE', '', '', true, now(), 'CANCELLED', $3, true, 'CANCELLED', '', 0)
+ON CONFLICT (store_id, call_id) DO UPDATE SET cancel_requested = true WHERE e.ended_at IS NULL
+"""
+_RENEW: Final = """
+INSERT INTO tool_registry.instances (instance_id, expires_at)
+VALUES ($1, clock_timestamp() + make_interval(secs => $2))
+ON CONFLICT (instance_id) DO UPDATE SET expires_at = excluded.expires_at
+"""
+_TO_CANCEL: Final = """
+SELECT store_id, call_id FROM tool_registry.executions
+WHERE instance_id = $1 AND ended_at IS NULL AND cancel_requested
+"""
+_RELEASE: Final = "DELETE FROM tool_registry.instances WHERE instance_id = $1"
+_FORGET: Final = """
+DELETE FROM tool_registry.executions WHERE (store_id, call_id) IN (
+    SELECT store_id, call_id FROM tool_registry.executions
+    WHERE ended_at < now() - make_interval(secs => $1) ORDER BY ended_at LIMIT 10000)
+"""
+_FORGET_INSTANCES: Final = "DELETE FROM tool_registry.instances WHERE expires_at < now() - interval '1 hour'"
+_FORGET_LOCKS: Final = f"""
+DELETE FROM tool_registry.resource_locks l WHERE NOT {_ALIVE.format("l.instance_id")}
+"""  # noqa: S608  # constants only
+
+_CANCELLED_BEFORE: Final = ended_badly(Outcome.CANCELLED, "CANCELLED", "the call was cancelled before it began")
+
+
+class PostgresJournal:
+    """The Journal port. `instance_id` must be new for each start of a process."""
+
+    def __init__(self, database: Database, *, instance_id: str, lease_seconds: float) -> None:
+        self._database = database
+        self._instance_id = instance_id
+        self._lease_seconds = lease_seconds
+
+    async def begin(
+        self, call: JournalCall, *, own_entry_never_ran: bool = False
+    ) -> Begun | HeldElsewhere | ExecutionResult:
+        async with self._database.acquire() as connection:
+            inserted = await connection.fetchval(
+                _INSERT,
+                *call.key,
+                call.run_id,
+                call.tool_name,
+                call.tool_version,
+                call.effect.value,
+                call.fingerprint,
+                self._instance_id,
+            )
+        if inserted:
+            return Begun()
+        async with self._database.transaction() as connection:
+            return await self._resume(connection, call, own_entry_never_ran=own_entry_never_ran)
+
+    async def known(self, call: JournalCall) -> ExecutionResult | HeldElsewhere | None:
+        async with self._database.acquire() as connection:
+            row = await connection.fetchrow(_READ, *call.key, self._instance_id)
+        if row is None:
+            return None
+        match self._step(row, call, own_entry_never_ran=False):
+            case Step.STORED:
+                return _result(row)
+            case Step.ELSEWHERE:
+                return HeldElsewhere()
+            case _:
+                return None
+
+    async def look(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
+        async with self._database.acquire() as connection:
+            row = await connection.fetchrow(_READ, *key, self._instance_id)
+        return None if row is None else self._standing(row)
+
+    async def end(self, key: CallKey, result: ExecutionResult) -> ExecutionResult:
+        async with self._database.acquire() as connection:
+            if await self._write_end(connection, key, result):
+                return result
+            row = await connection.fetchrow(_READ, *key, self._instance_id)
+        standing = None if row is None else _result(row)
+        return standing or result
+
+    async def cancel(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
+        async with self._database.acquire() as connection:
+            await connection.execute(_CANCEL, *key, _CANCELLED_BEFORE.content)
+            row = await connection.fetchrow(_READ, *key, self._instance_id)
+        if row is None or not row["fingerprint"]:
+            return None
+        return self._standing(row)
+
+    async def renew(self) -> Collection[CallKey]:
+        async with self._database.acquire() as connection:
+            await connection.execute(_RENEW, self._instance_id, self._lease_seconds)
+            rows = await connection.fetch(_TO_CANCEL, self._instance_id)
+        return [(row["store_id"], row["call_id"]) for row in rows]
+
+    async def release(self) -> None:
+        async with self._database.acquire() as connection:
+            await connection.execute(_RELEASE, self._instance_id)
+
+    async def forget(self, older_than_seconds: float) -> int:
+        async with self._database.acquire() as connection:
+            tag = await connection.execute(_FORGET, older_than_seconds)
+            await connection.execute(_FORGET_LOCKS)
+            await connection.execute(_FORGET_INSTANCES)
+        return int(tag.rpartition(" ")[2])
+
+    async def _resume(
+        self, connection: Connection, call: JournalCall, *, own_entry_never_ran: bool
+    ) -> Begun | HeldElsewhere | ExecutionResult:
+        row = await connection.fetchrow(_LOCK, *call.key, self._instance_id)
+        if row is None or not row["asker_alive"]:
+            # Without a lease what runs here could be taken for dead.
+            raise DependencyUnavailable("this process has lost its lease; ask again")
+        match self._step(row, call, own_entry_never_ran=own_entry_never_ran):
+            case Step.MISMATCH:
+                raise InvalidArguments("this call was begun with another tool or other arguments")
+            case Step.STORED:
+                return _result(row) or outcome.of_doubt(call.tool_name)
+            case Step.ELSEWHERE:
+                return HeldElsewhere()
+            case Step.CONCLUDE_UNKNOWN:
+                await connection.execute(_TAKE, *call.key, self._instance_id, call.effect.value)
+                doubt = outcome.of_doubt(call.tool_name)
+                await self._write_end(connection, call.key, doubt)
+                return doubt
+            case Step.RECONCILE | Step.RUN as step:
+                await connection.execute(_TAKE, *call.key, self._instance_id, call.effect.value)
+                return Begun(must_reconcile=step is Step.RECONCILE, is_cancelled=row["cancel_requested"])
+
+    def _step(self, row: asyncpg.Record, call: JournalCall, *, own_entry_never_ran: bool) -> Step:
+        entry = Entry(
+            fingerprint=row["fingerprint"],
+            effect=Effect(row["effect"]),
+            unknowns=row["unknowns"],
+            is_own=row["instance_id"] == self._instance_id,
+            is_holder_alive=row["holder_alive"],
+            result=_result(row),
+        )
+        return next_step(
+            entry,
+            fingerprint=call.fingerprint,
+            unknowns_resolved=call.unknowns_resolved,
+            own_entry_never_ran=own_entry_never_ran,
+        )
+
+    def _standing(self, row: asyncpg.Record) -> ExecutionResult | HeldElsewhere | None:
+        result = _result(row)
+        if result is None and row["holder_alive"] and row["instance_id"] != self._instance_id:
+            return HeldElsewhere()
+        return result
+
+    async def _write_end(self, connection: Connection, key: CallKey, result: ExecutionResult) -> bool:
+        tag = await connection.execute(
+            _END,
+            *key,
+            self._instance_id,
+            result.outcome.value,
+            result.content,
+            result.is_error,
+            result.error_reason,
+            result.note,
+            result.duration_seconds,
+        )
+        return tag == "UPDATE 1"
+
+
+def _result(row: asyncpg.Record) -> ExecutionResult | None:
+    if row["ended_at"] is None:
+        return None
+    return ExecutionResult(
+        outcome=Outcome(row["outcome"]),
+        content=row["content"],
+        is_error=row["is_error"],
+        error_reason=row["error_reason"],
+        note=row["note"],
+        duration_seconds=row["duration_seconds"],
+    )

@@ -1,0 +1,1 @@
+"""Numbered migrations of the schema tool_registry."""

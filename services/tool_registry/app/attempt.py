@@ -1,0 +1,193 @@
+"""One attempt to run a call: keys held, journal asked, tool run."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+from services.chassis import logs
+from services.chassis.clock import Clock
+from services.errors import DependencyUnavailable
+from services.tool_registry.app import outcome
+from services.tool_registry.app.execution import Execution, Reporter
+from services.tool_registry.app.jobs import Job
+from services.tool_registry.app.ports import Begun, CallKey, HeldElsewhere, Journal, ResourceLocks, Runner, Secrets
+from services.tool_registry.domain.execution import ExecutionResult, progress
+from services.tool_registry.sdk import ReconcileResult, SecretNotFound, ToolContext
+from services.tool_registry.sdk.values import hide
+
+_SECRET_CHARACTERS_MIN: Final = 4
+
+_log = logs.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptParts:
+    """What attempts share."""
+
+    journal: Journal
+    locks: ResourceLocks
+    runner: Runner
+    secrets: Secrets
+    clock: Clock
+    never_ran: set[CallKey] = field(default_factory=set)
+    """Calls whose entry this process may have written without running them: the database went away."""
+
+
+class Attempt:
+    """Runs a job in a task of its own, which outlives the outcome while code of the tool still runs.
+
+    So resource keys stay held until a thread that could not be stopped has really
+    ended, while the outcome is known at once.
+    """
+
+    def __init__(self, execution: Execution, job: Job, parts: AttemptParts) -> None:
+        self._execution = execution
+        self._job = job
+        self._parts = parts
+        self._cancelled = threading.Event()
+        self._secrets: set[str] = set()
+        self._started = parts.clock.monotonic()
+        self.outcome: asyncio.Future[ExecutionResult | HeldElsewhere] = asyncio.get_running_loop().create_future()
+        self.is_reconciling = False
+        self.has_asked_journal = False
+        self.was_known = False
+        """Whether the outcome is not this attempt's own."""
+        self.task = asyncio.get_running_loop().create_task(self._run(), name=f"attempt {job.definition.name}")
+
+    async def stop(self, unwind_seconds: float) -> None:
+        """Cancel the tool; an async one has `unwind_seconds` to clean up, a sync one is left to itself."""
+        self._cancelled.set()
+        self.task.cancel()
+        if self._job.tool.is_async:
+            await asyncio.wait({self.task}, timeout=unwind_seconds)
+
+    async def _run(self) -> None:
+        try:
+            async with AsyncExitStack() as stack:
+                if self._job.resource_keys:
+                    if await self._is_known():
+                        return
+                    holder = self._job.identity.call_id
+                    await stack.enter_async_context(
+                        self._parts.locks.hold(self._job.identity.store_id, self._job.resource_keys, holder)
+                    )
+                if self._job.effect.is_journaled:
+                    await self._run_journaled()
+                else:
+                    await self._run_tool()
+        except Exception as error:  # noqa: BLE001  # what the tool raised is in the outcome; this is ours
+            if not self.outcome.done():
+                self.outcome.set_exception(error)
+                self.outcome.exception()  # Seen, also when the supervisor has left.
+
+    async def _is_known(self) -> bool:
+        """Settle a call that was asked for again without waiting for its own keys."""
+        if not self._job.effect.is_journaled:
+            return False
+        known = await self._parts.journal.known(self._job.journal_call)
+        if known is not None:
+            self._set_known(known)
+        return known is not None
+
+    async def _run_journaled(self) -> None:
+        key = self._job.key
+        self.has_asked_journal = True
+        try:
+            begun = await self._parts.journal.begin(
+                self._job.journal_call, own_entry_never_ran=key in self._parts.never_ran
+            )
+        except (DependencyUnavailable, asyncio.CancelledError):
+            self._parts.never_ran.add(key)
+            raise
+        self._parts.never_ran.discard(key)
+        if not isinstance(begun, Begun):
+            self._set_known(begun)
+            return
+        self._execution.has_begun = True
+        if begun.must_reconcile and await self._reconcile():
+            return
+        if begun.is_cancelled:
+            self._set(outcome.of_cancel(self._job.definition, self._seconds()))
+            return
+        await self._run_tool()
+
+    async def _reconcile(self) -> bool:
+        """Ask the tool about an earlier execution; returns whether that settled the call."""
+        reconcile = self._job.tool.reconcile
+        if reconcile is None:
+            raise TypeError("only a RECONCILABLE tool is asked")
+        self.is_reconciling = True
+        try:
+            found: ReconcileResult = await reconcile(self._context())
+        except Exception as error:  # noqa: BLE001  # the author's code: if it fails, nobody knows
+            _log.warning("tool.reconcile_failed", tool=self._job.tool.name, error=type(error).__name__)
+            found = ReconcileResult(finding="CANNOT_SAY")
+        self.is_reconciling = False
+        _log.info("tool.reconciled", tool=self._job.tool.name, call=self._job.identity.call_id, finding=found.finding)
+        if found.finding == "HAPPENED":
+            self._set(
+                outcome.of_value(self._job.definition, found.result, secrets=self._secrets, seconds=self._seconds())
+            )
+        elif found.finding == "CANNOT_SAY":
+            self._set(outcome.of_doubt(self._job.definition.name, self._seconds()))
+        return self.outcome.done()
+
+    async def _run_tool(self) -> None:
+        job = self._job
+        self._execution.has_begun = True
+        try:
+            work = self._parts.runner.start(job.tool, job.arguments, self._context())
+        except Exception as error:  # noqa: BLE001  # arguments of the right schema that are not of the type
+            self._set(outcome.of_error(job.definition, error, secrets=(), seconds=self._seconds()))
+            return
+        try:
+            value = await work.result()
+        except Exception as error:  # noqa: BLE001  # whatever the author's code raises is its result
+            self._set(outcome.of_error(job.definition, error, secrets=self._secrets, seconds=self._seconds()))
+        else:
+            self._set(outcome.of_value(job.definition, value, secrets=self._secrets, seconds=self._seconds()))
+        finally:
+            await asyncio.wait({work.left})
+
+    def _context(self) -> ToolContext:
+        identity = self._job.identity
+        report = Reporter(self._execution)
+        left = self._job.timeout_seconds - self._seconds()
+        return ToolContext(
+            store_id=identity.store_id,
+            user_id=identity.user_id,
+            conversation_id=identity.conversation_id,
+            run_id=identity.run_id,
+            call_id=identity.call_id,
+            attempt=self._job.attempt,
+            deadline=datetime.fromtimestamp(self._parts.clock.now() + left, UTC),
+            _cancelled=self._cancelled,
+            _report=lambda fraction, message: report(progress(fraction, hide(self._secrets, message))),
+            _find_secret=self._find_secret,
+        )
+
+    def _find_secret(self, name: str) -> str:
+        value = self._parts.secrets.find(self._job.identity.store_id, name)
+        if value is None:
+            raise SecretNotFound(f"no secret named {name!r} is configured")
+        if len(value) >= _SECRET_CHARACTERS_MIN:
+            # A new set, because progress may read the old one in another thread.
+            self._secrets = self._secrets | {value}
+        return value
+
+    def _seconds(self) -> float:
+        return self._parts.clock.monotonic() - self._started
+
+    def _set_known(self, known: ExecutionResult | HeldElsewhere) -> None:
+        self.was_known = True
+        if not self.outcome.done():
+            self.outcome.set_result(known)
+
+    def _set(self, result: ExecutionResult) -> None:
+        if not self.outcome.done():
+            self.outcome.set_result(result)

@@ -1,0 +1,193 @@
+"""The tools there are: those that the process has loaded, and those of each store."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jsonschema_rs
+
+from services.chassis import logs
+from services.errors import InvalidField, ToolExists, ToolNotFound
+from services.tool_registry.app.ports import ToolBook
+from services.tool_registry.domain.definition import (
+    ExecutionContext,
+    OfferFallback,
+    ToolDefinition,
+    ToolVersion,
+    check_definition,
+)
+from services.tool_registry.domain.names import did_you_mean
+from services.tool_registry.domain.schema import compile_schema
+from services.tool_registry.sdk import Tool
+
+_CACHED_VERSIONS_MAX: Final = 2000
+
+_log = logs.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogTool:
+    """A version with its compiled schema and, if the process has it, its function."""
+
+    entry: ToolVersion
+    validator: jsonschema_rs.Draft202012Validator
+    loaded: LoadedTool | None = None
+
+    @property
+    def definition(self) -> ToolDefinition:
+        """The definition of this version."""
+        return self.entry.definition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedTool:
+    """A function of this process, with the version that its definition has."""
+
+    tool: Tool[..., Any]
+    entry: ToolVersion
+    validator: jsonschema_rs.Draft202012Validator
+
+
+class Catalog:
+    """Looks tools up and registers those of stores.
+
+    A loaded tool takes precedence over a store's tool of the same name, which
+    can only have been registered before the loaded one was there.
+    """
+
+    def __init__(self, book: ToolBook) -> None:
+        self._book = book
+        self._loaded: dict[str, LoadedTool] = {}
+        self._versions: OrderedDict[tuple[str, str, int], CatalogTool] = OrderedDict()
+
+    async def load(self, source: str, tools: Iterable[Tool[..., Any]]) -> None:
+        """Take tools of the process in; one whose name is taken is logged and left out."""
+        new: dict[str, Tool[..., Any]] = {}
+        for tool in tools:
+            if tool.name in self._loaded or tool.name in new:
+                _log.error("tool.name_taken", tool=tool.name, source=source)
+            else:
+                new[tool.name] = tool
+        entries = await self._book.adopt(source, [tool.definition for tool in new.values()])
+        for tool, entry in zip(new.values(), entries, strict=True):
+            validator = compile_schema(tool.definition.arguments_schema, recursion=True)
+            self._loaded[tool.name] = LoadedTool(tool=tool, entry=entry, validator=validator)
+        if new:
+            _log.info("tool.loaded", source=source, tools=sorted(new))
+
+    @property
+    def loaded_names(self) -> list[str]:
+        """The names of the tools that the process has loaded."""
+        return sorted(self._loaded)
+
+    async def visible(self, store_id: str, user_id: str) -> list[ToolVersion]:
+        """Return the current versions of all tools that the user may call, by name."""
+        entries = {entry.definition.name: entry for entry in await self._book.current(store_id)}
+        entries |= {name: loaded.entry for name, loaded in self._loaded.items()}
+        return [entries[name] for name in sorted(entries) if entries[name].definition.may_be_called_by(user_id)]
+
+    async def get(self, store_id: str, name: str, version: int, *, user_id: str) -> ToolVersion:
+        """Return a version, 0 for the current one.
+
+        Raises:
+            ToolNotFound: there is none, or the user may not call it.
+        """
+        entry = await self._current(store_id, name) if version == 0 else await self._entry(store_id, name, version)
+        if entry is None or not entry.definition.may_be_called_by(user_id):
+            raise ToolNotFound(tool_name=name)
+        return entry
+
+    async def find(self, store_id: str, name: str, version: int) -> CatalogTool | None:
+        """Return a version, compiled, with the function if this process has one of that name."""
+        loaded = self._loaded.get(name)
+        if loaded is not None and loaded.entry.version == version:
+            return CatalogTool(entry=loaded.entry, validator=loaded.validator, loaded=loaded)
+        owner = "" if loaded is not None else store_id
+        key = (owner, name, version)
+        cached = self._versions.get(key)
+        if cached is not None:
+            self._versions.move_to_end(key)
+            return cached
+        entry = await self._entry(store_id, name, version)
+        if entry is None:
+            return None
+        validator = compile_schema(entry.definition.arguments_schema, recursion=not owner)
+        found = self._versions[key] = CatalogTool(entry=entry, validator=validator, loaded=loaded)
+        if len(self._versions) > _CACHED_VERSIONS_MAX:
+            self._versions.popitem(last=False)
+        return found
+
+    async def resolve(
+        self, store_id: str, user_id: str, names: Sequence[str], pinned: Mapping[str, int]
+    ) -> list[ToolVersion]:
+        """Return the tools of a run, by name: those named (all, if none are), pinned ones in their version.
+
+        Raises:
+            ToolNotFound: one does not exist, or the user may not call it.
+        """
+        found: dict[str, ToolVersion] = {}
+        if names:
+            stored = {entry.definition.name: entry for entry in await self._book.current(store_id, set(names))}
+            for name in names:
+                loaded = self._loaded.get(name)
+                entry = loaded.entry if loaded else stored.get(name)
+                if entry is not None:
+                    found[name] = entry
+        else:
+            found = {entry.definition.name: entry for entry in await self.visible(store_id, user_id)}
+        for name, version in pinned.items():
+            if name not in names and names:
+                continue
+            entry = await self._entry(store_id, name, version)
+            if entry is None:
+                raise ToolNotFound(f"there is no version {version} of tool {name!r}", tool_name=name)
+            found[name] = entry
+        for name in names:
+            if name not in found or not found[name].definition.may_be_called_by(user_id):
+                near = did_you_mean(name, [entry.definition.name for entry in await self.visible(store_id, user_id)])
+                raise ToolNotFound(f"there is no tool {name!r}{near}", tool_name=name)
+        return [found[name] for name in sorted(found) if found[name].definition.may_be_called_by(user_id)]
+
+    async def register(self, store_id: str, definition: ToolDefinition, *, replace: bool) -> ToolVersion:
+        """Register a front-end tool of a store.
+
+        Raises:
+            InvalidField, InvalidSchema: the definition cannot be used.
+            ToolExists: the name has another definition, or is that of a loaded tool.
+        """
+        if definition.context is not ExecutionContext.FRONTEND:
+            raise InvalidField("context: only FRONTEND tools can be registered here", field="context")
+        check_definition(definition)
+        compile_schema(definition.arguments_schema)
+        if definition.offer_fallback is OfferFallback.BACKEND_TOOL:
+            fallback = self._loaded.get(definition.fallback_tool_name)
+            if fallback is None or fallback.tool.definition.context is not ExecutionContext.BACKEND:
+                raise InvalidField("fallback_tool_name: must be a backend tool", field="fallback_tool_name")
+        if definition.name in self._loaded:
+            raise ToolExists(f"{definition.name!r} is a tool of the deployment and cannot be replaced")
+        return await self._book.register(store_id, definition, replace=replace)
+
+    async def unregister(self, store_id: str, name: str) -> None:
+        """Take a store's tool out of the register.
+
+        Raises:
+            ToolNotFound: the store has no such tool.
+        """
+        if name in self._loaded:
+            raise ToolNotFound("tools of the deployment cannot be unregistered", tool_name=name)
+        await self._book.unregister(store_id, name)
+
+    async def _current(self, store_id: str, name: str) -> ToolVersion | None:
+        loaded = self._loaded.get(name)
+        if loaded is not None:
+            return loaded.entry
+        return next(iter(await self._book.current(store_id, {name})), None)
+
+    async def _entry(self, store_id: str, name: str, version: int) -> ToolVersion | None:
+        loaded = self._loaded.get(name)
+        if loaded is None:
+            return await self._book.version(store_id, name, version)
+        return loaded.entry if loaded.entry.version == version else await self._book.version("", name, version)

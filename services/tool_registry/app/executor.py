@@ -1,0 +1,286 @@
+"""Running calls: each at most once at a time, journaled where its effect asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final, Self
+
+from services.chassis import logs
+from services.chassis.clock import Clock
+from services.errors import (
+    Cancelled,
+    DependencyUnavailable,
+    InvalidArguments,
+    Overloaded,
+    PawlError,
+    ShuttingDown,
+)
+from services.tool_registry.app import outcome
+from services.tool_registry.app.attempt import Attempt, AttemptParts
+from services.tool_registry.app.catalog import Catalog
+from services.tool_registry.app.execution import CancelCause, Execution, wait_any
+from services.tool_registry.app.jobs import ExecuteRequest, Job, admit
+from services.tool_registry.app.ports import CallKey, HeldElsewhere, Journal, Observer
+from services.tool_registry.domain.definition import Effect
+from services.tool_registry.domain.execution import ExecutionResult, Progress
+
+_POLL_SECONDS: Final = 0.1
+_END_RETRY_SECONDS: Final = (0.05, 0.2, 0.5, 1.0)
+# How long an async tool may take to clean up after it was cancelled.
+_UNWIND_SECONDS: Final = 1.0
+
+_log = logs.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorOptions:
+    """What an executor holds and how long it waits."""
+
+    executions_max: int = 1000
+    grace_seconds: float = 5.0
+    lease_seconds: float = 6.0
+    renew_seconds: float = 1.0
+    retention_seconds: float = 30 * 86400.0
+    forget_seconds: float = 3600.0
+
+
+class Executor:
+    """Runs tools, detached from whoever asked; an async context manager.
+
+    At its end running executions have `grace_seconds`, counted from when
+    `stopping` returned, to end by themselves. Then they are cancelled and, where
+    it is then unknown whether they had their effect, recorded so.
+    """
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        journal: Journal,
+        parts: AttemptParts,
+        observer: Observer,
+        clock: Clock,
+        stopping: Callable[[], Awaitable[None]],
+        options: ExecutorOptions,
+    ) -> None:
+        self._catalog = catalog
+        self._journal = journal
+        self._parts = parts
+        self._observer = observer
+        self._clock = clock
+        self._stopping = stopping
+        self._options = options
+        self._running: dict[CallKey, Execution] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._attempts: set[asyncio.Task[None]] = set()
+        self._loops: list[asyncio.Task[None]] = []
+        self._stop_at: float | None = None
+        self._renewed_at = 0.0
+
+    async def __aenter__(self) -> Self:
+        self._renewed_at = self._clock.monotonic()
+        await self._journal.renew()
+        loops = (self._watch_stop(), self._renew_leases(), self._forget())
+        self._loops = [asyncio.get_running_loop().create_task(loop) for loop in loops]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._stop_at is None:
+            self._stop_at = self._clock.monotonic() + self._options.grace_seconds
+        await self._wait_for_tasks(self._stop_at - self._clock.monotonic())
+        for execution in self._running.values():
+            execution.cancel(CancelCause.SHUTDOWN)
+        await self._wait_for_tasks(2 * _UNWIND_SECONDS)
+        tasks = (*self._tasks, *self._attempts, *self._loops)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_UNWIND_SECONDS)
+        try:
+            await self._journal.release()
+        except DependencyUnavailable:
+            _log.warning("journal.not_released")
+
+    async def execute(self, request: ExecuteRequest) -> AsyncGenerator[Progress | ExecutionResult, None]:
+        """Run a call, or attach to it where it runs; yields progress, then the result, last.
+
+        Raises:
+            ToolNotFound, InvalidArguments, ApprovalRequired: it may not run; see `admit`.
+            Overloaded, ShuttingDown, DependencyUnavailable: it did not run, or asking
+                again tells what became of it.
+        """
+        job = await admit(self._catalog, request)
+        execution = await self._execution_of(job)
+        async with aclosing(execution.watch()) as watched:
+            async for item in watched:
+                yield item
+
+    @property
+    def running_count(self) -> int:
+        """How many executions are under way in this process."""
+        return len(self._running)
+
+    async def cancel(self, key: CallKey, wait_seconds: float) -> tuple[bool, ExecutionResult | None]:
+        """Cancel a call and wait for its end; returns whether nothing of it runs, and its result if any."""
+        known = await self._journal.cancel(key)
+        execution = self._running.get(key)
+        if execution is not None:
+            execution.cancel(CancelCause.USER)
+            await asyncio.wait({execution.ended}, timeout=wait_seconds)
+            if not execution.ended.done():
+                return False, None
+            return True, None if execution.ended.exception() else execution.ended.result()
+        give_up = self._clock.monotonic() + wait_seconds
+        while isinstance(known, HeldElsewhere) and self._clock.monotonic() < give_up:
+            await self._clock.sleep(_POLL_SECONDS)
+            known = await self._journal.look(key)
+        return not isinstance(known, HeldElsewhere), known if isinstance(known, ExecutionResult) else None
+
+    async def _execution_of(self, job: Job) -> Execution:
+        existing = self._running.get(job.key)
+        while existing is not None and existing.is_abandoned:
+            await asyncio.wait({existing.ended})
+            existing = self._running.get(job.key)
+        if existing is not None:
+            if existing.fingerprint != job.fingerprint:
+                raise InvalidArguments("this call was begun with another tool or other arguments")
+            return existing
+        if self._stop_at is not None:
+            raise ShuttingDown
+        if len(self._running) >= self._options.executions_max:
+            raise Overloaded(f"{self._options.executions_max} executions are running, which is the limit")
+        execution = Execution(job.key, fingerprint=job.fingerprint, effect=job.effect)
+        self._running[job.key] = execution
+        task = asyncio.get_running_loop().create_task(
+            self._drive(execution, job), name=f"execution {job.definition.name}"
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return execution
+
+    async def _drive(self, execution: Execution, job: Job) -> None:
+        """Take an execution to its end, whatever happens."""
+        error: BaseException | None = None
+        try:
+            result = await self._settle(execution, job)
+        except asyncio.CancelledError:
+            error = ShuttingDown()
+            raise
+        except PawlError as refusal:
+            error = refusal
+        except Exception as fault:  # noqa: BLE001  # whoever waits must not wait for ever
+            _log.exception("execution.crashed", tool=job.definition.name, call=job.identity.call_id)
+            error = fault
+        finally:
+            # In one step: nobody attaches to an execution that has ended.
+            del self._running[job.key]
+            if error is not None:
+                execution.fail(error)
+        if error is None:
+            execution.finish(result)
+
+    async def _settle(self, execution: Execution, job: Job) -> ExecutionResult:
+        while True:
+            known = await self._try(execution, job)
+            if isinstance(known, ExecutionResult):
+                return known
+            await asyncio.wait({execution.cancelled}, timeout=_POLL_SECONDS)
+            if not execution.listeners:
+                raise Cancelled  # Nobody waits for what another process does.
+            if execution.cancelled.done() and execution.cancelled.result() is CancelCause.SHUTDOWN:
+                raise ShuttingDown
+
+    async def _try(self, execution: Execution, job: Job) -> ExecutionResult | HeldElsewhere:
+        """Make one attempt; what another process holds, or the journal knows, is returned."""
+        started = self._clock.monotonic()
+        attempt = Attempt(execution, job, self._parts)
+        self._attempts.add(attempt.task)
+        attempt.task.add_done_callback(self._attempts.discard)
+        await wait_any(attempt.outcome, execution.cancelled, timeout_seconds=job.timeout_seconds)
+        seconds = self._clock.monotonic() - started
+        if attempt.outcome.done():
+            known = attempt.outcome.result()
+            if attempt.was_known or not isinstance(known, ExecutionResult):
+                return known
+        else:
+            await attempt.stop(_UNWIND_SECONDS)
+            known = self._interrupted(execution, job, attempt, seconds)
+        result = await self._write_end(job, known) if attempt.has_asked_journal else known
+        self._observer.ended(job.tool.name, result.outcome, seconds)
+        _log.info(
+            "execution.ended",
+            tool=job.definition.name,
+            run=job.identity.run_id,
+            call=job.identity.call_id,
+            outcome=result.outcome,
+            reason=result.error_reason,
+            milliseconds=round(seconds * 1000, 1),
+        )
+        return result
+
+    def _interrupted(self, execution: Execution, job: Job, attempt: Attempt, seconds: float) -> ExecutionResult:
+        """Return what an attempt came to that was ended from outside."""
+        cause = execution.cancelled.result() if execution.cancelled.done() else None
+        if cause in (CancelCause.SHUTDOWN, CancelCause.LEASE_LOST):
+            if job.effect is Effect.AT_MOST_ONCE and execution.has_begun:
+                return outcome.of_doubt(job.definition.name, seconds)
+            # The tool is asked, or run again, by whoever is asked next.
+            raise ShuttingDown if cause is CancelCause.SHUTDOWN else DependencyUnavailable
+        if attempt.is_reconciling:
+            return outcome.of_doubt(job.definition.name, seconds)
+        if cause is None:
+            return outcome.of_timeout(job.definition, job.timeout_seconds, seconds)
+        return outcome.of_cancel(job.definition, seconds)
+
+    async def _write_end(self, job: Job, result: ExecutionResult) -> ExecutionResult:
+        """Make the result durable before anybody sees it, however long the database is away."""
+        failures = 0
+        while True:
+            try:
+                return await self._journal.end(job.key, result)
+            except DependencyUnavailable:
+                failures += 1
+                _log.warning("journal.end_delayed", call=job.identity.call_id, failures=failures)
+                await self._clock.sleep(_END_RETRY_SECONDS[min(failures, len(_END_RETRY_SECONDS)) - 1])
+
+    async def _wait_for_tasks(self, seconds: float) -> None:
+        if self._tasks and seconds > 0:
+            await asyncio.wait(self._tasks, timeout=seconds)
+
+    async def _watch_stop(self) -> None:
+        await self._stopping()
+        self._stop_at = self._clock.monotonic() + self._options.grace_seconds
+
+    async def _renew_leases(self) -> None:
+        while True:
+            await self._clock.sleep(self._options.renew_seconds)
+            asked_at = self._clock.monotonic()
+            try:
+                async with asyncio.timeout(self._options.lease_seconds / 2):
+                    to_cancel = await self._journal.renew()
+            except (DependencyUnavailable, TimeoutError):
+                _log.warning("journal.lease_not_renewed")
+            else:
+                self._renewed_at = asked_at
+                for key in to_cancel:
+                    if key in self._running:
+                        self._running[key].cancel(CancelCause.USER)
+            if self._clock.monotonic() - self._renewed_at > self._options.lease_seconds:
+                self._fence()
+
+    def _fence(self) -> None:
+        """Stop what another process may begin to repeat, now that the lease is gone."""
+        for execution in self._running.values():
+            if execution.has_begun and execution.effect is Effect.RECONCILABLE:
+                execution.cancel(CancelCause.LEASE_LOST)
+
+    async def _forget(self) -> None:
+        while True:
+            try:
+                await self._journal.forget(self._options.retention_seconds)
+            except DependencyUnavailable:
+                _log.warning("journal.not_cleaned")
+            await self._clock.sleep(self._options.forget_seconds)

@@ -1,0 +1,124 @@
+"""A call that passed all checks and may run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from services.chassis.strict_json import JsonValue
+from services.errors import ApprovalRequired, InvalidArguments, ToolNotFound
+from services.tool_registry.app.catalog import Catalog, CatalogTool
+from services.tool_registry.app.checking import digest_of, fits_loaded, gate
+from services.tool_registry.app.ports import CallKey, JournalCall
+from services.tool_registry.domain.check import Refused, check_arguments
+from services.tool_registry.domain.definition import Effect, ExecutionContext, ToolDefinition
+from services.tool_registry.domain.resources import resource_keys
+from services.tool_registry.domain.verdict import CallIdentity
+from services.tool_registry.sdk import Tool
+
+DEFAULT_TIMEOUT_SECONDS: Final = 10.0
+
+_CAUTION: Final = (Effect.READ_ONLY, Effect.IDEMPOTENT, Effect.RECONCILABLE, Effect.AT_MOST_ONCE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecuteRequest:
+    """A call to run, as its run has it."""
+
+    identity: CallIdentity
+    tool_name: str
+    tool_version: int
+    arguments: bytes
+    earlier_attempts: int = 0
+    timeout_seconds: float = 0.0
+    approved_digest: str = ""
+    unknowns_resolved: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is to run, how, and for how long."""
+
+    identity: CallIdentity
+    tool: Tool[..., Any]
+    definition: ToolDefinition
+    """The version that the run has pinned."""
+    version: int
+    effect: Effect
+    arguments: dict[str, JsonValue]
+    resource_keys: tuple[str, ...]
+    timeout_seconds: float
+    attempt: int
+    fingerprint: str
+    unknowns_resolved: int
+
+    @property
+    def key(self) -> CallKey:
+        """Store and call."""
+        return (self.identity.store_id, self.identity.call_id)
+
+    @property
+    def journal_call(self) -> JournalCall:
+        """What the journal writes of it."""
+        return JournalCall(
+            key=self.key,
+            run_id=self.identity.run_id,
+            tool_name=self.definition.name,
+            tool_version=self.version,
+            effect=self.effect,
+            fingerprint=self.fingerprint,
+            unknowns_resolved=self.unknowns_resolved,
+        )
+
+
+async def admit(catalog: Catalog, request: ExecuteRequest) -> Job:
+    """Return the job of a request that may run; everything is checked again.
+
+    Raises:
+        ToolNotFound: there is no such backend tool, or the user may not call it.
+        InvalidArguments: the arguments do not fit.
+        ApprovalRequired: the call is gated, and no approval of exactly this call came.
+    """
+    identity = request.identity
+    found = await catalog.find(identity.store_id, request.tool_name, request.tool_version)
+    if found is None or found.loaded is None or not found.definition.may_be_called_by(identity.user_id):
+        raise ToolNotFound(f"there is no tool {request.tool_name!r} to run", tool_name=request.tool_name)
+    if found.definition.context is not ExecutionContext.BACKEND:
+        raise ToolNotFound(f"{request.tool_name!r} does not run in the registry", tool_name=request.tool_name)
+    checked = check_arguments(found.definition, found.validator, request.arguments)
+    if not isinstance(checked, Refused):
+        checked = fits_loaded(found, checked)
+    if isinstance(checked, Refused):
+        raise InvalidArguments(checked.message)
+    digest = digest_of(identity, found, checked)
+    cause = gate(found, checked)
+    # An approval that is not of this call is a sign that something was exchanged.
+    if request.approved_digest != digest and (cause or request.approved_digest):
+        raise ApprovalRequired(f"{request.tool_name} needs an approval of exactly this call ({cause or 'it had one'})")
+    return Job(
+        identity=identity,
+        tool=found.loaded.tool,
+        definition=found.definition,
+        version=found.entry.version,
+        effect=_more_cautious(found),
+        arguments=checked.arguments,
+        resource_keys=resource_keys(found.loaded.tool.definition.resource_keys, checked.arguments),
+        timeout_seconds=_timeout(found.definition.timeout_seconds, request.timeout_seconds),
+        attempt=request.earlier_attempts + 1,
+        fingerprint=digest,
+        unknowns_resolved=request.unknowns_resolved,
+    )
+
+
+def _more_cautious(found: CatalogTool) -> Effect:
+    effects = [found.definition.effect]
+    if found.loaded is not None:
+        effects.append(found.loaded.tool.definition.effect)
+    effect = max(effects, key=_CAUTION.index)
+    if effect is Effect.RECONCILABLE and (found.loaded is None or found.loaded.tool.reconcile is None):
+        return Effect.AT_MOST_ONCE
+    return effect
+
+
+def _timeout(own: float, asked: float) -> float:
+    return min((seconds for seconds in (own, asked) if seconds > 0), default=DEFAULT_TIMEOUT_SECONDS)

@@ -1,0 +1,92 @@
+"""From what a tool did to the result that the model reads."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Collection
+from typing import Any, Final
+
+from services.chassis import logs
+from services.chassis.strict_json import dumps_canonical
+from services.errors import InvalidJson
+from services.tool_registry.domain.definition import RESULT_BYTES_MAX, ToolDefinition
+from services.tool_registry.domain.execution import ExecutionResult, Outcome, ended_badly, succeeded
+from services.tool_registry.sdk.context import ToolError
+from services.tool_registry.sdk.values import hide, plain, without
+
+_ERROR_CHARACTERS_MAX: Final = 4000
+
+_log = logs.get_logger(__name__)
+
+
+def of_value(definition: ToolDefinition, value: Any, *, secrets: Collection[str], seconds: float) -> ExecutionResult:
+    """Return the result of a tool that returned `value`."""
+    try:
+        content = dumps_canonical(without(secrets, plain(value)))
+    except (TypeError, ValueError, RecursionError, InvalidJson) as error:
+        reason = error.message if isinstance(error, InvalidJson) else f"{type(value).__name__} is not JSON"
+        return ended_badly(
+            Outcome.FAILED, "TOOL_ERROR", f"{definition.name} returned what cannot be passed on: {reason}", seconds
+        )
+    limit = definition.result_bytes_max or RESULT_BYTES_MAX
+    if len(content) > limit:
+        return ended_badly(
+            Outcome.FAILED,
+            "RESULT_TOO_LARGE",
+            f"{definition.name} returned {len(content)} bytes, the limit is {limit}: ask for less",
+            seconds,
+        )
+    return succeeded(content, seconds)
+
+
+def of_error(
+    definition: ToolDefinition, error: BaseException, *, secrets: Collection[str], seconds: float
+) -> ExecutionResult:
+    """Return the result of a tool that raised.
+
+    Only the text of a ToolError is meant for the model. Of anything else it
+    learns the type: texts of exceptions hold paths, queries and passwords. The
+    log gets the type and where it was raised, for the same reason.
+    """
+    if isinstance(error, ToolError):
+        text = hide(secrets, str(error) or type(error).__name__)[:_ERROR_CHARACTERS_MAX]
+        return ended_badly(Outcome.FAILED, "TOOL_ERROR", text, seconds)
+    name = type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)[-8:]
+    _log.warning(
+        "tool.failed",
+        tool=definition.name,
+        error=name,
+        frames=[f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
+    )
+    text = f"TOOL_ERROR: {name}. {definition.name} failed unexpectedly; the operator finds the cause in the log."
+    return ended_badly(Outcome.FAILED, "TOOL_ERROR", text, seconds)
+
+
+def of_timeout(definition: ToolDefinition, limit_seconds: float, seconds: float) -> ExecutionResult:
+    """Return the result of a tool that took too long."""
+    return ended_badly(
+        Outcome.FAILED,
+        "TOOL_TIMEOUT",
+        f"{definition.name} did not end within {limit_seconds:g} s and was stopped{_doubt(definition)}",
+        seconds,
+    )
+
+
+def of_cancel(definition: ToolDefinition, seconds: float) -> ExecutionResult:
+    """Return the result of a cancelled execution."""
+    return ended_badly(Outcome.CANCELLED, "CANCELLED", f"{definition.name} was cancelled{_doubt(definition)}", seconds)
+
+
+def of_doubt(name: str, seconds: float = 0.0) -> ExecutionResult:
+    """Return the result where nobody knows whether the effect happened."""
+    return ended_badly(
+        Outcome.UNKNOWN,
+        "OUTCOME_UNKNOWN",
+        f"{name} was interrupted in the middle: it is unknown whether it had its effect. Do not simply repeat it.",
+        seconds,
+    )
+
+
+def _doubt(definition: ToolDefinition) -> str:
+    return "; it may have had its effect all the same" if definition.effect.is_journaled else ""

@@ -1,0 +1,193 @@
+"""What the use cases of the registry need from outside."""
+
+from __future__ import annotations
+
+from asyncio import Future
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from services.tool_registry.domain.definition import Effect, ToolDefinition, ToolVersion
+from services.tool_registry.domain.execution import ExecutionResult
+from services.tool_registry.sdk import Tool, ToolContext
+
+CallKey = tuple[str, str]
+"""Store and call."""
+
+
+class ToolBook(Protocol):
+    """Definitions and their versions, durable. A version, once given, never changes."""
+
+    async def adopt(self, source: str, definitions: Sequence[ToolDefinition]) -> Sequence[ToolVersion]:
+        """Return the version of each loaded definition, in order.
+
+        A definition seen before has the version it had then, in every process;
+        another one gets the next version. Atomic, and safe to call from several
+        processes at once.
+        """
+        ...
+
+    async def register(self, store_id: str, definition: ToolDefinition, *, replace: bool) -> ToolVersion:
+        """Register a store's tool, durably; the same definition again changes nothing.
+
+        Raises:
+            ToolExists: the name has another definition and `replace` is not set.
+        """
+        ...
+
+    async def unregister(self, store_id: str, name: str) -> None:
+        """Take a store's tool out of the register; its versions stay readable.
+
+        Raises:
+            ToolNotFound: there is none.
+        """
+        ...
+
+    async def current(self, store_id: str, names: Collection[str] | None = None) -> Sequence[ToolVersion]:
+        """Return the current versions of a store's tools, all or those named, by name."""
+        ...
+
+    async def version(self, store_id: str, name: str, version: int) -> ToolVersion | None:
+        """Return a version, current or not; `store_id` is empty for loaded tools."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalCall:
+    """A call that is about to have its effect."""
+
+    key: CallKey
+    run_id: str
+    tool_name: str
+    tool_version: int
+    effect: Effect
+    fingerprint: str
+    unknowns_resolved: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """The call may run now, in this process. `must_reconcile`: the tool is asked first."""
+
+    must_reconcile: bool = False
+    is_cancelled: bool = False
+    """It was cancelled meanwhile: reconcile, but do not run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldElsewhere:
+    """Another process runs the call; ask again a little later."""
+
+
+class Journal(Protocol):
+    """Executions with effects that must not happen twice, durable, shared by all replicas."""
+
+    async def begin(
+        self, call: JournalCall, *, own_entry_never_ran: bool = False
+    ) -> Begun | HeldElsewhere | ExecutionResult:
+        """Write that the call is about to run, or return what is known of it.
+
+        To be asked only by a process that does not run the call at the moment.
+        Atomic: of several that ask, one gets Begun. `own_entry_never_ran`: an open
+        entry of this process is one that it wrote without knowing that it did.
+
+        Raises:
+            InvalidArguments: the call was begun with another tool or other arguments.
+            DependencyUnavailable: it is not known whether the entry was written;
+                nothing may run.
+        """
+        ...
+
+    async def known(self, call: JournalCall) -> ExecutionResult | HeldElsewhere | None:
+        """Return what `begin` would return now, without beginning; None if it would begin.
+
+        Raises:
+            InvalidArguments: as `begin`.
+        """
+        ...
+
+    async def look(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
+        """Return the result of a call if it has ended, or that another process runs it."""
+        ...
+
+    async def end(self, key: CallKey, result: ExecutionResult) -> ExecutionResult:
+        """Write the end of a call that this process began, and return the result that stands.
+
+        That is another one if the entry was concluded to be unknown meanwhile.
+        """
+        ...
+
+    async def cancel(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
+        """Ask for the end of a call, durably; one that was not begun can not begin any more.
+
+        Returns its result if it has ended, None if it can not begin or its process died.
+        """
+        ...
+
+    async def renew(self) -> Collection[CallKey]:
+        """Renew the lease of all calls of this process; returns those to be cancelled."""
+        ...
+
+    async def release(self) -> None:
+        """Give the lease up: open entries are those of a dead process at once."""
+        ...
+
+    async def forget(self, older_than_seconds: float) -> int:
+        """Delete ended entries, and leases of dead processes; returns how many entries."""
+        ...
+
+
+class ResourceLocks(Protocol):
+    """At most one execution at a time for each resource key of a store, over all replicas."""
+
+    def hold(self, store_id: str, keys: Sequence[str], holder: str) -> AbstractAsyncContextManager[None]:
+        """Wait for all keys (sorted, each once) and hold them inside the context.
+
+        Safe to cancel. Not fair between processes. Held while the process lives.
+        """
+        ...
+
+
+class Work(Protocol):
+    """A tool that runs."""
+
+    async def result(self) -> Any:
+        """Return what the tool returned, or raise what it raised.
+
+        Cancelling this cancels an async tool; a sync one goes on in its thread.
+        """
+        ...
+
+    @property
+    def left(self) -> Future[None]:
+        """Done when no code of the tool runs any more."""
+        ...
+
+
+class Runner(Protocol):
+    """Runs the functions of tools."""
+
+    def start(self, tool: Tool[..., Any], arguments: Mapping[str, Any], context: ToolContext) -> Work:
+        """Start a tool; a sync one waits for a free thread first."""
+        ...
+
+
+class Secrets(Protocol):
+    """Secrets that tools may ask for by name."""
+
+    def find(self, store_id: str, name: str) -> str | None:
+        """Return the store's secret, or the common one, or None."""
+        ...
+
+
+class Observer(Protocol):
+    """Counts what happens."""
+
+    def checked(self, disposition: str) -> None:
+        """A call was checked."""
+        ...
+
+    def ended(self, tool_name: str, outcome: str, seconds: float) -> None:
+        """An execution has ended."""
+        ...

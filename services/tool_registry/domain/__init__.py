@@ -1,0 +1,1 @@
+"""What tools are and what may be done with a call. Pure."""

@@ -1,0 +1,98 @@
+"""Checking the arguments of a call: parsed, fitted, validated, canonical."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import jsonschema_rs
+
+from services.chassis.strict_json import JsonValue, dumps_canonical, loads
+from services.errors import InvalidJson, TooLarge
+from services.tool_registry.domain.definition import ARGUMENTS_BYTES_MAX, ToolDefinition
+from services.tool_registry.domain.fitting import Fitted, fit
+from services.tool_registry.domain.violations import list_violations
+
+_ADJUSTMENTS_SHOWN: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """Arguments that fit."""
+
+    arguments: dict[str, JsonValue]
+    canonical: bytes
+    note: str
+    """What was read differently from how it was written, for the model; may be empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Why a call may not run, for programs and for the model."""
+
+    reason: str
+    message: str
+
+
+def check_arguments(
+    definition: ToolDefinition, validator: jsonschema_rs.Draft202012Validator, raw: bytes
+) -> Accepted | Refused:
+    """Return the canonical arguments of a call, or everything that is wrong with them.
+
+    Valid arguments only get defaults (those that keep them valid); others are
+    coerced where that loses nothing. No arguments at all are an empty object.
+    """
+    name = definition.name
+    try:
+        written = loads(raw, bytes_max=ARGUMENTS_BYTES_MAX) if raw.strip() else {}
+    except TooLarge:
+        return Refused(
+            reason="INVALID_ARGUMENTS",
+            message=f"the arguments of {name} have {len(raw)} bytes, the limit is {ARGUMENTS_BYTES_MAX}",
+        )
+    except InvalidJson as error:
+        return Refused(reason="INVALID_JSON", message=f"the arguments of {name} are not strict JSON: {error.message}")
+    if not isinstance(written, dict):
+        return Refused(reason="INVALID_ARGUMENTS", message=f"the arguments of {name} must be a JSON object")
+    fitted = _fitted(definition, validator, written)
+    violations = list_violations(definition.arguments_schema, validator, fitted.value)
+    if violations:
+        listed = "\n".join(f"- {line}" for line in violations)
+        return Refused(reason="INVALID_ARGUMENTS", message=f"the arguments of {name} do not fit its schema:\n{listed}")
+    return _accepted(name, fitted)
+
+
+def _accepted(name: str, fitted: Fitted) -> Accepted | Refused:
+    try:
+        canonical = dumps_canonical(fitted.value)
+    except InvalidJson as error:  # a text in a text may be deeper than the whole may be
+        return Refused(reason="INVALID_JSON", message=f"the arguments of {name} are not strict JSON: {error.message}")
+    if len(canonical) > ARGUMENTS_BYTES_MAX or not isinstance(fitted.value, dict):
+        return Refused(
+            reason="INVALID_ARGUMENTS",
+            message=f"the arguments of {name} have more than {ARGUMENTS_BYTES_MAX} bytes, defaults included",
+        )
+    return Accepted(arguments=fitted.value, canonical=canonical, note=_note(fitted.adjustments))
+
+
+def _fitted(
+    definition: ToolDefinition, validator: jsonschema_rs.Draft202012Validator, written: dict[str, JsonValue]
+) -> Fitted:
+    schema = definition.arguments_schema
+    if not validator.is_valid(written):
+        coerced = fit(schema, written)
+        if validator.is_valid(coerced.value):
+            return coerced
+        # A default may be what does not fit; what is left is the caller's own.
+        plain = fit(schema, written, defaults=False)
+        return plain if validator.is_valid(plain.value) else coerced
+    filled = fit(schema, written, coerce=False)
+    return filled if validator.is_valid(filled.value) else fit(schema, written, coerce=False, defaults=False)
+
+
+def _note(adjustments: tuple[str, ...]) -> str:
+    if not adjustments:
+        return ""
+    shown = "; ".join(adjustments[:_ADJUSTMENTS_SHOWN])
+    more = len(adjustments) - _ADJUSTMENTS_SHOWN
+    return f"Arguments were adjusted: {shown}" + (f"; and {more} more" if more > 0 else "")

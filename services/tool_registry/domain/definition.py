@@ -1,0 +1,189 @@
+"""What a tool is: its definition, and the place of a version in the register."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from services.chassis.ids import is_id
+from services.chassis.strict_json import JsonValue, dumps_canonical
+from services.errors import InvalidField
+from services.tool_registry.domain.resources import check_template
+
+ARGUMENTS_BYTES_MAX: Final = 256 * 1024
+RESULT_BYTES_MAX: Final = 1024 * 1024
+DESCRIPTION_BYTES_MAX: Final = 4096
+TIMEOUT_SECONDS_MIN: Final = 0.1
+TIMEOUT_SECONDS_MAX: Final = 3600.0
+RESOURCE_KEYS_MAX: Final = 16
+ALLOWED_USERS_MAX: Final = 1000
+
+_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}", re.ASCII)
+
+
+class ExecutionContext(StrEnum):
+    """Where a tool runs."""
+
+    BACKEND = "BACKEND"
+    FRONTEND = "FRONTEND"
+    HUMAN = "HUMAN"
+
+
+class Category(StrEnum):
+    """How much harm a tool can do; all but SAFE need an approval."""
+
+    SAFE = "SAFE"
+    SENSITIVE = "SENSITIVE"
+    DESTRUCTIVE = "DESTRUCTIVE"
+
+
+class Effect(StrEnum):
+    """What may be done when nobody knows whether a call had its effect."""
+
+    READ_ONLY = "READ_ONLY"
+    IDEMPOTENT = "IDEMPOTENT"
+    RECONCILABLE = "RECONCILABLE"
+    AT_MOST_ONCE = "AT_MOST_ONCE"
+
+    @property
+    def is_journaled(self) -> bool:
+        """Whether executions are written down before they begin."""
+        return self in (Effect.RECONCILABLE, Effect.AT_MOST_ONCE)
+
+
+class OfferFallback(StrEnum):
+    """What happens to a front-end call that nobody ran in time."""
+
+    FAIL = "FAIL"
+    BACKEND_TOOL = "BACKEND_TOOL"
+    ASK_USER = "ASK_USER"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolDefinition:
+    """What a tool is. Zero means: none of its own (timeout), the most allowed (result)."""
+
+    name: str
+    description: str
+    arguments_schema: Mapping[str, Any]
+    context: ExecutionContext = ExecutionContext.BACKEND
+    category: Category = Category.SENSITIVE
+    effect: Effect = Effect.AT_MOST_ONCE
+    timeout_seconds: float = 0.0
+    parallel: bool = False
+    resource_keys: tuple[str, ...] = ()
+    result_bytes_max: int = 0
+    allowed_user_ids: tuple[str, ...] = ()
+    offer_fallback: OfferFallback = OfferFallback.FAIL
+    fallback_tool_name: str = ""
+
+    def may_be_called_by(self, user_id: str) -> bool:
+        """Whether the user may call it."""
+        return not self.allowed_user_ids or user_id in self.allowed_user_ids
+
+    @property
+    def runs_beside_others(self) -> bool:
+        """Whether calls may run side by side with others of their batch."""
+        return self.parallel or self.effect is Effect.READ_ONLY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolVersion:
+    """A definition with its place in the register. Never changes."""
+
+    store_id: str
+    """Empty for a loaded tool: it is the same in every store."""
+    definition: ToolDefinition
+    version: int
+    source: str
+    create_time: float
+
+
+def check_definition(definition: ToolDefinition) -> None:
+    """Return if every field but the schema is in range; `domain.schema` checks that.
+
+    Raises:
+        InvalidField: metadata `field` names the first that is not.
+    """
+    _require(_NAME.fullmatch(definition.name) is not None, "name", "must match ^[a-zA-Z0-9_-]{1,64}$")
+    _require(
+        1 <= len(definition.description.encode()) <= DESCRIPTION_BYTES_MAX,
+        "description",
+        f"must have 1 to {DESCRIPTION_BYTES_MAX} bytes",
+    )
+    _require(
+        definition.timeout_seconds == 0 or TIMEOUT_SECONDS_MIN <= definition.timeout_seconds <= TIMEOUT_SECONDS_MAX,
+        "timeout_seconds",
+        f"must be 0 or from {TIMEOUT_SECONDS_MIN} to {TIMEOUT_SECONDS_MAX:g}",
+    )
+    _require(
+        0 <= definition.result_bytes_max <= RESULT_BYTES_MAX, "result_bytes_max", f"must be 0 to {RESULT_BYTES_MAX}"
+    )
+    _require(
+        len(definition.allowed_user_ids) <= ALLOWED_USERS_MAX and all(map(is_id, definition.allowed_user_ids)),
+        "allowed_user_ids",
+        f"must be at most {ALLOWED_USERS_MAX} user ids",
+    )
+    _require(len(definition.resource_keys) <= RESOURCE_KEYS_MAX, "resource_keys", f"at most {RESOURCE_KEYS_MAX}")
+    for template in definition.resource_keys:
+        problem = check_template(template, definition.arguments_schema)
+        _require(not problem, "resource_keys", problem)
+    wants_tool = definition.offer_fallback is OfferFallback.BACKEND_TOOL
+    _require(
+        bool(definition.fallback_tool_name) == wants_tool,
+        "fallback_tool_name",
+        "goes with the fallback BACKEND_TOOL, and only with it",
+    )
+
+
+def _require(holds: bool, field: str, rule: str) -> None:  # noqa: FBT001  # reads as the rule it states
+    if not holds:
+        raise InvalidField(f"{field}: {rule}", field=field)
+
+
+def encode_definition(definition: ToolDefinition) -> bytes:
+    """Return the one text of a definition; equal definitions give equal bytes."""
+    return dumps_canonical(
+        {
+            "name": definition.name,
+            "description": definition.description,
+            "arguments_schema": dict(definition.arguments_schema),
+            "context": definition.context.value,
+            "category": definition.category.value,
+            "effect": definition.effect.value,
+            "timeout_seconds": float(definition.timeout_seconds),
+            "parallel": definition.parallel,
+            "resource_keys": list(definition.resource_keys),
+            "result_bytes_max": definition.result_bytes_max,
+            "allowed_user_ids": list(definition.allowed_user_ids),
+            "offer_fallback": definition.offer_fallback.value,
+            "fallback_tool_name": definition.fallback_tool_name,
+        }
+    )
+
+
+def decode_definition(fields: JsonValue) -> ToolDefinition:
+    """Return the definition of parsed `encode_definition` bytes."""
+    if not isinstance(fields, dict):
+        raise TypeError("a stored definition is an object")
+    known: dict[str, Any] = dict(fields)
+    return ToolDefinition(
+        **known
+        | {
+            "context": ExecutionContext(known["context"]),
+            "category": Category(known["category"]),
+            "effect": Effect(known["effect"]),
+            "resource_keys": tuple(known["resource_keys"]),
+            "allowed_user_ids": tuple(known["allowed_user_ids"]),
+            "offer_fallback": OfferFallback(known["offer_fallback"]),
+        }
+    )
+
+
+def definition_hash(definition: ToolDefinition) -> str:
+    """Return the SHA-256, in hex, that decides whether two definitions are one version."""
+    return hashlib.sha256(encode_definition(definition)).hexdigest()

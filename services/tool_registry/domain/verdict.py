@@ -1,0 +1,83 @@
+"""What may be done with a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from services.chassis.strict_json import JsonValue
+from services.tool_registry.domain.check import Accepted
+from services.tool_registry.domain.definition import ToolDefinition
+
+_OPTIONS_MAX: Final = 20
+_QUESTION_KINDS: Final = ("clarification", "permission", "confirmation")
+
+
+class Disposition(StrEnum):
+    """What may be done with a call."""
+
+    RUN = "RUN"
+    APPROVE = "APPROVE"
+    OFFER = "OFFER"
+    ASK = "ASK"
+    REFUSE = "REFUSE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallIdentity:
+    """Which call, of which run, on whose behalf."""
+
+    store_id: str
+    user_id: str
+    conversation_id: str
+    run_id: str
+    call_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a HUMAN call asks."""
+
+    question: str
+    why: str
+    kind: str
+    options: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the registry says of a call. Without `accepted` it is refused."""
+
+    call_id: str
+    disposition: Disposition
+    definition: ToolDefinition | None = None
+    tool_version: int = 0
+    accepted: Accepted | None = None
+    resource_keys: tuple[str, ...] = ()
+    digest: str = ""
+    preview: str = ""
+    approval_cause: str = ""
+    question: Question | None = None
+    error_reason: str = ""
+    error_message: str = ""
+
+
+def question_of(definition: ToolDefinition, arguments: dict[str, JsonValue]) -> Question:
+    """Return the question that a HUMAN call asks.
+
+    Its arguments `question`, `why`, `kind` and `options` are what the question is
+    made of; a tool with other arguments asks with its description.
+    """
+    kind = arguments.get("kind")
+    options = arguments.get("options")
+    return Question(
+        question=_text(arguments.get("question")) or definition.description,
+        why=_text(arguments.get("why")),
+        kind=kind if isinstance(kind, str) and kind in _QUESTION_KINDS else "clarification",
+        options=tuple(_text(option) for option in options[:_OPTIONS_MAX]) if isinstance(options, list) else (),
+    )
+
+
+def _text(value: JsonValue) -> str:
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,1 @@
+"""The registry on the wire: pawl.tool.v1."""

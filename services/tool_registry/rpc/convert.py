@@ -1,0 +1,179 @@
+"""Between pawl.tool.v1 and the domain."""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeVar
+
+from pawl.event.v1 import call_pb2
+from pawl.tool.v1 import execution_pb2, tool_pb2
+
+from services.chassis.ids import check_id
+from services.chassis.strict_json import dumps_canonical, loads
+from services.errors import InvalidField, InvalidJson, InvalidSchema, TooLarge
+from services.tool_registry.domain.definition import (
+    Category,
+    Effect,
+    ExecutionContext,
+    OfferFallback,
+    ToolDefinition,
+    ToolVersion,
+)
+from services.tool_registry.domain.execution import ExecutionResult, Progress
+from services.tool_registry.domain.schema import SCHEMA_BYTES_MAX
+from services.tool_registry.domain.verdict import CallIdentity, Question, Verdict
+
+E = TypeVar("E", ExecutionContext, Category, Effect, OfferFallback)
+
+# The names of the contract's enums, less their prefixes, are those of the domain.
+_WIRE: Final[dict[type[Any], tuple[Any, str]]] = {
+    ExecutionContext: (call_pb2.ExecutionContext, "EXECUTION_CONTEXT_"),
+    Category: (call_pb2.ToolCategory, "TOOL_CATEGORY_"),
+    Effect: (call_pb2.EffectClass, "EFFECT_CLASS_"),
+    OfferFallback: (call_pb2.OfferFallback, "OFFER_FALLBACK_"),
+}
+
+
+def _to_wire(value: ExecutionContext | Category | Effect | OfferFallback) -> Any:
+    enum, prefix = _WIRE[type(value)]
+    return enum.Value(f"{prefix}{value.name}")
+
+
+def _from_wire(cls: type[E], number: int, field: str, default: E | None) -> E:
+    enum, prefix = _WIRE[cls]
+    if number == 0 and default is not None:
+        return default
+    try:
+        return cls(enum.Name(number).removeprefix(prefix))
+    except ValueError:
+        raise InvalidField(f"{field}: {number} is not a value of it", field=field) from None
+
+
+def definition_from(message: tool_pb2.ToolDefinition) -> ToolDefinition:
+    """Return the definition of a message, with the cautious values in place of unspecified ones.
+
+    Raises:
+        InvalidField, InvalidSchema: something has no meaning; ranges are not checked here.
+    """
+    try:
+        schema = loads(message.arguments_schema_json, bytes_max=SCHEMA_BYTES_MAX)
+    except TooLarge as error:
+        raise InvalidSchema(f"the arguments schema is too large: {error.message}") from None
+    except InvalidJson as error:
+        raise InvalidSchema(f"the arguments schema is not strict JSON: {error.message}") from None
+    if not isinstance(schema, dict):
+        raise InvalidSchema("the arguments schema must be a JSON object")
+    return ToolDefinition(
+        name=message.name,
+        description=message.description,
+        arguments_schema=schema,
+        context=_from_wire(ExecutionContext, message.context, "context", None),
+        category=_from_wire(Category, message.category, "category", Category.SENSITIVE),
+        effect=_from_wire(Effect, message.effect_class, "effect_class", Effect.AT_MOST_ONCE),
+        timeout_seconds=message.timeout_seconds,
+        parallel=message.parallel,
+        resource_keys=tuple(message.resource_keys),
+        result_bytes_max=message.result_bytes_max,
+        allowed_user_ids=tuple(message.allowed_user_ids),
+        offer_fallback=_from_wire(OfferFallback, message.offer_fallback, "offer_fallback", OfferFallback.FAIL),
+        fallback_tool_name=message.fallback_tool_name,
+    )
+
+
+def tool_message(entry: ToolVersion) -> tool_pb2.Tool:
+    """Return the message of a version."""
+    definition = entry.definition
+    message = tool_pb2.Tool(
+        definition=tool_pb2.ToolDefinition(
+            name=definition.name,
+            description=definition.description,
+            arguments_schema_json=dumps_canonical(dict(definition.arguments_schema)),
+            context=_to_wire(definition.context),
+            category=_to_wire(definition.category),
+            effect_class=_to_wire(definition.effect),
+            timeout_seconds=definition.timeout_seconds,
+            parallel=definition.parallel,
+            resource_keys=definition.resource_keys,
+            result_bytes_max=definition.result_bytes_max,
+            allowed_user_ids=definition.allowed_user_ids,
+            offer_fallback=_to_wire(definition.offer_fallback),
+            fallback_tool_name=definition.fallback_tool_name,
+        ),
+        version=entry.version,
+        source=entry.source,
+    )
+    message.create_time.FromMicroseconds(int(entry.create_time * 1_000_000))
+    return message
+
+
+def identity_from(context: execution_pb2.CallContext, call_id: str) -> CallIdentity:
+    """Return which call of which run is meant.
+
+    Raises:
+        InvalidId: an id is missing or malformed.
+    """
+    return CallIdentity(
+        store_id=check_id(context.store_id, "store_id"),
+        user_id=check_id(context.user_id, "user_id"),
+        conversation_id=check_id(context.conversation_id, "conversation_id"),
+        run_id=check_id(context.run_id, "run_id"),
+        call_id=check_id(call_id, "call_id"),
+    )
+
+
+def verdict_message(verdict: Verdict) -> execution_pb2.Verdict:
+    """Return the message of a verdict."""
+    message = execution_pb2.Verdict(
+        call_id=verdict.call_id,
+        disposition=execution_pb2.Disposition.Value(f"DISPOSITION_{verdict.disposition}"),
+        tool_version=verdict.tool_version,
+        resource_keys=verdict.resource_keys,
+        digest=verdict.digest,
+        preview=verdict.preview,
+        approval_cause=verdict.approval_cause,
+        error_reason=verdict.error_reason,
+        error_message=verdict.error_message,
+    )
+    if verdict.accepted is not None:
+        message.arguments_json = verdict.accepted.canonical
+        message.note = verdict.accepted.note
+    definition = verdict.definition
+    if definition is not None:
+        message.context = _to_wire(definition.context)
+        message.category = _to_wire(definition.category)
+        message.effect_class = _to_wire(definition.effect)
+        message.timeout_seconds = definition.timeout_seconds
+        message.parallel = definition.runs_beside_others
+        if definition.context is ExecutionContext.FRONTEND:
+            message.offer_fallback = _to_wire(definition.offer_fallback)
+            message.fallback_tool_name = definition.fallback_tool_name
+    if verdict.question is not None:
+        message.question.CopyFrom(_question_message(verdict.question))
+    return message
+
+
+def _question_message(question: Question) -> call_pb2.Question:
+    return call_pb2.Question(
+        question=question.question,
+        why=question.why,
+        kind=call_pb2.QuestionKind.Value(f"QUESTION_KIND_{question.kind.upper()}"),
+        options=question.options,
+    )
+
+
+def progress_message(progress: Progress) -> execution_pb2.ExecutionProgress:
+    """Return the message of progress."""
+    return execution_pb2.ExecutionProgress(fraction=progress.fraction, message=progress.message)
+
+
+def result_message(result: ExecutionResult) -> execution_pb2.ExecutionResult:
+    """Return the message of a result."""
+    return execution_pb2.ExecutionResult(
+        outcome=execution_pb2.ExecutionOutcome.Value(f"EXECUTION_OUTCOME_{result.outcome}"),
+        result=call_pb2.CallResult(
+            content_json=result.content,
+            is_error=result.is_error,
+            error_reason=result.error_reason,
+            note=result.note,
+        ),
+        duration_seconds=result.duration_seconds,
+    )

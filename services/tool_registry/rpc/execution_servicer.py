@@ -1,0 +1,95 @@
+"""pawl.tool.v1.ExecutionService: resolve, check, execute, cancel; for services only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any, Final
+
+import grpc
+from pawl.tool.v1 import execution_pb2, execution_pb2_grpc
+
+from services.chassis.ids import check_id
+from services.errors import InvalidField
+from services.tool_registry.app.catalog import Catalog
+from services.tool_registry.app.checking import Checker, ProposedCall
+from services.tool_registry.app.executor import Executor
+from services.tool_registry.app.jobs import ExecuteRequest
+from services.tool_registry.domain.definition import TIMEOUT_SECONDS_MAX
+from services.tool_registry.domain.execution import ExecutionResult
+from services.tool_registry.rpc import convert
+
+CALLS_MAX: Final = 1000
+WAIT_SECONDS_MAX: Final = 10.0
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
+    """Translates between the wire and the use cases."""
+
+    def __init__(self, *, catalog: Catalog, checker: Checker, executor: Executor) -> None:
+        self._catalog = catalog
+        self._checker = checker
+        self._executor = executor
+
+    async def ResolveTools(
+        self, request: execution_pb2.ResolveToolsRequest, context: Context
+    ) -> execution_pb2.ResolveToolsResponse:
+        tools = await self._catalog.resolve(
+            check_id(request.context.store_id, "store_id"),
+            check_id(request.context.user_id, "user_id"),
+            request.tool_names,
+            request.pinned_versions,
+        )
+        return execution_pb2.ResolveToolsResponse(tools=map(convert.tool_message, tools))
+
+    async def CheckCalls(
+        self, request: execution_pb2.CheckCallsRequest, context: Context
+    ) -> execution_pb2.CheckCallsResponse:
+        if len(request.calls) > CALLS_MAX:
+            raise InvalidField(f"calls: at most {CALLS_MAX}", field="calls")
+        identities = [convert.identity_from(request.context, call.call_id) for call in request.calls]
+        verdicts = [
+            await self._checker.check(
+                identity,
+                ProposedCall(tool_name=call.tool_name, tool_version=call.tool_version, arguments=call.arguments_json),
+                request.known_tool_names,
+            )
+            for identity, call in zip(identities, request.calls, strict=True)
+        ]
+        return execution_pb2.CheckCallsResponse(verdicts=map(convert.verdict_message, verdicts))
+
+    async def ExecuteTool(
+        self, request: execution_pb2.ExecuteToolRequest, context: Context
+    ) -> AsyncIterator[execution_pb2.ExecuteToolResponse]:
+        if not 0 <= request.timeout_seconds <= TIMEOUT_SECONDS_MAX:
+            raise InvalidField(f"timeout_seconds: must be 0 to {TIMEOUT_SECONDS_MAX:g}", field="timeout_seconds")
+        asked = ExecuteRequest(
+            identity=convert.identity_from(request.context, request.call_id),
+            tool_name=request.tool_name,
+            tool_version=request.tool_version,
+            arguments=request.arguments_json,
+            earlier_attempts=request.earlier_attempts,
+            timeout_seconds=request.timeout_seconds,
+            approved_digest=request.approved_digest,
+            unknowns_resolved=request.unknowns_resolved,
+        )
+        async with aclosing(self._executor.execute(asked)) as items:
+            async for item in items:
+                if isinstance(item, ExecutionResult):
+                    yield execution_pb2.ExecuteToolResponse(result=convert.result_message(item))
+                else:
+                    yield execution_pb2.ExecuteToolResponse(progress=convert.progress_message(item))
+
+    async def CancelExecution(
+        self, request: execution_pb2.CancelExecutionRequest, context: Context
+    ) -> execution_pb2.CancelExecutionResponse:
+        key = (check_id(request.context.store_id, "store_id"), check_id(request.call_id, "call_id"))
+        if math.isnan(request.wait_seconds) or not 0 <= request.wait_seconds <= WAIT_SECONDS_MAX:
+            raise InvalidField(f"wait_seconds: must be 0 to {WAIT_SECONDS_MAX:g}", field="wait_seconds")
+        stopped, result = await self._executor.cancel(key, request.wait_seconds)
+        return execution_pb2.CancelExecutionResponse(
+            stopped=stopped, result=convert.result_message(result) if result else None
+        )

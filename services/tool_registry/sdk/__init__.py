@@ -1,0 +1,31 @@
+"""Everything that a tool is written with: `from services.tool_registry.sdk import tool`.
+
+    @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+    async def get_weather(city: Annotated[str, "for example Oslo"], days: int = 1) -> dict[str, str]:
+        '''Get the weather forecast of a city.'''
+
+See docs/tools.md.
+"""
+
+from services.tool_registry.domain.definition import Category, Effect, ExecutionContext
+from services.tool_registry.sdk.context import SecretNotFound, ToolCancelled, ToolContext, ToolError
+from services.tool_registry.sdk.reconciling import ReconcileResult, cannot_say, did_not_happen, happened
+from services.tool_registry.sdk.signature import ToolDefinitionError
+from services.tool_registry.sdk.tool import Tool, tool
+
+__all__ = [
+    "Category",
+    "Effect",
+    "ExecutionContext",
+    "ReconcileResult",
+    "SecretNotFound",
+    "Tool",
+    "ToolCancelled",
+    "ToolContext",
+    "ToolDefinitionError",
+    "ToolError",
+    "cannot_say",
+    "did_not_happen",
+    "happened",
+    "tool",
+]

@@ -1,0 +1,97 @@
+"""What a tool is told about the call it serves, and what it can do meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+
+class ToolError(Exception):
+    """An error that is meant for the model: its text goes there, so it holds no secret.
+
+    Any other exception reaches the model as its type only.
+    """
+
+
+class SecretNotFound(ToolError):
+    """The deployment has no secret of that name. The model sees the name, never a value."""
+
+
+class ToolCancelled(Exception):
+    """The call was cancelled or ran out of time; raised by `ToolContext.check_cancelled`."""
+
+
+def _no_progress(_fraction: float | None, _message: str) -> None:
+    """Drop progress; nobody listens in a test of the function itself."""
+
+
+def _no_secret(name: str) -> str:
+    raise SecretNotFound(f"no secret named {name!r} is configured")
+
+
+_NEVER: Final = datetime.max.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolContext:
+    """The call that a tool serves. A parameter annotated with this class gets it.
+
+    Safe to use from any thread. Every field has a default, so that a test of a
+    tool can make one.
+    """
+
+    store_id: str = "local"
+    user_id: str = "me"
+    conversation_id: str = "conversation"
+    run_id: str = "run"
+    call_id: str = "call"
+    attempt: int = 1
+    """Executions of this call begun so far, this one included."""
+    deadline: datetime = _NEVER
+    """When it is cancelled for taking too long."""
+    _cancelled: threading.Event = field(default_factory=threading.Event)
+    _report: Callable[[float | None, str], None] = _no_progress
+    _find_secret: Callable[[str], str] = _no_secret
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same for every execution of this call, and for no other call."""
+        return self.call_id
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the result is not wanted any more. A sync tool should look now and then."""
+        return self._cancelled.is_set()
+
+    def check_cancelled(self) -> None:
+        """Return if the result is still wanted.
+
+        Raises:
+            ToolCancelled: it is not; let it pass.
+        """
+        if self._cancelled.is_set():
+            raise ToolCancelled
+
+    def wait_cancelled(self, timeout_seconds: float) -> bool:
+        """Wait in a sync tool, in place of time.sleep; returns early, with True, when cancelled."""
+        return self._cancelled.wait(timeout_seconds)
+
+    def progress(self, fraction: float | None = None, message: str = "") -> None:
+        """Say how far it is, from 0 to 1 if known, and what it does, for people.
+
+        Never blocks. Only the newest is kept, and shown at most ten times a second.
+        """
+        self._report(fraction, message)
+
+    def secret(self, name: str) -> str:
+        """Return the secret of that name, that of the call's store before the common one.
+
+        Its value is taken out of what the tool returns and reports.
+
+        Raises:
+            SecretNotFound: there is none.
+        """
+        return self._find_secret(name)

@@ -1,0 +1,161 @@
+"""The decorator that makes a tool of a function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+import msgspec
+import pydantic
+
+from services.errors import PawlError
+from services.tool_registry.domain.definition import (
+    Category,
+    Effect,
+    ExecutionContext,
+    ToolDefinition,
+    check_definition,
+)
+from services.tool_registry.domain.schema import compile_schema
+from services.tool_registry.sdk.context import ToolContext, ToolError
+from services.tool_registry.sdk.reconciling import ReconcileResult
+from services.tool_registry.sdk.signature import Signature, ToolDefinitionError, read_signature
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Reconcile = Callable[[ToolContext], Awaitable[ReconcileResult]]
+Preview = Callable[..., str]
+BulkCount = Callable[..., int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool(Generic[P, R]):
+    """A function with its definition. Calling it calls the function, for tests and for other tools."""
+
+    function: Callable[P, R]
+    definition: ToolDefinition
+    signature: Signature
+    reconcile: Reconcile | None
+    _preview: Preview | None
+    _bulk_count: BulkCount | None
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    @property
+    def name(self) -> str:
+        """The name that the model calls it by."""
+        return self.definition.name
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the function is a coroutine function."""
+        return inspect.iscoroutinefunction(self.function)
+
+    def bind(self, arguments: Mapping[str, Any], context: ToolContext) -> Callable[[], R]:
+        """Return the call with arguments that fit the schema, to be made where it belongs.
+
+        Raises:
+            ToolError: a type asks for more than its schema says.
+        """
+        try:
+            parameters = self.signature.bind(arguments)
+        except (msgspec.ValidationError, pydantic.ValidationError) as error:
+            raise ToolError(f"the arguments of {self.name} do not fit: {error}") from None
+        if self.signature.context_parameter:
+            parameters[self.signature.context_parameter] = context
+        function: Callable[..., R] = self.function
+        return lambda: function(**parameters)
+
+    def preview(self, arguments: Mapping[str, Any]) -> str:
+        """Return what a call would do, in the tool's words; empty if it has no preview."""
+        return self._preview(**self.signature.bind(arguments)) if self._preview else ""
+
+    def bulk_count(self, arguments: Mapping[str, Any]) -> int | None:
+        """Return the tool's own count of the things a call is about; None if it has none."""
+        return self._bulk_count(**self.signature.bind(arguments)) if self._bulk_count else None
+
+
+@overload
+def tool(function: Callable[P, R], /) -> Tool[P, R]: ...
+@overload
+def tool(
+    *,
+    name: str = ...,
+    description: str = ...,
+    category: Category = ...,
+    effect: Effect = ...,
+    context: ExecutionContext = ...,
+    timeout_seconds: float = ...,
+    parallel: bool = ...,
+    resource_keys: Sequence[str] = ...,
+    result_bytes_max: int = ...,
+    allowed_users: Sequence[str] = ...,
+    preview: Preview | None = ...,
+    bulk_count: BulkCount | None = ...,
+    reconcile: Reconcile | None = ...,
+) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
+def tool(
+    function: Callable[P, R] | None = None,
+    /,
+    *,
+    name: str = "",
+    description: str = "",
+    category: Category = Category.SENSITIVE,
+    effect: Effect = Effect.AT_MOST_ONCE,
+    context: ExecutionContext = ExecutionContext.BACKEND,
+    timeout_seconds: float = 0.0,
+    parallel: bool = False,
+    resource_keys: Sequence[str] = (),
+    result_bytes_max: int = 0,
+    allowed_users: Sequence[str] = (),
+    preview: Preview | None = None,
+    bulk_count: BulkCount | None = None,
+    reconcile: Reconcile | None = None,
+) -> Tool[P, R] | Callable[[Callable[P, R]], Tool[P, R]]:
+    """Make a tool of a function, sync or async; the defaults are the cautious ones.
+
+    `description` defaults to the docstring. `preview` and `bulk_count` take the
+    arguments and must be quick and pure; `reconcile` goes with the effect
+    RECONCILABLE, and says whether an earlier execution happened. docs/tools.md
+    explains each.
+
+    Raises:
+        ToolDefinitionError: the function or an option cannot be used.
+    """
+
+    def make(function: Callable[P, R]) -> Tool[P, R]:
+        signature = read_signature(function)
+        definition = ToolDefinition(
+            name=name or getattr(function, "__name__", ""),
+            description=description or signature.description,
+            arguments_schema=signature.arguments_schema,
+            context=context,
+            category=category,
+            effect=effect,
+            timeout_seconds=float(timeout_seconds),
+            parallel=parallel,
+            resource_keys=tuple(resource_keys),
+            result_bytes_max=result_bytes_max,
+            allowed_user_ids=tuple(allowed_users),
+        )
+        if (reconcile is not None) != (effect is Effect.RECONCILABLE):
+            raise ToolDefinitionError(f"{definition.name}: reconcile goes with the effect RECONCILABLE, and only there")
+        try:
+            check_definition(definition)
+            compile_schema(definition.arguments_schema, recursion=True)
+        except PawlError as error:
+            raise ToolDefinitionError(f"{definition.name}: {error.message}") from None
+        return Tool(
+            function=function,
+            definition=definition,
+            signature=signature,
+            reconcile=reconcile,
+            _preview=preview,
+            _bulk_count=bulk_count,
+        )
+
+    return make if function is None else make(function)

@@ -1,0 +1,60 @@
+"""What the registry can be told."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, SecretStr
+
+from services.chassis.settings import ListenAddress, PeerAddresses, ServiceSettings
+from services.tool_registry.domain.mail_server import read_smtp_url
+
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_SENDER = re.compile(r"[^\s<>@\"(),:;\\]+@[A-Za-z0-9.-]+")
+
+
+def _check_modules(value: str) -> str:
+    for name in module_names(value):
+        if not _MODULE.fullmatch(name):
+            raise ValueError("must be names of Python modules with commas between")
+    return value
+
+
+def module_names(value: str) -> list[str]:
+    """Return the names in a list with commas."""
+    return [name for part in value.split(",") if (name := part.strip())]
+
+
+def _check_smtp_url(value: SecretStr | None) -> SecretStr | None:
+    if value is not None:
+        read_smtp_url(value.get_secret_value())
+    return value
+
+
+def _check_sender(value: str) -> str:
+    if not _SENDER.fullmatch(value):
+        raise ValueError("must be a bare address, for example pawl@example.com")
+    return value
+
+
+class ToolRegistrySettings(ServiceSettings):
+    """Settings of the registry. A batch of calls, each with the largest arguments, fits into one message."""
+
+    listen: ListenAddress = "127.0.0.1:7602"
+    metrics_listen: ListenAddress = "127.0.0.1:7612"
+    message_bytes_max: int = Field(default=8 * 1024 * 1024, ge=1024)
+    drain_seconds: float = Field(default=5.0, ge=0)
+    job_store_address: PeerAddresses = "127.0.0.1:7603"
+
+    tools: Annotated[str, AfterValidator(_check_modules)] = ""
+    tool_threads_max: int = Field(default=16, ge=1, le=1000)
+    tool_secrets_file: Path | None = None
+    executions_max: int = Field(default=1000, ge=1)
+    execution_lease_seconds: float = Field(default=6.0, ge=2)
+    execution_retention_days: float = Field(default=30.0, gt=0)
+
+    smtp_url: Annotated[SecretStr | None, AfterValidator(_check_smtp_url)] = None
+    mail_from: Annotated[str, AfterValidator(_check_sender)] = "pawl@localhost"
+    outbox_dir: Path = Path(".pawl/outbox")
