@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from services.agent_loop.adapters.model import failure
+from services.agent_loop.domain import text
 from services.agent_loop.domain.model import (
     CallPiece,
     Finished,
@@ -117,17 +118,17 @@ def _delta(delta: _Delta) -> Iterator[Piece]:
 def _content(content: Any) -> Iterator[Piece]:
     """Give the text of a message: a string, or parts, of which some may be reasoning."""
     if not isinstance(content, list):
-        if text := _text(content):
-            yield TextPiece(text=text)
+        if written := _text(content):
+            yield TextPiece(text=written)
         return
     for part in content:
         if not isinstance(part, dict):
             continue
-        if text := _text(part.get("text")):
-            yield TextPiece(text=text)
+        if written := _text(part.get("text")):
+            yield TextPiece(text=written)
         for thought in part.get("thinking") or ():
-            if isinstance(thought, dict) and (text := _text(thought.get("text"))):
-                yield ReasoningPiece(text=text)
+            if isinstance(thought, dict) and (reasoning := _text(thought.get("text"))):
+                yield ReasoningPiece(text=reasoning)
 
 
 def _call(index: Any, call_id: Any, function: _Function | None) -> CallPiece:
@@ -136,7 +137,7 @@ def _call(index: Any, call_id: Any, function: _Function | None) -> CallPiece:
         index=index if type(index) is int else None,
         call_id=_text(call_id),
         name=_text(function.name),
-        arguments=_storable(_arguments(bytes(function.arguments))),
+        arguments=text.clean(_arguments(bytes(function.arguments))),
     )
 
 
@@ -175,9 +176,4 @@ def _count(value: Any) -> int:
 
 
 def _text(value: Any) -> str:
-    return _storable(value) if isinstance(value, str) else ""
-
-
-def _storable(text: str) -> str:
-    """Return `text` without NUL, which no database text can hold."""
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in text else text
+    return text.clean(value) if isinstance(value, str) else ""

@@ -1,0 +1,246 @@
+"""What servers send, in all its variety, and the pieces it gives (LOOP-2)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.agent_loop.adapters.model.answer import ANSWER_BYTES_MAX, Answer
+from services.agent_loop.domain.assembly import Assembly, ModelAnswer
+from services.agent_loop.domain.failure import FailureClass
+from services.agent_loop.domain.model import (
+    CallPiece,
+    Finished,
+    ModelError,
+    Piece,
+    ProviderState,
+    ReasoningPiece,
+    RefusalPiece,
+    TextPiece,
+    UsageReport,
+)
+
+
+def event(chunk: Any) -> bytes:
+    return b"data: " + (chunk if isinstance(chunk, bytes) else json.dumps(chunk).encode()) + b"\n\n"
+
+
+def delta(finish_reason: str | None = None, **fields: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": fields, "finish_reason": finish_reason}]}
+
+
+STOP = delta("stop")
+DONE = b"[DONE]"
+
+
+def read(*chunks: Any) -> list[Piece]:
+    return feed(b"".join(event(chunk) for chunk in chunks))
+
+
+def feed(*data: bytes) -> list[Piece]:
+    answer = Answer()
+    return [piece for part in data for piece in answer.feed(part)] + answer.end()
+
+
+def assemble(*chunks: Any) -> ModelAnswer:
+    assembly = Assembly()
+    for piece in read(*chunks):
+        assembly.add(piece)
+    return assembly.answer()
+
+
+def call(index: Any = 0, call_id: Any = None, name: Any = None, arguments: Any = None) -> dict[str, Any]:
+    return {"index": index, "id": call_id, "function": {"name": name, "arguments": arguments}}
+
+
+def failed(*chunks: Any) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        read(*chunks)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("chunk", "pieces"),
+    [
+        (delta(content="Hi"), [TextPiece(text="Hi")]),
+        (delta(content=None), []),
+        (delta(content=""), []),
+        (delta(reasoning_content="hm"), [ReasoningPiece(text="hm")]),
+        (delta(reasoning="hm"), [ReasoningPiece(text="hm")]),
+        (delta(reasoning="hm", reasoning_content="hm"), [ReasoningPiece(text="hm")]),
+        (delta(reasoning="hm", content="Hi"), [ReasoningPiece(text="hm"), TextPiece(text="Hi")]),
+        (delta(refusal="No"), [RefusalPiece(text="No")]),
+        (delta(content=[{"type": "text", "text": "Hi"}]), [TextPiece(text="Hi")]),
+        (delta(content=[{"type": "thinking", "thinking": [{"text": "hm"}]}]), [ReasoningPiece(text="hm")]),
+        (delta(content="a\0b"), [TextPiece(text="ab")]),
+        (delta(tool_calls=None), []),
+        (delta(tool_calls=[None]), []),
+        (delta(tool_calls=[{"index": 1}]), [CallPiece(index=1)]),
+        (delta(tool_calls=[{"id": "a", "function": {"name": "f"}}]), [CallPiece(call_id="a", name="f")]),
+        (delta(tool_calls=[call("0", "a", "f", '{"x"')]), [CallPiece(call_id="a", name="f", arguments='{"x"')]),
+        (delta(tool_calls=[call(0, "a", "f", None)]), [CallPiece(index=0, call_id="a", name="f")]),
+        (delta(tool_calls=[call(0, "a", "", {"x": 1})]), [CallPiece(index=0, call_id="a", arguments='{"x": 1}')]),
+        (delta(function_call={"name": "f", "arguments": "{}"}), [CallPiece(name="f", arguments="{}")]),
+        ({"choices": None}, []),
+        ({"choices": []}, []),
+        ({"choices": [None]}, []),
+        ({"choices": [{"index": 0, "delta": None}]}, []),
+        ({"choices": [{"index": 1, "delta": {"content": "B"}}, {"delta": {"content": "A"}}]}, [TextPiece(text="A")]),
+        ({"error": None, "choices": [{"delta": {"content": "Hi"}}]}, [TextPiece(text="Hi")]),
+        (b"", []),
+        ({"object": "chat.completion.chunk", "unknown": {"deep": [1]}}, []),
+    ],
+)  # fmt: skip
+def test_a_chunk_gives_its_pieces(chunk: Any, pieces: list[Piece]) -> None:
+    assert read(chunk, STOP, DONE) == [*pieces, Finished(reason="stop")]
+
+
+@pytest.mark.parametrize(
+    "usage_chunk",
+    [
+        {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 4}},
+        {"choices": None, "usage": {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": None}},
+        {"choices": [{"delta": {}, "usage": {"prompt_tokens": 9, "completion_tokens": 4}}]},
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_usage_may_come_anywhere(usage_chunk: Any, place: int) -> None:
+    chunks = [delta(content="Hi"), STOP]
+    chunks.insert(place, usage_chunk)
+    assert assemble(*chunks, DONE).usage == UsageReport(input_tokens=9, output_tokens=4)
+
+
+def test_cached_and_reasoning_tokens_are_counted() -> None:
+    usage = {
+        "prompt_tokens": 9,
+        "prompt_tokens_details": {"cached_tokens": 5},
+        "completion_tokens": 4,
+        "completion_tokens_details": {"reasoning_tokens": 3},
+    }
+    expected = UsageReport(input_tokens=9, cached_input_tokens=5, output_tokens=4, reasoning_tokens=3)
+    assert assemble(STOP, {"usage": usage}, DONE).usage == expected
+
+
+@pytest.mark.parametrize("usage", [None, 5, [], {"prompt_tokens": "many", "completion_tokens": -1}])
+def test_usage_that_cannot_be_read_counts_as_nothing(usage: Any) -> None:
+    assert assemble(STOP, {"usage": usage}, DONE).usage == UsageReport()
+
+
+def test_reasoning_state_is_kept_byte_for_byte() -> None:
+    """LOOP-11: blobs go back to the server as they came, number formats and escapes included."""
+    first = b'{"choices":[{"delta":{"reasoning_details":[{"b": 1.0,  "a":"\\u00e9"},{"x":1e2}]}}]}'
+    second = b'{"choices":[{"delta":{"reasoning_details":[{"sig":"z"}]},"finish_reason":"stop"}]}'
+    pieces = read(first, second, DONE)
+    assert pieces[0] == ProviderState(field="reasoning_details", item_json=b'{"b": 1.0,  "a":"\\u00e9"}')
+    assert assemble(first, second, DONE).provider_state_json == (
+        b'{"reasoning_details":[{"b": 1.0,  "a":"\\u00e9"},{"x":1e2},{"sig":"z"}]}'
+    )
+
+
+def test_a_whole_completion_instead_of_a_stream_is_an_answer() -> None:
+    message = {
+        "role": "assistant",
+        "content": "Hi",
+        "reasoning_content": "hm",
+        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}],
+    }
+    body = {
+        "object": "chat.completion",
+        "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 2},
+    }
+    data = b" \n" + json.dumps(body, indent=1).encode()
+    assert feed(data[:30], data[30:]) == [
+        ReasoningPiece(text="hm"),
+        TextPiece(text="Hi"),
+        CallPiece(call_id="a", name="f", arguments='{"x":1}'),
+        UsageReport(input_tokens=1, output_tokens=2),
+        Finished(reason="tool_calls"),
+    ]
+
+
+@pytest.mark.parametrize("reason", ["stop", "tool_calls", "length", "function_call", "end_turn", "made_up"])
+def test_any_finish_reason_ends_an_answer(reason: str) -> None:
+    assert read(delta(content="Hi"), delta(reason), DONE)[-1] == Finished(reason=reason)
+
+
+def test_the_end_marker_alone_ends_an_answer_that_has_something_in_it() -> None:
+    assert read(delta(content="Hi"), DONE) == [TextPiece(text="Hi"), Finished(reason="")]
+
+
+def test_a_finish_reason_alone_ends_an_answer() -> None:
+    assert read(delta(content="Hi"), STOP) == [TextPiece(text="Hi"), Finished(reason="stop")]
+
+
+def test_nothing_after_the_end_counts() -> None:
+    assert read(STOP, DONE, delta(content="late"), b"{garbage") == [Finished(reason="stop")]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "reason", "failure_class", "retryable"),
+    [
+        ([], "EMPTY_STREAM", FailureClass.PROVIDER, True),
+        ([DONE], "EMPTY_STREAM", FailureClass.PROVIDER, True),
+        ([delta(role="assistant")], "EMPTY_STREAM", FailureClass.PROVIDER, True),
+        ([delta(content="Hi")], "STREAM_TRUNCATED", FailureClass.PROVIDER, True),
+        ([b'{"choices": [{"delta"'], "STREAM_GARBLED", FailureClass.PROVIDER, True),
+        ([b"null"], "STREAM_GARBLED", FailureClass.PROVIDER, True),
+        ([b'{"choices": "many"}'], "STREAM_GARBLED", FailureClass.PROVIDER, True),
+        ([b'{"choices": [{"delta": {"content": "\xff"}}]}'], "STREAM_GARBLED", FailureClass.PROVIDER, True),
+        ([b'{"choices":' + b"[" * 100_000], "STREAM_GARBLED", FailureClass.PROVIDER, True),
+        ([{"error": {"message": "overloaded"}}], "STREAM_ERROR", FailureClass.PROVIDER, True),
+        ([{"error": {"message": "401 timeout", "code": "401"}}], "STREAM_ERROR", FailureClass.PROVIDER, True),
+        ([{"error": "plain text"}], "STREAM_ERROR", FailureClass.PROVIDER, True),
+        ([{"error": {"code": 429}}], "HTTP_429", FailureClass.RATE, True),
+        ([{"error": {"code": 502}}], "HTTP_502", FailureClass.PROVIDER, True),
+        ([{"error": {"code": 400}}], "HTTP_400", FailureClass.PROVIDER, False),
+        ([{"object": "error", "message": "bad", "code": 401}], "HTTP_401", FailureClass.AUTH, False),
+        ([delta(content="Hi"), delta("error")], "STREAM_ERROR", FailureClass.PROVIDER, True),
+        ([delta(content="Hi"), delta("content_filter"), DONE], "CONTENT_FILTER", FailureClass.CONTENT_FILTER, False),
+    ],
+)
+def test_faults_are_typed(chunks: list[Any], reason: str, failure_class: FailureClass, retryable: bool) -> None:
+    error = failed(*chunks)
+    assert (error.reason, error.failure_class, error.retryable) == (reason, failure_class, retryable)
+
+
+def test_a_stream_cut_inside_a_chunk_is_truncated_not_garbled() -> None:
+    data = event(delta(content="Hi")) + event(delta(content="there"))[:-20]
+    with pytest.raises(ModelError) as caught:
+        feed(data)
+    assert caught.value.reason == "STREAM_TRUNCATED"
+
+
+def test_an_endless_answer_is_refused_for_good() -> None:
+    answer = Answer()
+    chunk = event(delta(content="x" * 100_000))
+    with pytest.raises(ModelError) as caught:
+        for _ in range(ANSWER_BYTES_MAX // len(chunk) + 1):
+            answer.feed(chunk)
+    assert (caught.value.reason, caught.value.retryable) == ("STREAM_TOO_LARGE", False)
+
+
+MIXTURE = b"".join(
+    event(chunk)
+    for chunk in [
+        delta(reasoning="Let me sé"),
+        delta(content="I will ", tool_calls=[call(0, "a", "add", "")]),
+        delta(tool_calls=[call(0, None, None, '{"x":'), call(1, "b", "mul", "")]),
+        delta(tool_calls=[call(1, None, None, "{}"), call(0, None, None, "1}")]),
+        delta(content="do that 🦜."),
+        delta("tool_calls"),
+        {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}},
+        DONE,
+    ]
+)
+
+
+@given(st.lists(st.integers(min_value=0, max_value=len(MIXTURE)), max_size=30))
+def test_the_same_bytes_give_the_same_pieces_however_they_are_cut(cuts: list[int]) -> None:
+    places = [0, *sorted(cuts), len(MIXTURE)]
+    assert feed(*(MIXTURE[start:end] for start, end in itertools.pairwise(places))) == feed(MIXTURE)
