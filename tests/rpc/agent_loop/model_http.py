@@ -1,0 +1,90 @@
+"""A model server at the level of bytes: it sends what a test says and sees what the client does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request, and the hand on its response."""
+
+    head: str
+    body: Any
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def send(self, *parts: str | bytes) -> None:
+        for part in parts:
+            self.writer.write(part.encode() if isinstance(part, str) else part)
+            await self.writer.drain()
+
+    async def start_stream(self, content_type: str = "text/event-stream") -> None:
+        await self.send(f"HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nTransfer-Encoding: chunked\r\n\r\n")
+
+    async def chunk(self, data: str | bytes) -> None:
+        data = data.encode() if isinstance(data, str) else data
+        await self.send(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+
+    async def events(self, *chunks: Any) -> None:
+        for chunk in chunks:
+            await self.chunk("data: " + (chunk if isinstance(chunk, str) else json.dumps(chunk)) + "\n\n")
+
+    async def end(self) -> None:
+        await self.send("0\r\n\r\n")
+
+    async def respond(self, status: int, body: str = "", headers: str = "") -> None:
+        head = f"HTTP/1.1 {status} Whatever\r\nContent-Type: application/json\r\n{headers}"
+        await self.send(f"{head}Content-Length: {len(body.encode())}\r\n\r\n{body}")
+
+    async def client_left(self) -> None:
+        """Return when the client has closed the connection."""
+        while await self.reader.read(4096):
+            pass
+
+
+Script = Callable[[Exchange], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class ModelHttp:
+    """The server: what it was asked, and over how many connections."""
+
+    url: str
+    exchanges: list[Exchange] = field(default_factory=list)
+    connections: int = 0
+
+
+@asynccontextmanager
+async def model_http(script: Script) -> AsyncIterator[ModelHttp]:
+    """Serve `script` for each request; a script that returns keeps the connection open."""
+    server = ModelHttp(url="")
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server.connections += 1
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                length = next(
+                    int(line[15:]) for line in head.split("\r\n") if line.lower().startswith("content-length")
+                )
+                exchange = Exchange(head, json.loads(await reader.readexactly(length)), reader, writer)
+                server.exchanges.append(exchange)
+                await script(exchange)
+                if writer.is_closing():
+                    return
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        finally:
+            writer.close()
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    host, port = listener.sockets[0].getsockname()
+    server.url = f"http://{host}:{port}/v1"
+    async with listener:
+        yield server

@@ -1,0 +1,337 @@
+"""The model client against a server that does everything wrong (LOOP-2, LOOP-6, LOOP-7)."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from email.utils import formatdate
+from typing import Any
+
+import pytest
+
+from services.agent_loop.adapters.model.client import OpenAiModel
+from services.agent_loop.domain.failure import FailureClass
+from services.agent_loop.domain.model import Finished, ModelError, ModelRequest, Piece, TextPiece
+from tests.rpc.agent_loop.model_http import Exchange, Script, model_http
+
+NOW = 1_800_000_000.0
+HI = {"choices": [{"index": 0, "delta": {"content": "Hi"}}]}
+STOP = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+DONE = "[DONE]"
+ANSWER = [TextPiece(text="Hi"), Finished(reason="stop")]
+
+
+def request(**fields: Any) -> ModelRequest:
+    return ModelRequest(**{"model": "m", "messages": ({"role": "user", "content": "Hello"},), **fields})
+
+
+def client(url: str) -> OpenAiModel:
+    return OpenAiModel(base_url=url, api_key="sk-secret", now=lambda: NOW)
+
+
+async def collect(model: OpenAiModel, asked: ModelRequest | None = None) -> list[Piece]:
+    async with aclosing(model.stream(asked or request())) as pieces:
+        return [piece async for piece in pieces]
+
+
+async def call(script: Script, **fields: Any) -> list[Piece]:
+    async with model_http(script) as server, client(server.url) as model:
+        return await collect(model, request(**fields))
+
+
+async def fail(script: Script, **fields: Any) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        await call(script, **fields)
+    return caught.value
+
+
+async def answer(exchange: Exchange) -> None:
+    await exchange.start_stream()
+    await exchange.events(HI, STOP, DONE)
+    await exchange.end()
+
+
+async def test_the_request_carries_what_was_asked_and_nothing_else() -> None:
+    async with model_http(answer) as server, client(server.url) as model:
+        await collect(
+            model,
+            request(
+                tools=({"type": "function", "function": {"name": "f"}},),
+                tool_choice="required",
+                temperature=0.5,
+                output_tokens_max=7,
+            ),
+        )
+        await collect(model)
+    full, plain = (exchange.body for exchange in server.exchanges)
+    assert full == {
+        "model": "m",
+        "messages": [{"role": "user", "content": "Hello"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "tool_choice": "required",
+        "temperature": 0.5,
+        "max_completion_tokens": 7,
+    }
+    assert set(plain) == {"model", "messages", "stream", "stream_options"}
+    assert server.exchanges[0].head.startswith("POST /v1/chat/completions ")
+    assert "authorization: bearer sk-secret" in server.exchanges[0].head.lower()
+
+
+async def test_calls_one_after_the_other_share_a_connection() -> None:
+    async with model_http(answer) as server, client(server.url) as model:
+        for _ in range(5):
+            assert await collect(model) == ANSWER
+        assert server.connections == 1
+
+
+async def test_a_json_body_instead_of_a_stream_is_an_answer() -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.respond(200, '{"choices":[{"message":{"content":"Hi"},"finish_reason":"stop"}]}')
+
+    assert await call(script) == ANSWER
+
+
+async def test_pieces_come_as_they_are_sent() -> None:
+    taken = asyncio.Event()
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.start_stream()
+        await exchange.events(HI)
+        await taken.wait()
+        await exchange.events(STOP, DONE)
+        await exchange.end()
+
+    async with (
+        model_http(script) as server,
+        client(server.url) as model,
+        aclosing(model.stream(request())) as pieces,
+    ):
+        assert await anext(pieces) == TextPiece(text="Hi")
+        taken.set()
+        assert [piece async for piece in pieces] == [Finished(reason="stop")]
+
+
+@pytest.mark.parametrize(
+    ("status", "failure_class", "retryable"),
+    [
+        (400, FailureClass.PROVIDER, False),
+        (401, FailureClass.AUTH, False),
+        (403, FailureClass.AUTH, False),
+        (404, FailureClass.PROVIDER, False),
+        (408, FailureClass.PROVIDER, False),
+        (409, FailureClass.PROVIDER, False),
+        (422, FailureClass.PROVIDER, False),
+        (429, FailureClass.RATE, True),
+        (500, FailureClass.PROVIDER, True),
+        (503, FailureClass.PROVIDER, True),
+        (529, FailureClass.PROVIDER, True),
+    ],
+)
+async def test_the_status_code_alone_says_what_failed(
+    status: int, failure_class: FailureClass, retryable: bool
+) -> None:
+    """C13: a text that speaks of 429 and timeouts changes nothing. And nothing is retried here."""
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.respond(status, '{"error":{"message":"429 rate limit timeout sk-secret","code":"429"}}')
+
+    async with model_http(script) as server, client(server.url) as model:
+        with pytest.raises(ModelError) as caught:
+            await collect(model)
+        assert len(server.exchanges) == 1
+    error = caught.value
+    assert (error.reason, error.failure_class, error.retryable) == (f"HTTP_{status}", failure_class, retryable)
+    assert "sk-secret" not in error.message
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ("Retry-After: 7\r\n", 7.0),
+        ("Retry-After: 0.5\r\n", 0.5),
+        (f"Retry-After: {formatdate(NOW + 30, usegmt=True)}\r\n", 30.0),
+        (f"Retry-After: {formatdate(NOW - 30, usegmt=True)}\r\n", 0.0),
+        ("Retry-After: -3\r\n", 0.0),
+        ("Retry-After: soon\r\n", None),
+        ("Retry-After: nan\r\n", None),
+        ("Retry-After: Wed, 99 Foo 2030 99:99:99 GMT\r\n", None),
+        ("", None),
+    ],
+)
+@pytest.mark.parametrize("status", [429, 503])
+async def test_retry_after_is_read_in_both_forms(status: int, header: str, seconds: float | None) -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.respond(status, "{}", header)
+
+    assert (await fail(script)).retry_after_seconds == seconds
+
+
+async def test_a_server_that_cannot_be_reached_is_a_network_failure() -> None:
+    async with client("http://127.0.0.1:9/v1") as model:
+        with pytest.raises(ModelError) as caught:
+            await collect(model)
+    assert (caught.value.reason, caught.value.retryable) == ("NETWORK", True)
+
+
+async def test_a_connection_closed_before_the_headers_is_a_network_failure() -> None:
+    async def script(exchange: Exchange) -> None:
+        exchange.writer.close()
+
+    assert (await fail(script)).reason == "NETWORK"
+
+
+async def test_a_connection_closed_in_the_middle_is_a_truncated_stream() -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.start_stream()
+        await exchange.events(HI)
+        exchange.writer.close()
+
+    error = await fail(script)
+    assert (error.reason, error.retryable) == ("STREAM_TRUNCATED", True)
+
+
+async def test_a_connection_reset_in_the_middle_is_retryable() -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.start_stream()
+        await exchange.events(HI)
+        exchange.writer.transport.abort()
+
+    error = await fail(script)
+    assert error.reason in {"NETWORK", "STREAM_TRUNCATED"}
+    assert error.retryable
+
+
+async def test_a_connection_lost_after_the_finish_reason_harms_nothing() -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.start_stream()
+        await exchange.events(HI, STOP)
+        exchange.writer.close()
+
+    assert await call(script) == ANSWER
+
+
+async def test_a_server_that_does_not_close_after_its_end_is_not_waited_for() -> None:
+    left = asyncio.Event()
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.start_stream()
+        await exchange.events(HI, STOP, DONE)
+        await exchange.client_left()
+        left.set()
+
+    async with model_http(script) as server, client(server.url) as model:
+        assert await collect(model) == ANSWER
+        await left.wait()
+
+
+async def test_a_server_that_does_not_begin_to_answer_is_given_up() -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.client_left()
+
+    error = await fail(script, headers_timeout_seconds=0.05)
+    assert (error.reason, error.failure_class, error.retryable) == ("HEADERS_TIMEOUT", FailureClass.PROVIDER, True)
+
+
+async def test_a_silent_stream_is_given_up() -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.start_stream()
+        await exchange.events(HI)
+        await exchange.client_left()
+
+    error = await fail(script, idle_timeout_seconds=0.05)
+    assert (error.reason, error.failure_class, error.retryable) == ("IDLE_TIMEOUT", FailureClass.PROVIDER, True)
+
+
+async def test_comments_are_life_signs() -> None:
+    """D11: eight comments 0.05 s apart keep a stream alive whose idle limit is 0.3 s."""
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.start_stream()
+        for _ in range(8):
+            await exchange.chunk(": keep-alive\n\n")
+            await asyncio.sleep(0.05)
+        await exchange.events(HI, STOP, DONE)
+        await exchange.end()
+
+    assert await call(script, idle_timeout_seconds=0.3) == ANSWER
+
+
+@pytest.mark.parametrize("begins", [True, False])
+async def test_life_signs_do_not_extend_the_round(begins: bool) -> None:
+    """D11: the round limit still holds, and it is typed apart from the provider's faults."""
+
+    async def script(exchange: Exchange) -> None:
+        if begins:
+            await exchange.start_stream()
+            while True:
+                await exchange.chunk(": keep-alive\n\n")
+                await asyncio.sleep(0.01)
+        await exchange.client_left()
+
+    error = await fail(script, deadline_seconds=0.1)
+    assert (error.reason, error.failure_class, error.retryable) == ("ROUND_TIMEOUT", FailureClass.LIMIT, False)
+
+
+@pytest.mark.parametrize("how", ["cancel", "close"])
+async def test_stopping_closes_the_connection(how: str) -> None:
+    """C5: the server sees the client leave, so it stops paying for the answer."""
+    left = asyncio.Event()
+    streaming = asyncio.Event()
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.start_stream()
+        await exchange.events(HI)
+        await exchange.client_left()
+        left.set()
+
+    async def consume(model: OpenAiModel) -> None:
+        async with aclosing(model.stream(request())) as pieces:
+            async for _ in pieces:
+                streaming.set()
+                if how == "close":
+                    return
+
+    async with model_http(script) as server, client(server.url) as model:
+        consumer = asyncio.create_task(consume(model))
+        await streaming.wait()
+        if how == "cancel":
+            consumer.cancel()
+        await asyncio.gather(consumer, return_exceptions=True)
+        await left.wait()
+
+
+async def test_cancelling_before_the_headers_closes_the_connection() -> None:
+    left = asyncio.Event()
+    asked = asyncio.Event()
+
+    async def script(exchange: Exchange) -> None:
+        asked.set()
+        await exchange.client_left()
+        left.set()
+
+    async with model_http(script) as server, client(server.url) as model:
+        consumer = asyncio.create_task(collect(model))
+        await asked.wait()
+        consumer.cancel()
+        await asyncio.gather(consumer, return_exceptions=True)
+        await left.wait()
+
+
+async def test_a_slow_consumer_is_not_mistaken_for_a_silent_server() -> None:
+    """Deadlines count only while the next piece is awaited."""
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.start_stream()
+        await exchange.events(HI)
+        await exchange.events(STOP, DONE)
+        await exchange.end()
+
+    async with model_http(script) as server, client(server.url) as model:
+        pieces = []
+        async with aclosing(model.stream(request(idle_timeout_seconds=0.05))) as stream:
+            async for piece in stream:
+                pieces.append(piece)
+                await asyncio.sleep(0.1)
+    assert pieces == ANSWER
