@@ -25,7 +25,7 @@ class DataFolder:
         self.logs = path / "logs"
         self.postgres = path / "postgres"
         self.nats = path / "nats"
-        self.files = path / "files"
+        self.outbox = path / "outbox"
         self._lock = DataLock(path / _LOCK_FILE)
 
     def open(self) -> SecretFiles:
@@ -34,7 +34,7 @@ class DataFolder:
             self._make()
             self._lock.acquire()
             self._check_version()
-            for folder in (self.run, self.logs, self.files):
+            for folder in (self.run, self.logs, self.outbox):
                 folder.mkdir(mode=0o700, exist_ok=True)
             return SecretFiles(self.path / "secrets")
         except OSError as error:

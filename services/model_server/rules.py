@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from services.model_server.intents import AddTask, Say, UseTool, stages_of
-from services.model_server.outcome import describe, failure
+from services.model_server.outcome import describe, failure, note
 from services.model_server.reply import Reply, ToolCall
 from services.model_server.wire import MODEL_ID
 
@@ -176,17 +176,21 @@ def _summary(stages: Sequence[Stage], done: Mapping[int, Sequence[Result]]) -> s
 def _outcomes(stage: Stage, results: Sequence[Result]) -> Iterator[str]:
     for result in results:
         wish = next((_wish(intent) for intent in stage if _is_for(result.name, intent)), f"call {result.name}")
-        refused = failure(result.content)
-        if refused is not None:
-            yield f"I could not {wish} ({result.name}): {refused}"
-        elif result.name == "calculate":
-            yield f"{wish.removeprefix('work out ')} = {describe(result.content)}."
-        elif result.name == "ask_user":
-            yield f'You answered "{describe(result.content)}"; I have no rule that does more with it.'
-        elif result.name in ("create_task", "add_subtask"):
-            yield f"{result.name} {_title(result)}: {describe(result.content)}"
-        else:
-            yield f"I was asked to {wish}; {result.name} says: {describe(result.content)}"
+        yield _outcome(result, wish) + note(result.content)
+
+
+def _outcome(result: Result, wish: str) -> str:
+    refused = failure(result.content)
+    if refused is not None:
+        return f"I could not {wish} ({result.name}): {refused}"
+    said = describe(result.content)
+    if result.name == "calculate":
+        return f"{wish.removeprefix('work out ')} = {said}."
+    if result.name == "ask_user":
+        return f'You answered "{said}"; I have no rule that does more with it.'
+    if result.name in ("create_task", "add_subtask"):
+        return f"{result.name} {_title(result)}: {said}"
+    return f"I was asked to {wish}; {result.name} says: {said}"
 
 
 def _title(result: Result) -> str:

@@ -154,6 +154,21 @@ def test_a_failed_result_is_admitted(result: str, reason: str) -> None:
     assert reason in last.text
 
 
+def test_a_note_of_the_reviewer_is_passed_on() -> None:
+    """HITL-3"""
+    prompt = "e-mail ann@example.com saying hi"
+    result = '{"result": {"status": "sent"}, "note": "A reviewer edited this call."}'
+    last = ask(prompt, after=answered(ask(prompt), result))
+    assert "A reviewer edited this call." in last.text
+    assert "could not" not in last.text
+
+
+def test_an_answer_is_repeated() -> None:
+    """HITL-1"""
+    last = ask("book a table", after=answered(ask("book a table"), '{"answer": "Tonight at 19:00"}'))
+    assert 'You answered "Tonight at 19:00"' in last.text
+
+
 def test_a_new_user_message_starts_afresh() -> None:
     history = (*answered(ask("what is 1+1"), "2"), {"role": "user", "content": "what is 2+2"})
     assert calls(ask("what is 1+1", after=history)) == [("calculate", {"expression": "2+2"})]
