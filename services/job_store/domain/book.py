@@ -83,14 +83,18 @@ class Table(Generic[K, R]):
             self._undo.add(partial(rows.__delitem__, key))
         rows[key] = row
 
+    def items(self) -> Iterable[tuple[K, R]]:
+        """Return all keys and rows as they are now."""
+        return self._rows.items()
+
     def created(self) -> list[R]:
         """Return the rows that are not stored yet."""
         return [row for key, row in self._rows.items() if key not in self._stored]
 
-    def changed(self) -> list[R]:
-        """Return the rows that are stored otherwise."""
+    def changed(self) -> list[tuple[R, R]]:
+        """Return the rows that are stored otherwise: each as stored, and as it is now."""
         stored = self._stored
-        return [row for key, row in self._rows.items() if key in stored and stored[key] is not row]
+        return [(stored[key], row) for key, row in self._rows.items() if key in stored and stored[key] is not row]
 
 
 class Entries(Generic[R]):

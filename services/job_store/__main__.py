@@ -1,0 +1,75 @@
+"""The job store: `python -m services.job_store`."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from pawl.job.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
+
+from services.chassis.lifecycle import Stop, run_service
+from services.chassis.service import Service
+from services.chassis.settings import load
+from services.job_store.adapters.announcer import NatsAnnouncer
+from services.job_store.adapters.journal import PostgresJournal
+from services.job_store.adapters.leases import PostgresLeases
+from services.job_store.adapters.lifecycle_stream import JetStreamLifecycle
+from services.job_store.adapters.metrics import CountedLeases, PrometheusMeter
+from services.job_store.adapters.reads import PostgresReads
+from services.job_store.adapters.upkeep import PostgresAttic, PostgresCensus, PostgresOfferBook, PostgresOutbox
+from services.job_store.app.group_commit import GroupCommit
+from services.job_store.app.ledger import Ledger
+from services.job_store.app.sweeps import CensusTaker, OfferSweep, Relay, Retention, RetentionSweep
+from services.job_store.rpc.messages import encode_event
+from services.job_store.rpc.servicer import LedgerServicer
+from services.job_store.settings import JobStoreSettings
+
+
+async def main(stop: Stop) -> None:
+    """Serve until `stop`."""
+    settings = load(JobStoreSettings)
+    async with Service("job_store", settings) as service:
+        database = await service.open_database()
+        await database.migrate("job_store", "services.job_store.adapters.sql.migrations")
+        bus = await service.open_bus()
+
+        meter = PrometheusMeter(service.metrics)
+        announcer = NatsAnnouncer(bus)
+        relay = Relay(PostgresOutbox(database), JetStreamLifecycle(bus), meter)
+        group_commit = await service.enter(
+            GroupCommit(
+                PostgresJournal(database, service.ids, encode_event),
+                announcer,
+                meter,
+                monotonic=service.clock.monotonic,
+                lifecycle_written=relay.wake,
+            )
+        )
+        ledger = Ledger(
+            group_commit=group_commit,
+            leases=CountedLeases(PostgresLeases(database), service.metrics),
+            reads=PostgresReads(database),
+            offer_book=PostgresOfferBook(database),
+            announcer=announcer,
+        )
+        retention = Retention(
+            requests_seconds=timedelta(hours=settings.request_retention_hours).total_seconds(),
+            conversations_seconds=timedelta(days=settings.conversation_retention_days).total_seconds(),
+            interval_seconds=settings.retention_interval_seconds,
+        )
+
+        service.background.start("relay", relay.run)
+        service.background.start("offers", OfferSweep(ledger, service.clock).run)
+        service.background.start("retention", RetentionSweep(PostgresAttic(database), service.clock, retention).run)
+        service.background.start("census", CensusTaker(PostgresCensus(database), meter, service.clock).run)
+
+        server = service.rpc_server()
+        server.add(
+            add_LedgerServiceServicer_to_server,
+            LedgerServicer(ledger, queue_max=settings.conversation_queue_max),
+            service_only=True,
+        )
+        await service.serve(server, stop)
+
+
+if __name__ == "__main__":
+    run_service(main)

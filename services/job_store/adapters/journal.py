@@ -1,0 +1,125 @@
+"""Groups of operations on PostgreSQL: lock and load what they name, apply, write what changed, commit.
+
+Locks are taken in one order everywhere: conversations, then runs, each sorted by
+key. A conversation's lock covers its messages, calls and commands, which nobody
+changes without it; runs have a lock of their own because claims and renewals
+change them without the conversation. `0001_create_ledger.sql` has the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import asyncpg
+
+from services.chassis import logs
+from services.chassis.database import Connection, Database
+from services.errors import PawlError
+from services.job_store.adapters import tables
+from services.job_store.adapters.columns import Columns
+from services.job_store.adapters.loading import load
+from services.job_store.app.ports import GroupConflict, LiveEvent, Operation, Written
+from services.job_store.domain.book import Book, Ids
+from services.job_store.domain.events import Event, RunChanged
+
+# Another transaction was there first: the group sees its rows when it is tried again.
+_CONFLICTS: Final = (
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+    asyncpg.UniqueViolationError,
+)
+
+_log = logs.get_logger(__name__)
+
+
+class PostgresJournal:
+    """See `ports.Journal`. `encode` gives the bytes of an event."""
+
+    def __init__(self, database: Database, ids: Ids, encode: Callable[[Event], bytes]) -> None:
+        self._database = database
+        self._ids = ids
+        self._encode = encode
+
+    async def write(self, operations: Sequence[Operation[Any]]) -> Written:
+        try:
+            async with self._database.transaction() as connection:
+                return await self._write(connection, operations)
+        except _CONFLICTS as error:
+            raise GroupConflict from error
+
+    async def _write(self, connection: Connection, operations: Sequence[Operation[Any]]) -> Written:
+        book, now = await load(connection, [operation.names for operation in operations])
+        outcomes: list[Any] = []
+        for operation in operations:
+            try:
+                with book.attempt():
+                    outcomes.append(operation.apply(book, now, self._ids))
+            except PawlError as error:
+                outcomes.append(error)
+            except Exception as error:  # noqa: BLE001  # it changed nothing, and the others are none of its business
+                _log.exception("ledger.operation_failed", operation=type(operation).__name__)
+                outcomes.append(error)
+        events = [(event, self._encode(event)) for event in book.events.rows]
+        lifecycle = await _store(connection, book, events)
+        return Written(
+            outcomes=outcomes,
+            events=[
+                LiveEvent(store_id=event.store_id, run_id=event.run_id, type=event.type, payload=payload)
+                for event, payload in events
+            ],
+            pokes=book.pokes.rows,
+            work_ready=book.work_ready,
+            lifecycle_count=lifecycle,
+        )
+
+
+async def _store(connection: Connection, book: Book, events: Sequence[tuple[Event, bytes]]) -> int:
+    """Write all that the operations changed; returns how many events go to the outbox."""
+    # Sorted, so that two groups that create the same rows wait for each other and do not deadlock.
+    requests = sorted(book.requests.created(), key=lambda row: row.key)
+    conversations = sorted(book.conversations.created(), key=lambda row: (row.store_id, row.conversation_id))
+    await _insert(connection, tables.REQUESTS, requests)
+    await _insert(connection, tables.CONVERSATIONS, conversations)
+    await _update(connection, tables.CONVERSATIONS, book.conversations.changed())
+    await _insert(connection, tables.RUNS, book.runs.created())
+    await _update(connection, tables.RUNS, book.runs.changed())
+    loop_states = [
+        tables.LoopState(store_id=store_id, run_id=run_id, loop_state=state)
+        for (store_id, run_id), state in book.loop_states.items()
+    ]
+    await _update(connection, tables.LOOP_STATES, [(row, row) for row in loop_states])
+    await _insert(connection, tables.MESSAGES, book.messages.rows)
+    await _insert(connection, tables.CALLS, book.calls.created())
+    await _update(connection, tables.CALLS, book.calls.changed())
+    await _insert(connection, tables.COMMANDS, book.commands.created())
+    await _update(connection, tables.COMMANDS, book.commands.changed())
+    stored = [
+        tables.StoredEvent(store_id=event.store_id, run_id=event.run_id, seq=event.seq, payload=payload)
+        for event, payload in events
+    ]
+    await _insert(connection, tables.EVENTS, stored)
+    outbox = [_outbox_row(event) for event, _ in events if isinstance(event.happening, RunChanged)]
+    await _insert(connection, tables.OUTBOX, outbox)
+    return len(outbox)
+
+
+def _outbox_row(event: Event) -> tables.OutboxRow:
+    return tables.OutboxRow(
+        store_id=event.store_id,
+        run_id=event.run_id,
+        seq=event.seq,
+        event_id=event.event_id,
+        type=event.type,
+        time=event.time,
+    )
+
+
+async def _insert(connection: Connection, columns: Columns[Any], rows: Sequence[Any]) -> None:
+    if rows:
+        await connection.execute(columns.insert_sql, *columns.insert_values(rows))
+
+
+async def _update(connection: Connection, columns: Columns[Any], rows: Sequence[tuple[Any, Any]]) -> None:
+    if rows:
+        await connection.execute(columns.update_sql, *columns.update_values(rows))

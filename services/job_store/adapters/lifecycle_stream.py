@@ -1,0 +1,105 @@
+"""The life cycle of runs on JetStream (NOTE-2)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+import nats.errors
+from nats.js import JetStreamContext
+from nats.js.api import RetentionPolicy, StorageType, StreamConfig
+from nats.js.errors import BadRequestError, NotFoundError
+
+from services.chassis import logs
+from services.chassis.bus import Bus
+from services.errors import DependencyUnavailable
+from services.job_store.app.ports import Lifecycle
+
+STREAM: Final = "PAWL_LIFECYCLE"
+SUBJECTS: Final = "pawl.v1.*.lifecycle.*"
+
+_AGE_SECONDS_MAX: Final = 7 * 24 * 3600
+_BYTES_MAX: Final = 1024 * 1024 * 1024
+# How long the stream remembers the ids of messages, to drop those that come twice.
+_DUPLICATES_SECONDS: Final = 600
+_UNACKNOWLEDGED_MAX: Final = 64
+_ACK_SECONDS: Final = 3.0
+
+_log = logs.get_logger(__name__)
+
+
+class JetStreamLifecycle:
+    """See `ports.LifecycleStream`. Creates the stream where it is missing, also after NATS was wiped."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._known = False
+
+    async def send(self, events: Sequence[Lifecycle]) -> Sequence[int]:
+        stored: list[int] = []
+        if not self._bus.connected:
+            return stored
+        for start in range(0, len(events), _UNACKNOWLEDGED_MAX):
+            part = events[start : start + _UNACKNOWLEDGED_MAX]
+            if not await self._ensure():
+                break
+            # They go out in this order on the one connection; only the answers are awaited together.
+            outcomes = await asyncio.gather(*(self._send_one(event) for event in part))
+            stored += [event.outbox_id for event, is_stored in zip(part, outcomes, strict=True) if is_stored]
+            if not all(outcomes):
+                # Perhaps the stream is gone: look again next time.
+                self._known = False
+                break
+        return stored
+
+    async def _send_one(self, event: Lifecycle) -> bool:
+        kind = event.type.removeprefix("run.")
+        headers = {
+            "Nats-Msg-Id": event.event_id,
+            "ce-specversion": "1.0",
+            "ce-id": event.event_id,
+            "ce-source": f"/pawl/{event.store_id}",
+            "ce-type": f"pawl.{event.type}",
+            "ce-subject": event.run_id,
+            "ce-time": event.time.isoformat().replace("+00:00", "Z"),
+            "content-type": "application/x-protobuf; messageType=pawl.event.v1.RunEvent",
+        }
+        subject = f"pawl.v1.{event.store_id}.lifecycle.{kind}"
+        try:
+            await self._bus.publish_acknowledged(subject, event.payload, headers, timeout_seconds=_ACK_SECONDS)
+        except DependencyUnavailable:
+            return False
+        return True
+
+    async def _ensure(self) -> bool:
+        """Make sure that the stream is there, as this version wants it."""
+        if self._known:
+            return True
+        config = StreamConfig(
+            name=STREAM,
+            subjects=[SUBJECTS],
+            retention=RetentionPolicy.LIMITS,
+            storage=StorageType.FILE,
+            max_age=_AGE_SECONDS_MAX,
+            max_bytes=_BYTES_MAX,
+            duplicate_window=_DUPLICATES_SECONDS,
+        )
+        try:
+            await _put_stream(self._bus.jetstream(), config)
+        except (nats.errors.Error, OSError, TimeoutError, DependencyUnavailable) as error:
+            _log.warning("lifecycle.stream_unavailable", error=str(error) or type(error).__name__)
+            return False
+        self._known = True
+        return True
+
+
+async def _put_stream(jetstream: JetStreamContext, config: StreamConfig) -> None:
+    try:
+        await jetstream.update_stream(config)
+    except NotFoundError:
+        try:
+            await jetstream.add_stream(config)
+        except BadRequestError:
+            # Another replica was quicker.
+            await jetstream.update_stream(config)

@@ -1,0 +1,163 @@
+"""Loading and locking the rows that a group of operations names."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from services.chassis.database import Connection
+from services.job_store.adapters import tables
+from services.job_store.domain.book import Book, Names
+from services.job_store.domain.rows import ConversationKey, ConversationRow, RequestRow, RunKey
+
+# The statements are made from constants of this package only.
+# ruff: noqa: S608
+
+_REQUESTS: Final = f"""
+SELECT {tables.REQUESTS.names} FROM job_store.requests
+JOIN unnest($1::text[], $2::text[], $3::text[]) AS k (store_id, user_id, request_id)
+USING (store_id, user_id, request_id)
+"""
+
+# Named themselves, or by one of their runs, whose conversation never changes.
+_CONVERSATIONS: Final = f"""
+SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations AS c
+JOIN (
+    SELECT * FROM unnest($1::text[], $2::text[]) AS k (store_id, conversation_id)
+    UNION
+    SELECT r.store_id, r.conversation_id FROM job_store.runs AS r
+    JOIN unnest($3::text[], $4::text[]) AS k (store_id, run_id) USING (store_id, run_id)
+) AS k USING (store_id, conversation_id)
+ORDER BY store_id, conversation_id
+FOR UPDATE OF c
+"""
+
+_RUNS: Final = f"""
+SELECT {tables.RUNS.names} FROM job_store.runs AS r
+JOIN unnest($1::text[], $2::text[]) AS k (store_id, run_id) USING (store_id, run_id)
+ORDER BY store_id, run_id
+FOR UPDATE OF r
+"""
+
+# All open ones of some runs, and some by name.
+_CALLS: Final = f"""
+SELECT {tables.CALLS.names} FROM job_store.calls
+JOIN (
+    SELECT c.store_id, c.call_id FROM job_store.calls AS c
+    JOIN unnest($1::text[], $2::text[]) AS k (store_id, run_id) USING (store_id, run_id) WHERE c.state < 10
+    UNION
+    SELECT * FROM unnest($3::text[], $4::text[]) AS k (store_id, call_id)
+) AS k USING (store_id, call_id)
+"""
+
+# All unread ones of some runs, and some by name.
+_COMMANDS: Final = f"""
+SELECT {tables.COMMANDS.names} FROM job_store.commands
+JOIN (
+    SELECT c.store_id, c.run_id, c.command_id FROM job_store.commands AS c
+    JOIN unnest($1::text[], $2::text[]) AS k (store_id, run_id) USING (store_id, run_id) WHERE NOT c.consumed
+    UNION
+    SELECT * FROM unnest($3::text[], $4::text[], $5::text[]) AS k (store_id, run_id, command_id)
+) AS k USING (store_id, run_id, command_id)
+"""
+
+
+async def load(connection: Connection, named: Sequence[Names]) -> tuple[Book, datetime]:
+    """Return a book with all rows that are named, locked until the end of the transaction, and the time."""
+    book = Book()
+    requests = await _load_requests(connection, book, named)
+    conversations = await _load_conversations(connection, book, named)
+    entered = await _load_runs(connection, book, named, requests, conversations)
+    await _load_calls(connection, book, named)
+    await _load_commands(connection, book, named, entered)
+    # After the locks: later than all that those who held them before have written.
+    now: datetime = await connection.fetchval("SELECT clock_timestamp()")
+    return book, now
+
+
+async def _load_requests(connection: Connection, book: Book, named: Sequence[Names]) -> list[RequestRow]:
+    keys = _distinct(named, lambda names: names.requests)
+    if not keys:
+        return []
+    rows = [tables.request(record) for record in await connection.fetch(_REQUESTS, *_columns(keys, 3))]
+    for row in rows:
+        book.requests.load(row.key, row)
+    return rows
+
+
+async def _load_conversations(connection: Connection, book: Book, named: Sequence[Names]) -> list[ConversationRow]:
+    keys = _distinct(named, lambda names: names.conversations)
+    runs = _distinct(named, lambda names: names.runs)
+    records = await connection.fetch(_CONVERSATIONS, *_columns(keys, 2), *_columns(runs, 2))
+    rows = [tables.conversation(record) for record in records]
+    for row in rows:
+        book.conversations.load((row.store_id, row.conversation_id), row)
+    return rows
+
+
+async def _load_runs(
+    connection: Connection,
+    book: Book,
+    named: Sequence[Names],
+    requests: Sequence[RequestRow],
+    conversations: Sequence[ConversationRow],
+) -> list[RunKey]:
+    """Load the runs; returns those that messages may enter."""
+    keys = dict.fromkeys(_distinct(named, lambda names: names.runs))
+    keys.update(dict.fromkeys((row.store_id, row.run_id) for row in requests))
+    submitted = set(_distinct(named, lambda names: names.conversations))
+    entered: list[RunKey] = []
+    endings = _endings(named, conversations)
+    for row in conversations:
+        key = (row.store_id, row.conversation_id)
+        if key in submitted and row.active_run_id is not None:
+            entered.append((row.store_id, row.active_run_id))
+        # Each operation can give the turn to one more run at most.
+        keys.update(dict.fromkeys((row.store_id, run_id) for run_id in row.queue[: endings[key]]))
+    keys.update(dict.fromkeys(entered))
+    if keys:
+        for record in await connection.fetch(_RUNS, *_columns(list(keys), 2)):
+            run = tables.run(record)
+            book.runs.load(run.key, run)
+    return entered
+
+
+def _endings(named: Sequence[Names], conversations: Sequence[ConversationRow]) -> Counter[ConversationKey]:
+    """Return how many operations may pass the turn of each conversation on."""
+    conversation_of = {
+        (row.store_id, run_id): (row.store_id, row.conversation_id)
+        for row in conversations
+        if row.active_run_id is not None
+        for run_id in (row.active_run_id, *row.queue)
+    }
+    endings: Counter[ConversationKey] = Counter()
+    for names in named:
+        endings.update(names.conversations)
+        endings.update(conversation_of[key] for key in names.ends if key in conversation_of)
+    return endings
+
+
+async def _load_calls(connection: Connection, book: Book, named: Sequence[Names]) -> None:
+    runs = _distinct(named, lambda names: names.calls_of)
+    calls = _distinct(named, lambda names: names.calls)
+    if runs or calls:
+        for record in await connection.fetch(_CALLS, *_columns(runs, 2), *_columns(calls, 2)):
+            book.load_call(tables.call(record))
+
+
+async def _load_commands(connection: Connection, book: Book, named: Sequence[Names], entered: Sequence[RunKey]) -> None:
+    runs = [*_distinct(named, lambda names: names.commands_of), *entered]
+    commands = _distinct(named, lambda names: names.commands)
+    if runs or commands:
+        for record in await connection.fetch(_COMMANDS, *_columns(runs, 2), *_columns(commands, 3)):
+            book.load_command(tables.command(record))
+
+
+def _distinct(named: Sequence[Names], pick: Callable[[Names], Iterable[Any]]) -> list[Any]:
+    return list(dict.fromkeys(key for names in named for key in pick(names)))
+
+
+def _columns(keys: Sequence[tuple[str, ...]], width: int) -> list[list[str]]:
+    return [[key[column] for key in keys] for column in range(width)]

@@ -1,0 +1,206 @@
+"""What can be read from the ledger: rows, by key or by page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+from services.chassis.database import Connection, Database
+from services.errors import CallNotFound, ConversationNotFound, LeaseLost, RunNotFound
+from services.job_store.adapters import paging, tables
+from services.job_store.app.reading import Loaded, LogPart, Page, RunView
+from services.job_store.domain.offers import is_pending
+from services.job_store.domain.rows import CallRow, CommandRow, MessageRow, RunRow
+from services.job_store.domain.states import RunState
+
+# The statements are made from constants of this package only.
+# ruff: noqa: S608
+
+_CALL_BYTES: Final = "length(spec) + length(arguments) + coalesce(length(result), 0)"
+
+_RUN: Final = f"SELECT {tables.RUNS.names} FROM job_store.runs WHERE store_id = $1 AND run_id = $2"
+_OPEN_CALLS: Final = f"""
+SELECT {tables.CALLS.names} FROM job_store.calls WHERE store_id = $1 AND run_id = $2 AND state < 10
+ORDER BY round, batch_index
+"""
+_OWNER: Final = "SELECT user_id FROM job_store.conversations WHERE store_id = $1 AND conversation_id = $2"
+_LOOP_STATE: Final = "SELECT loop_state, now() AS time FROM job_store.runs WHERE store_id = $1 AND run_id = $2"
+_CALL: Final = f"SELECT {tables.CALLS.names} FROM job_store.calls WHERE store_id = $1 AND call_id = $2"
+_COMMANDS: Final = f"""
+SELECT {tables.COMMANDS.names} FROM job_store.commands
+WHERE store_id = $1 AND run_id = $2 AND NOT consumed ORDER BY number
+"""
+_RUNS: Final = paging.statement(
+    "job_store.runs",
+    tables.RUNS.names,
+    key=("store_id", "run_id"),
+    where="""store_id = $3 AND user_id = $4 AND ($5 = '' OR conversation_id = $5)
+        AND (cardinality($6::smallint[]) = 0 OR state = ANY ($6))
+        AND ($7::timestamptz IS NULL OR (create_time, run_id) < ($7, $8))""",
+    order="create_time DESC, run_id DESC",
+    size="length(options) + length(tools) + length(output)",
+)
+_CALLS: Final = paging.statement(
+    "job_store.calls",
+    tables.CALLS.names,
+    key=("store_id", "call_id"),
+    where="store_id = $3 AND run_id = $4 AND (round, batch_index, call_id) > ($5, $6, $7)",
+    order="round, batch_index, call_id",
+    size=_CALL_BYTES,
+)
+_PENDING: Final = paging.statement(
+    "job_store.calls",
+    tables.CALLS.names,
+    key=("store_id", "call_id"),
+    where="""store_id = $3 AND user_id = $4 AND state IN (2, 3, 4, 6) AND reserved_by = ''
+        AND ($5::timestamptz IS NULL OR (create_time, call_id) > ($5, $6))
+        AND EXISTS (
+            SELECT FROM job_store.runs AS r WHERE r.store_id = t.store_id AND r.run_id = t.run_id
+            AND CASE WHEN t.state = 6 THEN r.state = 5 ELSE r.state < 10 AND r.state <> 4 END
+        )""",
+    order="create_time, call_id",
+    size=_CALL_BYTES,
+)
+_MESSAGES: Final = paging.statement(
+    "job_store.messages",
+    tables.MESSAGES.names,
+    key=("store_id", "conversation_id", "number"),
+    where="store_id = $3 AND conversation_id = $4 AND number > $5",
+    order="number",
+    size="length(body)",
+)
+_MESSAGES_FROM_SUMMARY: Final = f"""
+SELECT {tables.MESSAGES.names} FROM job_store.messages
+WHERE store_id = $1 AND conversation_id = $2 AND number > (
+    SELECT coalesce(max(summarised_to), 0) FROM job_store.messages
+    WHERE store_id = $1 AND conversation_id = $2 AND summarised_to > 0
+) ORDER BY number
+"""
+_CALLS_OF_RUNS: Final = f"""
+SELECT {tables.CALLS.names} FROM job_store.calls WHERE store_id = $1 AND run_id = ANY ($2::text[])
+ORDER BY create_time, round, batch_index
+"""
+_EVENTS_BYTES_MAX: Final = 1024 * 1024
+_EVENTS: Final = """
+SELECT payload FROM (
+    SELECT seq, payload, sum(length(payload)) OVER (ORDER BY seq) - length(payload) AS bytes_before
+    FROM job_store.events WHERE store_id = $1 AND run_id = $2 AND seq > $3 ORDER BY seq LIMIT $4
+) AS e WHERE bytes_before < $5 ORDER BY seq
+"""
+
+
+class PostgresReads:
+    """See `reading.Reads`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def run(self, store_id: str, user_id: str, run_id: str) -> RunView:
+        async with self._database.acquire() as connection:
+            run, calls = await self._run_and_open_calls(connection, store_id, user_id, run_id)
+        return RunView(run=run, pending=tuple(call for call in calls if is_pending(run.state, call)))
+
+    async def load(self, store_id: str, run_id: str, epoch: int) -> Loaded:
+        async with (
+            self._database.acquire() as connection,
+            connection.transaction(isolation="repeatable_read", readonly=True),
+        ):
+            run = await _fetch_run(connection, store_id, "", run_id)
+            if run.epoch != epoch or run.worker_id is None:
+                raise LeaseLost
+            records = await connection.fetch(_MESSAGES_FROM_SUMMARY, store_id, run.conversation_id)
+            messages = [tables.message(record) for record in records]
+            run_ids = list({message.run_id for message in messages} | {run_id})
+            calls = [tables.call(record) for record in await connection.fetch(_CALLS_OF_RUNS, store_id, run_ids)]
+            commands = [tables.command(record) for record in await connection.fetch(_COMMANDS, store_id, run_id)]
+            more = await connection.fetchrow(_LOOP_STATE, store_id, run_id)
+        if more is None:
+            raise RunNotFound
+        return Loaded(
+            run=run,
+            messages=messages,
+            calls=calls,
+            commands=commands,
+            loop_state=more["loop_state"],
+            time=more["time"],
+        )
+
+    async def commands(self, store_id: str, run_id: str) -> list[CommandRow]:
+        async with self._database.acquire() as connection:
+            records = await connection.fetch(_COMMANDS, store_id, run_id)
+            if not records:
+                await _fetch_run(connection, store_id, "", run_id)
+        return [tables.command(record) for record in records]
+
+    async def call(self, store_id: str, user_id: str, call_id: str) -> CallRow:
+        async with self._database.acquire() as connection:
+            record = await connection.fetchrow(_CALL, store_id, call_id)
+        if record is None or user_id not in {"", record["user_id"]}:
+            raise CallNotFound
+        return tables.call(record)
+
+    async def runs(
+        self,
+        store_id: str,
+        user_id: str,
+        *,
+        conversation_id: str,
+        states: Sequence[RunState],
+        before: tuple[datetime, str] | None,
+        rows_max: int,
+    ) -> Page[RunRow]:
+        arguments = (store_id, user_id, conversation_id, list(states), *(before or (None, "")))
+        async with self._database.acquire() as connection:
+            return await paging.fetch(connection, _RUNS, arguments, tables.run, rows_max=rows_max)
+
+    async def calls(
+        self, store_id: str, user_id: str, run_id: str, *, after: tuple[int, int, str] | None, rows_max: int
+    ) -> Page[CallRow]:
+        arguments = (store_id, run_id, *(after or (-1, -1, "")))
+        async with self._database.acquire() as connection:
+            await _fetch_run(connection, store_id, user_id, run_id)
+            return await paging.fetch(connection, _CALLS, arguments, tables.call, rows_max=rows_max)
+
+    async def pending(
+        self, store_id: str, user_id: str, *, after: tuple[datetime, str] | None, rows_max: int
+    ) -> Page[CallRow]:
+        arguments = (store_id, user_id, *(after or (None, "")))
+        async with self._database.acquire() as connection:
+            return await paging.fetch(connection, _PENDING, arguments, tables.call, rows_max=rows_max)
+
+    async def messages(
+        self, store_id: str, user_id: str, conversation_id: str, *, after: int, rows_max: int
+    ) -> Page[MessageRow]:
+        async with self._database.acquire() as connection:
+            owner = await connection.fetchval(_OWNER, store_id, conversation_id)
+            if owner is None or user_id not in {"", owner}:
+                raise ConversationNotFound
+            arguments = (store_id, conversation_id, after)
+            return await paging.fetch(connection, _MESSAGES, arguments, tables.message, rows_max=rows_max)
+
+    async def events(self, store_id: str, user_id: str, run_id: str, *, after_seq: int, events_max: int) -> LogPart:
+        async with self._database.acquire() as connection:
+            # First the run, then the events: so none up to its last seq is missing.
+            run = await _fetch_run(connection, store_id, user_id, run_id)
+            start = min(after_seq, run.last_seq)
+            records = await connection.fetch(_EVENTS, store_id, run_id, start, events_max, _EVENTS_BYTES_MAX)
+        payloads = [record["payload"] for record in records]
+        return LogPart(
+            payloads=payloads, last_seq=max(run.last_seq, start + len(payloads)), ended=run.state.is_terminal
+        )
+
+    async def _run_and_open_calls(
+        self, connection: Connection, store_id: str, user_id: str, run_id: str
+    ) -> tuple[RunRow, list[CallRow]]:
+        async with connection.transaction(isolation="repeatable_read", readonly=True):
+            run = await _fetch_run(connection, store_id, user_id, run_id)
+            records = await connection.fetch(_OPEN_CALLS, store_id, run_id)
+        return run, [tables.call(record) for record in records]
+
+
+async def _fetch_run(connection: Connection, store_id: str, user_id: str, run_id: str) -> RunRow:
+    record = await connection.fetchrow(_RUN, store_id, run_id)
+    if record is None or user_id not in {"", record["user_id"]}:
+        raise RunNotFound
+    return tables.run(record)

@@ -1,0 +1,156 @@
+"""Work that the ledger does beside its callers' on PostgreSQL: offers, outbox, retention, counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from asyncpg import Record
+
+from services.chassis.database import Database
+from services.job_store.app.ports import Lifecycle, LifecycleStream
+from services.job_store.domain.rows import CallKey, RunKey
+from services.job_store.domain.states import RunState
+
+_HELD_BY: Final = """
+SELECT store_id, run_id, call_id FROM job_store.calls
+WHERE store_id = $1 AND user_id = $2 AND offer_client_id = $3 AND ($4 = '' OR run_id = $4)
+AND state = 3 AND offer_client_id <> ''
+ORDER BY run_id, call_id
+"""
+_RUN_OUT: Final = """
+SELECT store_id, run_id, call_id FROM job_store.calls
+WHERE state = 3 AND offer_client_id <> '' AND offer_expire_time <= now() AND reserved_by = ''
+ORDER BY offer_expire_time LIMIT $1
+"""
+
+_RELAY_LOCK: Final = "SELECT pg_try_advisory_xact_lock(hashtext('job_store.outbox'))"
+_OUTBOX: Final = """
+SELECT o.id, o.store_id, o.run_id, o.event_id, o.type, o.time, e.payload
+FROM job_store.outbox AS o LEFT JOIN job_store.events AS e USING (store_id, run_id, seq)
+ORDER BY o.id LIMIT $1
+"""
+_SENT: Final = "DELETE FROM job_store.outbox WHERE id = ANY ($1::bigint[])"
+
+_OLD_REQUESTS: Final = """
+DELETE FROM job_store.requests WHERE (store_id, user_id, request_id) IN (
+    SELECT store_id, user_id, request_id FROM job_store.requests
+    WHERE create_time < now() - make_interval(secs => $1) ORDER BY create_time LIMIT $2
+)
+"""
+_OLD_CONVERSATIONS: Final = """
+SELECT store_id, conversation_id FROM job_store.conversations
+WHERE active_run_id IS NULL AND update_time < now() - make_interval(secs => $1)
+ORDER BY update_time LIMIT $2 FOR UPDATE SKIP LOCKED
+"""
+_REMOVALS: Final = (
+    """DELETE FROM job_store.events AS t USING job_store.runs AS r, unnest($1::text[], $2::text[]) AS k (s, c)
+    WHERE r.store_id = k.s AND r.conversation_id = k.c AND t.store_id = r.store_id AND t.run_id = r.run_id""",
+    """DELETE FROM job_store.commands AS t USING job_store.runs AS r, unnest($1::text[], $2::text[]) AS k (s, c)
+    WHERE r.store_id = k.s AND r.conversation_id = k.c AND t.store_id = r.store_id AND t.run_id = r.run_id""",
+    """DELETE FROM job_store.calls AS t USING job_store.runs AS r, unnest($1::text[], $2::text[]) AS k (s, c)
+    WHERE r.store_id = k.s AND r.conversation_id = k.c AND t.store_id = r.store_id AND t.run_id = r.run_id""",
+    """DELETE FROM job_store.messages AS t USING unnest($1::text[], $2::text[]) AS k (s, c)
+    WHERE t.store_id = k.s AND t.conversation_id = k.c""",
+    """DELETE FROM job_store.runs AS t USING unnest($1::text[], $2::text[]) AS k (s, c)
+    WHERE t.store_id = k.s AND t.conversation_id = k.c""",
+    """DELETE FROM job_store.conversations AS t USING unnest($1::text[], $2::text[]) AS k (s, c)
+    WHERE t.store_id = k.s AND t.conversation_id = k.c""",
+)
+
+_OPEN_RUNS: Final = "SELECT state, count(*) AS runs FROM job_store.runs WHERE state < 10 GROUP BY state"
+# Counting stops here: more is "very many" to whoever looks.
+_BACKLOG: Final = """
+SELECT (SELECT count(*) FROM (
+            SELECT FROM job_store.runs WHERE claim_at <= now() AND claim_at IS NOT NULL LIMIT 100000
+        ) AS due) AS claimable,
+       (SELECT count(*) FROM (SELECT FROM job_store.outbox LIMIT 100000) AS waiting) AS outbox
+"""
+
+
+class PostgresOfferBook:
+    """See `ports.OfferBook`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def held_by(
+        self, store_id: str, user_id: str, client_id: str, run_id: str
+    ) -> tuple[tuple[RunKey, CallKey], ...]:
+        async with self._database.acquire() as connection:
+            records = await connection.fetch(_HELD_BY, store_id, user_id, client_id, run_id)
+        return tuple(map(_keys, records))
+
+    async def run_out(self, *, calls_max: int) -> tuple[tuple[RunKey, CallKey], ...]:
+        async with self._database.acquire() as connection:
+            records = await connection.fetch(_RUN_OUT, calls_max)
+        return tuple(map(_keys, records))
+
+
+class PostgresOutbox:
+    """See `ports.Outbox`. An advisory lock lets one replica relay at a time, which keeps the order."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def relay(self, stream: LifecycleStream, *, events_max: int) -> int:
+        async with self._database.transaction() as connection:
+            if not await connection.fetchval(_RELAY_LOCK):
+                return 0
+            records = await connection.fetch(_OUTBOX, events_max)
+            # Those whose run was removed meanwhile have nothing left to send.
+            sent = [record["id"] for record in records if record["payload"] is None]
+            stored = await stream.send([_lifecycle(record) for record in records if record["payload"] is not None])
+            await connection.execute(_SENT, [*sent, *stored])
+        return len(sent) + len(stored)
+
+
+class PostgresAttic:
+    """See `ports.Attic`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def remove_requests(self, *, older_than_seconds: float, rows_max: int) -> int:
+        async with self._database.acquire() as connection:
+            tag = await connection.execute(_OLD_REQUESTS, older_than_seconds, rows_max)
+        return int(tag.rpartition(" ")[2])
+
+    async def remove_conversations(self, *, older_than_seconds: float, rows_max: int) -> int:
+        async with self._database.transaction() as connection:
+            records = await connection.fetch(_OLD_CONVERSATIONS, older_than_seconds, rows_max)
+            stores = [record["store_id"] for record in records]
+            conversations = [record["conversation_id"] for record in records]
+            for statement in _REMOVALS if records else ():
+                await connection.execute(statement, stores, conversations)
+        return len(records)
+
+
+class PostgresCensus:
+    """See `ports.Census`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def count(self) -> Mapping[str, float]:
+        async with self._database.acquire() as connection:
+            runs = {record["state"]: record["runs"] for record in await connection.fetch(_OPEN_RUNS)}
+            backlog = await connection.fetchrow(_BACKLOG)
+        counts = {state.name: float(runs.get(state, 0)) for state in RunState if not state.is_terminal}
+        return counts | ({} if backlog is None else {name: float(count) for name, count in backlog.items()})
+
+
+def _keys(record: Record) -> tuple[RunKey, CallKey]:
+    return (record["store_id"], record["run_id"]), (record["store_id"], record["call_id"])
+
+
+def _lifecycle(record: Record) -> Lifecycle:
+    return Lifecycle(
+        outbox_id=record["id"],
+        store_id=record["store_id"],
+        run_id=record["run_id"],
+        event_id=record["event_id"],
+        type=record["type"],
+        time=record["time"],
+        payload=record["payload"],
+    )

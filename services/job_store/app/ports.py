@@ -1,0 +1,171 @@
+"""What the use cases need from outside, in their own verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol, TypeVar
+
+from services.errors import PawlError
+from services.job_store.domain.book import Book, Ids, Names, Poke
+from services.job_store.domain.rows import CallKey, RunKey
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Operation(Protocol[T_co]):
+    """One change of the ledger. Pure: it sees and changes only the rows it names."""
+
+    @property
+    def names(self) -> Names:
+        """The rows it needs."""
+        ...
+
+    def apply(self, book: Book, now: datetime, ids: Ids) -> T_co:
+        """Change the book and return the answer, or raise PawlError and change nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveEvent:
+    """An event that is durable and may now be seen: the bytes of the log."""
+
+    store_id: str
+    run_id: str
+    type: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A group that is durable. `outcomes` are the answers of its operations, in order: a reply or why not."""
+
+    outcomes: Sequence[Any | Exception]
+    events: Sequence[LiveEvent]
+    pokes: Sequence[Poke]
+    work_ready: bool
+    lifecycle_count: int
+
+
+class GroupConflict(Exception):
+    """Another transaction came between; nothing was written. The same group may be tried again."""
+
+
+class Journal(Protocol):
+    """Applies groups of operations to the stored rows."""
+
+    async def write(self, operations: Sequence[Operation[Any]]) -> Written:
+        """Apply the operations in order, each taken or refused on its own, in one transaction.
+
+        Raises:
+            GroupConflict: nothing was written; try again.
+            DependencyUnavailable: the database is away; the group may have been written.
+        """
+        ...
+
+
+class Announcer(Protocol):
+    """Tells others what happened; best effort, never fails."""
+
+    async def publish(self, events: Sequence[LiveEvent]) -> None:
+        """Show events to those who watch."""
+        ...
+
+    async def poke(self, pokes: Sequence[Poke]) -> None:
+        """Tell workers that commands came for runs they hold."""
+        ...
+
+    async def work_ready(self) -> None:
+        """Tell idle workers that a run became claimable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lifecycle:
+    """A life-cycle event on its way to outside subscribers."""
+
+    outbox_id: int
+    store_id: str
+    run_id: str
+    event_id: str
+    type: str
+    time: datetime
+    payload: bytes
+
+
+class LifecycleStream(Protocol):
+    """The durable stream of life-cycle events."""
+
+    async def send(self, events: Sequence[Lifecycle]) -> Sequence[int]:
+        """Send events in order; returns the `outbox_id` of those that the stream has stored.
+
+        Those that are not returned may have been stored as well: sending them again is safe.
+        """
+        ...
+
+
+class Outbox(Protocol):
+    """Life-cycle events that the stream does not have yet."""
+
+    async def relay(self, stream: LifecycleStream, *, events_max: int) -> int:
+        """Send the oldest events and forget those that were stored; returns how many that were.
+
+        One replica relays at a time; the others get 0 meanwhile. 0 also means
+        that the stream is away: then nothing is lost.
+        """
+        ...
+
+
+class OfferBook(Protocol):
+    """Finds offers under a lease."""
+
+    async def held_by(
+        self, store_id: str, user_id: str, client_id: str, run_id: str
+    ) -> tuple[tuple[RunKey, CallKey], ...]:
+        """Return the calls that a client holds, of one run or, if `run_id` is empty, of all."""
+        ...
+
+    async def run_out(self, *, calls_max: int) -> tuple[tuple[RunKey, CallKey], ...]:
+        """Return calls whose lease has ended, the longest ago first."""
+        ...
+
+
+class Attic(Protocol):
+    """Removes what is old."""
+
+    async def remove_requests(self, *, older_than_seconds: float, rows_max: int) -> int:
+        """Forget request ids; returns how many."""
+        ...
+
+    async def remove_conversations(self, *, older_than_seconds: float, rows_max: int) -> int:
+        """Remove conversations in which nothing happened for so long, with all that they hold; returns how many."""
+        ...
+
+
+class Census(Protocol):
+    """Counts the ledger, for metrics."""
+
+    async def count(self) -> Mapping[str, float]:
+        """Return runs by open state (`QUEUED`...), `claimable` runs and the `outbox` backlog."""
+        ...
+
+
+class Meter(Protocol):
+    """Counts what the ledger does."""
+
+    def group_written(self, *, operations: int, seconds: float) -> None:
+        """A group was committed."""
+        ...
+
+    def refused(self, error: PawlError) -> None:
+        """An operation was refused."""
+        ...
+
+    def relayed(self, events: int) -> None:
+        """Life-cycle events reached the stream."""
+        ...
+
+    def census(self, counts: Mapping[str, float]) -> None:
+        """The ledger was counted."""
+        ...

@@ -1,0 +1,175 @@
+"""What can be read and claimed without changing what the ledger says: ports and their values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Generic, Protocol, TypeVar
+
+from services.job_store.domain.rows import CallRow, CommandRow, MessageRow, RunRow
+from services.job_store.domain.states import RunState
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed:
+    """A run that a worker holds."""
+
+    store_id: str
+    run_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewed:
+    """What a worker holds, and which of it has unread commands."""
+
+    runs: tuple[Claimed, ...]
+    with_commands: tuple[Claimed, ...]
+    time: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """A run and the calls that it waits for."""
+
+    run: RunRow
+    pending: tuple[CallRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """All that the owner of a run needs, as of one moment."""
+
+    run: RunRow
+    messages: Sequence[MessageRow]
+    calls: Sequence[CallRow]
+    commands: Sequence[CommandRow]
+    loop_state: bytes
+    time: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPart:
+    """A part of the log of a run: the bytes of its events."""
+
+    payloads: Sequence[bytes]
+    last_seq: int
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page(Generic[R]):
+    """Some rows, and whether there are more after them."""
+
+    rows: Sequence[R]
+    has_more: bool
+
+
+class Leases(Protocol):
+    """Leases of workers on runs. All times are the database's."""
+
+    async def claim(self, worker_id: str, *, runs_max: int, lease_seconds: float) -> list[Claimed]:
+        """Give up to `runs_max` runs to a worker, each with a new epoch.
+
+        Fair between stores: each gets its turn before any gets a second one, as
+        far as `runs_max` goes, and the next claim goes on where this one ended.
+        """
+        ...
+
+    async def renew(self, worker_id: str, *, lease_seconds: float) -> Renewed:
+        """Renew all leases of a worker, also those that ended and that nobody took."""
+        ...
+
+    async def release(self, worker_id: str) -> int:
+        """Give all runs of a worker back, claimable at once; returns how many."""
+        ...
+
+
+class Reads(Protocol):
+    """Reads of the ledger. What belongs to another user is not found, exactly as what is not there.
+
+    An empty `user_id` reads for a service.
+    """
+
+    async def run(self, store_id: str, user_id: str, run_id: str) -> RunView:
+        """Return a run with what it waits for, as of one moment.
+
+        Raises:
+            RunNotFound: there is none for this user.
+        """
+        ...
+
+    async def load(self, store_id: str, run_id: str, epoch: int) -> Loaded:
+        """Return all that the owner of a run needs, as of one moment.
+
+        Raises:
+            RunNotFound: there is no such run.
+            LeaseLost: it is not the owner's any more.
+        """
+        ...
+
+    async def commands(self, store_id: str, run_id: str) -> list[CommandRow]:
+        """Return the unread commands of a run, in order of arrival.
+
+        Raises:
+            RunNotFound: there is no such run.
+        """
+        ...
+
+    async def call(self, store_id: str, user_id: str, call_id: str) -> CallRow:
+        """Return a call.
+
+        Raises:
+            CallNotFound: there is none for this user.
+        """
+        ...
+
+    async def runs(
+        self,
+        store_id: str,
+        user_id: str,
+        *,
+        conversation_id: str,
+        states: Sequence[RunState],
+        before: tuple[datetime, str] | None,
+        rows_max: int,
+    ) -> Page[RunRow]:
+        """Return runs of a user, the newest first, from the one before `before` on."""
+        ...
+
+    async def calls(
+        self, store_id: str, user_id: str, run_id: str, *, after: tuple[int, int, str] | None, rows_max: int
+    ) -> Page[CallRow]:
+        """Return the calls of a run in call order, from the one after `after` on.
+
+        Raises:
+            RunNotFound: there is none for this user.
+        """
+        ...
+
+    async def pending(
+        self, store_id: str, user_id: str, *, after: tuple[datetime, str] | None, rows_max: int
+    ) -> Page[CallRow]:
+        """Return the calls of a user that wait for someone, the oldest first, from the one after `after` on."""
+        ...
+
+    async def messages(
+        self, store_id: str, user_id: str, conversation_id: str, *, after: int, rows_max: int
+    ) -> Page[MessageRow]:
+        """Return the messages of a conversation, from the one after number `after` on.
+
+        Raises:
+            ConversationNotFound: there is none for this user.
+        """
+        ...
+
+    async def events(self, store_id: str, user_id: str, run_id: str, *, after_seq: int, events_max: int) -> LogPart:
+        """Return events of a run after a seq: at least one if there is any, then up to the limit and 1 MiB.
+
+        Raises:
+            RunNotFound: there is none for this user.
+        """
+        ...

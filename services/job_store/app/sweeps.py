@@ -1,0 +1,114 @@
+"""What the ledger does by itself: relay, offer again, forget, count. Each loop is run under supervision."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from services.job_store.app.ledger import Ledger
+from services.job_store.app.ports import Attic, Census, LifecycleStream, Meter, Outbox
+
+_RELAY_BATCH: Final = 256
+_REMOVAL_BATCH: Final = 100
+_OFFERS_SECONDS: Final = 1.0
+_RELAY_SECONDS: Final = 1.0
+_CENSUS_SECONDS: Final = 5.0
+
+
+class Clock(Protocol):
+    """The passing of time."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after `seconds`."""
+        ...
+
+
+class Relay:
+    """Moves life-cycle events from the outbox to the stream, in order, until it is empty."""
+
+    def __init__(self, outbox: Outbox, stream: LifecycleStream, meter: Meter) -> None:
+        self._outbox = outbox
+        self._stream = stream
+        self._meter = meter
+        self._written = asyncio.Event()
+
+    def wake(self) -> None:
+        """Say that there are new events."""
+        self._written.set()
+
+    async def run(self) -> None:
+        """Relay for ever: when woken, and every second for what other replicas or earlier failures left."""
+        while True:
+            self._written.clear()
+            while relayed := await self._outbox.relay(self._stream, events_max=_RELAY_BATCH):
+                self._meter.relayed(relayed)
+            try:
+                async with asyncio.timeout(_RELAY_SECONDS):
+                    await self._written.wait()
+            except TimeoutError:
+                continue
+
+
+class OfferSweep:
+    """Offers calls again whose client let the lease run out."""
+
+    def __init__(self, ledger: Ledger, clock: Clock) -> None:
+        self._ledger = ledger
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Sweep every second."""
+        while True:
+            while await self._ledger.offer_again():
+                pass
+            await self._clock.sleep(_OFFERS_SECONDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """How long what is kept."""
+
+    requests_seconds: float
+    conversations_seconds: float
+    interval_seconds: float
+
+
+class RetentionSweep:
+    """Removes what is old, a little at a time."""
+
+    def __init__(self, attic: Attic, clock: Clock, retention: Retention) -> None:
+        self._attic = attic
+        self._clock = clock
+        self._retention = retention
+
+    async def run(self) -> None:
+        """Sweep at the interval of the retention."""
+        while True:
+            await self.sweep()
+            await self._clock.sleep(self._retention.interval_seconds)
+
+    async def sweep(self) -> None:
+        """Remove all that is too old now."""
+        keep = self._retention
+        while await self._attic.remove_requests(older_than_seconds=keep.requests_seconds, rows_max=_REMOVAL_BATCH):
+            await self._clock.sleep(0)
+        while await self._attic.remove_conversations(
+            older_than_seconds=keep.conversations_seconds, rows_max=_REMOVAL_BATCH
+        ):
+            await self._clock.sleep(0)
+
+
+class CensusTaker:
+    """Counts the ledger for the metrics."""
+
+    def __init__(self, census: Census, meter: Meter, clock: Clock) -> None:
+        self._census = census
+        self._meter = meter
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Count every 5 s."""
+        while True:
+            self._meter.census(await self._census.count())
+            await self._clock.sleep(_CENSUS_SECONDS)

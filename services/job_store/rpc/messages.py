@@ -1,0 +1,174 @@
+"""Rows of the ledger as messages of the contract."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Final, assert_never
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2
+
+from services.job_store.domain.events import (
+    CallChanged,
+    Event,
+    MessageAdded,
+    OwnerEvent,
+    RunChanged,
+    ToolProgressed,
+)
+from services.job_store.domain.rows import CallRow, CommandRow, Decision, MessageRow, RunRow
+
+EVENT_RESULT_BYTES_MAX: Final = 16 * 1024
+"""Larger results are left out of events."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+def timestamp(time: datetime) -> Timestamp:
+    """Return a time as protobuf has it."""
+    seconds, microseconds = divmod((time - _EPOCH) // _MICROSECOND, 1_000_000)
+    return Timestamp(seconds=seconds, nanos=microseconds * 1000)
+
+
+def run(row: RunRow) -> run_pb2.Run:
+    """Return a run, without its pending calls."""
+    # Parts of one message, one after the other, are that message.
+    message = run_pb2.Run.FromString(row.options + row.tools + row.usage + row.failure + row.output)
+    message.store_id = row.store_id
+    message.user_id = row.user_id
+    message.conversation_id = row.conversation_id
+    message.run_id = row.run_id
+    message.state = row.state.value  # type: ignore[assignment]  # the same numbers
+    message.waits.extend(row.waits)  # type: ignore[arg-type]  # the same numbers
+    message.round = row.round
+    message.epoch = row.epoch
+    message.last_seq = row.last_seq
+    if row.stop_cause is not None:
+        message.stop_cause = row.stop_cause.value  # type: ignore[assignment]  # the same numbers
+    message.active_seconds = row.active_seconds
+    message.create_time.CopyFrom(timestamp(row.create_time))
+    if row.start_time is not None:
+        message.start_time.CopyFrom(timestamp(row.start_time))
+    if row.end_time is not None:
+        message.end_time.CopyFrom(timestamp(row.end_time))
+    return message
+
+
+def call(row: CallRow, *, result_bytes_max: int | None = None) -> call_pb2.Call:
+    """Return a call; a result over `result_bytes_max` is left out and its size given instead."""
+    message = call_pb2.Call.FromString(row.spec)
+    message.store_id = row.store_id
+    message.conversation_id = row.conversation_id
+    message.run_id = row.run_id
+    message.call_id = row.call_id
+    message.round = row.round
+    message.index = row.index
+    message.state = row.state.value  # type: ignore[assignment]  # the same numbers
+    message.tool_name = row.tool_name
+    message.tool_version = row.tool_version
+    message.fallback_tool_name = row.fallback_tool_name
+    message.arguments_json = row.arguments
+    message.attempt = row.attempt
+    if row.deadline_time is not None:
+        message.deadline_time.CopyFrom(timestamp(row.deadline_time))
+    if row.digest:
+        message.approval.digest = row.digest
+    if row.decision is not None:
+        message.approval.decision.CopyFrom(_decision(row.decision))
+    if row.offer is not None:
+        message.offer.SetInParent()
+        message.offer.client_id = row.offer.client_id
+        message.offer.offer_epoch = row.offer.epoch
+        if row.offer.expire_time is not None:
+            message.offer.expire_time.CopyFrom(timestamp(row.offer.expire_time))
+    message.create_time.CopyFrom(timestamp(row.create_time))
+    if row.start_time is not None:
+        message.start_time.CopyFrom(timestamp(row.start_time))
+    if row.end_time is not None:
+        message.end_time.CopyFrom(timestamp(row.end_time))
+    _put_result(message, row.result, result_bytes_max)
+    return message
+
+
+def _put_result(message: call_pb2.Call, result: bytes | None, result_bytes_max: int | None) -> None:
+    if result is None:
+        return
+    message.result.MergeFromString(result)
+    message.result.SetInParent()
+    size_bytes = len(message.result.content_json)
+    if result_bytes_max is not None and size_bytes > result_bytes_max:
+        message.ClearField("result")
+        message.result_omitted_bytes = size_bytes
+
+
+def _decision(decision: Decision) -> call_pb2.Decision:
+    return call_pb2.Decision(
+        kind=decision.kind.value,  # type: ignore[arg-type]  # the same numbers
+        user_id=decision.user_id,
+        reason=decision.reason,
+        time=timestamp(decision.time),
+    )
+
+
+def message(row: MessageRow) -> message_pb2.Message:
+    """Return a message of a conversation."""
+    entry = message_pb2.Message.FromString(row.body)
+    entry.message_id = row.message_id
+    entry.conversation_id = row.conversation_id
+    entry.run_id = row.run_id
+    entry.number = row.number
+    entry.summarised_to_number = row.summarised_to
+    entry.create_time.CopyFrom(timestamp(row.create_time))
+    return entry
+
+
+def command(row: CommandRow) -> ledger_pb2.Command:
+    """Return an unread command."""
+    entry = ledger_pb2.Command.FromString(row.payload)
+    entry.command_id = row.command_id
+    entry.user_id = row.user_id
+    entry.time.CopyFrom(timestamp(row.time))
+    return entry
+
+
+def encode_event(event: Event) -> bytes:
+    """Return the bytes of an event: those that every watcher gets."""
+    happening = event.happening
+    match happening:
+        case OwnerEvent():
+            entry = event_pb2.RunEvent.FromString(happening.body)
+        case RunChanged():
+            entry = event_pb2.RunEvent()
+            if happening.from_state is not None:
+                entry.run_changed.from_state = happening.from_state.value  # type: ignore[assignment]
+            entry.run_changed.run.CopyFrom(run(happening.run))
+        case CallChanged():
+            entry = event_pb2.RunEvent()
+            if happening.from_state is not None:
+                entry.call_changed.from_state = happening.from_state.value  # type: ignore[assignment]
+            entry.call_changed.call.CopyFrom(call(happening.call, result_bytes_max=EVENT_RESULT_BYTES_MAX))
+            entry.call_changed.duration_seconds = happening.duration_seconds
+        case MessageAdded():
+            entry = event_pb2.RunEvent()
+            entry.message_added.message.CopyFrom(message(happening.message))
+        case ToolProgressed():
+            entry = event_pb2.RunEvent()
+            progress = entry.tool_progress
+            progress.call_id = happening.call.call_id
+            progress.tool_name = happening.call.tool_name
+            progress.message = happening.message
+            if happening.fraction is not None:
+                progress.fraction = happening.fraction
+        case _:
+            assert_never(happening)
+    entry.store_id = event.store_id
+    entry.conversation_id = event.conversation_id
+    entry.run_id = event.run_id
+    entry.seq = event.seq
+    entry.time.CopyFrom(timestamp(event.time))
+    entry.attempt = event.attempt
+    entry.event_id = event.event_id
+    entry.type = event.type
+    return entry.SerializeToString()

@@ -1,0 +1,251 @@
+"""pawl.job.v1.LedgerService: translates, nothing else."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Final, TypeAlias
+
+import grpc
+from pawl.event.v1 import event_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2 as pb
+from pawl.job.v1 import ledger_pb2_grpc
+
+from services.chassis.ids import check_id
+from services.errors import InvalidField, SeqBeyondEnd
+from services.job_store.app.ledger import Ledger
+from services.job_store.app.pages import make_token, page_size, read_token
+from services.job_store.app.reading import Claimed, RunView
+from services.job_store.domain.command import Receipt
+from services.job_store.rpc import messages, operations
+
+RUNS_PER_CLAIM_MAX: Final = 64
+EVENTS_DEFAULT: Final = 256
+EVENTS_MAX: Final = 1000
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+
+class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
+    """Serves the ledger. `queue_max` runs may wait in one conversation."""
+
+    def __init__(self, ledger: Ledger, *, queue_max: int) -> None:
+        self._ledger = ledger
+        self._queue_max = queue_max
+
+    async def SubmitMessage(self, request: pb.SubmitMessageRequest, context: Context) -> pb.SubmitMessageResponse:
+        size_bytes = request.ByteSize()
+        operation = operations.submit(request, queue_max=self._queue_max)
+        submitted = await self._ledger.change(operation, size_bytes=size_bytes)
+        return pb.SubmitMessageResponse(run=messages.run(submitted.run), steered=submitted.steered)
+
+    async def ClaimRuns(self, request: pb.ClaimRunsRequest, context: Context) -> pb.ClaimRunsResponse:
+        check_id(request.worker_id, "worker_id")
+        if not 1 <= request.runs_max <= RUNS_PER_CLAIM_MAX:
+            raise InvalidField(f"runs_max is from 1 to {RUNS_PER_CLAIM_MAX}", field="runs_max")
+        claimed = await self._ledger.leases.claim(
+            request.worker_id,
+            runs_max=request.runs_max,
+            lease_seconds=operations.lease_seconds(request.lease_seconds),
+        )
+        return pb.ClaimRunsResponse(runs=map(_claimed, claimed))
+
+    async def LoadRun(self, request: pb.LoadRunRequest, context: Context) -> pb.LoadRunResponse:
+        check_id(request.store_id, "store_id")
+        check_id(request.run_id, "run_id")
+        loaded = await self._ledger.reads.load(request.store_id, request.run_id, request.epoch)
+        history = [messages.message(row) for row in loaded.messages]
+        asked = {call_id for message in history for call_id in message.call_ids}
+        return pb.LoadRunResponse(
+            run=messages.run(loaded.run),
+            messages=history,
+            calls=[
+                messages.call(row) for row in loaded.calls if row.call_id in asked or row.run_id == loaded.run.run_id
+            ],
+            commands=[messages.command(row) for row in loaded.commands],
+            loop_state=loaded.loop_state,
+            now=messages.timestamp(loaded.time),
+        )
+
+    async def RenewLeases(self, request: pb.RenewLeasesRequest, context: Context) -> pb.RenewLeasesResponse:
+        renewed = await self._ledger.leases.renew(
+            check_id(request.worker_id, "worker_id"),
+            lease_seconds=operations.lease_seconds(request.lease_seconds),
+        )
+        return pb.RenewLeasesResponse(
+            runs=map(_claimed, renewed.runs),
+            runs_with_commands=map(_claimed, renewed.with_commands),
+            now=messages.timestamp(renewed.time),
+        )
+
+    async def ReleaseWorker(self, request: pb.ReleaseWorkerRequest, context: Context) -> pb.ReleaseWorkerResponse:
+        released = await self._ledger.release_worker(check_id(request.worker_id, "worker_id"))
+        return pb.ReleaseWorkerResponse(released_count=released)
+
+    async def CommitRun(self, request: pb.CommitRunRequest, context: Context) -> pb.CommitRunResponse:
+        size_bytes = request.ByteSize()
+        committed = await self._ledger.change(operations.commit(request), size_bytes=size_bytes)
+        return pb.CommitRunResponse(
+            first_seq=committed.first_seq,
+            last_seq=committed.last_seq,
+            commands_pending=committed.commands_pending,
+            time=messages.timestamp(committed.time),
+        )
+
+    async def SendCommand(self, request: pb.SendCommandRequest, context: Context) -> pb.SendCommandResponse:
+        size_bytes = request.ByteSize()
+        receipt: Receipt = await self._ledger.change(operations.send(request), size_bytes=size_bytes)
+        response = pb.SendCommandResponse(
+            outcome=receipt.outcome.value,  # type: ignore[arg-type]  # the same numbers
+            reason=receipt.reason,
+            message=receipt.message,
+        )
+        if receipt.run is not None:
+            response.run.CopyFrom(_run_view(RunView(run=receipt.run, pending=receipt.pending)))
+        return response
+
+    async def ListCommands(self, request: pb.ListCommandsRequest, context: Context) -> pb.ListCommandsResponse:
+        check_id(request.store_id, "store_id")
+        check_id(request.run_id, "run_id")
+        rows = await self._ledger.reads.commands(request.store_id, request.run_id)
+        return pb.ListCommandsResponse(commands=map(messages.command, rows))
+
+    async def LeaseOffer(self, request: pb.LeaseOfferRequest, context: Context) -> pb.LeaseOfferResponse:
+        leased = await self._ledger.change(operations.lease_offer(request), size_bytes=request.ByteSize())
+        response = pb.LeaseOfferResponse(granted=leased.granted)
+        if leased.call is not None:
+            response.call.CopyFrom(messages.call(leased.call))
+        return response
+
+    async def RenewOffers(self, request: pb.RenewOffersRequest, context: Context) -> pb.RenewOffersResponse:
+        held = await self._ledger.renew_offers(
+            check_id(request.store_id, "store_id"),
+            check_id(request.user_id, "user_id"),
+            check_id(request.client_id, "client_id"),
+            lease_seconds=operations.lease_seconds(request.lease_seconds),
+        )
+        return pb.RenewOffersResponse(calls=map(messages.call, held))
+
+    async def ReleaseOffers(self, request: pb.ReleaseOffersRequest, context: Context) -> pb.ReleaseOffersResponse:
+        released = await self._ledger.release_offers(
+            check_id(request.store_id, "store_id"),
+            check_id(request.user_id, "user_id"),
+            check_id(request.client_id, "client_id"),
+            check_id(request.run_id, "run_id") if request.run_id else "",
+        )
+        return pb.ReleaseOffersResponse(released_count=released)
+
+    async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
+        store_id, user_id = _reader(request.store_id, request.user_id)
+        view = await self._ledger.reads.run(store_id, user_id, check_id(request.run_id, "run_id"))
+        return pb.GetRunResponse(run=_run_view(view))
+
+    async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
+        check_id(request.store_id, "store_id")
+        check_id(request.user_id, "user_id")
+        if request.conversation_id:
+            check_id(request.conversation_id, "conversation_id")
+        states = operations.run_states(request.states)
+        selection = (request.store_id, request.user_id, request.conversation_id, states)
+        page = await self._ledger.reads.runs(
+            request.store_id,
+            request.user_id,
+            conversation_id=request.conversation_id,
+            states=states,
+            before=read_token(request.page_token, "ListRuns", selection, tuple[datetime, str]),
+            rows_max=page_size(request.page_size),
+        )
+        response = pb.ListRunsResponse(runs=map(messages.run, page.rows))
+        if page.has_more:
+            last = page.rows[-1]
+            response.next_page_token = make_token("ListRuns", selection, (last.create_time, last.run_id))
+        return response
+
+    async def GetCall(self, request: pb.GetCallRequest, context: Context) -> pb.GetCallResponse:
+        store_id, user_id = _reader(request.store_id, request.user_id)
+        row = await self._ledger.reads.call(store_id, user_id, check_id(request.call_id, "call_id"))
+        return pb.GetCallResponse(call=messages.call(row))
+
+    async def ListCalls(self, request: pb.ListCallsRequest, context: Context) -> pb.ListCallsResponse:
+        store_id, user_id = _reader(request.store_id, request.user_id)
+        check_id(request.run_id, "run_id")
+        selection = (request.store_id, request.user_id, request.run_id)
+        page = await self._ledger.reads.calls(
+            store_id,
+            user_id,
+            request.run_id,
+            after=read_token(request.page_token, "ListCalls", selection, tuple[int, int, str]),
+            rows_max=page_size(request.page_size),
+        )
+        response = pb.ListCallsResponse(calls=map(messages.call, page.rows))
+        if page.has_more:
+            last = page.rows[-1]
+            response.next_page_token = make_token("ListCalls", selection, (last.round, last.index, last.call_id))
+        return response
+
+    async def ListPendingCalls(
+        self, request: pb.ListPendingCallsRequest, context: Context
+    ) -> pb.ListPendingCallsResponse:
+        check_id(request.store_id, "store_id")
+        check_id(request.user_id, "user_id")
+        selection = (request.store_id, request.user_id)
+        page = await self._ledger.reads.pending(
+            request.store_id,
+            request.user_id,
+            after=read_token(request.page_token, "ListPendingCalls", selection, tuple[datetime, str]),
+            rows_max=page_size(request.page_size),
+        )
+        response = pb.ListPendingCallsResponse(calls=map(messages.call, page.rows))
+        if page.has_more:
+            last = page.rows[-1]
+            position = (last.create_time, last.call_id)
+            response.next_page_token = make_token("ListPendingCalls", selection, position)
+        return response
+
+    async def ListMessages(self, request: pb.ListMessagesRequest, context: Context) -> pb.ListMessagesResponse:
+        store_id, user_id = _reader(request.store_id, request.user_id)
+        check_id(request.conversation_id, "conversation_id")
+        selection = (request.store_id, request.user_id, request.conversation_id)
+        page = await self._ledger.reads.messages(
+            store_id,
+            user_id,
+            request.conversation_id,
+            after=read_token(request.page_token, "ListMessages", selection, int) or 0,
+            rows_max=page_size(request.page_size),
+        )
+        response = pb.ListMessagesResponse(messages=map(messages.message, page.rows))
+        if page.has_more:
+            response.next_page_token = make_token("ListMessages", selection, page.rows[-1].number)
+        return response
+
+    async def ListEvents(self, request: pb.ListEventsRequest, context: Context) -> pb.ListEventsResponse:
+        store_id, user_id = _reader(request.store_id, request.user_id)
+        check_id(request.run_id, "run_id")
+        if request.events_max > EVENTS_MAX:
+            raise InvalidField(f"events_max is at most {EVENTS_MAX}", field="events_max")
+        part = await self._ledger.reads.events(
+            store_id,
+            user_id,
+            request.run_id,
+            after_seq=request.after_seq,
+            events_max=request.events_max or EVENTS_DEFAULT,
+        )
+        if request.after_seq > part.last_seq:
+            raise SeqBeyondEnd(f"the log ends at seq {part.last_seq}", last_seq=part.last_seq)
+        return pb.ListEventsResponse(
+            events=map(event_pb2.RunEvent.FromString, part.payloads), last_seq=part.last_seq, ended=part.ended
+        )
+
+
+def _reader(store_id: str, user_id: str) -> tuple[str, str]:
+    """Return who reads; an empty user is a service."""
+    return check_id(store_id, "store_id"), check_id(user_id, "user_id") if user_id else ""
+
+
+def _claimed(claimed: Claimed) -> pb.ClaimedRun:
+    return pb.ClaimedRun(store_id=claimed.store_id, run_id=claimed.run_id, epoch=claimed.epoch)
+
+
+def _run_view(view: RunView) -> run_pb2.Run:
+    run = messages.run(view.run)
+    run.pending_calls.extend(map(messages.call, view.pending))
+    return run

@@ -1,0 +1,154 @@
+"""Job stores over real gRPC and a real database; several of them share one database like replicas."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub, add_LedgerServiceServicer_to_server
+
+from services.chassis.auth import DevelopmentAuthenticator
+from services.chassis.bus import Bus
+from services.chassis.clock import SystemClock
+from services.chassis.database import Database
+from services.chassis.ids import IdSource
+from services.chassis.lifecycle import Background
+from services.chassis.metrics import Metrics
+from services.chassis.rpc_client import open_channel
+from services.chassis.rpc_server import RpcServer
+from services.job_store.adapters.announcer import NatsAnnouncer
+from services.job_store.adapters.journal import PostgresJournal
+from services.job_store.adapters.leases import PostgresLeases
+from services.job_store.adapters.lifecycle_stream import JetStreamLifecycle
+from services.job_store.adapters.metrics import PrometheusMeter
+from services.job_store.adapters.reads import PostgresReads
+from services.job_store.adapters.upkeep import PostgresOfferBook, PostgresOutbox
+from services.job_store.app.group_commit import GroupCommit
+from services.job_store.app.ledger import Ledger
+from services.job_store.app.sweeps import Relay
+from services.job_store.rpc.messages import encode_event
+from services.job_store.rpc.servicer import LedgerServicer
+from tests.rpc.job_store.user import User
+
+QUEUE_MAX = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """One job store: its API as a client sees it, and its inside."""
+
+    stub: LedgerServiceStub
+    ledger: Ledger
+    database: Database
+    bus: Bus
+    relay: Relay
+    metrics: Metrics
+    group_commit: GroupCommit
+
+
+StartReplica = Callable[..., Awaitable[Replica]]
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    async with Database(database_url, application_name="test") as database:
+        await database.migrate("job_store", "services.job_store.adapters.sql.migrations")
+        yield database
+
+
+@pytest.fixture
+async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplica]:
+    """Start replicas of the job store on the test's database: `await start()`, `await start(nats_url=...)`."""
+    async with AsyncExitStack() as stack:
+        count = 0
+
+        async def start_one(*, nats_url: str | None = None) -> Replica:
+            nonlocal count
+            count += 1
+            clock = SystemClock()
+            ids = IdSource(clock)
+            metrics = Metrics(f"job_store_{count}")
+            bus = await stack.enter_async_context(Bus(nats_url, name="test", metrics=metrics))
+            meter = PrometheusMeter(metrics)
+            announcer = NatsAnnouncer(bus)
+            relay = Relay(PostgresOutbox(database), JetStreamLifecycle(bus), meter)
+            group_commit = await stack.enter_async_context(
+                GroupCommit(
+                    PostgresJournal(database, ids, encode_event),
+                    announcer,
+                    meter,
+                    monotonic=clock.monotonic,
+                    lifecycle_written=relay.wake,
+                )
+            )
+            ledger = Ledger(
+                group_commit=group_commit,
+                leases=PostgresLeases(database),
+                reads=PostgresReads(database),
+                offer_book=PostgresOfferBook(database),
+                announcer=announcer,
+            )
+            if nats_url is not None:
+                background = await stack.enter_async_context(Background())
+                background.start("relay", relay.run)
+            address = f"unix:{tmp_path}/{count}"
+            server = RpcServer(
+                address,
+                authenticator=DevelopmentAuthenticator(),
+                ids=ids,
+                metrics=metrics,
+                message_bytes_max=32 * 1024 * 1024,
+            )
+            server.add(
+                add_LedgerServiceServicer_to_server, LedgerServicer(ledger, queue_max=QUEUE_MAX), service_only=True
+            )
+            await stack.enter_async_context(server)
+            channel = await stack.enter_async_context(open_channel(address, message_bytes_max=32 * 1024 * 1024))
+            return Replica(
+                stub=LedgerServiceStub(channel),
+                ledger=ledger,
+                database=database,
+                bus=bus,
+                relay=relay,
+                metrics=metrics,
+                group_commit=group_commit,
+            )
+
+        yield start_one
+
+
+@pytest.fixture
+async def replica(start: StartReplica) -> Replica:
+    """A job store without NATS."""
+    return await start()
+
+
+@pytest.fixture
+def stub(replica: Replica) -> LedgerServiceStub:
+    """Its API."""
+    return replica.stub
+
+
+@pytest.fixture
+def user(stub: LedgerServiceStub) -> User:
+    """ann of acme, with a worker that drives her runs."""
+    return User(stub)
+
+
+async def eventually(check: Callable[[], Awaitable[bool]], *, seconds: float = 10.0) -> None:
+    """Return when `check` is true; fail when it is not in time."""
+    async with asyncio.timeout(seconds):
+        while not await check():
+            await asyncio.sleep(0.02)
+
+
+def reason_of(error: grpc.aio.AioRpcError) -> str:
+    """The reason in the details of an error."""
+    from services.chassis.status import from_rpc_error  # noqa: PLC0415
+
+    return from_rpc_error(error).reason

@@ -1,0 +1,127 @@
+"""A user and a worker as clients of the job store, with as few words as a test needs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from pawl.event.v1 import call_pb2, event_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2 as pb
+from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub
+
+from services.chassis.rpc_client import translating
+
+DIGEST = "ab" * 32
+OTHER_DIGEST = "cd" * 32
+_numbers = itertools.count(1)
+
+
+def result(text: str = '"ok"', *, is_error: bool = False) -> call_pb2.CallResult:
+    return call_pb2.CallResult(content_json=text.encode(), is_error=is_error)
+
+
+class User:
+    """Speaks for one user of one store; errors come as PawlError."""
+
+    def __init__(self, stub: LedgerServiceStub, *, store_id: str = "acme", user_id: str = "ann") -> None:
+        self.stub = stub
+        self.store_id = store_id
+        self.user_id = user_id
+
+    async def submit(self, text: str = "hello", **fields: Any) -> pb.SubmitMessageResponse:
+        fields = {"policy": pb.ACTIVE_RUN_POLICY_QUEUE, "store_id": self.store_id, "user_id": self.user_id} | fields
+        with translating():
+            return await self.stub.SubmitMessage(pb.SubmitMessageRequest(text=text, **fields))
+
+    async def claim(self, worker_id: str = "w1", *, runs_max: int = 1, lease_seconds: float = 30) -> list[Any]:
+        request = pb.ClaimRunsRequest(worker_id=worker_id, runs_max=runs_max, lease_seconds=lease_seconds)
+        with translating():
+            return list((await self.stub.ClaimRuns(request)).runs)
+
+    async def start(self, text: str = "hello", **fields: Any) -> Owner:
+        """Submit a message, claim its run, and begin."""
+        submitted = await self.submit(text, **fields)
+        claimed = await self.claim()
+        assert [run.run_id for run in claimed] == [submitted.run.run_id]
+        owner = Owner(self, submitted.run.run_id, claimed[0].epoch)
+        await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
+        return owner
+
+    async def send(self, run_id: str, command_id: str = "", **kind: Any) -> pb.SendCommandResponse:
+        command = pb.Command(command_id=command_id or f"cmd_{next(_numbers)}", **kind)
+        request = pb.SendCommandRequest(store_id=self.store_id, run_id=run_id, user_id=self.user_id, command=command)
+        with translating():
+            return await self.stub.SendCommand(request)
+
+    async def cancel(self, run_id: str, command_id: str = "") -> pb.SendCommandResponse:
+        return await self.send(run_id, command_id, cancel=pb.CancelCommand(cause=run_pb2.STOP_CAUSE_USER))
+
+    async def decide(self, run_id: str, call_id: str, kind: Any, command_id: str = "", **fields: Any) -> Any:
+        decision = pb.DecisionCommand(call_id=call_id, kind=kind, **({"digest": DIGEST} | fields))
+        return await self.send(run_id, command_id, decision=decision)
+
+    async def run(self, run_id: str) -> run_pb2.Run:
+        request = pb.GetRunRequest(store_id=self.store_id, user_id=self.user_id, run_id=run_id)
+        with translating():
+            return (await self.stub.GetRun(request)).run
+
+    async def events(self, run_id: str, after_seq: int = 0) -> list[event_pb2.RunEvent]:
+        request = pb.ListEventsRequest(
+            store_id=self.store_id, user_id=self.user_id, run_id=run_id, after_seq=after_seq, events_max=1000
+        )
+        with translating():
+            return list((await self.stub.ListEvents(request)).events)
+
+    async def lease(self, run_id: str, call_id: str, client_id: str, seconds: float = 30) -> pb.LeaseOfferResponse:
+        request = pb.LeaseOfferRequest(
+            store_id=self.store_id,
+            user_id=self.user_id,
+            run_id=run_id,
+            call_id=call_id,
+            client_id=client_id,
+            lease_seconds=seconds,
+        )
+        with translating():
+            return await self.stub.LeaseOffer(request)
+
+
+class Owner:
+    """The worker that holds a run."""
+
+    def __init__(self, user: User, run_id: str, epoch: int) -> None:
+        self.user = user
+        self.run_id = run_id
+        self.epoch = epoch
+
+    async def commit(self, commit_id: str = "", *, consumed: Sequence[str] = (), **fields: Any) -> Any:
+        request = pb.CommitRunRequest(
+            store_id=self.user.store_id,
+            run_id=self.run_id,
+            epoch=self.epoch,
+            commit_id=commit_id or f"commit_{next(_numbers)}",
+            consumed_command_ids=consumed,
+            **fields,
+        )
+        with translating():
+            return await self.user.stub.CommitRun(request)
+
+    async def load(self) -> pb.LoadRunResponse:
+        request = pb.LoadRunRequest(store_id=self.user.store_id, run_id=self.run_id, epoch=self.epoch)
+        with translating():
+            return await self.user.stub.LoadRun(request)
+
+    async def inbox(self) -> list[pb.Command]:
+        request = pb.ListCommandsRequest(store_id=self.user.store_id, run_id=self.run_id)
+        with translating():
+            return list((await self.user.stub.ListCommands(request)).commands)
+
+    def call(self, call_id: str, state: Any, **fields: Any) -> call_pb2.Call:
+        fields = {"round": 1, "tool_name": "tool", "tool_version": 1, "arguments_json": b"{}"} | fields
+        return call_pb2.Call(call_id=call_id, state=state, **fields)
+
+    async def park(self, *waits: Any, **fields: Any) -> Any:
+        """Wait for someone and let the run go."""
+        return await self.commit(
+            state=run_pb2.RUN_STATE_WAITING, waits=waits, lease_action=pb.LEASE_ACTION_PARK, **fields
+        )
