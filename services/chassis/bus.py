@@ -14,84 +14,30 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Final, Self
 
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
-from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription as NatsSubscription
 from nats.js import JetStreamContext
 
-from services.chassis import logs
+from services.chassis import bus_outbox, logs
+from services.chassis.bus_outbox import Outbox
+from services.chassis.bus_subscription import Callback, Message, Subscription
 from services.chassis.metrics import Metrics
 from services.errors import DependencyUnavailable
 
 _CONNECT_TIMEOUT_SECONDS: Final = 3
 _BACKOFF_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 _PING_INTERVAL_SECONDS: Final = 5
-_QUEUED_MESSAGES_MAX: Final = 10_000
-_QUEUED_BYTES_MAX: Final = 16 * 1024 * 1024
 _FLUSH_TIMEOUT_SECONDS: Final = 1.0
 _CRASH_PAUSE_SECONDS: Final = 1.0
 
+__all__ = ["Bus", "Callback", "Hook", "Message", "Subscription"]
+
 _log = logs.get_logger(__name__)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """A message as a subscriber gets it."""
-
-    subject: str
-    data: bytes
-    headers: Mapping[str, str]
-
-
-Callback = Callable[[Message], Awaitable[None]]
 Hook = Callable[[], Awaitable[None]]
-
-
-class Subscription:
-    """Interest in a subject that outlives connections."""
-
-    def __init__(self, bus: Bus, subject: str, queue: str, callback: Callback) -> None:
-        self.subject = subject
-        self.queue = queue
-        self._bus = bus
-        self._callback = callback
-        self._current: NatsSubscription | None = None
-
-    async def unsubscribe(self) -> None:
-        """Get no more messages. Idempotent."""
-        await self._bus.forget(self)
-        current, self._current = self._current, None
-        if current is not None:
-            try:
-                await current.unsubscribe()
-            except nats.errors.Error:
-                return  # The connection is gone, and the subscription with it.
-
-    async def establish(self, client: Client) -> None:
-        """Subscribe on a new connection."""
-        self._current = await client.subscribe(self.subject, queue=self.queue, cb=self._deliver)
-
-    async def _deliver(self, msg: Msg) -> None:
-        message = Message(subject=msg.subject, data=msg.data, headers=msg.headers or {})
-        try:
-            await self._callback(message)
-        except Exception:  # noqa: BLE001  # one bad message must not end the subscription
-            _log.exception("bus.callback_failed", subject=self.subject)
-
-
-@dataclass(slots=True)
-class _Outbox:
-    """What waits to be written to the connection, bounded in number and bytes."""
-
-    messages: asyncio.Queue[tuple[str, bytes, Mapping[str, str] | None]] = field(
-        default_factory=lambda: asyncio.Queue(_QUEUED_MESSAGES_MAX)
-    )
-    queued_bytes: int = 0
 
 
 class Bus:
@@ -109,11 +55,9 @@ class Bus:
         self._hook_tasks: set[asyncio.Task[None]] = set()
         self._client: Client | None = None
         self._connected = asyncio.Event()
-        self._outbox = _Outbox()
+        self._outbox = Outbox(metrics)
         self._task: asyncio.Task[None] | None = None
         self._gauge = metrics.gauge("bus_connected", "Whether NATS is connected: 1 or 0.")
-        self._published = metrics.counter("bus_published_total", "Messages handed to NATS.")
-        self._dropped = metrics.counter("bus_dropped_total", "Messages not published.", ("cause",))
 
     async def __aenter__(self) -> Self:
         if self._url is not None:
@@ -149,14 +93,10 @@ class Bus:
 
         Dropped, and counted, while not connected or when too much is waiting.
         """
-        outbox = self._outbox
-        if not self.connected:
-            self._dropped.labels("disconnected").inc()
-        elif outbox.messages.full() or outbox.queued_bytes + len(data) > _QUEUED_BYTES_MAX:
-            self._dropped.labels("full").inc()
+        if self.connected:
+            self._outbox.put(subject, data, headers)
         else:
-            outbox.queued_bytes += len(data)
-            outbox.messages.put_nowait((subject, data, headers))
+            self._outbox.drop()
 
     async def publish_all(
         self, messages: Iterable[tuple[str, bytes, Mapping[str, str]]], *, timeout_seconds: int = 5
@@ -177,7 +117,7 @@ class Bus:
             await self._client.flush(timeout=timeout_seconds)
         except (nats.errors.Error, OSError, TimeoutError) as error:
             raise DependencyUnavailable(f"NATS did not take the messages: {type(error).__name__}") from error
-        self._published.inc(count)
+        self._outbox.published(count)
 
     async def publish_acknowledged(
         self,
@@ -206,7 +146,7 @@ class Bus:
         With `queue`, each message goes to one member of the group. What the
         callback raises is logged.
         """
-        subscription = Subscription(self, subject, queue, callback)
+        subscription = Subscription(subject, queue, callback, self._forget)
         self._subscriptions.append(subscription)
         if self._client is not None:
             try:
@@ -215,11 +155,6 @@ class Bus:
                 # The connection is breaking; the next one subscribes.
                 _log.debug("bus.subscribe_later", subject=subject, error=type(error).__name__)
         return subscription
-
-    async def forget(self, subscription: Subscription) -> None:
-        """Do not establish `subscription` on later connections."""
-        if subscription in self._subscriptions:
-            self._subscriptions.remove(subscription)
 
     def on_connected(self, hook: Hook) -> None:
         """Run `hook` in a task of its own on each connection, the present one too.
@@ -280,7 +215,7 @@ class Bus:
                 reconnect_time_wait=0,
                 connect_timeout=_CONNECT_TIMEOUT_SECONDS,
                 ping_interval=_PING_INTERVAL_SECONDS,
-                pending_size=_QUEUED_BYTES_MAX,
+                pending_size=bus_outbox.BYTES_MAX,
                 error_cb=on_error,
                 closed_cb=on_closed,
             )
@@ -291,7 +226,6 @@ class Bus:
         for subscription in list(self._subscriptions):
             await subscription.establish(client)
         await client.flush(timeout=_CONNECT_TIMEOUT_SECONDS)
-        self._outbox = _Outbox()
         self._connected.set()
         self._gauge.set(1)
         _log.info(
@@ -299,7 +233,7 @@ class Bus:
         )
         for hook in self._hooks:
             self._start_hook(hook)
-        sender = asyncio.get_running_loop().create_task(self._send(client), name="bus.send")
+        sender = asyncio.get_running_loop().create_task(self._outbox.send(client), name="bus.send")
         waiter = asyncio.get_running_loop().create_task(closed.wait(), name="bus.closed")
         try:
             await asyncio.wait({sender, waiter}, return_when=asyncio.FIRST_COMPLETED)
@@ -311,24 +245,7 @@ class Bus:
             for task in (sender, waiter):
                 task.cancel()
             await asyncio.gather(sender, waiter, return_exceptions=True)
-
-    async def _send(self, client: Client) -> None:
-        while True:
-            outbox = self._outbox
-            subject, data, headers = await outbox.messages.get()
-            outbox.queued_bytes -= len(data)
-            try:
-                await client.publish(subject, data, headers=dict(headers) if headers else None)
-            except nats.errors.ConnectionClosedError:
-                return
-            except (nats.errors.Error, ValueError) as error:
-                # This message cannot be sent (too large, bad subject); the next one may.
-                self._dropped.labels("refused").inc()
-                _log.warning("bus.refused", subject=subject, error=type(error).__name__)
-            else:
-                self._published.inc()
-            finally:
-                outbox.messages.task_done()
+            self._outbox.clear()
 
     async def _drain(self, client: Client) -> None:
         """Give what was published before the stop a moment to go out."""
@@ -336,7 +253,7 @@ class Bus:
             return
         try:
             async with asyncio.timeout(_FLUSH_TIMEOUT_SECONDS):
-                await self._outbox.messages.join()
+                await self._outbox.join()
                 await client.flush()
         except (nats.errors.Error, OSError, TimeoutError) as error:
             _log.debug("bus.flush_failed", error=type(error).__name__)
@@ -354,6 +271,10 @@ class Bus:
         except (nats.errors.Error, OSError, TimeoutError, AssertionError) as error:
             # A client that never got as far as a connection cannot close it.
             _log.debug("bus.close_failed", error=type(error).__name__)
+
+    def _forget(self, subscription: Subscription) -> None:
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
 
     def _start_hook(self, hook: Hook) -> None:
         async def run() -> None:

@@ -65,5 +65,9 @@ class IdSource:
         return f"{prefix}_{_base32(self._last)}"
 
 
+# Ids are made on hot paths: two digits at a time.
+_PAIRS: Final = tuple(high + low for high in _DIGITS for low in _DIGITS)
+
+
 def _base32(number: int) -> str:
-    return "".join(_DIGITS[number >> shift & 31] for shift in range(5 * (_LENGTH - 1), -1, -5))
+    return "".join([_PAIRS[number >> shift & 1023] for shift in range(5 * (_LENGTH - 2), -1, -10)])

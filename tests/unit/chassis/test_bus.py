@@ -207,3 +207,16 @@ async def test_a_stop_does_not_wait_for_an_absent_server(server: NatsServer, met
     async with bus_to(server.url, metrics) as bus:
         await bus.wait_connected()
         server.stop()
+
+
+async def test_publishing_a_batch_returns_when_the_server_has_it(server: NatsServer, metrics: Metrics) -> None:
+    inbox = Inbox()
+    async with bus_to(server.url, metrics) as bus:
+        await bus.wait_connected()
+        await bus.subscribe("batch", inbox)
+        await bus.publish_all([("batch", b"1", {"A": "b"}), ("batch", b"2", {})])
+        assert [(await inbox.messages.get()).data for _ in range(2)] == [b"1", b"2"]
+        server.stop()
+        with pytest.raises(DependencyUnavailable):
+            await bus.publish_all([("batch", b"3", {})])
+    assert "pawl_test_bus_published_total 2.0" in metrics.text().decode()
