@@ -167,17 +167,21 @@ class SessionClient:
         async with grpc.aio.insecure_channel(address) as channel:
             stream: Any = AgentServiceStub(channel).Session(metadata=self._metadata)
             await stream.write(wire.SessionRequest(frame_id=next(self._frame_ids), hello=self._hello))
-            frame = await asyncio.wait_for(stream.read(), _SILENCE_SECONDS_MAX)
+            frame = await self._read(stream)
             self._outgoing = self._first_frames()
             writing = asyncio.create_task(self._write(stream, self._outgoing), name="session.write")
             self._on_connected(address)
             try:
                 while frame is not grpc.aio.EOF:
                     self._take(frame)
-                    frame = await asyncio.wait_for(stream.read(), _SILENCE_SECONDS_MAX)
+                    frame = await self._read(stream)
             finally:
                 writing.cancel()
                 await asyncio.gather(writing, return_exceptions=True)
+
+    async def _read(self, stream: Any) -> Any:
+        async with asyncio.timeout(_SILENCE_SECONDS_MAX):
+            return await stream.read()
 
     def _first_frames(self) -> asyncio.Queue[wire.SessionRequest]:
         """Return what a fresh connection sends first: attachments, then all that has no receipt yet."""
@@ -192,7 +196,8 @@ class SessionClient:
     async def _write(self, stream: Any, outgoing: asyncio.Queue[wire.SessionRequest]) -> None:
         while True:
             try:
-                frame = await asyncio.wait_for(outgoing.get(), _HEARTBEAT_SECONDS)
+                async with asyncio.timeout(_HEARTBEAT_SECONDS):
+                    frame = await outgoing.get()
             except TimeoutError:
                 frame = wire.SessionRequest(heartbeat=wire.ClientHeartbeat())
             await stream.write(frame)

@@ -36,7 +36,8 @@ async def watch(target: Target, run_id: str, after_seq: int = 0) -> AsyncIterato
             stream: Any = agents.WatchRun(request, metadata=target.metadata)
             try:
                 while True:
-                    response = await asyncio.wait_for(stream.read(), _SILENCE_SECONDS_MAX)
+                    async with asyncio.timeout(_SILENCE_SECONDS_MAX):
+                        response = await stream.read()
                     if response is grpc.aio.EOF:
                         return
                     last_answer = loop.time()

@@ -1,0 +1,178 @@
+"""A small AgentService: replicas that share one book and can break a stream at a chosen moment.
+
+What the real one does with the same frames is tested with real processes in tests/system.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+from pawl.agent.v1 import agent_pb2_grpc, session_pb2, types_pb2
+from pawl.event.v1 import call_pb2, event_pb2, run_pb2
+
+RUN = "run_1"
+
+
+@dataclass(slots=True)
+class Book:
+    """What the replicas have in common: one run, and what clients sent."""
+
+    events: list[event_pb2.RunEvent] = field(default_factory=list)
+    ended: bool = False
+    offers: list[session_pb2.Offer] = field(default_factory=list)
+    frames: list[session_pb2.SessionRequest] = field(default_factory=list)
+    receipts: dict[str, types_pb2.Receipt] = field(default_factory=dict)
+    refusals: dict[str, types_pb2.Receipt] = field(default_factory=dict)
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def append(self, count: int, *, ended: bool = False) -> None:
+        """Let the run go on by `count` events, the last of which may end it."""
+        async with self.changed:
+            for _ in range(count):
+                event = event_pb2.RunEvent(run_id=RUN, conversation_id="conv_1", seq=len(self.events) + 1)
+                event.output_delta.text = f"{event.seq} "
+                self.events.append(event)
+            self.ended = ended
+            self.changed.notify_all()
+
+    async def offer(self, call_id: str, tool: str, arguments: bytes = b"{}", *, epoch: int = 1) -> None:
+        """Offer a call to whoever is connected, and to whoever connects later."""
+        async with self.changed:
+            call = call_pb2.Call(run_id=RUN, call_id=call_id, tool_name=tool, arguments_json=arguments)
+            self.offers = [offer for offer in self.offers if offer.call.call_id != call_id]
+            self.offers.append(session_pb2.Offer(call=call, offer_epoch=epoch))
+            self.changed.notify_all()
+
+    async def until(self, condition: Callable[[Book], bool]) -> None:
+        """Return once the condition holds."""
+        async with asyncio.timeout(10), self.changed:
+            await self.changed.wait_for(lambda: condition(self))
+
+    def sent(self, kind: str) -> list[session_pb2.SessionRequest]:
+        """The frames of a kind that took effect."""
+        return [frame for frame in self.frames if frame.WhichOneof("frame") == kind]
+
+    def take(self, frame: session_pb2.SessionRequest) -> types_pb2.Receipt:
+        """Let a frame take effect once; returns its receipt."""
+        before = self.receipts.get(frame.frame_id)
+        if before is not None:
+            return types_pb2.Receipt(
+                frame_id=frame.frame_id, status=types_pb2.RECEIPT_STATUS_DUPLICATE, run_id=before.run_id
+            )
+        kind = frame.WhichOneof("frame") or ""
+        receipt = types_pb2.Receipt(status=types_pb2.RECEIPT_STATUS_ACCEPTED, run_id=RUN)
+        receipt.MergeFrom(self.refusals.get(kind, types_pb2.Receipt()))
+        receipt.frame_id = frame.frame_id
+        self.receipts[frame.frame_id] = receipt
+        self.frames.append(frame)
+        return receipt
+
+
+class Replica(agent_pb2_grpc.AgentServiceServicer):
+    """One replica. `break_before_receipt` names a kind of frame that takes effect without an answer, once."""
+
+    def __init__(self, book: Book) -> None:
+        self.book = book
+        self.break_before_receipt = ""
+        self.break_after_events = 0
+        self.refuse: grpc.StatusCode | None = None
+        self.hellos: list[session_pb2.Hello] = []
+        self._streams: set[asyncio.Task[Any]] = set()
+
+    def cut(self) -> None:
+        """Break every stream, as a crash does."""
+        for stream in self._streams:
+            stream.cancel()
+
+    async def Session(  # type: ignore[override]
+        self, requests: AsyncIterator[session_pb2.SessionRequest], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        if self.refuse is not None:
+            await context.abort(self.refuse, "no")
+        hello = (await anext(requests)).hello
+        self.hellos.append(hello)
+        await context.write(session_pb2.SessionResponse(welcome=session_pb2.Welcome(client_id=hello.client_id)))
+        stream = _Stream(self, context)
+        tasks = {asyncio.create_task(stream.read(requests)), asyncio.create_task(stream.send())}
+        self._streams |= tasks
+        _, running = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._streams -= tasks
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "the replica is gone")
+
+
+class _Stream:
+    def __init__(self, replica: Replica, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self._replica = replica
+        self._book = replica.book
+        self._context = context
+        self._next: int | None = None
+        self._offered: dict[str, int] = {}
+        self._events_sent = 0
+
+    async def read(self, requests: AsyncIterator[session_pb2.SessionRequest]) -> None:
+        async for frame in requests:
+            kind = frame.WhichOneof("frame") or ""
+            receipt = self._book.take(frame)
+            if kind == self._replica.break_before_receipt:
+                self._replica.break_before_receipt = ""
+                return
+            await self._context.write(session_pb2.SessionResponse(receipt=receipt))
+            async with self._book.changed:
+                if kind in {"start", "attach"}:
+                    self._next = frame.attach.after_seq
+                self._book.changed.notify_all()
+
+    async def send(self) -> None:
+        while True:
+            async with self._book.changed:
+                await self._book.changed.wait_for(lambda: self._news() is not None)
+                frame = self._news()
+            assert frame is not None
+            if frame.HasField("event"):
+                self._next = frame.event.seq
+                self._events_sent += 1
+            if frame.HasField("end"):
+                self._next = None
+            if frame.HasField("offer"):
+                self._offered[frame.offer.call.call_id] = frame.offer.offer_epoch
+            await self._context.write(frame)
+            if self._events_sent == self._replica.break_after_events > 0:
+                self._replica.break_after_events = 0
+                return
+
+    def _news(self) -> session_pb2.SessionResponse | None:
+        for offer in self._book.offers:
+            if self._offered.get(offer.call.call_id, 0) < offer.offer_epoch:
+                return session_pb2.SessionResponse(offer=offer)
+        if self._next is None:
+            return None
+        if self._next < len(self._book.events):
+            return session_pb2.SessionResponse(event=self._book.events[self._next])
+        if self._book.ended:
+            end = session_pb2.End(run_id=RUN, last_seq=self._next, state=run_pb2.RUN_STATE_COMPLETED)
+            return session_pb2.SessionResponse(end=end)
+        return None
+
+
+@asynccontextmanager
+async def serve(replica: Replica, folder: Path, name: str) -> AsyncIterator[str]:
+    """Serve a replica; gives its address."""
+    server = grpc.aio.server()
+    agent_pb2_grpc.add_AgentServiceServicer_to_server(replica, server)
+    address = f"unix:{folder}/{name}"
+    server.add_insecure_port(address)
+    await server.start()
+    try:
+        yield address
+    finally:
+        replica.cut()
+        await server.stop(None)

@@ -1,0 +1,117 @@
+"""Flags, addresses and what people are told when something is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pawl.agent.v1 import types_pb2
+from typer.testing import CliRunner
+
+from services.cli.__main__ import app
+from services.cli.client import Refused
+from services.cli.failure import CommandError, explain
+from services.cli.target import find
+from services.errors import Internal, RunNotFound, Unauthenticated
+from services.launcher.endpoints import Endpoints, Replica, write_endpoints
+
+NOBODY = "127.0.0.1:1"
+
+
+def invoke(*arguments: str, input_text: str = "") -> tuple[int, str]:
+    result = CliRunner().invoke(app, arguments, input=input_text, env={"PAWL_ADDRESS": NOBODY, "COLUMNS": "200"})
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run", "hello"),
+        ("run", "--detach", "hello"),
+        ("watch", "run_1"),
+        ("runs",),
+        ("inbox",),
+        ("approve", "run_1", "call_1"),
+        ("cancel", "run_1"),
+    ],
+    ids=" ".join,
+)
+def test_without_a_suite_a_command_says_so_in_one_sentence_and_ends_with_2(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.cli.watching._GIVE_UP_SECONDS", 0.0)
+    code, output = invoke(*command)
+    assert output.splitlines()[-1] == f"No Pawl suite answers at {NOBODY}. Start one with `pawl up`."
+    assert "Traceback" not in output
+    assert code == 2
+
+
+@pytest.mark.parametrize(
+    "command", [("run",), ("watch",), ("approve", "run_1"), ("watch", "run_1", "--after", "-1"), ("invented",)]
+)
+def test_a_command_line_that_is_wrong_ends_with_2(command: tuple[str, ...]) -> None:
+    code, output = invoke(*command)
+    assert code == 2
+    assert "Traceback" not in output
+
+
+def test_only_one_kind_of_decision_at_a_time() -> None:
+    code, output = invoke("approve", "run_1", "call_1", "--reject", "no", "--answer", "x")
+    assert code == 2
+    assert "only one of" in output
+
+
+def test_a_flag_of_up_that_is_wrong_ends_with_2() -> None:
+    code, output = invoke("up", "--port", "nothing=1")
+    assert code == 2
+    assert "Traceback" not in output
+
+
+def test_the_data_folder_says_where_every_replica_is(tmp_path: Path) -> None:
+    def replica(port: int) -> Replica:
+        return Replica(grpc=f"127.0.0.1:{port}", metrics="", pid=1, ready=True)
+
+    services = {"agent-loop": [replica(1), replica(2)], "tool-registry": [replica(3)], "notifier": [replica(4)]}
+    write_endpoints(Endpoints(launcher_pid=1, data=str(tmp_path), secrets="", services=services))
+    target = find(address=None, data=tmp_path, store=None, user=None, environment={})
+    assert target.agent == ("127.0.0.1:1", "127.0.0.1:2")
+    assert (target.tools, target.notifications) == (("127.0.0.1:3",), ("127.0.0.1:4",))
+
+
+def test_an_address_wins_over_the_data_folder_and_the_rest_is_looked_for_beside_it(tmp_path: Path) -> None:
+    target = find(address="10.0.0.1:9, 10.0.0.2:9", data=tmp_path, store=None, user=None, environment={})
+    assert target.agent == ("10.0.0.1:9", "10.0.0.2:9")
+    assert target.tools == ("10.0.0.1:7602", "10.0.0.2:7602")
+    assert target.notifications == ("10.0.0.1:7604", "10.0.0.2:7604")
+
+
+def test_key_store_and_user_go_with_every_call(tmp_path: Path) -> None:
+    environment = {"PAWL_API_KEY": "k"}
+    target = find(address=None, data=tmp_path, store="acme", user="ann", environment=environment)
+    assert target.metadata == (("authorization", "Bearer k"), ("pawl-store", "acme"), ("pawl-user", "ann"))
+
+
+@pytest.mark.parametrize("address", ["localhost", ":7601", "a:b", ",", "127.0.0.1:99999"])
+def test_an_address_of_another_form_is_refused(address: str, tmp_path: Path) -> None:
+    with pytest.raises(CommandError):
+        find(address=address, data=tmp_path, store=None, user=None, environment={})
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (RunNotFound(), "No such run, or none that the caller may see. `pawl runs` lists yours."),
+        (Unauthenticated("the key is not known"), "The key is not known. Set PAWL_API_KEY to your key."),
+        (
+            Internal("internal error err_1"),
+            "Internal error err_1. The log of the service has the details under that id.",
+        ),
+        (
+            Refused(types_pb2.Receipt(reason="ALREADY_DECIDED", message="decided by bob")),
+            "Decided by bob. `pawl inbox` lists the calls that wait.",
+        ),
+        (KeyError("x"), "This should not have happened: KeyError: 'x'"),
+    ],
+)
+def test_an_error_is_a_sentence_that_says_what_to_do_next(error: Exception, sentence: str) -> None:
+    assert explain(error, [NOBODY]) == sentence

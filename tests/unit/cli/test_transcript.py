@@ -1,0 +1,131 @@
+"""What a reader sees of a run."""
+
+from __future__ import annotations
+
+import io
+
+from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from rich.console import Console
+
+from services.cli.transcript import REASONING_CHARACTERS_MAX, Transcript
+
+
+def shown(*events: event_pb2.RunEvent, terminal: bool = False, **options: bool) -> str:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=terminal, width=100, highlight=False, color_system=None)
+    transcript = Transcript(console, **options)
+    for event in events:
+        transcript.show(event)
+    transcript.end_line()
+    return output.getvalue()
+
+
+def delta(text: str = "", reasoning: str = "", *, attempt: int = 1) -> event_pb2.RunEvent:
+    return event_pb2.RunEvent(attempt=attempt, output_delta=event_pb2.OutputDelta(text=text, reasoning=reasoning))
+
+
+def started(*, attempt: int = 1) -> event_pb2.RunEvent:
+    return event_pb2.RunEvent(attempt=attempt, round_started=event_pb2.RoundStarted(round=1))
+
+
+def assistant(text: str) -> event_pb2.RunEvent:
+    message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=text)
+    return event_pb2.RunEvent(message_added=event_pb2.MessageAdded(message=message))
+
+
+def call(
+    state: call_pb2.CallState.ValueType, *, name: str = "send_email", arguments: bytes = b'{"to": "ann"}'
+) -> call_pb2.Call:
+    return call_pb2.Call(run_id="run_1", call_id="call_1", tool_name=name, state=state, arguments_json=arguments)
+
+
+def changed(of: call_pb2.Call, *, seconds: float = 0) -> event_pb2.RunEvent:
+    return event_pb2.RunEvent(call_changed=event_pb2.CallChanged(call=of, duration_seconds=seconds))
+
+
+def test_pieces_of_text_are_joined_on_one_line() -> None:
+    assert shown(started(), delta("Once "), delta("upon"), assistant("Once upon")) == "Once upon\n"
+
+
+def test_a_message_whose_pieces_were_not_seen_is_shown_whole() -> None:
+    assert shown(assistant("Once upon")) == "Once upon\n"
+
+
+def test_reasoning_stands_apart_from_text_and_is_folded() -> None:
+    """HITL-8."""
+    output = shown(started(), delta(reasoning="x" * 1000), delta(reasoning="y"), delta("Hello"))
+    assert output == "x" * REASONING_CHARACTERS_MAX + " … (folded)\nHello\n"
+
+
+def test_reasoning_is_shown_whole_when_asked_for() -> None:
+    assert shown(started(), delta(reasoning="x" * 1000), whole_reasoning=True) == "x" * 1000 + "\n"
+
+
+def test_a_retried_model_call_says_that_what_it_wrote_is_void() -> None:
+    """EVT-2."""
+    retrying = event_pb2.RoundRetrying(message="HTTP 500", void_from_seq=3)
+    output = shown(started(), delta("Hel"), event_pb2.RunEvent(round_retrying=retrying), delta("Hello"))
+    assert output == "Hel\n↻ HTTP 500, trying again; what it wrote above is void\nHello\n"
+
+
+def test_a_takeover_in_the_middle_of_an_answer_is_told() -> None:
+    output = shown(started(), delta("Hel"), started(attempt=2), delta("Hello", attempt=2))
+    assert output == "Hel\n↻ another worker has taken over; what the model wrote above begins anew\nHello\n"
+
+
+def test_a_new_worker_between_answers_is_not_told() -> None:
+    assert "taken over" not in shown(started(), delta("Hi"), assistant("Hi"), started(attempt=2))
+
+
+def test_a_call_shows_its_state_and_its_duration() -> None:
+    done = call(call_pb2.CALL_STATE_SUCCEEDED)
+    done.result.content_json = b'{"sent": true}'
+    output = shown(changed(call(call_pb2.CALL_STATE_RUNNING)), changed(done, seconds=0.0123))
+    assert output == '⚙ send_email {"to": "ann"}\n✓ send_email (12 ms) → {"sent": true}\n'
+
+
+def test_a_call_that_did_not_succeed_says_how_it_ended() -> None:
+    failed = call(call_pb2.CALL_STATE_REJECTED)
+    failed.result.content_json = b'"not today"'
+    assert shown(changed(failed)) == "✗ send_email rejected → not today\n"
+
+
+def test_a_call_that_waits_shows_everything_a_person_needs_and_the_command() -> None:
+    """HITL-2: the arguments are shown whole."""
+    waiting = call(call_pb2.CALL_STATE_AWAITING_APPROVAL, arguments=b'{"body": "%s"}' % (b"x" * 500))
+    waiting.approval.preview = "An e-mail to Ann"
+    waiting.approval.cause = "category SENSITIVE"
+    output = shown(changed(waiting), hints=True)
+    assert "[send_email]" in output
+    assert "An e-mail to Ann" in output
+    assert "x" * 500 in output.replace("\n", "")
+    assert "needs approval: category SENSITIVE" in output
+    assert "pawl approve run_1 call_1" in output
+
+
+def test_a_question_shows_its_options_with_numbers() -> None:
+    asked = call(call_pb2.CALL_STATE_ASKED)
+    asked.question.question = "When?"
+    asked.question.options.extend(["Today", "Tomorrow"])
+    output = shown(changed(asked))
+    assert "When?\n    1. Today\n    2. Tomorrow" in output
+
+
+def test_a_failed_run_says_why() -> None:
+    run = run_pb2.Run(run_id="run_1", state=run_pb2.RUN_STATE_FAILED, round=2, active_seconds=3.2)
+    run.failure.message = "The model server is down."
+    output = shown(event_pb2.RunEvent(run_changed=event_pb2.RunChanged(run=run)))
+    assert output == "✗ run_1 failed: The model server is down. (2 rounds, 0 tokens, 3.2 s active)\n"
+
+
+def test_nothing_that_a_model_or_a_tool_says_steers_the_terminal() -> None:
+    """I22 for the reader: escape sequences and overrides of direction are taken out."""
+    evil = "\x1b]0;title\x07\x1b[2J\u202ered\rx"
+    done = call(call_pb2.CALL_STATE_SUCCEEDED, name=f"t{evil}")
+    done.result.content_json = f'"{evil}"'.encode()
+    output = shown(started(), delta(evil, evil), changed(done), assistant(evil), terminal=True)
+    assert not any(character in output for character in "\x1b\x07\u202e\r")
+
+
+def test_an_event_of_a_later_version_shows_nothing() -> None:
+    assert shown(event_pb2.RunEvent(type="later.invented")) == ""
