@@ -1,9 +1,9 @@
 """Groups of operations on PostgreSQL: lock and load what they name, apply, write what changed, commit.
 
 Locks are taken in one order everywhere: conversations, then runs, each sorted by
-key. A conversation's lock covers its messages, calls and commands, which nobody
-changes without it; runs have a lock of their own because claims and renewals
-change them without the conversation. `0001_create_ledger.sql` has the tables.
+key. The lock of a conversation covers its messages, that of a run its calls,
+commands and events: nobody changes them without it. `0001_create_ledger.sql` has
+the tables.
 """
 
 from __future__ import annotations

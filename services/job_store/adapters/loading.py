@@ -52,15 +52,17 @@ JOIN (
 ) AS k USING (store_id, call_id)
 """
 
-# All unread ones of some runs, and some by name.
+# All unread ones of some runs, and some by name; and the time, in a row of its own if there are none.
 _COMMANDS: Final = f"""
-SELECT {tables.COMMANDS.names} FROM job_store.commands
-JOIN (
-    SELECT c.store_id, c.run_id, c.command_id FROM job_store.commands AS c
-    JOIN unnest($1::text[], $2::text[]) AS k (store_id, run_id) USING (store_id, run_id) WHERE NOT c.consumed
-    UNION
-    SELECT * FROM unnest($3::text[], $4::text[], $5::text[]) AS k (store_id, run_id, command_id)
-) AS k USING (store_id, run_id, command_id)
+SELECT clock_timestamp() AS now, c.* FROM (VALUES (1)) AS always LEFT JOIN (
+    SELECT {tables.COMMANDS.names} FROM job_store.commands
+    JOIN (
+        SELECT c.store_id, c.run_id, c.command_id FROM job_store.commands AS c
+        JOIN unnest($1::text[], $2::text[]) AS k (store_id, run_id) USING (store_id, run_id) WHERE NOT c.consumed
+        UNION
+        SELECT * FROM unnest($3::text[], $4::text[], $5::text[]) AS k (store_id, run_id, command_id)
+    ) AS k USING (store_id, run_id, command_id)
+) AS c ON true
 """
 
 
@@ -71,10 +73,8 @@ async def load(connection: Connection, named: Sequence[Names]) -> tuple[Book, da
     conversations = await _load_conversations(connection, book, named)
     entered = await _load_runs(connection, book, named, requests, conversations)
     await _load_calls(connection, book, named)
-    await _load_commands(connection, book, named, entered)
-    # After the locks: later than all that those who held them before have written.
-    now: datetime = await connection.fetchval("SELECT clock_timestamp()")
-    return book, now
+    # After the locks: the time is later than all that those who held them before have written.
+    return book, await _load_commands(connection, book, named, entered)
 
 
 async def _load_requests(connection: Connection, book: Book, named: Sequence[Names]) -> list[RequestRow]:
@@ -89,7 +89,9 @@ async def _load_requests(connection: Connection, book: Book, named: Sequence[Nam
 
 async def _load_conversations(connection: Connection, book: Book, named: Sequence[Names]) -> list[ConversationRow]:
     keys = _distinct(named, lambda names: names.conversations)
-    runs = _distinct(named, lambda names: names.runs)
+    runs = _distinct(named, lambda names: (*names.conversations_of, *names.ends))
+    if not (keys or runs):
+        return []
     records = await connection.fetch(_CONVERSATIONS, *_columns(keys, 2), *_columns(runs, 2))
     rows = [tables.conversation(record) for record in records]
     for row in rows:
@@ -147,12 +149,18 @@ async def _load_calls(connection: Connection, book: Book, named: Sequence[Names]
             book.load_call(tables.call(record))
 
 
-async def _load_commands(connection: Connection, book: Book, named: Sequence[Names], entered: Sequence[RunKey]) -> None:
+async def _load_commands(
+    connection: Connection, book: Book, named: Sequence[Names], entered: Sequence[RunKey]
+) -> datetime:
+    """Load the commands; returns the time."""
     runs = [*_distinct(named, lambda names: names.commands_of), *entered]
     commands = _distinct(named, lambda names: names.commands)
-    if runs or commands:
-        for record in await connection.fetch(_COMMANDS, *_columns(runs, 2), *_columns(commands, 3)):
+    records = await connection.fetch(_COMMANDS, *_columns(runs, 2), *_columns(commands, 3))
+    for record in records:
+        if record["command_id"] is not None:
             book.load_command(tables.command(record))
+    now: datetime = records[0]["now"]
+    return now
 
 
 def _distinct(named: Sequence[Names], pick: Callable[[Names], Iterable[Any]]) -> list[Any]:

@@ -239,8 +239,9 @@ COMMANDS: Final[Columns[CommandRow]] = Columns(
 
 
 def command(record: Record) -> CommandRow:
-    """Return the row of a record with the columns of COMMANDS."""
+    """Return the row of a record with the columns of COMMANDS, and perhaps the time `now`."""
     fields = dict(record)
+    fields.pop("now", None)
     fields["outcome"] = CommandOutcome(fields["outcome"])
     return CommandRow(**fields)
 

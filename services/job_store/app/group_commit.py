@@ -1,8 +1,9 @@
 """Group commit: operations that arrive together share one transaction.
 
-While a group is being written, the next one gathers; two may be written at once.
-Rows lock each other out in the database, so any number of replicas may do this
-side by side.
+While a group is being written, the next one gathers. When many wait, a second
+group is written at the same time, so that a slow disk does not hold everybody up;
+small groups are not, because they cost nearly as much as large ones. Rows lock
+each other out in the database, so any number of replicas may do this side by side.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ GROUP_BYTES_MAX: Final = 8 * 1024 * 1024
 WAITING_MAX: Final = 10_000
 """Operations that may wait; more are refused with OVERLOADED."""
 
-_WRITERS: Final = 2
+# How many operations must wait for each writer to take them: the second one helps only under load.
+_GROUP_MIN: Final = (1, 32)
 _ATTEMPTS_MAX: Final = 8
 
 _log = logs.get_logger(__name__)
@@ -67,7 +69,10 @@ class GroupCommit:
         self._closing = False
 
     async def __aenter__(self) -> Self:
-        self._writers = [asyncio.create_task(self._write_groups(), name="group_commit") for _ in range(_WRITERS)]
+        self._writers = [
+            asyncio.create_task(self._write_groups(operations_min), name="group_commit")
+            for operations_min in _GROUP_MIN
+        ]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -95,11 +100,10 @@ class GroupCommit:
         self._arrived.set()
         return await answer
 
-    async def _write_groups(self) -> None:
+    async def _write_groups(self, operations_min: int) -> None:
         while True:
-            group = self._gather()
-            if group:
-                await self._write(group)
+            if len(self._waiting) >= operations_min:
+                await self._write(self._gather())
             elif self._closing:
                 return
             else:
@@ -117,6 +121,8 @@ class GroupCommit:
         return group
 
     async def _write(self, group: Sequence[_Waiting]) -> None:
+        if not group:
+            return
         began = self._monotonic()
         try:
             written = await self._write_once_more([waiting.operation for waiting in group])

@@ -124,15 +124,17 @@ class Poke:
 class Names:
     """The rows that an operation names, to be loaded and locked before it is applied.
 
-    With a run come its conversation, and, where `calls_of` or `commands_of` name
-    it too, its open calls and unconsumed commands. With a conversation come its
-    active run and the first of those that wait for their turn. `ends` says
-    which runs may end, so that the next of their conversation is needed.
+    With a run come its open calls, its unread commands or its conversation only
+    where `calls_of`, `commands_of` or `conversations_of` name it too. With a
+    conversation come its active run and the first of those that wait for their
+    turn. `ends` names runs that may end: with them come their conversation and
+    the run whose turn is next.
     """
 
     requests: tuple[tuple[str, str, str], ...] = ()
     conversations: tuple[tuple[str, str], ...] = ()
     runs: tuple[RunKey, ...] = ()
+    conversations_of: tuple[RunKey, ...] = ()
     ends: tuple[RunKey, ...] = ()
     calls_of: tuple[RunKey, ...] = ()
     calls: tuple[tuple[str, str], ...] = ()
@@ -216,7 +218,7 @@ class Book:
         return conversation
 
     def conversation_of(self, run: RunRow) -> ConversationRow:
-        """Return the conversation of a run, which is always loaded with it."""
+        """Return the conversation of a run."""
         conversation = self.conversations.get((run.store_id, run.conversation_id))
         if conversation is None:
             raise Internal("the conversation of a run is not in the book")

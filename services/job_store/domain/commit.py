@@ -76,6 +76,7 @@ class Commit:
         may_end = self.state is not None and self.state.is_terminal
         return Names(
             runs=(key,),
+            conversations_of=(key,) if self.messages else (),
             ends=(key,) if may_end else (),
             calls_of=(key,) if may_end else (),
             calls=tuple((self.store_id, change.call_id) for change in self.calls),
