@@ -26,6 +26,7 @@ _CLAIMED_AT_ONCE_MAX: Final = 64
 # Work is stopped this long before a lease that nobody confirmed ends.
 _FENCE_MARGIN_SECONDS: Final = 0.5
 _REMEMBERED_MAX: Final = 4096
+_RELEASE_SECONDS_MAX: Final = 1.0
 
 _log = logs.get_logger(__name__)
 
@@ -38,7 +39,7 @@ class WorkerLimits:
     lease_seconds: float = 10.0
     renew_seconds: float = 3.0
     poll_seconds: float = 1.0
-    hand_over_seconds: float = 1.5
+    hand_over_seconds: float = 1.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,6 +95,7 @@ class Worker:
         self._held: dict[Claim, _Held] = {}
         self._recent = _Recent()
         self._work_may_be_there = asyncio.Event()
+        self._claiming = asyncio.Lock()
         self._stopping = False
 
     async def listen(self, wakeups: Wakeups) -> None:
@@ -102,7 +104,7 @@ class Worker:
 
     async def claim_forever(self) -> None:
         """Claim runs whenever there may be some and there is room."""
-        while True:
+        while not self._stopping:
             self._work_may_be_there.clear()
             room = min(self._limits.runs_max - len(self._held), _CLAIMED_AT_ONCE_MAX)
             if room > 0 and await self._claim(room) == room:
@@ -146,10 +148,12 @@ class Worker:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         try:
-            await self._ledger.release(self.worker_id)
-        except TRANSIENT as error:
+            # What a claim that is under way still brings is given back too.
+            async with asyncio.timeout(_RELEASE_SECONDS_MAX), self._claiming:
+                await self._ledger.release(self.worker_id)
+        except (TimeoutError, *TRANSIENT) as error:
             # The leases end by themselves.
-            _log.warning("worker.not_released", error=error.message)
+            _log.warning("worker.not_released", error=str(error) or type(error).__name__)
 
     async def _on_work(self) -> None:
         self._work_may_be_there.set()
@@ -160,8 +164,11 @@ class Worker:
                 held.drive.poke()
 
     async def _claim(self, room: int) -> int:
-        began = self._clock.monotonic()
-        claims = await self._ledger.claim(self.worker_id, runs_max=room, lease_seconds=self._limits.lease_seconds)
+        async with self._claiming:
+            if self._stopping:
+                return 0
+            began = self._clock.monotonic()
+            claims = await self._ledger.claim(self.worker_id, runs_max=room, lease_seconds=self._limits.lease_seconds)
         for claim in claims:
             self._start(claim, began)
         return len(claims)

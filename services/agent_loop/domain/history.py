@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -28,12 +29,25 @@ _KEPT_SHARE: Final = 0.5
 _ARGUMENTS_BYTES_MAX: Final = 256 * 1024
 
 
+class ReasoningEcho(StrEnum):
+    """Whether messages carry their reasoning text back to the model server, and in which field.
+
+    AUTO: as `reasoning_content`, in conversations in which the server sent some.
+    Then every message with calls has the field, because some servers refuse a
+    history without it, be it empty.
+    """
+
+    AUTO = "auto"
+    NONE = "none"
+    REASONING_CONTENT = "reasoning_content"
+    REASONING = "reasoning"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """What a model server wants: whether a message carries its reasoning back, and in which field."""
+    """What a model server wants of a history."""
 
-    reasoning_field: str = ""
-    """Empty: reasoning text is not sent back."""
+    reasoning_echo: ReasoningEcho = ReasoningEcho.AUTO
 
 
 def of_run(state: State, dialect: Dialect) -> tuple[ProviderMessage, ...]:
@@ -45,7 +59,8 @@ def of_run(state: State, dialect: Dialect) -> tuple[ProviderMessage, ...]:
 def groups(state: State, dialect: Dialect) -> list[list[ProviderMessage]]:
     """Return what each message of the conversation becomes: itself and the results of its calls, or nothing."""
     bytes_max = state.run.options.limits.result_bytes_per_round_max
-    return [_group(message, state.calls, dialect, bytes_max) for message in state.messages]
+    field = _reasoning_field(state, dialect)
+    return [_group(message, state.calls, field, bytes_max) for message in state.messages]
 
 
 def summarise_to(state: State) -> int:
@@ -71,14 +86,25 @@ def to_summarise(state: State, to_number: int) -> str:
     bytes_max = state.run.options.limits.context_bytes_max
     old = [message for message in state.messages if message.role is Role.SUMMARY or message.number <= to_number]
     limit = state.run.options.limits.result_bytes_per_round_max
-    parts = (part for message in old for part in _group(message, state.calls, Dialect(), limit))
+    parts = (part for message in old for part in _group(message, state.calls, "", limit))
     text = "\n\n".join(msgspec.json.encode(part).decode() for part in parts)
     # The end is closest to what comes next.
     return text.encode()[-bytes_max:].decode(errors="ignore")
 
 
+def _reasoning_field(state: State, dialect: Dialect) -> str:
+    match dialect.reasoning_echo:
+        case ReasoningEcho.NONE:
+            return ""
+        case ReasoningEcho.AUTO:
+            sent = any(message.reasoning for message in state.messages)
+            return ReasoningEcho.REASONING_CONTENT if sent else ""
+        case ReasoningEcho.REASONING_CONTENT | ReasoningEcho.REASONING as field:
+            return field
+
+
 def _group(
-    message: Message, calls: Mapping[str, Call], dialect: Dialect, result_bytes_max: int
+    message: Message, calls: Mapping[str, Call], reasoning_field: str, result_bytes_max: int
 ) -> list[ProviderMessage]:
     match message.role:
         case Role.USER:
@@ -87,7 +113,7 @@ def _group(
             return [_message("user", _SUMMARY + message.text)]
         case Role.ASSISTANT:
             asked = [calls[call_id] for call_id in message.call_ids if call_id in calls]
-            answer = _assistant(message, asked, dialect)
+            answer = _assistant(message, asked, reasoning_field)
             return [answer, *_tool_messages(asked, result_bytes_max)] if answer else []
 
 
@@ -95,7 +121,7 @@ def _message(role: str, content: str) -> ProviderMessage:
     return {"role": role, "content": content}
 
 
-def _assistant(message: Message, asked: Sequence[Call], dialect: Dialect) -> ProviderMessage | None:
+def _assistant(message: Message, asked: Sequence[Call], reasoning_field: str) -> ProviderMessage | None:
     content = "\n\n".join(
         part for part in (message.text, message.refusal, _INTERRUPTED if message.interrupted else "") if part
     )
@@ -112,8 +138,8 @@ def _assistant(message: Message, asked: Sequence[Call], dialect: Dialect) -> Pro
             }
             for call in asked
         ]
-    if dialect.reasoning_field and (message.reasoning or asked):
-        answer[dialect.reasoning_field] = message.reasoning
+    if reasoning_field and (message.reasoning or asked):
+        answer[reasoning_field] = message.reasoning
     if message.provider_state_json:
         state: dict[str, Any] = msgspec.json.decode(message.provider_state_json)
         answer |= {key: value for key, value in state.items() if key not in answer}

@@ -1,0 +1,124 @@
+"""The agent loop: `python -m services.agent_loop`."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+from pawl.agent.v1.agent_pb2_grpc import add_AgentServiceServicer_to_server
+
+from services.agent_loop.adapters.call_checker import RegistryCallChecker
+from services.agent_loop.adapters.live import BusEvents
+from services.agent_loop.adapters.meter import PrometheusMeter
+from services.agent_loop.adapters.model.client import OpenAiModel
+from services.agent_loop.adapters.public_ledger import LedgerClient
+from services.agent_loop.adapters.registry import RegistryClient
+from services.agent_loop.adapters.wakeups import BusWakeups
+from services.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
+from services.agent_loop.app.drive import Drive
+from services.agent_loop.app.inbox import Inbox
+from services.agent_loop.app.jobs import Workshop
+from services.agent_loop.app.messages import Messages
+from services.agent_loop.app.session import Sessions
+from services.agent_loop.app.watch import Watches
+from services.agent_loop.app.worker import Worker, WorkerLimits
+from services.agent_loop.domain.history import Dialect
+from services.agent_loop.domain.options import RunDefaults
+from services.agent_loop.rpc.servicer import AgentServicer
+from services.agent_loop.settings import AgentLoopSettings
+from services.chassis.lifecycle import Stop, run_service
+from services.chassis.rpc_client import open_channel
+from services.chassis.service import Service
+from services.chassis.settings import load
+
+
+async def main(stop: Stop) -> None:
+    """Serve and drive runs until `stop`."""
+    settings = load(AgentLoopSettings)
+    async with Service("agent_loop", settings) as service:
+        bus = await service.open_bus()
+        service_key = settings.service_key.get_secret_value() if settings.service_key else None
+        job_store = await service.enter(
+            open_channel(
+                settings.job_store_address, service_key=service_key, message_bytes_max=LEDGER_MESSAGE_BYTES_MAX
+            )
+        )
+        tool_registry = await service.open_channel(settings.tool_registry_address)
+        model = await service.enter(
+            OpenAiModel(
+                base_url=settings.openai_base_url,
+                api_key=settings.openai_api_key.get_secret_value() if settings.openai_api_key else "",
+                output_tokens_field=settings.output_tokens_field,
+            )
+        )
+
+        shop = Workshop(
+            ledger=WorkerLedgerClient(job_store),
+            registry=RegistryClient(tool_registry),
+            model=model,
+            clock=service.clock,
+            ids=service.ids,
+            random=random.random,
+            meter=PrometheusMeter(service.metrics),
+            default_model=settings.model,
+            dialect=Dialect(reasoning_echo=settings.reasoning_echo),
+        )
+        worker = Worker(
+            # A name of its own for each start: what an earlier process held is not this one's.
+            service.ids.new("wrk"),
+            ledger=shop.ledger,
+            new_drive=lambda claim, failure: Drive(claim, shop, failure=failure),
+            clock=shop.clock,
+            ids=shop.ids,
+            random=shop.random,
+            meter=shop.meter,
+            limits=WorkerLimits(
+                runs_max=settings.runs_max,
+                lease_seconds=settings.lease_seconds,
+                renew_seconds=settings.lease_renew_seconds,
+                poll_seconds=settings.poll_seconds,
+            ),
+        )
+        await worker.listen(BusWakeups(bus))
+        service.background.start("claims", worker.claim_forever)
+        service.background.start("leases", worker.renew_forever)
+        service.background.start("fence", worker.fence_forever)
+
+        ledger = LedgerClient(job_store)
+        watches = await service.enter(Watches(ledger=ledger, live=BusEvents(bus)))
+        messages = Messages(
+            ledger=ledger,
+            defaults=RunDefaults(model=settings.model, instructions=settings.instructions, limits=settings.limits),
+        )
+        inbox = Inbox(ledger=ledger, checker=RegistryCallChecker(tool_registry), ids=service.ids)
+        sessions = Sessions(
+            ledger=ledger, watches=watches, messages=messages, inbox=inbox, clock=service.clock, ids=service.ids
+        )
+
+        server = service.rpc_server()
+        server.add(
+            add_AgentServiceServicer_to_server,
+            AgentServicer(ledger=ledger, messages=messages, inbox=inbox, watches=watches, sessions=sessions),
+        )
+        await _beside(service.serve(server, stop), stop, worker.hand_over)
+
+
+async def _beside(serving: Awaitable[None], stop: Stop, hand_over: Callable[[], Awaitable[None]]) -> None:
+    """Serve; as soon as the process shall end, hand the runs over while clients are being drained."""
+
+    async def hand_over_in_time() -> None:
+        await stop.wait()
+        await hand_over()
+
+    handing_over = asyncio.get_running_loop().create_task(hand_over_in_time(), name="hand_over")
+    try:
+        await serving
+    finally:
+        if not stop.is_set():
+            handing_over.cancel()
+        await asyncio.gather(handing_over, return_exceptions=True)
+
+
+if __name__ == "__main__":
+    run_service(main)

@@ -1,0 +1,170 @@
+"""The registry service: which tools there are, what may be done with calls, and doing it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Final
+
+import grpc
+from pawl.event.v1 import call_pb2
+from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
+
+from services.agent_loop.adapters import wire
+from services.agent_loop.app.ports import Execution, OnBehalfOf
+from services.agent_loop.domain.call import OfferFallback
+from services.agent_loop.domain.run import PinnedTool
+from services.agent_loop.domain.tool import (
+    Disposition,
+    ExecutionPiece,
+    ExecutionProgress,
+    ExecutionResult,
+    Outcome,
+    ProposedCall,
+    Stopped,
+    Tool,
+    Verdict,
+)
+from services.chassis.rpc_client import translating
+
+# The answer to a cancel may come this much later than the wait it asked for.
+_CANCEL_MARGIN_SECONDS: Final = 5.0
+
+
+class RegistryClient:
+    """A `Registry` over a channel to tool-registry. It makes no retries."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = execution_pb2_grpc.ExecutionServiceAsyncStub(channel)
+
+    async def resolve(
+        self, context: OnBehalfOf, names: Sequence[str], pinned: Sequence[PinnedTool] = ()
+    ) -> tuple[Tool, ...]:
+        request = execution_pb2.ResolveToolsRequest(
+            context=_context(context),
+            tool_names=names,
+            pinned_versions={tool.name: tool.version for tool in pinned},
+        )
+        with translating():
+            response = await self._stub.ResolveTools(request)
+        return tuple(map(_tool, response.tools))
+
+    async def check(
+        self, context: OnBehalfOf, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]
+    ) -> tuple[Verdict, ...]:
+        request = execution_pb2.CheckCallsRequest(
+            context=_context(context),
+            calls=[
+                execution_pb2.ProposedCall(
+                    call_id=call.call_id,
+                    tool_name=call.tool_name,
+                    tool_version=call.tool_version,
+                    arguments_json=call.arguments_json,
+                )
+                for call in calls
+            ],
+            known_tool_names=known_tool_names,
+        )
+        with translating():
+            response = await self._stub.CheckCalls(request)
+        return tuple(map(_verdict, response.verdicts))
+
+    async def execute(self, context: OnBehalfOf, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
+        request = execution_pb2.ExecuteToolRequest(
+            context=_context(context),
+            call_id=execution.call_id,
+            tool_name=execution.tool_name,
+            tool_version=execution.tool_version,
+            arguments_json=execution.arguments_json,
+            earlier_attempts=execution.earlier_attempts,
+            unknowns_resolved=execution.unknowns_resolved,
+            timeout_seconds=execution.timeout_seconds,
+            approved_digest=execution.approved_digest,
+        )
+        stream = self._stub.ExecuteTool(request)
+        try:
+            with translating():
+                async for response in stream:
+                    yield _progress(response.progress) if response.HasField("progress") else _result(response.result)
+        finally:
+            stream.cancel()
+
+    async def cancel(self, context: OnBehalfOf, call_id: str, *, wait_seconds: float) -> Stopped:
+        request = execution_pb2.CancelExecutionRequest(
+            context=_context(context), call_id=call_id, wait_seconds=wait_seconds
+        )
+        with translating():
+            response = await self._stub.CancelExecution(request, timeout=wait_seconds + _CANCEL_MARGIN_SECONDS)
+        return Stopped(
+            stopped=response.stopped, result=_result(response.result) if response.HasField("result") else None
+        )
+
+
+def _context(context: OnBehalfOf) -> execution_pb2.CallContext:
+    return execution_pb2.CallContext(
+        store_id=context.store_id,
+        user_id=context.user_id,
+        conversation_id=context.conversation_id,
+        run_id=context.run_id,
+    )
+
+
+def _tool(message: tool_pb2.Tool) -> Tool:
+    definition = message.definition
+    return Tool(
+        name=definition.name,
+        version=message.version,
+        description=definition.description,
+        arguments_schema_json=definition.arguments_schema_json,
+        fallback_tool_name=definition.fallback_tool_name,
+    )
+
+
+def _verdict(message: execution_pb2.Verdict) -> Verdict:
+    # What is not understood is not run.
+    disposition = wire.named(
+        Disposition,
+        execution_pb2.Disposition,
+        "DISPOSITION_",
+        message.disposition,
+        default=Disposition.REFUSE,
+    )
+    return Verdict(
+        call_id=message.call_id,
+        disposition=disposition,
+        tool_version=message.tool_version,
+        arguments_json=message.arguments_json,
+        note=message.note,
+        context=wire.context(message.context),
+        category=wire.category(message.category),
+        effect_class=wire.effect_class(message.effect_class),
+        timeout_seconds=message.timeout_seconds,
+        parallel=message.parallel,
+        resource_keys=tuple(message.resource_keys),
+        digest=message.digest,
+        preview=message.preview,
+        approval_cause=message.approval_cause,
+        question=wire.question(message.question) if message.HasField("question") else None,
+        offer_fallback=wire.named(
+            OfferFallback,
+            call_pb2.OfferFallback,
+            "OFFER_FALLBACK_",
+            message.offer_fallback,
+            default=OfferFallback.FAIL,
+        ),
+        fallback_tool_name=message.fallback_tool_name,
+        error_reason=message.error_reason,
+        error_message=message.error_message,
+    )
+
+
+def _progress(message: execution_pb2.ExecutionProgress) -> ExecutionProgress:
+    fraction = message.fraction if message.HasField("fraction") else None
+    return ExecutionProgress(fraction=fraction, message=message.message)
+
+
+def _result(message: execution_pb2.ExecutionResult) -> ExecutionResult:
+    # An outcome of a newer version is one that this version does not know.
+    outcome = wire.named(
+        Outcome, execution_pb2.ExecutionOutcome, "EXECUTION_OUTCOME_", message.outcome, default=Outcome.UNKNOWN
+    )
+    return ExecutionResult(outcome=outcome, result=wire.result(message.result))

@@ -1,0 +1,337 @@
+"""Values of the loop from and to messages of pawl.event.v1."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message as ProtoMessage
+from google.protobuf.timestamp_pb2 import Timestamp
+from pawl.event.v1 import call_pb2, message_pb2, run_pb2
+
+from services.agent_loop.domain.call import (
+    ApprovalRequest,
+    Call,
+    CallResult,
+    CallState,
+    Decided,
+    DecisionKind,
+    EffectClass,
+    ExecutionContext,
+    OfferFallback,
+    OfferLease,
+    Question,
+    QuestionKind,
+    ToolCategory,
+)
+from services.agent_loop.domain.failure import FailureClass
+from services.agent_loop.domain.limits import Limits
+from services.agent_loop.domain.message import Message, Role
+from services.agent_loop.domain.run import (
+    BatchOrder,
+    PinnedTool,
+    RoundLimitPolicy,
+    Run,
+    RunFailure,
+    RunOptions,
+    RunState,
+    StopCause,
+    ToolChoice,
+    ToolChoiceMode,
+    UnknownOutcomePolicy,
+    Usage,
+    WaitKind,
+)
+
+E = TypeVar("E", bound=StrEnum)
+
+
+def named(kind: type[E], enum: Any, prefix: str, number: int, default: E | None = None) -> E:
+    """Return the value of a number of `enum`; `default` for UNSPECIFIED and for numbers of a newer version.
+
+    Raises:
+        ValueError: there is none, and no default.
+    """
+    try:
+        return kind(enum.Name(number).removeprefix(prefix))
+    except ValueError:
+        if default is None:
+            raise
+        return default
+
+
+def seconds(time: Timestamp) -> float:
+    """Return a time as seconds since 1970."""
+    return time.seconds + time.nanos / 1e9
+
+
+def set_time(target: Timestamp, time: float) -> None:
+    """Set a time from seconds since 1970."""
+    target.FromMicroseconds(round(time * 1e6))
+
+
+def optional_seconds(message: ProtoMessage, field: str) -> float | None:
+    """Return a time that may be absent."""
+    return seconds(getattr(message, field)) if message.HasField(field) else None
+
+
+def run(message: run_pb2.Run) -> Run:
+    """Return a run as the loop sees it."""
+    return Run(
+        store_id=message.store_id,
+        user_id=message.user_id,
+        conversation_id=message.conversation_id,
+        run_id=message.run_id,
+        state=named(RunState, run_pb2.RunState, "RUN_STATE_", message.state),
+        waits=tuple(named(WaitKind, run_pb2.WaitKind, "WAIT_KIND_", wait) for wait in message.waits),
+        options=_options(message.options),
+        tools=tuple(PinnedTool(name=tool.name, version=tool.version) for tool in message.tools),
+        round=message.round,
+        last_seq=message.last_seq,
+        usage=_usage(message.usage),
+        failure=_failure(message.failure) if message.HasField("failure") else None,
+        stop_cause=named(StopCause, run_pb2.StopCause, "STOP_CAUSE_", message.stop_cause)
+        if message.stop_cause
+        else None,
+        output_text=message.output_text,
+        active_seconds=message.active_seconds,
+    )
+
+
+def stop_cause(number: int) -> StopCause:
+    """Return who asked a run to stop."""
+    return named(StopCause, run_pb2.StopCause, "STOP_CAUSE_", number, default=StopCause.USER)
+
+
+def _options(message: run_pb2.RunOptions) -> RunOptions:
+    mode = named(
+        ToolChoiceMode, run_pb2.ToolChoice.Mode, "MODE_", message.tool_choice.mode, default=ToolChoiceMode.AUTO
+    )
+    return RunOptions(
+        model=message.model,
+        instructions=message.instructions,
+        tool_names=tuple(message.tool_names),
+        without_tools=message.without_tools,
+        tool_choice=ToolChoice(mode=mode, tool_name=message.tool_choice.tool_name),
+        limits=_limits(message.limits),
+        round_limit_policy=named(
+            RoundLimitPolicy,
+            run_pb2.RoundLimitPolicy,
+            "ROUND_LIMIT_POLICY_",
+            message.round_limit_policy,
+            default=RoundLimitPolicy.FINAL_ANSWER,
+        ),
+        batch_order=named(
+            BatchOrder,
+            run_pb2.BatchOrder,
+            "BATCH_ORDER_",
+            message.batch_order,
+            default=BatchOrder.WAIT_FOR_DECISIONS,
+        ),
+        unknown_outcome_policy=named(
+            UnknownOutcomePolicy,
+            run_pb2.UnknownOutcomePolicy,
+            "UNKNOWN_OUTCOME_POLICY_",
+            message.unknown_outcome_policy,
+            default=UnknownOutcomePolicy.TELL_MODEL,
+        ),
+        temperature=message.temperature if message.HasField("temperature") else None,
+        output_tokens_max=message.output_tokens_max if message.HasField("output_tokens_max") else None,
+    )
+
+
+def _limits(message: run_pb2.RunLimits) -> Limits:
+    return Limits(**{field.name: value for field, value in message.ListFields()})
+
+
+def _usage(message: run_pb2.Usage) -> Usage:
+    return Usage(
+        input_tokens=message.input_tokens,
+        cached_input_tokens=message.cached_input_tokens,
+        output_tokens=message.output_tokens,
+        reasoning_tokens=message.reasoning_tokens,
+        model_calls=message.model_calls,
+    )
+
+
+def usage_message(usage: Usage) -> run_pb2.Usage:
+    """Return usage as the contract words it."""
+    return run_pb2.Usage(
+        input_tokens=usage.input_tokens,
+        cached_input_tokens=usage.cached_input_tokens,
+        output_tokens=usage.output_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
+        model_calls=usage.model_calls,
+    )
+
+
+def _failure(message: run_pb2.RunFailure) -> RunFailure:
+    group = named(
+        FailureClass, run_pb2.FailureClass, "FAILURE_CLASS_", message.failure_class, default=FailureClass.INTERNAL
+    )
+    return RunFailure(failure_class=group, reason=message.reason, message=message.message)
+
+
+def message_of(message: message_pb2.Message) -> Message:
+    """Return an entry of the conversation as the loop sees it."""
+    return Message(
+        role=named(Role, message_pb2.Role, "ROLE_", message.role),
+        run_id=message.run_id,
+        text=message.text,
+        message_id=message.message_id,
+        number=message.number,
+        reasoning=message.reasoning,
+        provider_state_json=message.provider_state_json,
+        call_ids=tuple(message.call_ids),
+        interrupted=message.interrupted,
+        refusal=message.refusal,
+        first_output_seq=message.first_output_seq,
+        last_output_seq=message.last_output_seq,
+        summarised_to_number=message.summarised_to_number,
+    )
+
+
+def message_message(message: Message) -> message_pb2.Message:
+    """Return a new entry of the conversation as the contract words it."""
+    return message_pb2.Message(
+        role=message_pb2.Role.Value(f"ROLE_{message.role}"),
+        text=message.text,
+        reasoning=message.reasoning,
+        provider_state_json=message.provider_state_json,
+        call_ids=message.call_ids,
+        interrupted=message.interrupted,
+        refusal=message.refusal,
+        first_output_seq=message.first_output_seq,
+        last_output_seq=message.last_output_seq,
+        summarised_to_number=message.summarised_to_number,
+    )
+
+
+def call(message: call_pb2.Call) -> Call:
+    """Return a call as the loop sees it."""
+    fallback = named(
+        OfferFallback, call_pb2.OfferFallback, "OFFER_FALLBACK_", message.offer_fallback, default=OfferFallback.FAIL
+    )
+    return Call(
+        store_id=message.store_id,
+        conversation_id=message.conversation_id,
+        run_id=message.run_id,
+        call_id=message.call_id,
+        round=message.round,
+        index=message.index,
+        provider_call_id=message.provider_call_id,
+        tool_name=message.tool_name,
+        tool_version=message.tool_version,
+        state=named(CallState, call_pb2.CallState, "CALL_STATE_", message.state),
+        context=context(message.context),
+        category=category(message.category),
+        effect_class=effect_class(message.effect_class),
+        arguments_json=message.arguments_json,
+        proposed_arguments=message.proposed_arguments,
+        attempt=message.attempt,
+        parallel=message.parallel,
+        resource_keys=tuple(message.resource_keys),
+        timeout_seconds=message.timeout_seconds,
+        deadline_time=optional_seconds(message, "deadline_time"),
+        approval=_approval(message.approval) if message.HasField("approval") else None,
+        question=question(message.question) if message.HasField("question") else None,
+        offer=_offer(message.offer) if message.HasField("offer") else None,
+        offer_fallback=fallback,
+        fallback_tool_name=message.fallback_tool_name,
+        result=result(message.result) if message.HasField("result") else None,
+        create_time=optional_seconds(message, "create_time"),
+        start_time=optional_seconds(message, "start_time"),
+        end_time=optional_seconds(message, "end_time"),
+    )
+
+
+def context(number: int) -> ExecutionContext:
+    """Return where a tool runs."""
+    return named(ExecutionContext, call_pb2.ExecutionContext, "EXECUTION_CONTEXT_", number)
+
+
+def category(number: int) -> ToolCategory:
+    """Return how much harm a tool can do."""
+    return named(ToolCategory, call_pb2.ToolCategory, "TOOL_CATEGORY_", number)
+
+
+def effect_class(number: int) -> EffectClass:
+    """Return what may be done when an outcome is unknown."""
+    return named(EffectClass, call_pb2.EffectClass, "EFFECT_CLASS_", number, default=EffectClass.AT_MOST_ONCE)
+
+
+def question(message: call_pb2.Question) -> Question:
+    """Return a question."""
+    kind = named(
+        QuestionKind, call_pb2.QuestionKind, "QUESTION_KIND_", message.kind, default=QuestionKind.CLARIFICATION
+    )
+    return Question(question=message.question, why=message.why, kind=kind, options=tuple(message.options))
+
+
+def result(message: call_pb2.CallResult) -> CallResult:
+    """Return a result."""
+    return CallResult(
+        content_json=message.content_json,
+        is_error=message.is_error,
+        error_reason=message.error_reason,
+        note=message.note,
+    )
+
+
+def _approval(message: call_pb2.ApprovalRequest) -> ApprovalRequest:
+    decision = None
+    if message.HasField("decision"):
+        decision = Decided(
+            kind=named(DecisionKind, call_pb2.DecisionKind, "DECISION_KIND_", message.decision.kind),
+            user_id=message.decision.user_id,
+            reason=message.decision.reason,
+            time=seconds(message.decision.time),
+        )
+    return ApprovalRequest(digest=message.digest, preview=message.preview, cause=message.cause, decision=decision)
+
+
+def _offer(message: call_pb2.OfferLease) -> OfferLease:
+    return OfferLease(
+        client_id=message.client_id, offer_epoch=message.offer_epoch, expire_time=seconds(message.expire_time)
+    )
+
+
+def call_message(call: Call) -> call_pb2.Call:
+    """Return a call as the contract words it. Times that the ledger gives, and who holds an offer, are left out."""
+    message = call_pb2.Call(
+        call_id=call.call_id,
+        round=call.round,
+        index=call.index,
+        provider_call_id=call.provider_call_id,
+        tool_name=call.tool_name,
+        tool_version=call.tool_version,
+        state=call_pb2.CallState.Value(f"CALL_STATE_{call.state}"),
+        context=call_pb2.ExecutionContext.Value(f"EXECUTION_CONTEXT_{call.context}"),
+        category=call_pb2.ToolCategory.Value(f"TOOL_CATEGORY_{call.category}"),
+        effect_class=call_pb2.EffectClass.Value(f"EFFECT_CLASS_{call.effect_class}"),
+        arguments_json=call.arguments_json,
+        proposed_arguments=call.proposed_arguments,
+        attempt=call.attempt,
+        parallel=call.parallel,
+        resource_keys=call.resource_keys,
+        timeout_seconds=call.timeout_seconds,
+        offer_fallback=call_pb2.OfferFallback.Value(f"OFFER_FALLBACK_{call.offer_fallback}"),
+        fallback_tool_name=call.fallback_tool_name,
+    )
+    if call.deadline_time is not None:
+        set_time(message.deadline_time, call.deadline_time)
+    if call.approval is not None:
+        message.approval.digest = call.approval.digest
+        message.approval.preview = call.approval.preview
+        message.approval.cause = call.approval.cause
+    if call.question is not None:
+        message.question.question = call.question.question
+        message.question.why = call.question.why
+        message.question.kind = call_pb2.QuestionKind.Value(f"QUESTION_KIND_{call.question.kind}")
+        message.question.options.extend(call.question.options)
+    if call.result is not None:
+        message.result.content_json = call.result.content_json
+        message.result.is_error = call.result.is_error
+        message.result.error_reason = call.result.error_reason
+        message.result.note = call.result.note
+    return message
