@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from services.chassis.settings import ServiceSettings
+from services.chassis.settings import ListenAddress, ServiceSettings
 
 
 class NotifierSettings(ServiceSettings):
     """See `.env.example`."""
 
+    listen: ListenAddress = "127.0.0.1:7604"
+    metrics_listen: ListenAddress = "127.0.0.1:7614"
     notifications_keep_days: float = Field(default=30.0, gt=0)
