@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
-import pytest
 import pytest_asyncio
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
@@ -17,12 +17,15 @@ from tests.system.suite.client import Agent
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def suite(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Suite]:
-    """The suite, with the front-end tool `show_panel` registered."""
-    options = SuiteOptions(data=Path(tmp_path_factory.mktemp("suite")), replicas={"agent-loop": 2})
-    async with Suite(options) as suite:
-        await _register_panel(suite.endpoints.services["tool-registry"][0].grpc)
-        yield suite
+async def suite() -> AsyncIterator[Suite]:
+    """The suite, with the front-end tool `show_panel` registered.
+
+    Its folder is not pytest's: that is closed to the account under which PostgreSQL runs when the tests run as root.
+    """
+    with tempfile.TemporaryDirectory(prefix="pawl-suite-") as folder:
+        async with Suite(SuiteOptions(data=Path(folder), replicas={"agent-loop": 2})) as suite:
+            await _register_panel(suite.endpoints.services["tool-registry"][0].grpc)
+            yield suite
 
 
 @pytest_asyncio.fixture(loop_scope="session")
