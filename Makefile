@@ -50,7 +50,7 @@ proto: $(PROTO_VENV)/.installed ## Write gen/ anew from proto/
 proto-check: $(PROTO_VENV)/.installed ## Lint the protos, compare gen/ with them and them with the released contract
 	@$(PROTO_BIN)/buf lint proto
 	@$(PROTO_BIN)/buf format proto --diff --exit-code
-	@if [ -f proto/baseline.binpb ]; then $(PROTO_BIN)/buf breaking proto --against proto/baseline.binpb; fi
+	@$(PROTO_BIN)/buf breaking proto --against proto/baseline.binpb
 	@fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; \
 	$(PROTO_BIN)/python proto/generate.py "$$fresh"; \
 	diff -r -x __pycache__ "$$fresh/pawl" gen/pawl || { echo 'gen/ does not match proto/: run "make proto".' >&2; exit 1; }

@@ -16,8 +16,6 @@ from services.job_store.domain.states import CallState
 
 StateT = TypeVar("StateT", bound=Enum)
 
-StateT = TypeVar("StateT", bound=Enum)
-
 PAGE: Final = Path(__file__).with_name("architecture.md")
 
 
