@@ -8,9 +8,9 @@ coroutine or an async generator, iterates over its requests or reads them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
-from typing import Any, Final, TypeAlias
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, suppress
+from typing import Any, Final, Self, TypeAlias
 
 import grpc
 
@@ -53,14 +53,23 @@ def _parser(deserialize: Parser | None, bytes_max: int) -> Parser:
 
 
 class _Requests:
-    """The requests of a stream, parsed as they are read."""
+    """The requests of a stream, parsed as they are read; a context manager that ends the reading."""
 
     def __init__(self, raw: AsyncIterator[bytes], parse: Parser) -> None:
         self._source = raw
         self._raw: AsyncIterator[bytes] | None = None
         self._parse = parse
 
-    def __aiter__(self) -> _Requests:
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if isinstance(self._raw, AsyncGenerator):
+            # A task that the servicer left behind may still be reading.
+            with suppress(RuntimeError):
+                await self._raw.aclose()
+
+    def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Any:
@@ -121,7 +130,8 @@ def _stream_unary(handler: Handler, parse: Parser) -> Wrapped:
     inner: Any = handler.stream_unary
 
     async def run(raw: AsyncIterator[bytes], context: Context) -> Any:
-        return await inner(_Requests(raw, parse), _ParsingContext(context, parse))
+        async with _Requests(raw, parse) as requests:
+            return await inner(requests, _ParsingContext(context, parse))
 
     return grpc.stream_unary_rpc_method_handler, run
 
@@ -130,7 +140,8 @@ def _stream_stream(handler: Handler, parse: Parser) -> Wrapped:
     inner: Any = handler.stream_stream
 
     async def run(raw: AsyncIterator[bytes], context: Context) -> None:
-        await _send(inner(_Requests(raw, parse), _ParsingContext(context, parse)), context)
+        async with _Requests(raw, parse) as requests:
+            await _send(inner(requests, _ParsingContext(context, parse)), context)
 
     return grpc.stream_stream_rpc_method_handler, run
 

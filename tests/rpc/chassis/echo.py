@@ -25,6 +25,7 @@ class EchoServicer:
         self.entered = asyncio.Event()
         self.cancelled = asyncio.Event()
         self.release = asyncio.Event()
+        self.generator: AsyncIterator[StringValue] | None = None
         self.generator_closed = asyncio.Event()
 
     async def act(self, request: StringValue, context: Any) -> StringValue:
@@ -69,7 +70,12 @@ class EchoServicer:
     async def unary(self, request: StringValue, context: Any) -> StringValue:
         return await self.act(request, context)
 
-    async def generate(self, request: StringValue, context: Any) -> AsyncIterator[StringValue]:
+    def generate(self, request: StringValue, context: Any) -> AsyncIterator[StringValue]:
+        # Kept, so that the garbage collector does not close it.
+        self.generator = self._generate(request, context)
+        return self.generator
+
+    async def _generate(self, request: StringValue, context: Any) -> AsyncIterator[StringValue]:
         try:
             yield StringValue(value="first")
             if request.value == "flood":
@@ -85,12 +91,18 @@ class EchoServicer:
         await context.write(await self.act(request, context))
 
     async def collect(self, requests: AsyncIterator[StringValue], context: Any) -> StringValue:
-        texts = [(await self.act(request, context)).value async for request in requests]
+        texts = []
+        async for request in requests:
+            texts.append((await self.act(request, context)).value)
+            if request.value == "enough":
+                break
         return StringValue(value=",".join(texts))
 
     async def talk(self, requests: AsyncIterator[StringValue], context: Any) -> AsyncIterator[StringValue]:
         async for request in requests:
             yield await self.act(request, context)
+            if request.value == "enough":
+                break
 
     async def read_and_write(self, _requests: AsyncIterator[StringValue], context: Any) -> None:
         while (request := await context.read()) is not grpc.aio.EOF:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -78,11 +79,14 @@ async def test_a_failed_task_group_is_the_error_that_failed_it(serve: Serve, kin
 
 @every_kind
 @pytest.mark.parametrize("how", ["abort", "abort-group"])
-async def test_what_a_servicer_aborts_with_is_what_arrives(serve: Serve, kind: str, how: str) -> None:
+async def test_what_a_servicer_aborts_with_is_what_arrives(
+    serve: Serve, kind: str, how: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     async with serve() as server, open_channel(server.address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await EchoStub(channel).call(kind, how)
         assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.DATA_LOSS, "as the servicer says")
+    assert "rpc.failed" not in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("size", [200_000, 2_000_000])
@@ -146,6 +150,20 @@ async def test_a_generator_is_closed_when_its_client_goes_away_during_a_write(
         await servicer.entered.wait()
         call.cancel()
         await servicer.generator_closed.wait()
+
+
+@pytest.mark.parametrize("kind", ["collect", "talk"])
+async def test_a_servicer_may_answer_before_it_has_read_everything(
+    serve: Serve, servicer: EchoServicer, kind: str
+) -> None:
+    async def requests() -> AsyncIterator[StringValue]:
+        yield StringValue(value="enough")
+        await servicer.release.wait()
+
+    async with serve() as server, open_channel(server.address) as channel:
+        call = getattr(EchoStub(channel), kind)(requests())
+        assert (await (call if kind == "collect" else anext(call))).value == "enough"
+        servicer.release.set()
 
 
 async def test_the_code_unknown_is_never_seen(serve: Serve) -> None:
