@@ -63,7 +63,7 @@ class Executor:
         parts: AttemptParts,
         observer: Observer,
         clock: Clock,
-        stopping: Callable[[], Awaitable[None]],
+        stopping: Callable[[], Awaitable[object]],
         options: ExecutorOptions,
     ) -> None:
         self._catalog = catalog

@@ -142,8 +142,9 @@ def _coerced(value: JsonValue, types: frozenset[str], fits: Any, schema: dict[st
     elif isinstance(value, int) and not isinstance(value, bool) and "string" in types:
         return str(value)
     if types == {"array"} and not isinstance(value, dict | list) and value is not None:
-        # One item where a list is wanted.
-        return [value] if fits(schema.get("items", True), value) else value
+        # One item where a list is wanted; not a list that was written wrong.
+        is_torn = isinstance(value, str) and value.lstrip().startswith("[")
+        return [value] if not is_torn and fits(schema.get("items", True), value) else value
     return value
 
 

@@ -66,6 +66,8 @@ def _lines(error: jsonschema_rs.ValidationError, known: list[str]) -> Iterator[s
                     yield from _lines(inner, [])
             else:
                 yield _line(error.instance_path, error.message)
+        case kinds.FalseSchema() if error.schema_path[-1:] == ["additionalProperties"]:
+            yield _line(error.instance_path, "takes no properties")
         case _:
             yield _line(error.instance_path, error.message)
 

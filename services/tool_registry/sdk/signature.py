@@ -13,6 +13,7 @@ import pydantic
 
 from services.tool_registry.sdk.context import ToolContext
 from services.tool_registry.sdk.docstring import read_docstring
+from services.tool_registry.sdk.values import plain
 
 _REFERENCES: Final = "#/$defs/{name}"
 
@@ -65,6 +66,7 @@ def read_signature(function: Callable[..., Any]) -> Signature:
     fields: list[Any] = []
     descriptions: dict[str, str] = {}
     models: dict[str, pydantic.TypeAdapter[Any]] = {}
+    defaults: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise ToolDefinitionError(f"{name}: {parameter} cannot be described to a model; name each parameter")
@@ -81,10 +83,12 @@ def read_signature(function: Callable[..., Any]) -> Signature:
             models[parameter.name] = pydantic.TypeAdapter(hint)
             hint = Any
         fields.append(_field(parameter, hint))
+        if parameter.default is not parameter.empty:
+            defaults[parameter.name] = parameter.default
     struct = msgspec.defstruct(f"{name}_arguments", fields, forbid_unknown_fields=True, kw_only=True)
     return Signature(
         description=description,
-        arguments_schema=_schema(name, struct, models, descriptions),
+        arguments_schema=_schema(name, struct, models, descriptions, defaults),
         context_parameter=context_parameter,
         _struct=struct,
         _models=models,
@@ -114,6 +118,7 @@ def _schema(
     struct: type[msgspec.Struct],
     models: Mapping[str, pydantic.TypeAdapter[Any]],
     descriptions: Mapping[str, str],
+    defaults: Mapping[str, Any],
 ) -> dict[str, Any]:
     try:
         (_,), components = msgspec.json.schema_components((struct,), ref_template=_REFERENCES)
@@ -126,6 +131,8 @@ def _schema(
         made = model.json_schema(ref_template="#/$defs/{model}")
         definitions |= made.pop("$defs", {})
         schema["properties"][parameter] = made | schema["properties"][parameter]
+    for parameter, default in defaults.items():
+        schema["properties"][parameter]["default"] = plain(default)
     for parameter, text in descriptions.items():
         schema["properties"][parameter] = {"description": text} | schema["properties"][parameter]
     return schema | ({"$defs": definitions} if definitions else {})

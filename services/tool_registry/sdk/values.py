@@ -17,8 +17,17 @@ def plain(value: Any) -> JsonValue:
     Raises:
         TypeError: there is a value that JSON has no form for.
     """
-    built: JsonValue = msgspec.to_builtins(value, enc_hook=_from_model, str_keys=True)
-    return built
+    return _lists(msgspec.to_builtins(value, enc_hook=_from_model, str_keys=True))
+
+
+def _lists(value: Any) -> JsonValue:
+    """Return `value` with lists in place of tuples, which are all the same to JSON."""
+    if isinstance(value, list | tuple):
+        return [_lists(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    plain_value: JsonValue = value
+    return plain_value
 
 
 def _from_model(value: Any) -> Any:

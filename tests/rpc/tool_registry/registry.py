@@ -1,0 +1,243 @@
+"""A registry for tests: real gRPC, a real database, and tools of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from pawl.tool.v1 import execution_pb2, tool_pb2
+from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub, add_ExecutionServiceServicer_to_server
+from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub, add_ToolServiceServicer_to_server
+
+from services.chassis.auth import ApiKey, KeyAuthenticator
+from services.chassis.clock import SystemClock
+from services.chassis.database import Database
+from services.chassis.ids import IdSource
+from services.chassis.metrics import Metrics
+from services.chassis.rpc_client import open_channel
+from services.chassis.rpc_server import RpcServer
+from services.tool_registry.adapters.metrics import RegistryMetrics
+from services.tool_registry.adapters.postgres_journal import PostgresJournal
+from services.tool_registry.adapters.postgres_locks import PostgresResourceLocks
+from services.tool_registry.adapters.postgres_tools import PostgresToolBook
+from services.tool_registry.adapters.python_runner import PythonRunner
+from services.tool_registry.adapters.secret_file import FileSecrets
+from services.tool_registry.app.attempt import AttemptParts
+from services.tool_registry.app.catalog import Catalog
+from services.tool_registry.app.checking import Checker
+from services.tool_registry.app.executor import Executor, ExecutorOptions
+from services.tool_registry.rpc.execution_servicer import ExecutionServicer
+from services.tool_registry.rpc.tool_servicer import ToolServicer
+from services.tool_registry.sdk import Tool
+
+if TYPE_CHECKING:
+    from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceAsyncStub
+    from pawl.tool.v1.tool_pb2_grpc import ToolServiceAsyncStub
+
+SERVICE_KEY = "the-key-of-the-services"
+KEYS = [
+    ApiKey(key=f"key-of-{user}-of-{store}", store_id=store, user_id=user, roles=[])
+    for store in ("acme", "other")
+    for user in ("ann", "bob")
+]
+
+
+def context(store: str = "acme", user: str = "ann", run: str = "run") -> execution_pb2.CallContext:
+    """On whose behalf a call is made."""
+    return execution_pb2.CallContext(store_id=store, user_id=user, conversation_id="conversation", run_id=run)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registry:
+    """A running registry and its clients."""
+
+    address: str
+    execution: ExecutionServiceAsyncStub
+    users: Mapping[tuple[str, str], ToolServiceAsyncStub]
+    executor: Executor
+    catalog: Catalog
+    metrics: Metrics
+    runner: PythonRunner
+    instance_id: str
+
+    @property
+    def ann(self) -> ToolServiceAsyncStub:
+        """The register as ann of acme sees it."""
+        return self.users["acme", "ann"]
+
+    async def check(
+        self, tool: str, arguments: Any = None, *, call: str = "call", version: int = 1, **who: str
+    ) -> execution_pb2.Verdict:
+        """Check one call; `arguments` are bytes as written, or a value."""
+        proposed = execution_pb2.ProposedCall(
+            call_id=call, tool_name=tool, tool_version=version, arguments_json=as_json(arguments)
+        )
+        names = [entry.definition.name for entry in await self.catalog.visible("acme", "ann")]
+        request = execution_pb2.CheckCallsRequest(context=context(**who), calls=[proposed], known_tool_names=names)
+        (verdict,) = (await self.execution.CheckCalls(request)).verdicts
+        return verdict
+
+    def stream(
+        self, tool: str, arguments: Any = None, *, call: str = "call", version: int = 1, who: Any = None, **more: Any
+    ) -> Any:
+        """Begin one call; gives the stream of responses."""
+        return self.execution.ExecuteTool(
+            execution_pb2.ExecuteToolRequest(
+                context=who or context(),
+                call_id=call,
+                tool_name=tool,
+                tool_version=version,
+                arguments_json=as_json(arguments),
+                **more,
+            )
+        )
+
+    async def run(self, tool: str, arguments: Any = None, **more: Any) -> execution_pb2.ExecutionResult:
+        """Run one call to its end; gives the result, which came last and once."""
+        responses = [response async for response in self.stream(tool, arguments, **more)]
+        kinds = [response.WhichOneof("kind") for response in responses]
+        assert kinds.count("result") == 1
+        assert kinds[-1] == "result"
+        result: execution_pb2.ExecutionResult = responses[-1].result
+        return result
+
+    async def run_approved(self, tool: str, arguments: Any = None, **more: Any) -> execution_pb2.ExecutionResult:
+        """Run a gated call with an approval of exactly this call."""
+        digest = (await self.check(tool, arguments, call=more.get("call", "call"))).digest
+        return await self.run(tool, arguments, approved_digest=digest, **more)
+
+    async def cancel(self, call: str = "call", *, wait: float = 5, **who: str) -> execution_pb2.CancelExecutionResponse:
+        """Cancel a call."""
+        request = execution_pb2.CancelExecutionRequest(context=context(**who), call_id=call, wait_seconds=wait)
+        return await self.execution.CancelExecution(request)
+
+
+def as_json(arguments: Any) -> bytes:
+    """Bytes as they are, anything else as JSON."""
+    return arguments if isinstance(arguments, bytes) else json.dumps({} if arguments is None else arguments).encode()
+
+
+def content(result: execution_pb2.ExecutionResult) -> Any:
+    """What a call returned."""
+    return json.loads(result.result.content_json)
+
+
+def outcome(result: execution_pb2.ExecutionResult) -> str:
+    """How an execution ended, with the reason of an error."""
+    name = execution_pb2.ExecutionOutcome.Name(result.outcome).removeprefix("EXECUTION_OUTCOME_")
+    return f"{name} {result.result.error_reason}".strip()
+
+
+def reason(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str, dict[str, str]]:
+    """Code, reason and metadata of an error status."""
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin":
+            info = error_details_pb2.ErrorInfo()
+            assert status_pb2.Status.FromString(value).details[0].Unpack(info)
+            return error.code(), info.reason, dict(info.metadata)
+    return error.code(), "", {}
+
+
+@asynccontextmanager
+async def running(
+    database_url: str,
+    folder: Path,
+    tools: Iterable[Tool[..., Any]] = (),
+    *,
+    name: str = "a",
+    options: ExecutorOptions | None = None,
+    secrets: Mapping[str, Mapping[str, str]] | None = None,
+    threads_max: int = 4,
+    drain_seconds: float = 1.0,
+) -> AsyncIterator[Registry]:
+    """Run a registry with these tools; several on one database are replicas."""
+    options = options or ExecutorOptions(grace_seconds=drain_seconds)
+    clock = SystemClock()
+    ids = IdSource(clock)
+    instance_id = ids.new(name)
+    metrics = Metrics(f"registry_{name}")
+    stop = asyncio.Event()
+    async with Database(database_url, application_name="test", connections_max=8) as database:
+        await database.migrate("tool_registry", "services.tool_registry.adapters.sql.migrations")
+        journal = PostgresJournal(database, instance_id=instance_id, lease_seconds=options.lease_seconds)
+        runner = PythonRunner(threads_max=threads_max)
+        catalog = Catalog(PostgresToolBook(database))
+        await catalog.load("module:test", tools)
+        observer = RegistryMetrics(metrics)
+        executor = Executor(
+            catalog=catalog,
+            journal=journal,
+            parts=AttemptParts(
+                journal=journal,
+                locks=PostgresResourceLocks(database, instance_id=instance_id),
+                runner=runner,
+                secrets=FileSecrets(secrets or {}),
+                clock=clock,
+            ),
+            observer=observer,
+            clock=clock,
+            stopping=stop.wait,
+            options=options,
+        )
+        observer.watch(running=lambda: executor.running_count, threads_busy=lambda: runner.threads_busy)
+        server = RpcServer(
+            f"unix:{folder}/{name}",
+            authenticator=KeyAuthenticator(KEYS, service_key=SERVICE_KEY),
+            ids=ids,
+            metrics=metrics,
+            drain_seconds=drain_seconds,
+        )
+        server.add(add_ToolServiceServicer_to_server, ToolServicer(catalog))
+        server.add(
+            add_ExecutionServiceServicer_to_server,
+            ExecutionServicer(catalog=catalog, checker=Checker(catalog, observer), executor=executor),
+            service_only=True,
+            drain_streams=True,
+        )
+        async with executor, server, _Channels(server.address) as channels:
+            yield Registry(
+                address=server.address,
+                execution=ExecutionServiceStub(channels.service),
+                users={who: ToolServiceStub(channel) for who, channel in channels.users.items()},
+                executor=executor,
+                catalog=catalog,
+                metrics=metrics,
+                runner=runner,
+                instance_id=instance_id,
+            )
+            stop.set()
+
+
+class _Channels:
+    """A channel for each caller."""
+
+    def __init__(self, address: str) -> None:
+        self.service = open_channel(address, service_key=SERVICE_KEY)
+        self.users = {(key.store_id, key.user_id): open_channel(address, service_key=key.key) for key in KEYS}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        channels: Sequence[grpc.aio.Channel] = (self.service, *self.users.values())
+        await asyncio.gather(*(channel.close() for channel in channels))
+
+
+def front_end_tool(name: str = "show_chart", **changes: Any) -> tool_pb2.ToolDefinition:
+    """A definition that a front end registers."""
+    fields: dict[str, Any] = {
+        "name": name,
+        "description": "Show a chart.",
+        "arguments_schema_json": b'{"type": "object", "properties": {"points": {"type": "array"}}}',
+        "context": 2,
+        "category": 1,
+        "effect_class": 1,
+    }
+    return tool_pb2.ToolDefinition(**fields | changes)

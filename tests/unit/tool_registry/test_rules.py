@@ -1,0 +1,161 @@
+"""Which calls are gated, what an approval is bound to, what calls touch. HITL-2, HITL-3, LOOP-9, D8."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.chassis.strict_json import JsonValue, loads
+from services.errors import InvalidField
+from services.tool_registry.domain.definition import (
+    Category,
+    Effect,
+    ExecutionContext,
+    OfferFallback,
+    ToolDefinition,
+    check_definition,
+    decode_definition,
+    definition_hash,
+    encode_definition,
+)
+from services.tool_registry.domain.digest import call_digest
+from services.tool_registry.domain.gate import approval_cause, longest_array
+from services.tool_registry.domain.resources import KEYS_MAX, check_template, resource_keys
+
+SAFE = ToolDefinition(
+    name="tool",
+    description="d",
+    arguments_schema={"type": "object", "properties": {"path": {}, "paths": {}}},
+    category=Category.SAFE,
+    effect=Effect.IDEMPOTENT,
+)
+
+
+@pytest.mark.parametrize(
+    ("category", "effect", "items", "cause"),
+    [
+        (Category.SAFE, Effect.IDEMPOTENT, 2, ""),
+        (Category.SAFE, Effect.IDEMPOTENT, 3, "bulk of 3"),
+        (Category.SAFE, Effect.READ_ONLY, 300, ""),
+        (Category.SENSITIVE, Effect.READ_ONLY, 0, "category SENSITIVE"),
+        (Category.DESTRUCTIVE, Effect.AT_MOST_ONCE, 5, "category DESTRUCTIVE, bulk of 5"),
+    ],
+)
+def test_category_and_bulk_gate_a_call(category: Category, effect: Effect, items: int, cause: str) -> None:
+    """D8, HITL-2, C6."""
+    for context in (ExecutionContext.BACKEND, ExecutionContext.FRONTEND):
+        assert approval_cause(replace(SAFE, category=category, effect=effect, context=context), items) == cause
+
+
+def test_a_question_is_not_gated() -> None:
+    assert approval_cause(replace(SAFE, context=ExecutionContext.HUMAN, category=Category.DESTRUCTIVE), 9) == ""
+
+
+def test_the_longest_top_level_array_counts_and_deeper_ones_do_not() -> None:
+    """D8."""
+    assert longest_array({"a": [1], "b": [1, 2, 3, 4], "c": {"d": [0] * 99}, "e": "text"}) == 4
+    assert longest_array({}) == 0
+
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
+CALL = st.fixed_dictionaries(
+    {
+        "store_id": TEXT,
+        "run_id": TEXT,
+        "call_id": TEXT,
+        "tool_name": TEXT,
+        "tool_version": st.integers(1, 2**31),
+        "arguments": TEXT.map(str.encode),
+    }
+)
+
+
+@given(a=CALL, b=CALL)
+def test_two_calls_have_one_digest_only_if_they_are_the_same(a: dict[str, object], b: dict[str, object]) -> None:
+    """HITL-3: an approval of one call is of no use for any other."""
+    assert (call_digest(**a) == call_digest(**b)) == (a == b)  # type: ignore[arg-type]
+
+
+def test_every_part_of_a_call_changes_its_digest() -> None:
+    """HITL-3. Also where parts could be read as one another's."""
+    parts = {"store_id": "s", "run_id": "r", "call_id": "c", "tool_name": "t", "tool_version": 1, "arguments": b"{}"}
+    changed = [
+        parts | {name: value}
+        for name, value in {
+            "store_id": "sr",
+            "run_id": "",
+            "call_id": 'c","t',
+            "tool_name": "T",
+            "tool_version": 11,
+            "arguments": b'{"a":1}',
+        }.items()
+    ]
+    digests = {call_digest(**call) for call in [parts, *changed]}  # type: ignore[arg-type]
+    assert len(digests) == len(changed) + 1
+
+
+def test_keys_come_from_the_arguments() -> None:
+    assert resource_keys(("path:{path}",), {"path": "a/b"}) == ("path:a/b",)
+    assert resource_keys(("n:{n}", "all"), {"n": {"b": 1, "a": 2}}) == ("all", 'n:{"a":2,"b":1}')
+
+
+def test_each_item_of_an_array_is_a_key() -> None:
+    assert resource_keys(("path:{paths}",), {"paths": ["b", "a", "b", None]}) == ("path:a", "path:b")
+
+
+def test_an_absent_argument_gives_no_key() -> None:
+    assert resource_keys(("path:{path}",), {}) == ()
+    assert resource_keys(("path:{path}",), {"path": None}) == ()
+
+
+def test_keys_are_bounded_in_length_and_number() -> None:
+    long, other = ({"path": "x" * 9999 + end} for end in "ab")
+    (one,), (two,) = resource_keys(("p:{path}",), long), resource_keys(("p:{path}",), other)
+    assert one != two
+    assert len(one) <= 512
+    many: dict[str, JsonValue] = {"paths": [str(number) for number in range(KEYS_MAX + 1)]}
+    assert resource_keys(("p:{paths}",), many) == ("p:{paths}",)
+
+
+@pytest.mark.parametrize("template", ["", "x" * 300, "a:{nope}", "a:{path", "a:path}", "{path}{paths}"])
+def test_a_template_without_meaning_is_refused(template: str) -> None:
+    assert check_template(template, SAFE.arguments_schema)
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("name", {"name": "with space"}),
+        ("name", {"name": "x" * 65}),
+        ("description", {"description": ""}),
+        ("description", {"description": "ø" * 2049}),
+        ("timeout_seconds", {"timeout_seconds": 0.05}),
+        ("timeout_seconds", {"timeout_seconds": 3601.0}),
+        ("timeout_seconds", {"timeout_seconds": float("nan")}),
+        ("result_bytes_max", {"result_bytes_max": 2**20 + 1}),
+        ("allowed_user_ids", {"allowed_user_ids": ("a b",)}),
+        ("resource_keys", {"resource_keys": ("p:{nope}",)}),
+        ("fallback_tool_name", {"fallback_tool_name": "x"}),
+        ("fallback_tool_name", {"offer_fallback": OfferFallback.BACKEND_TOOL}),
+    ],
+)
+def test_a_definition_out_of_range_is_refused_by_field(field: str, change: dict[str, object]) -> None:
+    """TOOL-2."""
+    check_definition(SAFE)
+    with pytest.raises(InvalidField) as error:
+        check_definition(replace(SAFE, **change))  # type: ignore[arg-type]
+    assert error.value.metadata["field"] == field
+
+
+def test_a_stored_definition_reads_back_the_same() -> None:
+    for context, category, effect in itertools.product(ExecutionContext, Category, Effect):
+        written = replace(
+            SAFE, context=context, category=category, effect=effect, resource_keys=("p:{path}",), timeout_seconds=2
+        )
+        read = decode_definition(loads(encode_definition(written), bytes_max=10**6))
+        assert read == written
+        assert definition_hash(read) == definition_hash(written)

@@ -1,0 +1,271 @@
+"""What a tool is written with. TOOL-3, TOOL-4."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import threading
+from datetime import date
+from typing import Annotated, Any, Literal, TypedDict
+
+import msgspec
+import pydantic
+import pytest
+
+from services.tool_registry.domain.schema import compile_schema
+from services.tool_registry.sdk import (
+    Category,
+    Effect,
+    SecretNotFound,
+    ToolCancelled,
+    ToolContext,
+    ToolDefinitionError,
+    ToolError,
+    cannot_say,
+    tool,
+)
+from services.tool_registry.sdk.docstring import read_docstring
+from services.tool_registry.sdk.values import plain, without
+
+
+class Color(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclasses.dataclass
+class Item:
+    name: str
+    count: int = 1
+
+
+class Place(TypedDict):
+    city: str
+
+
+class Span(msgspec.Struct):
+    start: date
+    end: date | None = None
+
+
+class Model(pydantic.BaseModel):
+    size: int = pydantic.Field(ge=1)
+
+
+@tool
+def everything(  # noqa: PLR0917
+    text: str,
+    number: float,
+    color: Color,
+    item: Item,
+    place: Place,
+    span: Span,
+    model: Model,
+    models: list[Model] = [],  # noqa: B006
+    choice: Literal["a", "b"] = "a",
+    few: Annotated[list[int], msgspec.Meta(max_length=2)] = [],  # noqa: B006
+    maybe: int | None = None,
+    free: dict[str, Any] = {},  # noqa: B006
+) -> dict[str, Any]:
+    """Take everything."""
+    return {"color": color, "item": item, "span": span, "model": model, "models": models, "few": few, "maybe": maybe}
+
+
+ARGUMENTS = {
+    "text": "x",
+    "number": 1.5,
+    "color": "blue",
+    "item": {"name": "cup"},
+    "place": {"city": "Oslo"},
+    "span": {"start": "2026-01-02"},
+    "model": {"size": 3},
+    "models": [{"size": 4}],
+}
+
+
+def test_the_schema_of_a_function_takes_its_arguments_and_no_others() -> None:
+    validator = compile_schema(everything.definition.arguments_schema)
+    assert validator.is_valid(ARGUMENTS)
+    wrong: dict[str, Any]
+    for wrong in (
+        {"color": "green"},
+        {"item": {}},
+        {"place": {}},
+        {"model": {"size": 0}},
+        {"models": [{"size": 0}]},
+        {"choice": "c"},
+        {"few": [1, 2, 3]},
+        {"maybe": "x"},
+        {"stray": 1},
+    ):
+        assert not validator.is_valid(ARGUMENTS | wrong), wrong
+
+
+def test_a_function_gets_arguments_of_its_own_types() -> None:
+    call = everything.bind(ARGUMENTS, ToolContext())
+    assert call() == {
+        "color": Color.BLUE,
+        "item": Item("cup"),
+        "span": Span(start=date(2026, 1, 2)),
+        "model": Model(size=3),
+        "models": [Model(size=4)],
+        "few": [],
+        "maybe": None,
+    }
+
+
+def test_defaults_are_in_the_schema_and_not_shared_between_calls() -> None:
+    @tool
+    def grow(seen: list[int] = []) -> list[int]:  # noqa: B006
+        """Grow."""
+        seen.append(1)
+        return seen
+
+    assert grow.definition.arguments_schema["properties"]["seen"]["default"] == []
+    assert grow.bind({}, ToolContext())() == [1]
+    assert grow.bind({}, ToolContext())() == [1]
+
+
+def test_descriptions_come_from_the_docstring_or_from_annotated() -> None:
+    @tool(name="look_up")
+    def look(word: str, language: Annotated[str, "two letters"] = "en", limit: int = 3) -> str:
+        """Look a word up.
+
+        In every dictionary.
+
+        Args:
+            word: what to look up,
+                as written
+            limit (int): how many
+        Returns:
+            What was found.
+        """
+        return f"{word}{language}{limit}"
+
+    definition = look.definition
+    described = {name: part.get("description") for name, part in definition.arguments_schema["properties"].items()}
+    assert definition.name == "look_up"
+    assert definition.description == "Look a word up.\n\nIn every dictionary."
+    assert described == {"word": "what to look up, as written", "language": "two letters", "limit": "how many"}
+
+
+def test_sphinx_docstrings_are_read_too() -> None:
+    def function() -> None:
+        """Do it.
+
+        :param str word: what to do
+            it with
+        :returns: nothing
+        """
+
+    assert read_docstring(function) == ("Do it.", {"word": "what to do it with"})
+
+
+def test_without_options_a_tool_is_treated_with_the_most_caution() -> None:
+    """TOOL-2."""
+    assert everything.definition.category is Category.SENSITIVE
+    assert everything.definition.effect is Effect.AT_MOST_ONCE
+    assert not everything.definition.parallel
+
+
+def test_a_tool_can_still_be_called_as_the_function_it_was() -> None:
+    @tool
+    def double(number: int, context: ToolContext) -> int:
+        """Double a number."""
+        return number * 2 * context.attempt
+
+    assert double(4, ToolContext()) == 8
+    assert "context" not in double.definition.arguments_schema["properties"]
+    assert double.bind({"number": 5}, ToolContext(attempt=3))() == 30
+
+
+def no_type(word) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    """Do."""
+
+
+def star(*words: str) -> None:
+    """Do."""
+
+
+def strange(thing: threading.Thread) -> None:
+    """Do."""
+
+
+def silent(word: str) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [(no_type, "has no type"), (star, "words"), (strange, "Thread"), (silent, "description")],
+)
+def test_a_function_that_cannot_be_a_tool_is_refused_where_it_is_written(function: Any, said: str) -> None:
+    with pytest.raises(ToolDefinitionError, match=said):
+        tool(function)
+
+
+def test_reconcile_goes_with_reconcilable_and_only_there() -> None:
+    async def ask(context: ToolContext) -> Any:
+        return cannot_say()
+
+    with pytest.raises(ToolDefinitionError, match="reconcile"):
+        tool(effect=Effect.RECONCILABLE)(everything.function)
+    with pytest.raises(ToolDefinitionError, match="reconcile"):
+        tool(effect=Effect.IDEMPOTENT, reconcile=ask)(everything.function)
+
+
+def test_arguments_that_fit_the_schema_but_not_the_type_are_an_error_for_the_model() -> None:
+    class Even(pydantic.BaseModel):
+        number: int
+
+        @pydantic.field_validator("number")
+        @classmethod
+        def check(cls, value: int) -> int:
+            if value % 2:
+                raise ValueError("must be even")
+            return value
+
+    def halve(even: Even) -> int:
+        """Halve."""
+        return even.number // 2
+
+    halve.__annotations__["even"] = Even  # A name of this function, which no module has.
+    with pytest.raises(ToolError, match="must be even"):
+        tool(halve).bind({"even": {"number": 3}}, ToolContext())
+
+
+def test_a_context_tells_whether_the_result_is_still_wanted() -> None:
+    """TOOL-4."""
+    flag = threading.Event()
+    context = ToolContext(_cancelled=flag)
+    context.check_cancelled()
+    assert not context.wait_cancelled(0)
+    flag.set()
+    assert context.cancelled
+    assert context.wait_cancelled(60)
+    with pytest.raises(ToolCancelled):
+        context.check_cancelled()
+
+
+def test_a_missing_secret_is_named_to_the_model() -> None:
+    with pytest.raises(SecretNotFound, match="api_key"):
+        ToolContext().secret("api_key")
+
+
+def test_whatever_a_function_returns_becomes_json() -> None:
+    value = {"c": Color.RED, "i": Item("x"), "s": Span(start=date(2026, 1, 2)), "m": Model(size=2), "t": (1, 2)}
+    assert plain(value) == {
+        "c": "red",
+        "i": {"name": "x", "count": 1},
+        "s": {"start": "2026-01-02", "end": None},
+        "m": {"size": 2},
+        "t": [1, 2],
+    }
+    with pytest.raises(TypeError):
+        plain(object())
+
+
+def test_secrets_are_taken_out_of_every_text_of_a_value() -> None:
+    """TOOL-4, I22."""
+    value: Any = {"a hunter2 b": ["hunter2", {"x": "say hunter2!"}], "n": 1}
+    assert without({"hunter2"}, value) == {"a [secret] b": ["[secret]", {"x": "say [secret]!"}], "n": 1}
