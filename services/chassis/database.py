@@ -34,8 +34,6 @@ _UNREACHABLE: Final = (
     OSError,
     TimeoutError,
     asyncpg.PostgresConnectionError,
-    asyncpg.InterfaceError,
-    asyncpg.CannotConnectNowError,
     asyncpg.OperatorInterventionError,
     asyncpg.InsufficientResourcesError,
 )
@@ -77,12 +75,15 @@ class Database:
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_SECONDS):
                 await pool.close()
-        except (TimeoutError, *_UNREACHABLE):
+        except (asyncpg.InterfaceError, *_UNREACHABLE):
             pool.terminate()
 
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[Connection]:
         """Give a connection outside a transaction: each statement commits by itself.
+
+        The block should do nothing else than talk to the database: a TimeoutError
+        or OSError in it is taken for the database's.
 
         Raises:
             DependencyUnavailable: the server cannot be reached, stopped in the
@@ -94,10 +95,19 @@ class Database:
             raise DependencyUnavailable("the database is closed")
         try:
             async with pool.acquire(timeout=_ACQUIRE_TIMEOUT_SECONDS) as connection:
-                yield connection
+                try:
+                    yield connection
+                except asyncpg.InterfaceError as error:
+                    # Also what asyncpg says about wrong arguments: that is no outage.
+                    if _is_lost(connection):
+                        raise asyncpg.ConnectionDoesNotExistError(str(error)) from error
+                    raise
         except _UNREACHABLE as error:
             _log.warning("database.unreachable", error=type(error).__name__)
-            raise DependencyUnavailable("the database cannot be reached") from error
+            too_slow = isinstance(error, TimeoutError | asyncpg.QueryCanceledError)
+            raise DependencyUnavailable(
+                "the database did not answer in time" if too_slow else "the database cannot be reached"
+            ) from error
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
@@ -175,3 +185,11 @@ async def _leave_as_it_is(_: Connection) -> None:
     Nobody changes the state of a session for longer than a transaction, and
     asyncpg rolls back what is open when it takes one back.
     """
+
+
+def _is_lost(connection: Connection) -> bool:
+    try:
+        return connection.is_closed()
+    except asyncpg.InterfaceError:
+        # The pool takes a connection back as soon as it breaks.
+        return True

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 import pytest
+from structlog.testing import capture_logs
 
 from services.chassis.database import Database
 from services.chassis.start import StartError
@@ -107,6 +109,48 @@ async def test_errors_of_sql_are_not_taken_for_an_absent_database(database_url: 
         with pytest.raises(asyncpg.UniqueViolationError):
             async with database.transaction() as connection:
                 await connection.execute("CREATE TABLE t (n integer PRIMARY KEY); INSERT INTO t VALUES (1), (1)")
+
+
+async def test_a_wrong_argument_is_not_taken_for_an_absent_database(database_url: str) -> None:
+    async with Database(database_url, application_name="test") as database:
+        with pytest.raises(asyncpg.InterfaceError):
+            async with database.transaction() as connection:
+                await connection.fetchval("SELECT $1::text", 1, 2)
+
+
+async def test_a_start_waits_for_a_server_that_comes_later(database_url: str, free_port: int) -> None:
+    address = urlsplit(database_url)
+    socket_path = f"{parse_qs(address.query)['host'][0]}/.s.PGSQL.5432"
+    url = f"postgresql://postgres@127.0.0.1:{free_port}{address.path}"
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_unix_connection(socket_path)
+        await asyncio.gather(pump(reader, back), pump(there, writer))
+
+    with capture_logs() as logs:
+        starting = asyncio.ensure_future(Database(url, application_name="test").__aenter__())
+        while not any(line["event"] == "database.waiting" for line in logs):
+            await asyncio.sleep(0.01)
+        server = await asyncio.start_server(forward, "127.0.0.1", free_port)
+        database = await starting
+        await database.ping()
+        await database.__aexit__(None, None, None)
+        server.close()
+
+
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 async def test_without_a_server_start_ends_with_a_sentence(tmp_path: Path) -> None:
