@@ -14,7 +14,7 @@ class RegistryCallChecker:
     """A `CallChecker` over a channel to tool-registry."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._stub = execution_pb2_grpc.ExecutionServiceAsyncStub(channel)
+        self._stub = execution_pb2_grpc.ExecutionServiceStub(channel)
 
     async def check_edit(self, caller: Caller, call: CallView, arguments_json: bytes) -> Verdict:
         request = execution_pb2.CheckCallsRequest(

@@ -34,7 +34,7 @@ class LedgerClient:
     """A `PublicLedger` over a channel to job-store. It makes no retries."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._stub = ledger_pb2_grpc.LedgerServiceAsyncStub(channel)
+        self._stub = ledger_pb2_grpc.LedgerServiceStub(channel)
 
     async def submit_message(self, caller: Caller, message: NewMessage) -> tuple[RunView, bool]:
         request = ledger_pb2.SubmitMessageRequest(

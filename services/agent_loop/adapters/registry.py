@@ -34,7 +34,7 @@ class RegistryClient:
     """A `Registry` over a channel to tool-registry. It makes no retries."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._stub = execution_pb2_grpc.ExecutionServiceAsyncStub(channel)
+        self._stub = execution_pb2_grpc.ExecutionServiceStub(channel)
 
     async def resolve(
         self, context: OnBehalfOf, names: Sequence[str], pinned: Sequence[PinnedTool] = ()

@@ -23,7 +23,7 @@ class WorkerLedgerClient:
     """A `WorkerLedger` over a channel to job-store. It makes no retries."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._stub = ledger_pb2_grpc.LedgerServiceAsyncStub(channel)
+        self._stub = ledger_pb2_grpc.LedgerServiceStub(channel)
 
     async def claim(self, worker_id: str, *, runs_max: int, lease_seconds: float) -> tuple[Claim, ...]:
         request = ledger_pb2.ClaimRunsRequest(worker_id=worker_id, runs_max=runs_max, lease_seconds=lease_seconds)
