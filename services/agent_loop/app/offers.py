@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from services.agent_loop.app.frames import ClientTool, Offer, OfferRevoked
-from services.agent_loop.app.public_ports import Caller, CallView, PublicLedger, RunView
+from services.agent_loop.app.public_ports import Caller, CallView, Outcome, PublicLedger, RunView
 from services.agent_loop.domain.call import CallState
 from services.chassis import logs
 from services.chassis.clock import Clock
@@ -94,13 +94,21 @@ class Offers:
         """Take note that the client's own result is on its way: what it settles is not revoked."""
         self._submitting.add(call_id)
 
-    def submitted(self, call_id: str, *, is_final: bool) -> None:
-        """Take note of what became of the result; unless refused, the client is free for another call."""
+    def submitted(self, call_id: str, offer_epoch: int, outcome: Outcome | None) -> None:
+        """Take note of what became of that result; None if that is not known.
+
+        Unless it was refused, or came under an earlier lease, the client is free
+        for another call.
+        """
         self._submitting.discard(call_id)
-        if is_final:
-            self._held.pop(call_id, None)
-            self._candidates.pop(call_id, None)
-            self._due.set()
+        if outcome is None or outcome is Outcome.REFUSED:
+            return
+        held = self._held.get(call_id)
+        if outcome is Outcome.WRONG_HOLDER and held is not None and held.offer_epoch > offer_epoch:
+            return
+        self._held.pop(call_id, None)
+        self._candidates.pop(call_id, None)
+        self._due.set()
 
     async def leave(self, run_id: str, *, release: bool) -> None:
         """Take no more offers of a run; with `release`, give back those that are held."""

@@ -289,14 +289,14 @@ class _Session:
         if result.offer_epoch == 0:
             raise InvalidField("offer_epoch is the one that came with the offer", field="tool_result.offer_epoch")
         self._offers.submitting(result.call_id)
-        is_final = False
+        outcome: Outcome | None = None
         try:
             reply = await self._sessions.inbox.submit_result(
                 self._caller, command_id, result.run_id, result, client_id=self._client_id
             )
-            is_final = reply.outcome is not Outcome.REFUSED
+            outcome = reply.outcome
         finally:
-            self._offers.submitted(result.call_id, is_final=is_final)
+            self._offers.submitted(result.call_id, result.offer_epoch, outcome)
         return reply
 
     async def _attach(self, frame: ClientFrame, run_id: str, after_seq: int) -> None:

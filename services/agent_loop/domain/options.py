@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from services.agent_loop.domain import checks
 from services.agent_loop.domain.limits import Limits
 from services.agent_loop.domain.run import (
     BatchOrder,
@@ -54,12 +55,11 @@ def complete(asked: AskedOptions, defaults: RunDefaults) -> RunOptions:
     """Return options with nothing left open.
 
     Raises:
-        InvalidField: a value is out of range, or two contradict each other.
+        InvalidField, TooLarge: a value is out of range, or two contradict each other.
     """
     _check_names(asked)
     _check_tool_choice(asked)
-    if len(asked.instructions.encode()) > INSTRUCTIONS_BYTES_MAX:
-        raise InvalidField("instructions may have at most 64 KiB", field="options.instructions")
+    checks.text(asked.instructions, "options.instructions", bytes_max=INSTRUCTIONS_BYTES_MAX, may_be_empty=True)
     if asked.temperature is not None and not 0 <= asked.temperature <= TEMPERATURE_MAX:
         raise InvalidField("temperature must be from 0 to 2", field="options.temperature")
     if asked.output_tokens_max == 0:

@@ -1,0 +1,95 @@
+"""AgentService on a real gRPC server, over a ledger in memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
+
+from services.agent_loop.app.inbox import Inbox
+from services.agent_loop.app.messages import Messages
+from services.agent_loop.app.session import Sessions, SessionTimes
+from services.agent_loop.app.watch import Watches
+from services.agent_loop.domain.options import RunDefaults
+from services.agent_loop.rpc.servicer import AgentServicer
+from services.chassis.auth import ApiKey, KeyAuthenticator
+from services.chassis.ids import IdSource
+from services.chassis.metrics import Metrics
+from services.chassis.rpc_server import RpcServer
+from tests.fakes.manual_clock import ManualClock
+from tests.fakes.public_ledger import FakeChecker, FakeLedger, FakeLive
+
+if TYPE_CHECKING:
+    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+
+KEYS = [
+    ApiKey(key="key-of-me-0123456789", store_id="local", user_id="me", roles=["member"]),
+    ApiKey(key="key-of-operator-0123", store_id="local", user_id="me", roles=["operator"]),
+    ApiKey(key="key-of-other-user-01", store_id="local", user_id="you", roles=["member"]),
+    ApiKey(key="key-of-other-store-1", store_id="elsewhere", user_id="me", roles=["member"]),
+]
+ME = (("authorization", "Bearer key-of-me-0123456789"),)
+OPERATOR = (("authorization", "Bearer key-of-operator-0123"),)
+STRANGERS = [
+    (("authorization", "Bearer key-of-other-user-01"),),
+    (("authorization", "Bearer key-of-other-store-1"),),
+]
+
+
+@pytest.fixture
+def live() -> FakeLive:
+    return FakeLive()
+
+
+@pytest.fixture
+def ledger(clock: ManualClock, live: FakeLive) -> FakeLedger:
+    return FakeLedger(clock, live)
+
+
+@pytest.fixture
+def times() -> SessionTimes:
+    return SessionTimes()
+
+
+@pytest.fixture
+async def watches(ledger: FakeLedger, live: FakeLive) -> AsyncIterator[Watches]:
+    async with Watches(ledger=ledger, live=live, poll_seconds=0.02, connected_poll_seconds=0.02) as watches:
+        yield watches
+
+
+@pytest.fixture
+def servicer(
+    ledger: FakeLedger, watches: Watches, times: SessionTimes, clock: ManualClock, ids: IdSource
+) -> AgentServicer:
+    messages = Messages(ledger=ledger, defaults=RunDefaults(model="the-model", instructions="Be brief."))
+    inbox = Inbox(ledger=ledger, checker=FakeChecker(), ids=ids)
+    sessions = Sessions(
+        ledger=ledger, watches=watches, messages=messages, inbox=inbox, clock=clock, ids=ids, times=times
+    )
+    return AgentServicer(
+        ledger=ledger, messages=messages, inbox=inbox, watches=watches, sessions=sessions, heartbeat_seconds=0.05
+    )
+
+
+@pytest.fixture
+async def server(servicer: AgentServicer, ids: IdSource, tmp_path: Path) -> AsyncIterator[RpcServer]:
+    server = RpcServer(
+        f"unix:{tmp_path}/agent",
+        authenticator=KeyAuthenticator(KEYS),
+        ids=ids,
+        metrics=Metrics("agent_loop"),
+        drain_seconds=0.2,
+    )
+    server.add(add_AgentServiceServicer_to_server, servicer)
+    async with server:
+        yield server
+
+
+@pytest.fixture
+async def stub(server: RpcServer) -> AsyncIterator[AgentServiceAsyncStub]:
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        yield AgentServiceStub(channel)

@@ -1,0 +1,25 @@
+"""What an error says on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any
+
+import grpc
+import pytest
+
+from services.chassis.status import from_rpc_error
+from services.errors import PawlError
+
+
+async def failure(call: Awaitable[Any]) -> PawlError:
+    """Return the error that a call ends with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    assert caught.value.code() is not grpc.StatusCode.UNKNOWN
+    return from_rpc_error(caught.value)
+
+
+async def reason(call: Awaitable[Any]) -> str:
+    """Return the reason of that error."""
+    return (await failure(call)).reason

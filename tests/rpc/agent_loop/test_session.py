@@ -1,0 +1,424 @@
+"""The Session stream: frames, receipts, attachments, and every way for it to end."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from pawl.agent.v1 import session_pb2, types_pb2
+from pawl.event.v1 import call_pb2, run_pb2
+
+from services.agent_loop.app.public_ports import CancelCommand, DecisionCommand, ProgressCommand
+from services.agent_loop.app.session import SessionTimes
+from services.agent_loop.app.watch import Watches
+from services.chassis.rpc_server import RpcServer
+from tests.fakes.public_ledger import FakeLedger, FakeLive
+from tests.rpc.agent_loop.client import ACCEPTED, REFUSED, Client
+from tests.rpc.agent_loop.conftest import STRANGERS
+from tests.rpc.agent_loop.errors import failure, reason
+
+if TYPE_CHECKING:
+    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+
+LATE = types_pb2.RECEIPT_STATUS_LATE
+UNKNOWN = types_pb2.RECEIPT_STATUS_UNKNOWN
+DUPLICATE = types_pb2.RECEIPT_STATUS_DUPLICATE
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+async def test_a_session_begins_with_a_welcome(stub: AgentServiceAsyncStub) -> None:
+    client = Client(stub)
+    await client.send(hello=session_pb2.Hello(client_id="cli_a"))
+    first = await client.stream.read()
+    assert first.welcome == session_pb2.Welcome(client_id="cli_a", offer_lease_seconds=30.0, silence_max_seconds=45.0)
+    assert (await client.stream.read()).receipt == types_pb2.Receipt(frame_id="f1", status=ACCEPTED)
+
+
+async def test_a_client_without_an_id_gets_one(stub: AgentServiceAsyncStub) -> None:
+    assert (await Client(stub).hello("")).startswith("cli_")
+
+
+@pytest.mark.parametrize(
+    ("frame", "expected"),
+    [
+        ({"heartbeat": session_pb2.ClientHeartbeat()}, "HELLO_REQUIRED"),
+        ({"attach": session_pb2.Attach(run_id="run_1")}, "HELLO_REQUIRED"),
+        ({}, "INVALID_FIELD"),
+        ({"hello": session_pb2.Hello(client_id="a b")}, "INVALID_ID"),
+        ({"hello": session_pb2.Hello(calls_max=65)}, "INVALID_FIELD"),
+        ({"hello": session_pb2.Hello(tools=[session_pb2.ClientTool()])}, "INVALID_FIELD"),
+        ({"hello": session_pb2.Hello(), "frame_id": "a b"}, "INVALID_ID"),
+    ],
+)
+async def test_the_first_frame_must_be_a_good_hello(stub: AgentServiceAsyncStub, frame: Any, expected: str) -> None:
+    client = Client(stub)
+    await client.send(**frame)
+    assert await reason(client.end()) == expected
+
+
+async def test_a_second_hello_ends_the_stream(stub: AgentServiceAsyncStub) -> None:
+    client = Client(stub)
+    await client.hello()
+    await client.send(hello=session_pb2.Hello(client_id="cli_a"))
+    assert await reason(client.end()) == "HELLO_REQUIRED"
+
+
+async def test_a_stream_that_is_closed_before_its_hello_is_refused(stub: AgentServiceAsyncStub) -> None:
+    client = Client(stub)
+    await client.stream.done_writing()
+    assert await reason(client.end()) == "HELLO_REQUIRED"
+
+
+async def test_bytes_that_are_no_frame_end_the_stream(server: RpcServer) -> None:
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        stream: Any = channel.stream_stream("/pawl.agent.v1.AgentService/Session")(
+            metadata=(("authorization", "Bearer key-of-me-0123456789"),)
+        )
+        hello = session_pb2.SessionRequest(frame_id="f1", hello=session_pb2.Hello())
+        await stream.write(hello.SerializeToString())
+        await stream.write(b"\xff\xff\xff")
+
+        async def end() -> None:
+            while await stream.read() is not grpc.aio.EOF:
+                pass
+
+        assert await reason(end()) == "MALFORMED_REQUEST"
+
+
+async def test_a_started_run_is_attached_from_its_first_event(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+    client = Client(stub)
+    await client.hello()
+    await client.send(start=session_pb2.Start(text="Hello"))
+    first = await client.next("receipt", "event")
+    assert (first.receipt.frame_id, first.receipt.status, first.receipt.run_id) == ("f2", ACCEPTED, "run_1")
+    await ledger.append(count=3)
+    await ledger.finish()
+    assert await client.events(5) == [1, 2, 3, 4, 5]
+    assert (await client.next("end")).end == session_pb2.End(
+        run_id="run_1", last_seq=5, state=run_pb2.RUN_STATE_COMPLETED
+    )
+
+
+async def test_a_frame_sent_again_after_a_reconnect_takes_effect_once(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger
+) -> None:
+    """I2: the frame id under the client id is what makes it the same."""
+    start = session_pb2.Start(text="Hello")
+    cancel = session_pb2.Cancel(run_id="run_1")
+    for number in range(3):
+        client = Client(stub)
+        await client.hello("cli_a")
+        assert (await client.ask("again", start=start)).run_id == "run_1"
+        receipt = await client.ask("cancel", cancel=cancel)
+        assert receipt.status == (DUPLICATE if number else ACCEPTED)
+        client.leave()
+    assert list(ledger.runs) == ["run_1"]
+    assert len(ledger.commands) == 1
+    other = Client(stub)
+    await other.hello("cli_b")
+    assert (await other.ask("again", start=start)).run_id == "run_2"
+
+
+async def test_a_frame_id_used_for_something_else_is_refused(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+    client = Client(stub)
+    await client.hello()
+    await client.ask("same", start=session_pb2.Start(text="Hello"))
+    receipt = await client.ask("same", start=session_pb2.Start(text="Bye"))
+    assert (receipt.status, receipt.reason) == (REFUSED, "REQUEST_ID_REUSED")
+
+
+async def test_several_runs_at_once_each_in_order(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+    client = Client(stub)
+    await client.hello()
+    runs = [f"run_{number}" for number in range(1, 6)]
+    for run_id in runs:
+        await ledger.add_run(run_id)
+        assert (await client.attach(run_id)).status == ACCEPTED
+    for _ in range(10):
+        for run_id in runs:
+            await ledger.append(run_id)
+    for run_id in runs:
+        await ledger.finish(run_id)
+    seen: dict[str, list[int]] = {run_id: [] for run_id in runs}
+    ends: set[str] = set()
+    while len(ends) < len(runs):
+        response = await client.next("event", "end")
+        if response.HasField("end"):
+            assert seen[response.end.run_id] == list(range(1, 13))
+            ends.add(response.end.run_id)
+        else:
+            seen[response.event.run_id].append(response.event.seq)
+
+
+async def test_attaching_again_moves_the_position(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+    await ledger.add_run()
+    await ledger.append(count=4)
+    client = Client(stub)
+    await client.hello()
+    await client.attach(after_seq=3)
+    assert await client.events(2) == [4, 5]
+    await client.attach(after_seq=1)
+    assert await client.events(4) == [2, 3, 4, 5]
+    await ledger.append()
+    assert await client.events(1) == [6]
+
+
+async def test_after_a_detach_nothing_more_comes(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger, watches: Watches
+) -> None:
+    await ledger.add_run()
+    client = Client(stub)
+    await client.hello()
+    await client.attach()
+    assert await client.events(1) == [1]
+    assert (await client.ask(detach=session_pb2.Detach(run_id="run_1"))).status == ACCEPTED
+    assert watches.feed_count == 0
+    await ledger.append()
+    assert (await client.ask(detach=session_pb2.Detach(run_id="run_1"))).status == ACCEPTED
+    assert not [kept for kept in client._kept if kept.HasField("event")]
+
+
+async def test_a_run_that_has_ended_is_shown_and_ended(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+    await ledger.add_run()
+    await ledger.finish()
+    client = Client(stub)
+    await client.hello()
+    await client.attach(after_seq=2)
+    end = (await client.next("end")).end
+    assert (end.last_seq, end.state) == (2, run_pb2.RUN_STATE_COMPLETED)
+
+
+@pytest.mark.parametrize(
+    ("frame", "status", "expected"),
+    [
+        ({}, REFUSED, "INVALID_FIELD"),
+        ({"attach": session_pb2.Attach(run_id="no-such")}, UNKNOWN, "RUN_NOT_FOUND"),
+        ({"attach": session_pb2.Attach(run_id="a b")}, REFUSED, "INVALID_ID"),
+        ({"attach": session_pb2.Attach(run_id="run_1", after_seq=9)}, REFUSED, "SEQ_BEYOND_END"),
+        ({"start": session_pb2.Start(text="")}, REFUSED, "INVALID_FIELD"),
+        ({"start": session_pb2.Start(text="x", policy=99)}, REFUSED, "INVALID_FIELD"),  # type: ignore[arg-type]
+        ({"start": session_pb2.Start(text="x", conversation_id="no-such")}, UNKNOWN, "CONVERSATION_NOT_FOUND"),
+        ({"message": session_pb2.UserMessage(text="x")}, REFUSED, "INVALID_ID"),
+        ({"message": session_pb2.UserMessage(conversation_id="no-such", text="x")}, UNKNOWN, "CONVERSATION_NOT_FOUND"),
+        ({"cancel": session_pb2.Cancel(run_id="no-such")}, UNKNOWN, "RUN_NOT_FOUND"),
+        ({"tool_result": types_pb2.ToolResult(run_id="run_1", call_id="call_1")}, REFUSED, "INVALID_FIELD"),
+        (
+            {"tool_result": types_pb2.ToolResult(run_id="run_1", call_id="call_1", offer_epoch=1)},
+            REFUSED,
+            "INVALID_JSON",
+        ),
+        (
+            {"tool_result": types_pb2.ToolResult(call_id="call_1", offer_epoch=1, content_json=b"1")},
+            REFUSED,
+            "INVALID_ID",
+        ),
+        (
+            {"tool_progress": session_pb2.ToolProgressReport(run_id="run_1", call_id="call_1", fraction=2)},
+            REFUSED,
+            "INVALID_FIELD",
+        ),
+        ({"decision": types_pb2.CallDecision(run_id="run_1", call_id="call_1")}, REFUSED, "INVALID_FIELD"),
+        ({"frame_id": "a b", "cancel": session_pb2.Cancel(run_id="run_1")}, REFUSED, "INVALID_ID"),
+    ],
+)  # fmt: skip
+async def test_a_bad_frame_gets_a_receipt_and_the_stream_goes_on(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger, frame: Any, status: Any, expected: str
+) -> None:
+    await ledger.add_run()
+    client = Client(stub)
+    await client.hello()
+    receipt = await client.ask(**frame)
+    assert (receipt.status, receipt.reason) == (status, expected)
+    assert (await client.attach()).status == ACCEPTED
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
+async def test_what_belongs_to_others_is_unknown(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger, stranger: Any
+) -> None:
+    """I13"""
+    await ledger.add_run()
+    await ledger.offer("call_1")
+    client = Client(stub, metadata=stranger)
+    await client.hello("cli_a", "show")
+    result = types_pb2.ToolResult(run_id="run_1", call_id="call_1", content_json=b"1", offer_epoch=1)
+    frames: list[dict[str, Any]] = [
+        {"attach": session_pb2.Attach(run_id="run_1")},
+        {"cancel": session_pb2.Cancel(run_id="run_1")},
+        {"tool_result": result},
+        {"message": session_pb2.UserMessage(conversation_id="conv_1", text="x")},
+    ]
+    for frame in frames:
+        assert (await client.ask(**frame)).status == UNKNOWN
+    assert not ledger.commands
+
+
+async def test_decisions_messages_and_stops_go_through(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+    await ledger.add_run()
+    await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
+    client = Client(stub)
+    await client.hello()
+    approve = types_pb2.CallDecision(
+        run_id="run_1", call_id="call_1", kind=call_pb2.DECISION_KIND_APPROVE, digest="digest of call_1"
+    )
+    assert (await client.ask("d1", decision=approve)).status == ACCEPTED
+    assert (await client.ask("d1", decision=approve)).status == DUPLICATE
+    late = await client.ask("d2", decision=approve)
+    assert (late.status, late.reason, late.call_id) == (LATE, "CALL_NOT_PENDING", "call_1")
+    message = await client.ask(message=session_pb2.UserMessage(conversation_id="conv_1", text="And then?"))
+    assert (message.status, message.run_id) == (ACCEPTED, "run_2")
+    assert (await client.ask(cancel=session_pb2.Cancel(run_id="run_1", reason="enough"))).status == ACCEPTED
+    assert [type(command) for command in ledger.commands] == [DecisionCommand, DecisionCommand, CancelCommand]
+
+
+async def test_progress_is_passed_on(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+    await ledger.add_run()
+    await ledger.offer("call_1")
+    client = Client(stub)
+    await client.hello("cli_a", "show")
+    await client.attach()
+    offer = await client.offer()
+    report = session_pb2.ToolProgressReport(
+        run_id="run_1", call_id="call_1", offer_epoch=offer.offer_epoch, fraction=0.5, message="half"
+    )
+    assert (await client.ask(tool_progress=report)).status == ACCEPTED
+    assert ledger.commands == [
+        ProgressCommand(call_id="call_1", client_id="cli_a", offer_epoch=1, fraction=0.5, message="half")
+    ]
+
+
+async def test_a_ledger_that_is_away_ends_the_stream_without_a_receipt(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger
+) -> None:
+    """A receipt is final; where nothing final can be said, the client sends the frame again."""
+    await ledger.add_run()
+    client = Client(stub)
+    await client.hello()
+    ledger.down = True
+    await client.send(cancel=session_pb2.Cancel(run_id="run_1"))
+    assert await reason(client.end()) == "DEPENDENCY_UNAVAILABLE"
+    assert not [kept for kept in client._kept if kept.HasField("receipt")]
+
+
+async def test_a_client_that_has_closed_its_side_still_gets_everything(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger
+) -> None:
+    await ledger.add_run()
+    client = Client(stub)
+    await client.hello()
+    await client.attach()
+    await client.stream.done_writing()
+    await ledger.append(count=30)
+    await ledger.finish()
+    assert await client.events(32) == list(range(1, 33))
+    assert (await client.next("end")).end.last_seq == 32
+    assert await client.stream.read() is grpc.aio.EOF
+    assert await client.stream.code() is grpc.StatusCode.OK
+
+
+async def test_a_client_that_vanishes_leaves_nothing_behind(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger, watches: Watches, live: FakeLive, server: RpcServer
+) -> None:
+    """C12, I19"""
+    await ledger.add_run()
+    tasks_before = len(asyncio.all_tasks())
+    client = Client(stub)
+    await client.hello("cli_a", "show")
+    await client.attach()
+    client.leave()
+    await until(lambda: watches.feed_count == 0 and live.subscriber_count == 0)
+    await until(lambda: len(asyncio.all_tasks()) <= tasks_before)
+    assert server._interceptor.streams == 0
+
+
+async def test_a_stopping_server_says_so(stub: AgentServiceAsyncStub, server: RpcServer, ledger: FakeLedger) -> None:
+    await ledger.add_run()
+    client = Client(stub)
+    await client.hello()
+    await client.attach()
+    server._interceptor.stop_calls(drainable=False)
+    assert await reason(client.end()) == "SHUTTING_DOWN"
+
+
+async def test_a_client_that_does_not_read_is_cut_off_with_the_place_to_resume(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger
+) -> None:
+    """EVT-3"""
+    await ledger.add_run()
+    client = Client(stub)
+    await client.hello()
+    await client.attach()
+    assert await client.events(1) == [1]
+
+    async def flood() -> None:
+        for _ in range(600):
+            await ledger.append(text="x" * 16 * 1024)
+            await asyncio.sleep(0.0005)
+
+    await flood()
+    error = await failure(client.end())
+    assert (error.reason, error.metadata["run_id"]) == ("SLOW_CONSUMER", "run_1")
+    resume_after_seq = int(error.metadata["resume_after_seq"])
+    read = [kept.event.seq for kept in client._kept if kept.HasField("event")]
+    assert read == list(range(2, 2 + len(read)))
+    again = Client(stub)
+    await again.hello()
+    await again.attach(after_seq=resume_after_seq)
+    assert await again.events(5) == list(range(resume_after_seq + 1, resume_after_seq + 6))
+
+
+class TestSilence:
+    """Life signs, with short patience."""
+
+    @pytest.fixture
+    def times(self) -> SessionTimes:
+        return SessionTimes(heartbeat_seconds=0.05, silence_max_seconds=0.3)
+
+    async def test_a_silent_server_sends_life_signs(self, stub: AgentServiceAsyncStub) -> None:
+        client = Client(stub)
+        await client.hello()
+        assert (await client.next("heartbeat")).HasField("heartbeat")
+
+    async def test_a_silent_client_is_dismissed(self, stub: AgentServiceAsyncStub) -> None:
+        client = Client(stub)
+        await client.hello()
+        assert await reason(client.end()) == "DEADLINE_EXCEEDED"
+
+    async def test_a_client_that_never_says_hello_is_dismissed(self, stub: AgentServiceAsyncStub) -> None:
+        assert await reason(Client(stub).end()) == "DEADLINE_EXCEEDED"
+
+    async def test_a_client_with_a_heartbeat_stays(self, stub: AgentServiceAsyncStub) -> None:
+        client = Client(stub)
+        await client.hello()
+        for _ in range(10):
+            await client.heartbeat()
+            await client.next("heartbeat")
+        assert (await client.ask(detach=session_pb2.Detach(run_id="run_1"))).status == ACCEPTED
+
+
+async def test_a_second_stream_of_a_client_ends_the_first(stub: AgentServiceAsyncStub) -> None:
+    first, second = Client(stub), Client(stub)
+    await first.hello("cli_a")
+    await second.hello("cli_a")
+    assert await reason(first.end()) == "CANCELLED"
+    assert (await second.ask(detach=session_pb2.Detach(run_id="run_1"))).status == ACCEPTED
+
+
+async def test_frames_are_answered_in_order_each_once(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+    await ledger.add_run()
+    client = Client(stub)
+    await client.hello()
+    sent = []
+    for number, bad in zip(range(50), itertools.cycle([False, True]), strict=False):
+        run_id = "no-such" if bad else "run_1"
+        sent.append(await client.send(f"x{number}", cancel=session_pb2.Cancel(run_id=run_id)))
+    receipts = [(await client.next("receipt")).receipt.frame_id for _ in sent]
+    assert receipts == sent

@@ -1,0 +1,273 @@
+"""Watching runs: the same bytes for everybody, nothing missing, nobody held up (EVT-1, EVT-3, I7)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pawl.agent.v1 import agent_pb2
+from pawl.event.v1 import event_pb2
+
+from services.agent_loop.app.watch import BEHIND_EVENTS_MAX, Watches
+from services.chassis.rpc_server import RpcServer
+from services.errors import SeqBeyondEnd, SlowConsumer
+from tests.fakes.public_ledger import ME as CALLER
+from tests.fakes.public_ledger import FakeLedger, FakeLive
+from tests.rpc.agent_loop.conftest import ME, STRANGERS
+from tests.rpc.agent_loop.errors import failure, reason
+
+if TYPE_CHECKING:
+    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+
+
+async def watch(stub: AgentServiceAsyncStub, after_seq: int = 0) -> list[bytes]:
+    """Return the bytes of all events, to the end of the run."""
+    stream = stub.WatchRun(agent_pb2.WatchRunRequest(run_id="run_1", after_seq=after_seq), metadata=ME)
+    return [response.event.SerializeToString() async for response in stream if response.HasField("event")]
+
+
+def log(ledger: FakeLedger, after_seq: int = 0) -> list[bytes]:
+    return [event.SerializeToString() for event in ledger.runs["run_1"].events[after_seq:]]
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+async def test_a_finished_run_is_shown_whole_and_the_stream_ends(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger
+) -> None:
+    await ledger.add_run()
+    await ledger.append(count=50)
+    await ledger.finish()
+    assert await watch(stub) == log(ledger)
+    assert await watch(stub, 51) == log(ledger, 51)
+    assert await watch(stub, 52) == []
+
+
+async def test_live_events_follow_the_past(stub: AgentServiceAsyncStub, ledger: FakeLedger, live: FakeLive) -> None:
+    await ledger.add_run()
+    await ledger.append(count=5)
+    watching = asyncio.create_task(watch(stub, 3))
+    await until(lambda: live.subscriber_count)
+    for _ in range(5):
+        await ledger.append()
+        await asyncio.sleep(0)
+    await ledger.finish()
+    assert await watching == log(ledger, 3)
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_20_watchers_from_anywhere_see_the_same_bytes(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger, live: FakeLive, watches: Watches, seed: int
+) -> None:
+    """I7: attached at random times and places, while some live events are lost."""
+    choose = random.Random(seed)
+    live.lose = lambda _seq: choose.random() < 0.2
+    await ledger.add_run()
+    watching: list[tuple[int, asyncio.Task[list[bytes]]]] = []
+    while len(watching) < 20:
+        after_seq = choose.randint(0, len(ledger.runs["run_1"].events))
+        watching.append((after_seq, asyncio.create_task(watch(stub, after_seq))))
+        await ledger.append(count=choose.randint(0, 9))
+        if choose.random() < 0.3:
+            await asyncio.sleep(choose.random() * 0.01)
+    await ledger.finish()
+    for after_seq, task in watching:
+        assert await task == log(ledger, after_seq)
+    await until(lambda: watches.feed_count == 0 and live.subscriber_count == 0)
+
+
+async def test_watchers_of_one_run_share_one_subscription(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger, live: FakeLive, watches: Watches
+) -> None:
+    await ledger.add_run()
+    watching = [asyncio.create_task(watch(stub)) for _ in range(10)]
+    await until(lambda: ledger.reads >= 10)
+    await ledger.append(count=3)
+    assert (live.subscriptions, watches.feed_count) == (1, 1)
+    await ledger.finish()
+    assert await asyncio.gather(*watching) == [log(ledger)] * 10
+    await until(lambda: watches.feed_count == 0 and live.subscriber_count == 0)
+
+
+async def test_without_nats_watching_is_slower_not_wrong(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger, live: FakeLive
+) -> None:
+    live.connected = False
+    await ledger.add_run()
+    watching = asyncio.create_task(watch(stub))
+    await until(lambda: live.subscriber_count)
+    await ledger.append(count=30)
+    await ledger.finish()
+    assert await watching == log(ledger)
+
+
+async def test_a_last_event_that_was_lost_is_found(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger, live: FakeLive
+) -> None:
+    await ledger.add_run()
+    watching = asyncio.create_task(watch(stub))
+    await until(lambda: live.subscriber_count)
+    await ledger.append(count=2)
+    live.lose = lambda _seq: True
+    await ledger.finish()
+    assert await watching == log(ledger)
+
+
+async def test_live_events_out_of_order_and_doubled_are_put_right(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger, live: FakeLive
+) -> None:
+    held: list[event_pb2.RunEvent] = []
+    publish = live.publish
+
+    async def shuffle(event: event_pb2.RunEvent) -> None:
+        held.append(event)
+        if len(held) == 4:
+            for each in [held[2], held[0], held[0], held[3], held[1]]:
+                await publish(each)
+            held.clear()
+
+    await ledger.add_run()
+    watching = asyncio.create_task(watch(stub))
+    await until(lambda: live.subscriber_count and ledger.reads)
+    live.publish = shuffle  # type: ignore[method-assign]
+    await ledger.append(count=11)
+    await ledger.finish()
+    assert await watching == log(ledger)
+
+
+async def test_a_ledger_that_is_away_for_a_while_only_delays(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger, live: FakeLive
+) -> None:
+    await ledger.add_run()
+    watching = asyncio.create_task(watch(stub))
+    await until(lambda: live.subscriber_count and ledger.reads)
+    live.connected = False
+    ledger.down = True
+    await ledger.append(count=3)
+    reads = ledger.reads
+    await until(lambda: ledger.reads >= reads + 2)
+    ledger.down = False
+    await ledger.finish()
+    assert await watching == log(ledger)
+
+
+async def test_a_silent_run_has_heartbeats(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+    await ledger.add_run()
+    stream = stub.WatchRun(agent_pb2.WatchRunRequest(run_id="run_1"), metadata=ME)
+    responses: list[Any] = [await stream.read() for _ in range(3)]
+    assert [response.HasField("event") for response in responses] == [True, False, False]
+    stream.cancel()
+
+
+async def test_a_position_beyond_the_end_is_refused(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger, watches: Watches
+) -> None:
+    await ledger.add_run()
+    stream = stub.WatchRun(agent_pb2.WatchRunRequest(run_id="run_1", after_seq=2), metadata=ME)
+    error = await failure(stream.read())
+    assert isinstance(error, SeqBeyondEnd)
+    assert error.metadata["last_seq"] == "1"
+    huge = stub.WatchRun(agent_pb2.WatchRunRequest(run_id="run_1", after_seq=2**64 - 1), metadata=ME)
+    assert await reason(huge.read()) == "INVALID_FIELD"
+    await until(lambda: watches.feed_count == 0)
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
+async def test_runs_of_others_cannot_be_watched(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger, watches: Watches, stranger: Any
+) -> None:
+    await ledger.add_run()
+    mine = asyncio.create_task(watch(stub))
+    await until(lambda: watches.feed_count)
+    stream = stub.WatchRun(agent_pb2.WatchRunRequest(run_id="run_1"), metadata=stranger)
+    assert await reason(stream.read()) == "RUN_NOT_FOUND"
+    await ledger.finish()
+    assert await mine == log(ledger)
+
+
+@pytest.mark.parametrize(("count", "text"), [(BEHIND_EVENTS_MAX + 60, "x"), (30, "x" * 64 * 1024)])
+async def test_a_watcher_that_falls_behind_is_cut_off_in_the_middle_of_a_write(
+    ledger: FakeLedger, watches: Watches, count: int, text: str
+) -> None:
+    """EVT-3: by events and by bytes; the others go on."""
+    await ledger.add_run()
+    stuck = asyncio.Event()
+    seen: list[int] = []
+
+    async def slow() -> None:
+        async with watches.open(CALLER, "run_1", 0) as watcher:
+            async for event in watcher.events(silence_seconds=60):
+                assert event is not None
+                if event.seq == 3:
+                    stuck.set()
+                    await asyncio.Event().wait()
+
+    async def fast() -> None:
+        async with watches.open(CALLER, "run_1", 0) as watcher:
+            async for event in watcher.events(silence_seconds=60):
+                assert event is not None
+                seen.append(event.seq)
+
+    slow_task, fast_task = asyncio.create_task(slow()), asyncio.create_task(fast())
+    await until(lambda: seen == [1])
+    await ledger.append(count=2)
+    await stuck.wait()
+    for _ in range(count):
+        await ledger.append(text=text)
+        await asyncio.sleep(0)
+    with pytest.raises(SlowConsumer) as caught:
+        await slow_task
+    assert caught.value.metadata["resume_after_seq"] == "2"
+    await ledger.finish()
+    await fast_task
+    assert seen == list(range(1, count + 5))
+    assert watches.feed_count == 0
+
+
+async def test_a_watcher_of_the_past_is_never_cut_off(ledger: FakeLedger, watches: Watches) -> None:
+    """Whoever reads the past reads pages at its own pace, however fast the run goes on."""
+    await ledger.add_run()
+    await ledger.append(count=100)
+    seen: list[int] = []
+    async with watches.open(CALLER, "run_1", 0) as watcher:
+        async for event in watcher.events(silence_seconds=60):
+            assert event is not None
+            seen.append(event.seq)
+            if event.seq <= 100:
+                await ledger.append(count=5)
+            if event.seq == 601:
+                await ledger.finish()
+    assert seen == list(range(1, 603))
+
+
+async def test_a_client_that_leaves_takes_its_feed_with_it(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger, watches: Watches, live: FakeLive
+) -> None:
+    """I19, C12: no listener, task or subscription outlives its viewer."""
+    await ledger.add_run()
+    stream = stub.WatchRun(agent_pb2.WatchRunRequest(run_id="run_1"), metadata=ME)
+    await stream.read()
+    assert watches.feed_count == 1
+    stream.cancel()
+    await until(lambda: watches.feed_count == 0 and live.subscriber_count == 0)
+
+
+async def test_a_stopping_server_says_so_to_watchers(
+    stub: AgentServiceAsyncStub, server: RpcServer, ledger: FakeLedger
+) -> None:
+    await ledger.add_run()
+    stream = aiter(stub.WatchRun(agent_pb2.WatchRunRequest(run_id="run_1"), metadata=ME))
+    await anext(stream)
+    server._interceptor.stop_calls(drainable=False)
+
+    async def drain() -> None:
+        async for _ in stream:
+            pass
+
+    assert await reason(drain()) == "SHUTTING_DOWN"
