@@ -46,7 +46,9 @@ T = TypeVar("T")
 class Service:
     """The common parts of one process; an async context manager.
 
-    What is opened through it is closed at its end, in the reverse order.
+    At its end the loops of `background` are cancelled, then what was opened
+    through it is closed, in the reverse order. `serve` has drained the calls by
+    then, so a loop that calls wait for (a group commit, say) is there to the last.
     """
 
     def __init__(self, name: str, settings: ServiceSettings) -> None:
@@ -70,6 +72,8 @@ class Service:
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        # The loops use what the stack closes.
+        await self.background.__aexit__(*error)
         await self._stack.__aexit__(*error)  # type: ignore[arg-type]  # as given to us
 
     async def enter(self, part: AbstractAsyncContextManager[T]) -> T:
@@ -121,7 +125,7 @@ class Service:
         )
 
     async def serve(self, server: RpcServer, stop: Stop) -> None:
-        """Answer calls until `stop`, then drain."""
+        """Answer calls until `stop`, then drain; the loops of `background` go on meanwhile."""
         pages = {
             "/metrics": lambda: Response(body=self.metrics.text(), content_type=CONTENT_TYPE),
             "/healthz": self.health.page,
@@ -131,7 +135,6 @@ class Service:
             self.health.follow(server)
             await stack.enter_async_context(server)
             await stack.enter_async_context(self.health)
-            await stack.enter_async_context(self.background)
             _log.info("metrics.listening", address=http.address)
             self._write_addresses({"grpc": server.address, "metrics": http.address})
             await stop.wait()

@@ -56,6 +56,11 @@ def _check_listen(value: str) -> str:
     return value
 
 
+def _check_tcp(value: str) -> str:
+    split_address(value)
+    return value
+
+
 def _check_peers(value: str) -> str:
     for address in value.split(","):
         _check_listen(address.strip())
@@ -70,6 +75,9 @@ def _check_instance_id(value: str) -> str:
 
 ListenAddress = Annotated[str, AfterValidator(_check_listen)]
 """`host:port` (port 0: any free one) or `unix:/path`."""
+
+TcpAddress = Annotated[str, AfterValidator(_check_tcp)]
+"""`host:port` (port 0: any free one)."""
 
 PeerAddresses = Annotated[str, AfterValidator(_check_peers)]
 """One `host:port`, or several with commas between: calls are spread over them."""
@@ -92,7 +100,7 @@ class ServiceSettings(BaseSettings):
     service_key: SecretStr | None = None
     api_keys_file: Path | None = None
     listen: ListenAddress = "127.0.0.1:0"
-    metrics_listen: ListenAddress = "127.0.0.1:0"
+    metrics_listen: TcpAddress = "127.0.0.1:0"
     address_file: Path | None = None
     log_level: LogLevel = "info"
     log_format: Literal["json", "console", "auto"] = "auto"

@@ -38,6 +38,7 @@ def test_settings_come_from_variables_with_the_prefix(environment: pytest.Monkey
 def test_all_problems_are_told_at_once(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
     environment.delenv("PAWL_DATABASE_URL")
     environment.setenv("PAWL_LISTEN", "7603")
+    environment.setenv("PAWL_METRICS_LISTEN", "unix:/run/metrics")
     environment.setenv("PAWL_PEERS", "a:1,b")
     environment.setenv("PAWL_LOG_LEVEL", "loud")
     environment.setenv("PAWL_SERVICE_KEY_FILE", f"{tmp_path}/missing")
@@ -48,6 +49,7 @@ def test_all_problems_are_told_at_once(environment: pytest.MonkeyPatch, tmp_path
         "PAWL_INSTANCE_ID",
         "PAWL_LISTEN",
         "PAWL_LOG_LEVEL",
+        "PAWL_METRICS_LISTEN",
         "PAWL_PEERS",
         "PAWL_SERVICE_KEY_FILE",
     ]

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from services.chassis import logs
+from services.chassis.lifecycle import Stop
+from services.chassis.rpc_server import RpcServer
+from services.chassis.service import Service
+from services.chassis.settings import ServiceSettings
+
+
+@pytest.fixture(autouse=True)
+def unconfigured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the logs of the test process as they are."""
+    monkeypatch.setattr(logs, "configure", lambda **_: None)
+
+
+class Part:
+    """Something a service holds; notes when it is left."""
+
+    def __init__(self, name: str, order: list[str]) -> None:
+        self._name = name
+        self._order = order
+
+    async def __aenter__(self) -> None:
+        return
+
+    async def __aexit__(self, *_: object) -> None:
+        self._order.append(self._name)
+
+
+async def test_a_service_ends_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drain, then the loops, then what they use: a loop that calls wait for is there to the last."""
+    order: list[str] = []
+
+    async def loop() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            order.append("loop")
+
+    async def drained(self: RpcServer, *_: object) -> None:
+        await stop_serving(self)
+        order.append("server")
+
+    stop_serving = RpcServer.__aexit__
+    monkeypatch.setattr(RpcServer, "__aexit__", drained)
+    stop = Stop()
+    stop.set("test")
+    async with Service("test", ServiceSettings()) as service:
+        await service.enter(Part("database", order))
+        await service.enter(Part("bus", order))
+        service.background.start("loop", loop)
+        await service.serve(service.rpc_server(), stop)
+    assert order == ["server", "loop", "bus", "database"]
+
+
+async def test_loops_end_with_a_service_that_fails_to_start() -> None:
+    cancelled = asyncio.Event()
+
+    async def loop() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async def start() -> None:
+        async with Service("test", ServiceSettings()) as service:
+            service.background.start("loop", loop)
+            await asyncio.sleep(0)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await start()
+    assert cancelled.is_set()
