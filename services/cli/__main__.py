@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from services.chassis.start import StartError
-from services.cli import chat, decisions, lists, runs
+from services.cli import chat, decisions, demo, lists, runs
 from services.cli.command import EXIT_IMPOSSIBLE, EXIT_INTERRUPTED, Flags, fail
 from services.launcher.options import read_options
 from services.launcher.up import up as run_suite
@@ -74,6 +74,7 @@ app.command()(decisions.approve)
 app.command()(runs.cancel)
 app.command()(lists.tools)
 app.command()(lists.notifications)
+app.command()(demo.demo)
 
 
 def main() -> None:
