@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import grpc
 import pytest
 from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub, add_LedgerServiceServicer_to_server
 
@@ -35,6 +35,9 @@ from services.job_store.rpc.messages import encode_event
 from services.job_store.rpc.servicer import LedgerServicer
 from tests.rpc.job_store.user import User
 
+if TYPE_CHECKING:
+    from pawl.job.v1.ledger_pb2_grpc import LedgerServiceAsyncStub
+
 QUEUE_MAX = 5
 
 
@@ -42,7 +45,7 @@ QUEUE_MAX = 5
 class Replica:
     """One job store: its API as a client sees it, and its inside."""
 
-    stub: LedgerServiceStub
+    stub: LedgerServiceAsyncStub
     ledger: Ledger
     database: Database
     bus: Bus
@@ -129,13 +132,13 @@ async def replica(start: StartReplica) -> Replica:
 
 
 @pytest.fixture
-def stub(replica: Replica) -> LedgerServiceStub:
+def stub(replica: Replica) -> LedgerServiceAsyncStub:
     """Its API."""
     return replica.stub
 
 
 @pytest.fixture
-def user(stub: LedgerServiceStub) -> User:
+def user(stub: LedgerServiceAsyncStub) -> User:
     """ann of acme, with a worker that drives her runs."""
     return User(stub)
 
@@ -145,10 +148,3 @@ async def eventually(check: Callable[[], Awaitable[bool]], *, seconds: float = 1
     async with asyncio.timeout(seconds):
         while not await check():
             await asyncio.sleep(0.02)
-
-
-def reason_of(error: grpc.aio.AioRpcError) -> str:
-    """The reason in the details of an error."""
-    from services.chassis.status import from_rpc_error  # noqa: PLC0415
-
-    return from_rpc_error(error).reason

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub
 
 from services.chassis.rpc_client import translating
+
+if TYPE_CHECKING:
+    from pawl.job.v1.ledger_pb2_grpc import LedgerServiceAsyncStub
 
 DIGEST = "ab" * 32
 OTHER_DIGEST = "cd" * 32
@@ -24,15 +26,15 @@ def result(text: str = '"ok"', *, is_error: bool = False) -> call_pb2.CallResult
 class User:
     """Speaks for one user of one store; errors come as PawlError."""
 
-    def __init__(self, stub: LedgerServiceStub, *, store_id: str = "acme", user_id: str = "ann") -> None:
+    def __init__(self, stub: LedgerServiceAsyncStub, *, store_id: str = "acme", user_id: str = "ann") -> None:
         self.stub = stub
         self.store_id = store_id
         self.user_id = user_id
 
     async def submit(self, text: str = "hello", **fields: Any) -> pb.SubmitMessageResponse:
-        fields = {"policy": pb.ACTIVE_RUN_POLICY_QUEUE, "store_id": self.store_id, "user_id": self.user_id} | fields
+        values: dict[str, Any] = {"policy": pb.ACTIVE_RUN_POLICY_QUEUE, "user_id": self.user_id} | fields
         with translating():
-            return await self.stub.SubmitMessage(pb.SubmitMessageRequest(text=text, **fields))
+            return await self.stub.SubmitMessage(pb.SubmitMessageRequest(store_id=self.store_id, text=text, **values))
 
     async def claim(self, worker_id: str = "w1", *, runs_max: int = 1, lease_seconds: float = 30) -> list[Any]:
         request = pb.ClaimRunsRequest(worker_id=worker_id, runs_max=runs_max, lease_seconds=lease_seconds)
@@ -117,8 +119,8 @@ class Owner:
             return list((await self.user.stub.ListCommands(request)).commands)
 
     def call(self, call_id: str, state: Any, **fields: Any) -> call_pb2.Call:
-        fields = {"round": 1, "tool_name": "tool", "tool_version": 1, "arguments_json": b"{}"} | fields
-        return call_pb2.Call(call_id=call_id, state=state, **fields)
+        values: dict[str, Any] = {"round": 1, "tool_name": "tool", "tool_version": 1, "arguments_json": b"{}"}
+        return call_pb2.Call(call_id=call_id, state=state, **(values | fields))
 
     async def park(self, *waits: Any, **fields: Any) -> Any:
         """Wait for someone and let the run go."""

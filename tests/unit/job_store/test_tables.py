@@ -1,0 +1,171 @@
+"""Every pair of states of a run and of a call, walked through the operations that may move them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pawl.event.v1 import call_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2
+
+from services.errors import IllegalTransition, InboxChanged, RunEnded
+from services.job_store.domain import call_table, run_table, states
+from services.job_store.domain.states import CallState, LeaseAction, RunState, StopCause
+from tests.unit.job_store.world import STORE, World, change
+
+RUN_MOVES = {
+    "QUEUED": "RUNNING CANCELLING CANCELLED FAILED",
+    "RUNNING": "WAITING NEEDS_ATTENTION CANCELLING COMPLETED FAILED EXPIRED CANCELLED",
+    "WAITING": "RUNNING NEEDS_ATTENTION CANCELLING FAILED EXPIRED CANCELLED",
+    "NEEDS_ATTENTION": "RUNNING WAITING CANCELLING",
+    "CANCELLING": "CANCELLED FAILED",
+}
+CALL_MOVES = {
+    "PROPOSED": "AWAITING_APPROVAL OFFERED ASKED RUNNABLE RUNNING FAILED REJECTED CANCELLED",
+    "AWAITING_APPROVAL": "RUNNABLE RUNNING OFFERED REJECTED EXPIRED CANCELLED SUCCEEDED FAILED",
+    "OFFERED": "SUCCEEDED FAILED EXPIRED CANCELLED RUNNABLE RUNNING ASKED AWAITING_APPROVAL",
+    "ASKED": "SUCCEEDED FAILED REJECTED EXPIRED CANCELLED",
+    "RUNNABLE": "RUNNING FAILED CANCELLED",
+    "RUNNING": "RUNNING RUNNABLE SUCCEEDED FAILED EXPIRED CANCELLED OUTCOME_UNKNOWN",
+}
+
+
+def test_the_tables_are_those_of_the_plan() -> None:
+    """I16. Written out a second time, so that a slip in the table is seen."""
+    assert {
+        state.name: {after.name for after in after_all}
+        for state, after_all in run_table.TRANSITIONS.items()
+        if after_all
+    } == {state: set(moves.split()) for state, moves in RUN_MOVES.items()}
+    assert {
+        state.name: {after.name for after in after_all}
+        for state, after_all in call_table.TRANSITIONS.items()
+        if after_all
+    } == {state: set(moves.split()) for state, moves in CALL_MOVES.items()}
+
+
+@pytest.mark.parametrize("before", RunState)
+@pytest.mark.parametrize("after", RunState)
+def test_a_step_moves_a_run_only_along_the_table(before: RunState, after: RunState) -> None:
+    """I16, EVT-4: and where it may not, nothing at all changes."""
+    world = World()
+    run_id = world.begin()
+    world.book.put_run(replace(world.run(run_id), state=before, waits=(1,) if before is RunState.WAITING else ()))
+    untouched = world.run(run_id)
+    events = len(world.book.events.rows)
+
+    def step() -> None:
+        world.commit(
+            run_id,
+            state=after,
+            waits=(1,) if after is RunState.WAITING else (),
+            failure=b"why",
+            stop_cause=StopCause.USER,
+        )
+
+    if before.is_terminal:
+        with pytest.raises(RunEnded):
+            step()
+    elif after in run_table.TRANSITIONS[before]:
+        step()
+        assert world.run(run_id).state is after
+        assert len(world.book.events.rows) == events + 1
+        return
+    elif after is before:
+        step()
+        assert len(world.book.events.rows) == events
+        return
+    else:
+        with pytest.raises(IllegalTransition):
+            step()
+    assert world.run(run_id) is untouched
+    assert len(world.book.events.rows) == events
+
+
+@pytest.mark.parametrize("before", CallState)
+@pytest.mark.parametrize("after", CallState)
+def test_a_step_moves_a_call_only_along_the_table(before: CallState, after: CallState) -> None:
+    """I16: an ungated call; what gates one has tests of its own."""
+    world = World()
+    run_id = world.begin()
+    world.commit(run_id, calls=(change("call", CallState.PROPOSED),))
+    # A command that settles the call is what lets an answer or a client's result in.
+    pending = before in call_table.PENDING
+    world.book.put_call(replace(world.call("call"), state=before, reserved_by="cmd" if pending else ""))
+    if pending:
+        world.steer(run_id)
+        command = world.book.inbox(world.run(run_id))[0]
+        world.book.put_command(replace(command, command_id="cmd", name="tool_result", call_id="call"))
+    untouched = world.call("call")
+    step = change("call", after, attempt=2, digest="ab" * 32 if after is CallState.AWAITING_APPROVAL else "")
+    consumed = ("cmd",) if pending else ()
+    if after in call_table.TRANSITIONS[before]:
+        world.commit(run_id, calls=(step,), consumed=consumed)
+        assert world.call("call").state is after
+        assert world.event_types(run_id)[-1] == call_table.EVENT_TYPES[after]
+    else:
+        with pytest.raises(IllegalTransition):
+            world.commit(run_id, calls=(step,), consumed=consumed)
+        assert world.call("call") is untouched
+
+
+@pytest.mark.parametrize("state", CallState)
+def test_a_call_is_created_at_most_one_step_from_proposed(state: CallState) -> None:
+    world = World()
+    run_id = world.begin()
+    new = change("call", state, digest="ab" * 32 if state is CallState.AWAITING_APPROVAL else "")
+    if state is CallState.PROPOSED or state.name in CALL_MOVES["PROPOSED"].split():
+        world.commit(run_id, calls=(new,))
+        assert world.call("call").state is state
+    else:
+        with pytest.raises(IllegalTransition):
+            world.commit(run_id, calls=(new,))
+        assert world.book.calls.get((STORE, "call")) is None
+
+
+@pytest.mark.parametrize("state", [state for state in CallState if not state.is_terminal])
+def test_a_run_cannot_end_while_a_call_is_open(state: CallState) -> None:
+    """I6: every call has its result before the end."""
+    world = World()
+    run_id = world.begin()
+    world.commit(run_id, calls=(change("call", CallState.PROPOSED),))
+    world.book.put_call(replace(world.call("call"), state=state))
+    with pytest.raises(IllegalTransition):
+        world.commit(run_id, state=RunState.COMPLETED)
+    world.book.put_call(replace(world.call("call"), reserved_by="cmd"))
+    with pytest.raises(InboxChanged):
+        world.commit(run_id, state=RunState.COMPLETED)
+
+
+@pytest.mark.parametrize("state", RunState)
+def test_only_a_run_that_waits_for_a_person_may_sleep_without_end(state: RunState) -> None:
+    """I3: any other run needs a time at which it goes on."""
+    if state.is_terminal:
+        return
+    world = World()
+    run_id = world.begin()
+    world.book.put_run(replace(world.run(run_id), state=state, waits=(1,)))
+    may_sleep = state in {RunState.WAITING, RunState.NEEDS_ATTENTION}
+    if may_sleep:
+        world.commit(run_id, lease=LeaseAction.PARK)
+        assert world.run(run_id).claim_at is None
+    else:
+        with pytest.raises(Exception, match="needs a time"):
+            world.commit(run_id, lease=LeaseAction.PARK)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "prefix"),
+    [
+        (states.RunState, run_pb2.RunState, "RUN_STATE_"),
+        (states.CallState, call_pb2.CallState, "CALL_STATE_"),
+        (states.StopCause, run_pb2.StopCause, "STOP_CAUSE_"),
+        (states.DecisionKind, call_pb2.DecisionKind, "DECISION_KIND_"),
+        (states.ActiveRunPolicy, ledger_pb2.ActiveRunPolicy, "ACTIVE_RUN_POLICY_"),
+        (states.LeaseAction, ledger_pb2.LeaseAction, "LEASE_ACTION_"),
+        (states.CommandOutcome, ledger_pb2.CommandOutcome, "COMMAND_OUTCOME_"),
+    ],
+)
+def test_the_numbers_are_those_of_the_contract(ours: type, theirs: object, prefix: str) -> None:
+    contract = {name.removeprefix(prefix): number for name, number in theirs.items() if number}  # type: ignore[attr-defined]
+    assert {member.name: member.value for member in ours} == contract  # type: ignore[attr-defined]

@@ -1,0 +1,132 @@
+"""One run at a time per conversation, and what a message does meanwhile (LOOP-13)."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.errors import ConversationBusy, ConversationNotFound, QueueFull, RequestIdReused
+from services.job_store.domain.states import ActiveRunPolicy, RunState, StopCause
+from tests.unit.job_store.world import STORE, World
+
+
+def numbers(world: World) -> list[int]:
+    return [message.number for message in world.book.messages.rows]
+
+
+def test_a_message_starts_a_run_that_may_be_claimed_at_once() -> None:
+    world = World()
+    run = world.submit().run
+    assert (run.state, run.claim_at, run.last_seq) == (RunState.QUEUED, world.now, 2)
+    assert world.event_types(run.run_id) == ["run.queued", "message.added"]
+    assert world.book.work_ready
+
+
+def test_a_second_message_waits_and_enters_the_conversation_only_at_its_turn() -> None:
+    """A message that came while a run was active must not stand in the middle of that run's history."""
+    world = World()
+    first = world.begin()
+    second = world.submit().run
+    assert (second.state, second.claim_at) == (RunState.QUEUED, None)
+    assert world.event_types(second.run_id) == ["run.queued"]
+    assert numbers(world) == [1]
+    world.commit(first, state=RunState.COMPLETED)
+    assert world.run(second.run_id).claim_at == world.now
+    assert world.event_types(second.run_id) == ["run.queued", "message.added"]
+    assert numbers(world) == [1, 2]
+
+
+def test_an_interrupting_message_stops_the_active_run_and_goes_before_those_that_wait() -> None:
+    world = World()
+    active = world.begin()
+    waiting = world.submit().run.run_id
+    urgent = world.submit(ActiveRunPolicy.INTERRUPT).run.run_id
+    assert world.run(active).state is RunState.CANCELLING
+    assert world.run(active).stop_cause is StopCause.SUPERSEDED
+    assert [command.name for command in world.book.inbox(world.run(active))] == ["cancel"]
+    world.commit(active, state=RunState.CANCELLED)
+    assert world.run(urgent).claim_at == world.now
+    assert world.run(waiting).claim_at is None
+    world.claim(urgent)
+    world.commit(urgent, state=RunState.FAILED, failure=b"why")
+    assert world.run(waiting).claim_at == world.now
+
+
+def test_an_interrupting_message_replaces_a_run_that_nobody_has_begun() -> None:
+    world = World()
+    idle = world.submit().run.run_id
+    urgent = world.submit(ActiveRunPolicy.INTERRUPT).run
+    assert world.run(idle).state is RunState.CANCELLED
+    assert urgent.claim_at == world.now
+    assert urgent.last_seq == 2
+
+
+def test_a_steering_message_enters_the_active_run() -> None:
+    world = World()
+    active = world.begin()
+    submitted = world.submit(ActiveRunPolicy.STEER)
+    assert submitted.steered
+    assert submitted.run.run_id == active
+    assert [command.payload for command in world.book.inbox(world.run(active))] == [b"steer"]
+    assert [poke.run_id for poke in world.book.pokes.rows] == [active]
+
+
+def test_a_steering_message_is_not_lost_in_a_run_that_is_being_stopped() -> None:
+    """I1: it becomes a run of its own."""
+    world = World()
+    active = world.begin()
+    world.cancel(active)
+    submitted = world.submit(ActiveRunPolicy.STEER)
+    assert not submitted.steered
+    assert submitted.run.run_id != active
+
+
+def test_a_message_is_refused_while_the_conversation_is_busy_if_that_was_asked() -> None:
+    world = World()
+    world.submit()
+    with pytest.raises(ConversationBusy):
+        world.submit(ActiveRunPolicy.REJECT)
+
+
+def test_the_queue_is_bounded() -> None:
+    world = World()
+    world.submit()
+    for _ in range(3):
+        world.submit(queue_max=3)
+    with pytest.raises(QueueFull):
+        world.submit(queue_max=3)
+
+
+def test_a_queued_run_can_be_cancelled_and_leaves_its_place() -> None:
+    world = World()
+    active = world.begin()
+    first, second = world.submit().run.run_id, world.submit().run.run_id
+    world.cancel(first)
+    assert world.run(first).state is RunState.CANCELLED
+    assert world.event_types(first) == ["run.queued", "run.cancelled"]
+    world.commit(active, state=RunState.COMPLETED)
+    assert world.run(second).claim_at == world.now
+
+
+def test_a_refused_message_leaves_nothing_behind() -> None:
+    world = World()
+    with pytest.raises(ConversationNotFound):
+        world.submit(conversation_must_exist=True)
+    assert world.book.conversations.get((STORE, "conv")) is None
+    world.submit()
+    with pytest.raises(ConversationNotFound):
+        world.submit(user_id="bob")
+
+
+def test_the_same_request_gets_the_same_run_and_another_payload_is_refused() -> None:
+    """I2, LOOP-1."""
+    world = World()
+    run = world.submit(request_id="r1").run
+    world.claim(run.run_id)
+    again = world.submit(request_id="r1")
+    assert again.run == world.run(run.run_id)
+    assert len(world.book.messages.rows) == 1
+    with pytest.raises(RequestIdReused):
+        world.submit(request_id="r1", fingerprint=b"other")
+    steered = world.submit(ActiveRunPolicy.STEER, request_id="r2")
+    assert world.submit(ActiveRunPolicy.STEER, request_id="r2").steered
+    assert len(world.book.inbox(world.run(steered.run.run_id))) == 1

@@ -1,0 +1,168 @@
+"""A ledger in memory for tests of its operations: one book, a clock moved by hand, ids that count."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from services.job_store.domain.book import Book
+from services.job_store.domain.calls import CallChange
+from services.job_store.domain.command import Cancel, Command, Decide, Receipt, Send, Steer, ToolResult
+from services.job_store.domain.commit import Commit, Committed
+from services.job_store.domain.offers import Leased, LeaseOffer
+from services.job_store.domain.rows import CallRow, RunRow
+from services.job_store.domain.states import ActiveRunPolicy, CallState, DecisionKind, RunState, StopCause
+from services.job_store.domain.submit import Submit, Submitted
+
+DIGEST = "ab" * 32
+EDITED_DIGEST = "cd" * 32
+STORE = "acme"
+USER = "ann"
+
+
+class CountingIds:
+    """Ids like run_0001."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def new(self, prefix: str) -> str:
+        self._counts[prefix] += 1
+        return f"{prefix}_{self._counts[prefix]:04}"
+
+
+class World:
+    """Applies operations to one book, as if each were stored at once."""
+
+    def __init__(self) -> None:
+        self.book = Book()
+        self.ids = CountingIds()
+        self.now = datetime(2026, 5, 1, tzinfo=UTC)
+        self._numbers = itertools.count(1)
+
+    def apply(self, operation: Any) -> Any:
+        with self.book.attempt():
+            return operation.apply(self.book, self.now, self.ids)
+
+    def advance(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    def number(self) -> int:
+        return next(self._numbers)
+
+    def submit(self, policy: ActiveRunPolicy = ActiveRunPolicy.QUEUE, **fields: Any) -> Submitted:
+        values: dict[str, Any] = {
+            "store_id": STORE,
+            "user_id": USER,
+            "request_id": "",
+            "fingerprint": b"f",
+            "conversation_id": "conv",
+            "conversation_must_exist": False,
+            "policy": policy,
+            "message": b"message",
+            "steer": b"steer",
+            "interrupt": b"interrupt",
+            "options": b"",
+            "queue_max": 100,
+        }
+        submitted: Submitted = self.apply(Submit(**(values | fields)))
+        return submitted
+
+    def claim(self, run_id: str, worker_id: str = "w1") -> int | None:
+        """What the claim statement does to one run; the new epoch, or None if it cannot be claimed."""
+        run = self.run(run_id)
+        if run.claim_at is None or run.claim_at > self.now:
+            return None
+        lease_end = self.now + timedelta(seconds=30)
+        run = replace(run, epoch=run.epoch + 1, worker_id=worker_id, claim_at=lease_end, start_time=self.now)
+        self.book.put_run(run)
+        return run.epoch
+
+    def release(self, run_id: str) -> None:
+        """What the release statement does."""
+        self.book.put_run(replace(self.run(run_id), worker_id=None, claim_at=self.now))
+
+    def run(self, run_id: str) -> RunRow:
+        run = self.book.runs.get((STORE, run_id))
+        assert run is not None
+        return run
+
+    def call(self, call_id: str) -> CallRow:
+        call = self.book.calls.get((STORE, call_id))
+        assert call is not None
+        return call
+
+    def commit(self, run_id: str, epoch: int | None = None, **fields: Any) -> Committed:
+        values: dict[str, Any] = {
+            "store_id": STORE,
+            "run_id": run_id,
+            "epoch": self.run(run_id).epoch if epoch is None else epoch,
+            "commit_id": f"c{self.number()}",
+        }
+        committed: Committed = self.apply(Commit(**(values | fields)))
+        return committed
+
+    def begin(self) -> str:
+        """A run that a worker holds and has begun."""
+        run_id = self.submit().run.run_id
+        self.claim(run_id)
+        self.commit(run_id, state=RunState.RUNNING)
+        return run_id
+
+    def send(self, run_id: str, command: Command, command_id: str = "", **fields: Any) -> Receipt:
+        values: dict[str, Any] = {
+            "store_id": STORE,
+            "run_id": run_id,
+            "user_id": USER,
+            "command_id": command_id or f"cmd{self.number()}",
+            "fingerprint": repr(command).encode(),
+            "command": command,
+            "payload": b"payload",
+        }
+        receipt: Receipt = self.apply(Send(**(values | fields)))
+        return receipt
+
+    def cancel(self, run_id: str) -> Receipt:
+        return self.send(run_id, Cancel(cause=StopCause.USER))
+
+    def steer(self, run_id: str) -> Receipt:
+        return self.send(run_id, Steer())
+
+    def decide(self, run_id: str, call_id: str, kind: DecisionKind, command_id: str = "", **fields: Any) -> Receipt:
+        values = {"digest": DIGEST, "arguments": b"", "edited_digest": "", "reason": ""}
+        return self.send(run_id, Decide(call_id=call_id, kind=kind, **(values | fields)), command_id)
+
+    def result(self, run_id: str, call_id: str, client_id: str = "", epoch: int = 0, command_id: str = "") -> Receipt:
+        return self.send(run_id, ToolResult(call_id=call_id, client_id=client_id, offer_epoch=epoch), command_id)
+
+    def lease(self, run_id: str, call_id: str, client_id: str) -> Leased:
+        leased: Leased = self.apply(
+            LeaseOffer(
+                store_id=STORE, user_id=USER, run_id=run_id, call_id=call_id, client_id=client_id, lease_seconds=30.0
+            )
+        )
+        return leased
+
+    def event_types(self, run_id: str) -> list[str]:
+        return [event.type for event in self.book.events.rows if event.run_id == run_id]
+
+
+def change(call_id: str, state: CallState, **fields: Any) -> CallChange:
+    """A call as its owner wants it: an ungated one of `tool`, with a result if it is settled."""
+    values: dict[str, Any] = {
+        "round": 1,
+        "index": 0,
+        "tool_name": "tool",
+        "tool_version": 1,
+        "fallback_tool_name": "",
+        "arguments": b"{}",
+        "attempt": 1,
+        "digest": "",
+        "deadline_time": None,
+        "result": b"result" if state.is_terminal else None,
+        "spec": b"",
+    }
+    return CallChange(call_id=call_id, state=state, **(values | fields))
