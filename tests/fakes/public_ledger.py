@@ -313,7 +313,7 @@ class FakeLedger:
             return self._reply(stored, Outcome.ACCEPTED)
         call = stored.calls.get(command.call_id)
         if call is None:
-            return self._reply(stored, Outcome.UNKNOWN, CallNotFound.reason)
+            return Reply(outcome=Outcome.UNKNOWN, reason=CallNotFound.reason, message=CallNotFound.reason)
         if call.state not in PENDING:
             return self._reply(stored, Outcome.LATE, CallNotPending.reason)
         if isinstance(command, ResultCommand):

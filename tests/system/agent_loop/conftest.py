@@ -1,0 +1,134 @@
+"""A real job-store process, and two replicas of the public side of agent-loop on it; the test is the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import asyncpg
+import grpc
+import pytest
+from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
+from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub
+
+from services.agent_loop.adapters.live import BusEvents
+from services.agent_loop.adapters.public_ledger import LedgerClient
+from services.agent_loop.app.inbox import Inbox
+from services.agent_loop.app.messages import Messages
+from services.agent_loop.app.session import Sessions
+from services.agent_loop.app.watch import Watches
+from services.agent_loop.domain.options import RunDefaults
+from services.agent_loop.rpc.servicer import AgentServicer
+from services.chassis.auth import DevelopmentAuthenticator
+from services.chassis.bus import Bus
+from services.chassis.clock import SystemClock
+from services.chassis.ids import IdSource
+from services.chassis.metrics import Metrics
+from services.chassis.rpc_client import open_channel
+from services.chassis.rpc_server import RpcServer
+from tests.fakes.public_ledger import FakeChecker
+from tests.system.agent_loop.worker import Worker
+
+if TYPE_CHECKING:
+    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+
+
+@pytest.fixture(scope="session")
+def job_store(postgres_url: str, nats_url: str) -> Iterator[str]:
+    """The address of a job store on a database of its own."""
+    with tempfile.TemporaryDirectory(prefix="pawl-job-store-") as folder:
+        address_file = Path(folder) / "address"
+        environment = {
+            **os.environ,
+            "PAWL_DATABASE_URL": asyncio.run(_create_database(postgres_url)),
+            "PAWL_NATS_URL": nats_url,
+            "PAWL_LISTEN": "127.0.0.1:0",
+            "PAWL_METRICS_LISTEN": "127.0.0.1:0",
+            "PAWL_ADDRESS_FILE": str(address_file),
+        }
+        process = subprocess.Popen([sys.executable, "-m", "services.job_store"], env=environment)
+        try:
+            yield asyncio.run(_address(address_file, process))
+        finally:
+            process.terminate()
+            process.wait(timeout=10)
+
+
+async def _create_database(postgres_url: str) -> str:
+    connection = await asyncpg.connect(postgres_url)
+    try:
+        await connection.execute("CREATE DATABASE agent_loop_tests TEMPLATE template0")
+    finally:
+        await connection.close()
+    return postgres_url.replace("/postgres?", "/agent_loop_tests?", 1)
+
+
+async def _address(file: Path, process: subprocess.Popen[bytes]) -> str:
+    while not file.exists():
+        assert process.poll() is None, "the job store does not start"
+        await asyncio.sleep(0.02)
+    return str(json.loads(file.read_text())["grpc"])
+
+
+@pytest.fixture
+async def ledger_channel(job_store: str) -> AsyncIterator[grpc.aio.Channel]:
+    async with open_channel(job_store) as channel:
+        yield channel
+
+
+@pytest.fixture
+def store_id() -> str:
+    """A store that only this test uses."""
+    return f"store-{os.urandom(6).hex()}"
+
+
+@pytest.fixture
+def worker(ledger_channel: grpc.aio.Channel, store_id: str) -> Worker:
+    return Worker(LedgerServiceStub(ledger_channel), store_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """One replica: its API, and what it watches."""
+
+    stub: AgentServiceAsyncStub
+    watches: Watches
+
+
+@pytest.fixture
+async def replicas(ledger_channel: grpc.aio.Channel, nats_url: str, tmp_path: Path) -> AsyncIterator[list[Replica]]:
+    async with AsyncExitStack() as stack:
+        yield [await _replica(stack, number, ledger_channel, nats_url, tmp_path) for number in range(2)]
+
+
+async def _replica(
+    stack: AsyncExitStack, number: int, ledger_channel: grpc.aio.Channel, nats_url: str, folder: Path
+) -> Replica:
+    clock, metrics = SystemClock(), Metrics(f"replica_{number}")
+    ids = IdSource(clock)
+    bus = await stack.enter_async_context(Bus(nats_url, name=f"replica-{number}", metrics=metrics))
+    await bus.wait_connected()
+    ledger = LedgerClient(ledger_channel)
+    watches = await stack.enter_async_context(Watches(ledger=ledger, live=BusEvents(bus)))
+    messages = Messages(ledger=ledger, defaults=RunDefaults(model="the-model"))
+    inbox = Inbox(ledger=ledger, checker=FakeChecker(), ids=ids)
+    sessions = Sessions(ledger=ledger, watches=watches, messages=messages, inbox=inbox, clock=clock, ids=ids)
+    server = RpcServer(
+        f"unix:{folder}/{number}", authenticator=DevelopmentAuthenticator(), ids=ids, metrics=metrics, drain_seconds=0.2
+    )
+    server.add(
+        add_AgentServiceServicer_to_server,
+        AgentServicer(ledger=ledger, messages=messages, inbox=inbox, watches=watches, sessions=sessions),
+    )
+    await stack.enter_async_context(server)
+    channel = await stack.enter_async_context(grpc.aio.insecure_channel(server.address))
+    return Replica(stub=AgentServiceStub(channel), watches=watches)

@@ -1,0 +1,156 @@
+"""Front ends on two replicas over the real ledger and NATS: offers, results and watching."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
+from pawl.event.v1 import call_pb2, run_pb2
+
+from tests.rpc.agent_loop.client import ACCEPTED, Client
+from tests.system.agent_loop.conftest import Replica
+from tests.system.agent_loop.worker import DIGEST, Worker
+
+WRONG_HOLDER = types_pb2.RECEIPT_STATUS_WRONG_HOLDER
+LATE = types_pb2.RECEIPT_STATUS_LATE
+
+
+@pytest.fixture
+def me(store_id: str) -> Any:
+    """Metadata of the user whose runs these are."""
+    return (("pawl-store", store_id), ("pawl-user", "me"))
+
+
+@pytest.fixture
+async def run_id(worker: Worker) -> str:
+    """A run that the worker holds."""
+    return await worker.add_run()
+
+
+async def attached(replica: Replica, me: Any, run_id: str, client_id: str) -> Client:
+    client = Client(replica.stub, metadata=me)
+    await client.hello(client_id, "show")
+    assert (await client.attach(run_id)).status == ACCEPTED
+    return client
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    while not await condition():
+        await asyncio.sleep(0.01)
+
+
+async def test_a_call_goes_from_a_client_that_leaves_to_one_on_another_replica(
+    replicas: list[Replica], worker: Worker, me: Any, run_id: str
+) -> None:
+    """FE-2: offered once at a time; the late result of the first changes nothing."""
+    first = await attached(replicas[0], me, run_id, "cli_a")
+    second = await attached(replicas[1], me, run_id, "cli_b")
+    await worker.offer(run_id, "call_1")
+    offers = {asyncio.create_task(client.offer()): client for client in (first, second)}
+    done, waiting = await asyncio.wait(offers, return_when=asyncio.FIRST_COMPLETED)
+    (won,) = done
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+    winner = offers[won]
+    client_id = "cli_b" if winner is first else "cli_a"
+    assert won.result().offer_epoch == 1
+    winner.leave()
+    heir = await attached(replicas[0], me, run_id, client_id)
+    taken = await heir.offer()
+    assert (taken.call.call_id, taken.offer_epoch) == ("call_1", 2)
+    back = await attached(replicas[1], me, run_id, "cli_c")
+    assert (await back.answer(won.result())).status == WRONG_HOLDER
+    assert (await heir.answer(taken, b'{"shown":true}')).status == ACCEPTED
+    assert (await heir.answer(taken, b'{"shown":false}')).status == LATE
+    await worker.settle(run_id, "call_1", call_pb2.CALL_STATE_SUCCEEDED)
+    await worker.finish(run_id)
+    assert (await heir.next("end")).end.state == run_pb2.RUN_STATE_COMPLETED
+
+
+async def test_results_in_parts_without_a_stream_through_any_replica(
+    replicas: list[Replica], worker: Worker, me: Any, run_id: str
+) -> None:
+    """FE-3"""
+    for number in range(2):
+        await worker.offer(run_id, f"call_{number}")
+    for number, replica in enumerate(replicas):
+        request = agent_pb2.SubmitToolResultsRequest(
+            run_id=run_id, results=[types_pb2.ToolResult(call_id=f"call_{number}", content_json=b"1")]
+        )
+        response = await replica.stub.SubmitToolResults(request, metadata=me)
+        assert [receipt.status for receipt in response.receipts] == [ACCEPTED]
+        assert len(response.run.pending_calls) == 1 - number
+
+
+async def test_a_decision_through_one_replica_is_final_on_the_other(
+    replicas: list[Replica], worker: Worker, me: Any, run_id: str
+) -> None:
+    """HITL-3, I9: two people, two replicas, one decision."""
+    await worker.add_call(run_id, "call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
+    decision = types_pb2.CallDecision(call_id="call_1", kind=call_pb2.DECISION_KIND_APPROVE, digest=DIGEST)
+    calls = [
+        replica.stub.Decide(agent_pb2.DecideRequest(run_id=run_id, decision=decision), metadata=me)
+        for replica in replicas
+    ]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert sum(isinstance(answer, agent_pb2.DecideResponse) for answer in answers) == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_watchers_from_anywhere_on_both_replicas_see_the_same_bytes(
+    replicas: list[Replica], worker: Worker, me: Any, run_id: str, seed: int
+) -> None:
+    """I7"""
+    choose = random.Random(seed)
+
+    async def watch(replica: Replica, after_seq: int) -> list[bytes]:
+        stream = replica.stub.WatchRun(agent_pb2.WatchRunRequest(run_id=run_id, after_seq=after_seq), metadata=me)
+        return [response.event.SerializeToString() async for response in stream if response.HasField("event")]
+
+    watching: list[tuple[int, asyncio.Task[list[bytes]]]] = []
+    for _ in range(20):
+        run = (await replicas[0].stub.GetRun(agent_pb2.GetRunRequest(run_id=run_id), metadata=me)).run
+        after_seq = choose.randint(0, run.last_seq)
+        watching.append((after_seq, asyncio.create_task(watch(choose.choice(replicas), after_seq))))
+        await worker.append(run_id, choose.randint(0, 4))
+    await worker.finish(run_id)
+    whole = await watch(replicas[0], 0)
+    for after_seq, task in watching:
+        assert await task == whole[after_seq:]
+    assert not any(replica.watches.feed_count for replica in replicas)
+
+
+async def test_waiting_for_a_run_ends_with_the_event(
+    replicas: list[Replica], worker: Worker, me: Any, run_id: str
+) -> None:
+    request = agent_pb2.GetRunRequest(run_id=run_id, wait_seconds=60)
+    waiting = asyncio.ensure_future(replicas[0].stub.GetRun(request, metadata=me))
+
+    async def is_watched() -> bool:
+        return bool(replicas[0].watches.feed_count)
+
+    await until(is_watched)
+    await worker.offer(run_id, "call_1")
+    await worker.commit(run_id, state=run_pb2.RUN_STATE_WAITING, waits=[run_pb2.WAIT_KIND_TOOL_RESULT])
+    run = (await waiting).run
+    assert (run.state, [call.call_id for call in run.pending_calls]) == (run_pb2.RUN_STATE_WAITING, ["call_1"])
+
+
+async def test_a_frame_sent_again_through_another_replica_takes_effect_once(
+    replicas: list[Replica], worker: Worker, me: Any
+) -> None:
+    """I2"""
+    run_ids = set()
+    for replica in (*replicas, *replicas):
+        client = Client(replica.stub, metadata=me)
+        await client.hello("cli_a")
+        run_ids.add((await client.ask("start", start=session_pb2.Start(text="Hello"))).run_id)
+        client.leave()
+    (run_id,) = run_ids
+    await worker.begin(run_id)
+    await worker.finish(run_id)
