@@ -23,7 +23,12 @@ async def suite() -> AsyncIterator[Suite]:
     Its folder is not pytest's: that is closed to the account under which PostgreSQL runs when the tests run as root.
     """
     with tempfile.TemporaryDirectory(prefix="pawl-suite-") as folder:
-        async with Suite(SuiteOptions(data=Path(folder), replicas={"agent-loop": 2})) as suite:
+        options = SuiteOptions(
+            data=Path(folder),
+            replicas={"agent-loop": 2},
+            service_environment={"tool-registry": {"PAWL_TOOLS": "tests.system.suite.slow_tools"}},
+        )
+        async with Suite(options) as suite:
             await _register_panel(suite.endpoints.services["tool-registry"][0].grpc)
             yield suite
 

@@ -533,7 +533,9 @@ class Call(_message.Message):
     proposed_arguments: _builtins.str
     """The arguments as the model wrote them, byte for byte; may be no JSON."""
     attempt: _builtins.int
-    """Executions begun so far."""
+    """How many times an owner of the run has begun to execute it. Within one, the
+    registry may be asked again by the same key.
+    """
     parallel: _builtins.bool
     """True if it may run side by side with the other calls of its batch."""
     timeout_seconds: _builtins.float

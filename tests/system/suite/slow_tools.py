@@ -1,0 +1,27 @@
+"""Tools whose effect can be counted from outside, slow enough to be interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from services.tool_registry.sdk import Category, Effect, tool
+
+
+async def _act(path: str, seconds: float) -> str:
+    with Path(path).open("a", encoding="utf-8") as effects:  # noqa: ASYNC230  # one line
+        effects.write("done\n")
+    await asyncio.sleep(seconds)
+    return "finished"
+
+
+@tool(category=Category.SAFE, effect=Effect.AT_MOST_ONCE)
+async def act_once(path: str, seconds: float) -> str:
+    """Add a line to a file, then take a while. Must not be repeated."""
+    return await _act(path, seconds)
+
+
+@tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+async def act_again(path: str, seconds: float) -> str:
+    """Add a line to a file, then take a while. May be repeated."""
+    return await _act(path, seconds)
