@@ -15,7 +15,7 @@ from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 
 from services.agent_loop.adapters.public_ledger import options_message
 from services.agent_loop.adapters.views import call_view, logged_event, run_view
-from services.agent_loop.app.public_ports import (
+from services.agent_loop.app.public_values import (
     ActiveRunPolicy,
     Caller,
     CallView,

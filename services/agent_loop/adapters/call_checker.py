@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc
 
-from services.agent_loop.app.public_ports import Caller, CallView, Verdict
+from services.agent_loop.app.public_values import Caller, CallView, Verdict
 from services.chassis.rpc_client import translating
 from services.errors import Internal, InvalidArguments
 

@@ -8,7 +8,8 @@ from google.protobuf.message import DecodeError
 from pawl.event.v1 import event_pb2
 
 from services.agent_loop.adapters.views import logged_event
-from services.agent_loop.app.public_ports import LiveSubscription, LoggedEvent
+from services.agent_loop.app.public_ports import LiveSubscription
+from services.agent_loop.app.public_values import LoggedEvent
 from services.chassis import logs
 from services.chassis.bus import Bus, Message
 

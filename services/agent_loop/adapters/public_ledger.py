@@ -7,7 +7,7 @@ from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2, ledger_pb2_grpc
 
 from services.agent_loop.adapters.views import call_view, logged_event, run_view
-from services.agent_loop.app.public_ports import (
+from services.agent_loop.app.public_values import (
     Caller,
     CallView,
     CancelCommand,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from google.protobuf.timestamp_pb2 import Timestamp
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 
-from services.agent_loop.app.public_ports import CallView, LoggedEvent, RunView
+from services.agent_loop.app.public_values import CallView, LoggedEvent, RunView
 from services.agent_loop.domain.call import CallState
 from services.agent_loop.domain.run import RunState
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from services.agent_loop.app.public_ports import ActiveRunPolicy, CallView, LoggedEvent, Outcome
+from services.agent_loop.app.public_values import ActiveRunPolicy, CallView, LoggedEvent, Outcome
 from services.agent_loop.domain.call import DecisionKind
 from services.agent_loop.domain.options import AskedOptions
 from services.agent_loop.domain.run import RunState

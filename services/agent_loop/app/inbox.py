@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from services.agent_loop.app.frames import CallDecision, ToolProgress, ToolResult
-from services.agent_loop.app.public_ports import (
-    CallChecker,
+from services.agent_loop.app.public_ports import CallChecker, PublicLedger
+from services.agent_loop.app.public_values import (
     Caller,
     CancelCommand,
     DecisionCommand,
     Outcome,
     ProgressCommand,
-    PublicLedger,
     Reply,
     ResolveCommand,
     ResultCommand,

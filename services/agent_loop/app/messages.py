@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from services.agent_loop.app.public_ports import ActiveRunPolicy, Caller, NewMessage, PublicLedger, RunView
+from services.agent_loop.app.public_ports import PublicLedger
+from services.agent_loop.app.public_values import ActiveRunPolicy, Caller, NewMessage, RunView
 from services.agent_loop.domain import checks
 from services.agent_loop.domain.options import AskedOptions, RunDefaults, complete
 from services.errors import InvalidField

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from services.agent_loop.app.frames import ClientTool, Offer, OfferRevoked
-from services.agent_loop.app.public_ports import Caller, CallView, Outcome, PublicLedger, RunView
+from services.agent_loop.app.public_ports import PublicLedger
+from services.agent_loop.app.public_values import Caller, CallView, Outcome, RunView
 from services.agent_loop.domain.call import CallState
 from services.chassis import logs
 from services.chassis.clock import Clock

@@ -6,7 +6,8 @@ import asyncio
 from contextlib import aclosing
 from typing import Final
 
-from services.agent_loop.app.public_ports import Caller, PublicLedger, RunView
+from services.agent_loop.app.public_ports import PublicLedger
+from services.agent_loop.app.public_values import Caller, RunView
 from services.agent_loop.app.watch import Watches
 from services.agent_loop.domain.run import ENDED, RunState
 from services.errors import SlowConsumer

@@ -9,7 +9,7 @@ from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.event.v1 import call_pb2, run_pb2
 
 from services.agent_loop.app.frames import CallDecision, ToolResult
-from services.agent_loop.app.public_ports import ActiveRunPolicy, Caller
+from services.agent_loop.app.public_values import ActiveRunPolicy, Caller
 from services.agent_loop.domain.call import DecisionKind
 from services.agent_loop.domain.command import CallResolution
 from services.agent_loop.domain.options import AskedOptions

@@ -15,7 +15,8 @@ from services.agent_loop.app import inbox as commands
 from services.agent_loop.app.frames import Receipt, ServerFrame
 from services.agent_loop.app.inbox import Inbox
 from services.agent_loop.app.messages import Messages
-from services.agent_loop.app.public_ports import Caller, CallView, Page, PublicLedger, Reply, RunView
+from services.agent_loop.app.public_ports import PublicLedger
+from services.agent_loop.app.public_values import Caller, CallView, Page, Reply, RunView
 from services.agent_loop.app.session import Sessions
 from services.agent_loop.app.wait import wait_for_rest
 from services.agent_loop.app.watch import Watches

@@ -12,7 +12,8 @@ from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub, add_AgentServiceServi
 
 from services.agent_loop.app.inbox import Inbox
 from services.agent_loop.app.messages import Messages
-from services.agent_loop.app.session import Sessions, SessionTimes
+from services.agent_loop.app.session import Sessions
+from services.agent_loop.app.stream import SessionTimes
 from services.agent_loop.app.watch import Watches
 from services.agent_loop.domain.options import RunDefaults
 from services.agent_loop.rpc.servicer import AgentServicer

@@ -10,7 +10,7 @@ import pytest
 from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.event.v1 import call_pb2
 
-from services.agent_loop.app.public_ports import ResultCommand
+from services.agent_loop.app.public_values import ResultCommand
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.public_ledger import FakeLedger
 from tests.rpc.agent_loop.client import ACCEPTED, Client

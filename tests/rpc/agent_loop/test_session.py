@@ -12,8 +12,8 @@ import pytest
 from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.event.v1 import call_pb2, run_pb2
 
-from services.agent_loop.app.public_ports import CancelCommand, DecisionCommand, ProgressCommand
-from services.agent_loop.app.session import SessionTimes
+from services.agent_loop.app.public_values import CancelCommand, DecisionCommand, ProgressCommand
+from services.agent_loop.app.stream import SessionTimes
 from services.agent_loop.app.watch import Watches
 from services.chassis.rpc_server import RpcServer
 from tests.fakes.public_ledger import FakeLedger, FakeLive

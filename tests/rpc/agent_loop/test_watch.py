@@ -11,7 +11,8 @@ import pytest
 from pawl.agent.v1 import agent_pb2
 from pawl.event.v1 import event_pb2
 
-from services.agent_loop.app.watch import BEHIND_EVENTS_MAX, Watches
+from services.agent_loop.app.feed import BEHIND_EVENTS_MAX
+from services.agent_loop.app.watch import Watches
 from services.chassis.rpc_server import RpcServer
 from services.errors import SeqBeyondEnd, SlowConsumer
 from tests.fakes.public_ledger import ME as CALLER

@@ -10,14 +10,14 @@ import pytest
 from pawl.event.v1 import call_pb2
 
 from services.agent_loop.adapters.public_ledger import LedgerClient
-from services.agent_loop.app.public_ports import (
+from services.agent_loop.app.public_ports import PublicLedger
+from services.agent_loop.app.public_values import (
     ActiveRunPolicy,
     Caller,
     CallView,
     CancelCommand,
     DecisionCommand,
     NewMessage,
-    PublicLedger,
     Reply,
     ResultCommand,
 )

@@ -1,0 +1,223 @@
+"""What the watchers of one run share: one live subscription, one reader of the ledger, one tail.
+
+Live events may be lost, doubled or late, so they only save time. The feed takes
+them in order of seq; where one is missing it reads the ledger, and it also reads
+the ledger whenever it is polled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from typing import Final
+
+from services.agent_loop.app.public_ports import LiveEvents, LiveSubscription, PublicLedger
+from services.agent_loop.app.public_values import Caller, EventPage, LoggedEvent
+from services.agent_loop.domain.run import ENDED
+from services.chassis import logs
+from services.errors import DeadlineExceeded, PawlError, Unavailable
+
+BEHIND_EVENTS_MAX: Final = 256
+BEHIND_BYTES_MAX: Final = 1024 * 1024
+
+_log = logs.get_logger(__name__)
+
+
+class Watcher:
+    """One client's position in the log of a run."""
+
+    def __init__(self, feed: Feed, after_seq: int) -> None:
+        self._feed = feed
+        self._page: EventPage | None = None
+        self._joined = False
+        self.scope: asyncio.Timeout | None = None
+        self.position = after_seq
+        """Seq of the last event that the client took: it came back for more."""
+        self.cut = False
+
+    async def events(self, *, silence_seconds: float) -> AsyncGenerator[LoggedEvent | None, None]:
+        """Give the events in order, and None after each `silence_seconds` without one; end after the last.
+
+        Raises:
+            PawlError: the log can no longer be read.
+        """
+        while True:
+            if self._page is not None:
+                for event in self._page.events:
+                    yield event
+                    self.position = event.seq
+                self._page = None
+            elif self._feed.reaches(self.position):
+                self._joined = True
+                event_or_none = self._feed.get(self.position + 1)
+                if event_or_none is not None:
+                    yield event_or_none
+                    self.position = event_or_none.seq
+                elif self._feed.ended:
+                    return
+                elif not await self._feed.wait(silence_seconds):
+                    yield None
+            else:
+                await self.read_past()
+
+    async def read_past(self) -> None:
+        """Read the next page of the past, for `events` to give.
+
+        Raises:
+            RunNotFound, SeqBeyondEnd
+        """
+        self._page = await self._feed.read(self.position)
+
+    def check_not_behind(self, first_seq: int) -> None:
+        """Cut the watcher off if the tail, which now begins at `first_seq`, lacks what it needs next."""
+        if self._joined and self.position + 1 < first_seq and not self.cut:
+            self.cut = True
+            if self.scope is not None:
+                self.scope.reschedule(asyncio.get_running_loop().time())
+
+
+class Feed:
+    """What the watchers of one run share."""
+
+    def __init__(self, ledger: PublicLedger, live: LiveEvents, caller: Caller, run_id: str) -> None:
+        self._ledger = ledger
+        self._live = live
+        self._caller = caller
+        self._run_id = run_id
+        self._subscribing: asyncio.Task[LiveSubscription] | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._tail: deque[LoggedEvent] = deque()
+        self._tail_bytes = 0
+        self._last_seq: int | None = None
+        self._ahead: dict[int, LoggedEvent] = {}
+        self._due = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._fault: PawlError | None = None
+        self.watchers: set[Watcher] = set()
+        self.ended = False
+        self.polled = False
+
+    async def subscribe(self) -> None:
+        """Subscribe, once for all watchers; before anything is read, so that nothing falls between."""
+        if self._subscribing is None:
+            self._subscribing = asyncio.get_running_loop().create_task(
+                self._live.subscribe(self._caller.store_id, self._run_id, self._take), name="watch.subscribe"
+            )
+        await asyncio.shield(self._subscribing)
+
+    async def stop(self) -> None:
+        """End the subscription and the reader."""
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+        if self._subscribing is not None:
+            subscription = await self._subscribing
+            await subscription.unsubscribe()
+
+    async def read(self, after_seq: int) -> EventPage:
+        """Read a page of the log; at its end, the tail begins."""
+        page = await self._ledger.list_events(self._caller, self._run_id, after_seq)
+        end = page.events[-1].seq if page.events else after_seq
+        if self._last_seq is None and end >= page.last_seq:
+            self._last_seq = end
+            self.ended = page.ended
+            self._take_ahead()
+            self._reader = asyncio.get_running_loop().create_task(self._read_on(), name="watch.reader")
+        return page
+
+    def reaches(self, position: int) -> bool:
+        """Return whether the event after `position` is in the tail, or will be its next."""
+        return self._last_seq is not None and self._first_seq() <= position + 1
+
+    def get(self, seq: int) -> LoggedEvent | None:
+        """Return an event of the tail, None if it is yet to come.
+
+        Raises:
+            PawlError: it will never come, the log can no longer be read.
+        """
+        index = seq - self._first_seq()
+        if index < len(self._tail):
+            return self._tail[index]
+        if self._fault is not None:
+            raise self._fault
+        return None
+
+    async def wait(self, seconds: float) -> bool:
+        """Return once something changed, or False after `seconds`."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def poll(self) -> None:
+        """Have the reader look into the ledger."""
+        self.polled = self._last_seq is not None
+        self._due.set()
+
+    def _first_seq(self) -> int:
+        return (self._last_seq or 0) - len(self._tail) + 1
+
+    async def _take(self, event: LoggedEvent) -> None:
+        """Take a live event. One that comes too early waits for those before it."""
+        if self._last_seq is not None and event.seq <= self._last_seq:
+            return
+        if len(self._ahead) >= BEHIND_EVENTS_MAX:
+            self._ahead.clear()
+        self._ahead[event.seq] = event
+        if self._last_seq is not None:
+            self._take_ahead()
+
+    def _take_ahead(self) -> None:
+        """Append what follows without a gap; a gap is the reader's business."""
+        seq = self._last_seq or 0
+        while (event := self._ahead.pop(seq + 1, None)) is not None:
+            self._append(event)
+            seq = event.seq
+        self._ahead = {seq: event for seq, event in self._ahead.items() if seq > (self._last_seq or 0)}
+        if self._ahead:
+            self._due.set()
+
+    def _append(self, event: LoggedEvent) -> None:
+        self._tail.append(event)
+        self._tail_bytes += event.size_bytes
+        self._last_seq = event.seq
+        self.ended = self.ended or event.run_state in ENDED
+        while len(self._tail) > BEHIND_EVENTS_MAX or (self._tail_bytes > BEHIND_BYTES_MAX and len(self._tail) > 1):
+            self._tail_bytes -= self._tail.popleft().size_bytes
+        for watcher in self.watchers:
+            watcher.check_not_behind(self._first_seq())
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _read_on(self) -> None:
+        """Read the ledger whenever that is due, until the run has ended."""
+        while not self.ended:
+            await self._due.wait()
+            self._due.clear()
+            try:
+                await self._read_to_end()
+            except (Unavailable, DeadlineExceeded) as error:
+                _log.info("watch.ledger_unavailable", run=self._run_id, error=error.message)
+            except PawlError as error:
+                self._fault = error
+                self._wake()
+                return
+            except Exception:  # noqa: BLE001  # watchers wait on; the next poll may succeed
+                _log.exception("watch.read_failed", run=self._run_id)
+
+    async def _read_to_end(self) -> None:
+        while not self.ended:
+            after_seq = self._last_seq or 0
+            page = await self._ledger.list_events(self._caller, self._run_id, after_seq)
+            for event in page.events:
+                if event.seq == (self._last_seq or 0) + 1:
+                    self._append(event)
+            self._take_ahead()
+            if not page.events or page.events[-1].seq >= page.last_seq:
+                return

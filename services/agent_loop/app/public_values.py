@@ -1,0 +1,199 @@
+"""What goes between the use cases that serve clients and their ports.
+
+`document` fields hold a thing as the contract words it. The use cases pass them
+on and never look inside, so a client sees all that the ledger said, also what
+this version knows nothing about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from services.agent_loop.domain.call import CallState, DecisionKind
+from services.agent_loop.domain.command import CallResolution
+from services.agent_loop.domain.run import RunOptions, RunState, StopCause
+from services.errors import PawlError, by_reason
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """The authenticated user on whose behalf something is done."""
+
+    store_id: str
+    user_id: str
+    roles: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallView:
+    """What the use cases look at in a call. Times are seconds since 1970."""
+
+    run_id: str
+    call_id: str
+    conversation_id: str
+    tool_name: str
+    tool_version: int
+    state: CallState
+    holder_client_id: str
+    offer_epoch: int
+    offer_expire_time: float
+    document: object = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """What the use cases look at in a run. `pending_calls` wait for someone."""
+
+    run_id: str
+    state: RunState
+    last_seq: int
+    pending_calls: tuple[CallView, ...]
+    document: object = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedEvent:
+    """One entry of a run's log. Equal seq, equal document: all watchers share it."""
+
+    seq: int
+    size_bytes: int
+    run_state: RunState | None
+    """The state that the run changed to with this event."""
+    call: CallView | None
+    """The call that changed with this event."""
+    document: object = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventPage:
+    """A part of a run's log, without gaps. `ended`: nothing comes after `last_seq`."""
+
+    events: tuple[LoggedEvent, ...]
+    last_seq: int
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page(Generic[T]):
+    """A page of a list; the token is empty after the last."""
+
+    items: tuple[T, ...]
+    next_page_token: str
+
+
+class ActiveRunPolicy(StrEnum):
+    """What a message does while a run of its conversation is active."""
+
+    QUEUE = "QUEUE"
+    STEER = "STEER"
+    INTERRUPT = "INTERRUPT"
+    REJECT = "REJECT"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewMessage:
+    """A message of a user, checked, with options complete."""
+
+    request_id: str
+    conversation_id: str
+    conversation_must_exist: bool
+    text: str
+    options: RunOptions
+    policy: ActiveRunPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultCommand:
+    """A result of a front-end call. Without a stream there is no client and no lease."""
+
+    call_id: str
+    content_json: bytes
+    is_error: bool
+    client_id: str = ""
+    offer_epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressCommand:
+    """Progress of a front-end call."""
+
+    call_id: str
+    client_id: str
+    offer_epoch: int
+    fraction: float | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionCommand:
+    """A decision. `arguments_json` and `edited_digest` go with EDIT."""
+
+    call_id: str
+    kind: DecisionKind
+    digest: str
+    arguments_json: bytes
+    edited_digest: str
+    reason: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelCommand:
+    """A stop."""
+
+    cause: StopCause
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolveCommand:
+    """An operator's finding; `content_json` goes with HAPPENED."""
+
+    call_id: str
+    resolution: CallResolution
+    content_json: bytes
+
+
+PublicCommand = ResultCommand | ProgressCommand | DecisionCommand | CancelCommand | ResolveCommand
+
+
+class Outcome(StrEnum):
+    """The final word on a command or a frame."""
+
+    ACCEPTED = "ACCEPTED"
+    DUPLICATE = "DUPLICATE"
+    LATE = "LATE"
+    WRONG_HOLDER = "WRONG_HOLDER"
+    UNKNOWN = "UNKNOWN"
+    REFUSED = "REFUSED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What the ledger said to a command: the outcome, and the run after it unless UNKNOWN."""
+
+    outcome: Outcome
+    reason: str = ""
+    message: str = ""
+    run: RunView | None = None
+
+    @property
+    def taken(self) -> bool:
+        """Whether the command is in effect, now or since before."""
+        return self.outcome in {Outcome.ACCEPTED, Outcome.DUPLICATE}
+
+    def error(self, default: type[PawlError]) -> PawlError:
+        """Return the outcome as an error, for methods that answer with one; `default` if it names no reason."""
+        return by_reason.get(self.reason, default)(self.message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the registry says of edited arguments: canonical, with their digest."""
+
+    arguments_json: bytes
+    digest: str
