@@ -45,6 +45,7 @@ PANEL_TOOL: Final = tool_pb2.ToolDefinition(
 
 HELP: Final = "Type a message. /cancel stops the run, /runs lists yours, /quit leaves (runs go on)."
 _SHOWN: Final = 10
+_QUIET_SECONDS: Final = 0.1
 
 
 def chat(
@@ -94,6 +95,7 @@ class Chat:
         self._active: dict[str, None] = {}
         self._pending: dict[str, call_pb2.Call] = {}
         self._connections = 0
+        self._prompt_due = True
         self._leaving = False
         self._input_over = False
         self._session = SessionClient(
@@ -106,7 +108,6 @@ class Chat:
             self._screen.line(HELP, "dim")
         async with self._session:
             try:
-                self._prompt()
                 while not self._done():
                     await self._take_next()
             finally:
@@ -114,15 +115,19 @@ class Chat:
         return 0
 
     async def _take_next(self) -> None:
-        """Take a frame or a line, whichever is there first."""
+        """Take a frame or a line, whichever is there first; ask for a line once it is quiet."""
         frame = asyncio.create_task(self._session.next_frame())
         line = asyncio.create_task(self._next_line())
         try:
-            await asyncio.wait((frame, line), return_when=asyncio.FIRST_COMPLETED)
+            quiet = _QUIET_SECONDS if self._prompt_due else None
+            await asyncio.wait((frame, line), timeout=quiet, return_when=asyncio.FIRST_COMPLETED)
             if frame.done():
                 self._show(frame.result())
-            else:
+            elif line.done():
                 await self._obey(line.result())
+            else:
+                self._prompt()
+            self._prompt_due = frame.done() or line.done()
         finally:
             frame.cancel()
             line.cancel()
@@ -148,7 +153,6 @@ class Chat:
                 self._screen.line("… some events are no longer kept", "dim")
             case "end":
                 self._active.pop(frame.end.run_id, None)
-                self._prompt()
             case _:
                 pass
 
@@ -161,13 +165,10 @@ class Chat:
             self._note_pending(event.call_changed.call)
 
     def _note_pending(self, call: call_pb2.Call) -> None:
-        before = next(iter(self._pending), None)
         if call.state in {call_pb2.CALL_STATE_AWAITING_APPROVAL, call_pb2.CALL_STATE_ASKED}:
             self._pending[call.call_id] = call
         else:
             self._pending.pop(call.call_id, None)
-        if next(iter(self._pending), None) not in {None, before}:
-            self._prompt()
 
     async def _show_panel(self, arguments: dict[str, Any]) -> dict[str, bool]:
         title, content = str(arguments.get("title", "")), str(arguments.get("content", ""))
@@ -207,7 +208,6 @@ class Chat:
                 self._active[run_id] = None
         except (answers.Unclear, Refused) as error:
             self._screen.line(explain(error, list(self._target.agent)), "yellow")
-            self._prompt()
 
     async def _decide(self, line: str) -> None:
         call_id, call = next(iter(self._pending.items()))
@@ -219,8 +219,6 @@ class Chat:
             if refused.receipt.reason in {"INVALID_ARGUMENTS", "INVALID_JSON"}:
                 self._pending = {call_id: call, **self._pending}
             raise
-        if self._pending:
-            self._prompt()
 
     async def _command(self, command: str) -> None:
         match command:
@@ -234,14 +232,11 @@ class Chat:
                     page = await agents.ListRuns(request, metadata=self._target.metadata)
                 self._screen.end_line()
                 show_runs(self._console, list(page.runs))
-                self._prompt()
             case _:
                 self._screen.line(HELP, "dim")
-                self._prompt()
 
     async def _cancel(self) -> None:
         if not self._active:
             self._screen.line("No run is active.", "dim")
-            self._prompt()
         for run_id in list(self._active):
             await self._session.cancel(run_id, "cancelled in the chat")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Sequence
 from typing import Annotated, Final
@@ -23,6 +24,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print each event as one line
 Reasoning = Annotated[bool, typer.Option("--reasoning", help="Show the model's reasoning whole.")]
 RunId = Annotated[str, typer.Argument(help="Id of the run.", show_default=False)]
 
+_WIDE: Final = 120
 _GOOD: Final = run_pb2.RUN_STATE_COMPLETED
 _ENDED: Final = frozenset(
     {
@@ -96,10 +98,12 @@ async def _follow(target: Target, console: Console, run_id: str, after_seq: int,
                 print(event_line(event), flush=True)
             else:
                 transcript.show(event)
+    except asyncio.CancelledError:
+        if not json:
+            transcript.line(f"The run goes on. Watch it again with: pawl watch {run_id}", "dim")
+        raise
     finally:
         transcript.end_line()
-        if not json and state not in _ENDED:
-            transcript.line(f"The run goes on. Watch it again with: pawl watch {run_id}", "dim")
     if state not in _ENDED:  # Attached after its last event.
         async with target.agents() as agents:
             request = agent_pb2.GetRunRequest(run_id=run_id)
@@ -134,29 +138,32 @@ def runs(
 
 
 def show_runs(console: Console, found: list[run_pb2.Run]) -> None:
-    """Print runs: a table on a terminal, lines with tabs elsewhere."""
+    """Print runs: a table on a terminal, lines with tabs elsewhere. A narrow terminal has no room for conversations."""
+    narrow = console.is_terminal and console.width < _WIDE
+    headings = ("run", "state", "created", *(() if narrow else ("conversation",)), "output")
     rows = [
         (
             run.run_id,
             _state_and_waits(run),
-            run.conversation_id,
             wording.time_text(run.create_time),
-            wording.one_line(run.output_text, 60),
+            *(() if narrow else (run.conversation_id,)),
+            wording.one_line(run.output_text),
         )
         for run in found
     ]
-    show_table(console, ("run", "state", "conversation", "created", "output"), rows)
+    show_table(console, headings, rows)
 
 
-def show_table(console: Console, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+def show_table(console: Console, headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:
     """Print rows: a table on a terminal, lines with tabs elsewhere, for other programs."""
     if not console.is_terminal:
         for row in rows:
             print("\t".join(row))
         return
-    table = Table(box=None, pad_edge=False)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, no_wrap=number == 0, overflow="fold")
+    table = Table(box=None, pad_edge=False, expand=True)
+    for heading in headings[:-1]:
+        table.add_column(heading, no_wrap=True)
+    table.add_column(headings[-1], no_wrap=True, overflow="ellipsis", ratio=1)
     for row in rows:
         table.add_row(*(cell.replace("[", r"\[") for cell in row))
     console.print(table)

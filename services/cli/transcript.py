@@ -194,7 +194,8 @@ class Transcript:
     def _ended(self, run: run_pb2.Run) -> None:
         mark, style = _ENDED[run.state]
         tokens = run.usage.input_tokens + run.usage.output_tokens
-        facts = f"{run.round} rounds, {tokens} tokens, {wording.seconds_text(run.active_seconds)} active"
+        rounds, spent = wording.count_text(run.round, "round"), wording.count_text(tokens, "token")
+        facts = f"{rounds}, {spent}, {wording.seconds_text(run.active_seconds)} active"
         why = f": {wording.one_line(run.failure.message, 300)}" if run.failure.message else ""
         self.line(f"{mark} {run.run_id} {wording.state_name(run.state)}{why} ({facts})", style)
 

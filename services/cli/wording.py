@@ -12,6 +12,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from pawl.event.v1 import call_pb2, run_pb2
 
 PREVIEW_CHARACTERS_MAX: Final = 100
+_MINUTE: Final = 60
+_HOUR: Final = 3600
+_HOURS_FROM: Final = 2 * _HOUR
 
 # What comes from models, tools and other users must not steer the terminal.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -77,10 +80,17 @@ def need_name(call: call_pb2.Call) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Return `12 ms`, `3.4 s` or `2 min`."""
+    """Return `12 ms`, `3.4 s`, `2 min` or `24 h`."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
-    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.0f} min"  # noqa: PLR2004
+    if seconds < _MINUTE:
+        return f"{seconds:.1f} s"
+    return f"{seconds / _MINUTE:.0f} min" if seconds < _HOURS_FROM else f"{seconds / _HOUR:.0f} h"
+
+
+def count_text(count: int, noun: str) -> str:
+    """Return `1 round` or `2 rounds`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def time_text(time: Timestamp) -> str:
@@ -104,7 +114,7 @@ def call_lines(call: call_pb2.Call, now: datetime) -> list[str]:
         lines += [f"  {number}. {clean(option)}" for number, option in enumerate(call.question.options, 1)]
     else:
         if call.approval.preview:
-            lines.append(clean(call.approval.preview))
+            lines += [*clean(call.approval.preview).splitlines(), ""]
         lines += json_block(call.arguments_json).splitlines()
         if call.approval.cause:
             lines.append(f"needs approval: {clean(call.approval.cause)}")

@@ -1,0 +1,72 @@
+"""One suite for all tests of the command line, and commands run as people run them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_START_SECONDS = 60.0
+_COMMAND_SECONDS = 30.0
+
+
+class CommandLine:
+    """Runs `pawl` against one data folder, without a terminal."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+
+    def environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PAWL_", "OPENAI_"))}
+        return kept | {"PAWL_DATA": str(self.data), "COLUMNS": "200"}
+
+    def run(self, *arguments: str, keyboard: str = "") -> tuple[int, str, str]:
+        """Exit code, standard output and standard error of a command."""
+        done = subprocess.run(
+            [sys.executable, "-m", "services.cli", *arguments],
+            env=self.environment(),
+            input=keyboard,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_SECONDS,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout, done.stderr
+
+    def succeed(self, *arguments: str, keyboard: str = "") -> str:
+        """The output of a command that must work."""
+        code, output, errors = self.run(*arguments, keyboard=keyboard)
+        assert code == 0, errors + output
+        return output
+
+
+@pytest.fixture(scope="session")
+def pawl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+    folder = tmp_path_factory.mktemp("suite")
+    line = CommandLine(folder / "data")
+    screen = folder / "screen"
+    with screen.open("wb") as output:
+        suite = subprocess.Popen(
+            [sys.executable, "-m", "services.cli", "up", "--port", "all=0"],
+            env=line.environment(),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+        )
+    try:
+        give_up = time.monotonic() + _START_SECONDS
+        while "Pawl is running" not in screen.read_text():
+            assert suite.poll() is None, screen.read_text()
+            assert time.monotonic() < give_up, screen.read_text()
+            time.sleep(0.1)
+        yield line
+    finally:
+        suite.send_signal(signal.SIGINT)
+        suite.wait(30)

@@ -1,0 +1,127 @@
+"""The command line against a real suite."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from tests.system.cli.conftest import CommandLine
+
+# The first test waits for the suite to start.
+pytestmark = pytest.mark.timeout(120)
+
+
+def pending_call(pawl: CommandLine, run_id: str) -> str:
+    """The id of the call that a run waits for, as the inbox shows it."""
+    output = pawl.succeed("inbox")
+    found = re.search(rf"run {run_id}  call (call_\w+)", output)
+    assert found is not None, output
+    return found[1]
+
+
+def started(pawl: CommandLine, text: str) -> str:
+    """A run that waits for somebody."""
+    run_id = pawl.succeed("run", "--detach", text).strip()
+    for _ in range(100):
+        if run_id in pawl.succeed("inbox", "--list"):
+            return run_id
+    raise AssertionError("the run does not wait")
+
+
+def test_a_run_is_shown_and_its_outcome_is_the_exit_code(pawl: CommandLine) -> None:
+    output = pawl.succeed("run", "what is 17 * 23")
+    assert "calculate" in output
+    assert "391" in output
+    assert "completed" in output.splitlines()[-1]
+
+
+def test_a_run_as_json_is_its_whole_log(pawl: CommandLine) -> None:
+    """EVT-1."""
+    lines = pawl.succeed("run", "--json", "what time is it in Oslo").splitlines()
+    events = [json.loads(line) for line in lines]
+    assert [int(event["seq"]) for event in events] == list(range(1, len(events) + 1))
+    assert events[-1]["type"] == "run.completed"
+    again = pawl.succeed("watch", "--json", events[0]["run_id"])
+    assert again.splitlines() == lines
+    rest = pawl.succeed("watch", "--json", events[0]["run_id"], "--after", "3")
+    assert rest.splitlines() == lines[3:]
+
+
+def test_a_detached_run_is_cancelled_and_ends_with_1(pawl: CommandLine) -> None:
+    run_id = pawl.succeed("run", "--detach", "count very slowly to 500").strip()
+    assert "cancel" in pawl.succeed("cancel", run_id, "--reason", "enough")
+    code, output, _ = pawl.run("watch", run_id)
+    assert code == 1
+    assert "cancelled" in output.splitlines()[-1]
+    assert run_id in pawl.succeed("runs")
+
+
+def test_a_gated_call_is_shown_whole_and_runs_with_the_edited_arguments(pawl: CommandLine) -> None:
+    """HITL-2, HITL-3."""
+    run_id = started(pawl, "e-mail ann@example.com about lunch: see you at noon")
+    call_id = pending_call(pawl, run_id)
+    code, _, errors = pawl.run("approve", run_id, call_id, "--edit", '{"to": 5}')
+    assert code == 2
+    assert "body: is required" in errors
+    edited = '{"to": ["bob@example.com"], "subject": "dinner", "body": "at eight", "cc": []}'
+    assert "see you at noon" in pawl.succeed("approve", run_id, call_id, "--edit", edited)
+    assert "bob@example.com" in pawl.succeed("watch", run_id)
+    code, _, errors = pawl.run("approve", run_id, call_id)
+    assert code == 2
+    assert "does not wait" in errors
+
+
+def test_a_rejected_call_does_not_run_and_the_reason_reaches_the_model(pawl: CommandLine) -> None:
+    run_id = started(pawl, "e-mail ann@example.com about lunch: see you at noon")
+    pawl.succeed("approve", run_id, pending_call(pawl, run_id), "--reject", "not before noon")
+    assert "not before noon" in pawl.succeed("watch", run_id)
+
+
+def test_a_question_is_answered_from_the_command_line(pawl: CommandLine) -> None:
+    run_id = started(pawl, "book a table")
+    call_id = pending_call(pawl, run_id)
+    assert pawl.run("approve", run_id, call_id)[0] == 2
+    pawl.succeed("approve", run_id, call_id, "--answer", "Next Friday")
+    assert 'You answered "Next Friday"' in pawl.succeed("watch", run_id)
+
+
+def test_a_chat_runs_the_front_end_tool_and_takes_answers_and_decisions(pawl: CommandLine) -> None:
+    keyboard = (
+        "show me the plan\n"
+        "book a table\n2\n"
+        "e-mail ann@example.com about lunch: hi\nperhaps\nr not today\n"
+        "/runs\nwhat is 6 * 7\n"
+    )
+    output = pawl.succeed("chat", keyboard=keyboard)
+    assert "[the plan]" in output
+    assert 'You answered "Tomorrow at 19:00"' in output
+    assert "Type one of" in output
+    assert "send_email rejected" in output
+    assert "6 * 7 = 42" in output
+    assert output.count("completed (") == 4
+
+
+def test_tools_and_notifications_are_listed(pawl: CommandLine) -> None:
+    pawl.succeed("run", "what is 1 + 1")
+    assert re.search(r"^send_email\t1\tbackend\tsensitive\tat most once\t", pawl.succeed("tools"), re.MULTILINE)
+    assert "Run completed" in pawl.succeed("notifications", "--read")
+    pawl.succeed("notifications", "--read", "--count", "200")
+    assert "no unread" in pawl.succeed("notifications", "--unread")
+
+
+def test_another_user_sees_nothing_of_it(pawl: CommandLine) -> None:
+    """I13."""
+    run_id = pawl.succeed("run", "--detach", "what is 1 + 1").strip()
+    assert "You have no runs" in pawl.succeed("--user", "bob", "runs")
+    code, output, errors = pawl.run("--user", "bob", "watch", run_id)
+    assert (code, output) == (2, "")
+    assert errors == pawl.run("watch", "run_absent")[2]
+
+
+def test_a_position_beyond_the_end_is_refused_in_a_sentence(pawl: CommandLine) -> None:
+    run_id = pawl.succeed("run", "--detach", "what is 1 + 1").strip()
+    code, _, errors = pawl.run("watch", run_id, "--after", "100000")
+    assert code == 2
+    assert errors.startswith("The log ends at seq")
