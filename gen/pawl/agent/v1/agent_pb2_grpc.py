@@ -126,8 +126,11 @@ class AgentServiceServicer(object):
         runs go on and offers go to other clients. See session.proto.
 
         Errors end the stream only for faults of the stream itself:
-        HELLO_REQUIRED, MALFORMED_REQUEST, SLOW_CONSUMER, SHUTTING_DOWN. All
-        others come as receipts.
+        HELLO_REQUIRED (and what is wrong with the hello), MALFORMED_REQUEST,
+        SLOW_CONSUMER (metadata `run_id` and `resume_after_seq`), DEADLINE_EXCEEDED
+        (no frame for 45 s), CANCELLED (the client opened another stream),
+        DEPENDENCY_UNAVAILABLE (no final receipt can be given now: send the frame
+        again), SHUTTING_DOWN. All others come as receipts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

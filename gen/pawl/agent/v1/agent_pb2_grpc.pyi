@@ -67,8 +67,11 @@ class AgentServiceStub:
     runs go on and offers go to other clients. See session.proto.
 
     Errors end the stream only for faults of the stream itself:
-    HELLO_REQUIRED, MALFORMED_REQUEST, SLOW_CONSUMER, SHUTTING_DOWN. All
-    others come as receipts.
+    HELLO_REQUIRED (and what is wrong with the hello), MALFORMED_REQUEST,
+    SLOW_CONSUMER (metadata `run_id` and `resume_after_seq`), DEADLINE_EXCEEDED
+    (no frame for 45 s), CANCELLED (the client opened another stream),
+    DEPENDENCY_UNAVAILABLE (no final receipt can be given now: send the frame
+    again), SHUTTING_DOWN. All others come as receipts.
     """
     WatchRun: _grpc.UnaryStreamMultiCallable[_agent_pb2.WatchRunRequest, _agent_pb2.WatchRunResponse]
     """Streams the events of a run after `after_seq`, first those of the past,
@@ -164,8 +167,11 @@ class AgentServiceAsyncStub(AgentServiceStub):
     runs go on and offers go to other clients. See session.proto.
 
     Errors end the stream only for faults of the stream itself:
-    HELLO_REQUIRED, MALFORMED_REQUEST, SLOW_CONSUMER, SHUTTING_DOWN. All
-    others come as receipts.
+    HELLO_REQUIRED (and what is wrong with the hello), MALFORMED_REQUEST,
+    SLOW_CONSUMER (metadata `run_id` and `resume_after_seq`), DEADLINE_EXCEEDED
+    (no frame for 45 s), CANCELLED (the client opened another stream),
+    DEPENDENCY_UNAVAILABLE (no final receipt can be given now: send the frame
+    again), SHUTTING_DOWN. All others come as receipts.
     """
     WatchRun: _aio.UnaryStreamMultiCallable[_agent_pb2.WatchRunRequest, _agent_pb2.WatchRunResponse]  # type: ignore[assignment]
     """Streams the events of a run after `after_seq`, first those of the past,
@@ -270,8 +276,11 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         runs go on and offers go to other clients. See session.proto.
 
         Errors end the stream only for faults of the stream itself:
-        HELLO_REQUIRED, MALFORMED_REQUEST, SLOW_CONSUMER, SHUTTING_DOWN. All
-        others come as receipts.
+        HELLO_REQUIRED (and what is wrong with the hello), MALFORMED_REQUEST,
+        SLOW_CONSUMER (metadata `run_id` and `resume_after_seq`), DEADLINE_EXCEEDED
+        (no frame for 45 s), CANCELLED (the client opened another stream),
+        DEPENDENCY_UNAVAILABLE (no final receipt can be given now: send the frame
+        again), SHUTTING_DOWN. All others come as receipts.
         """
 
     @_abc_1.abstractmethod

@@ -196,7 +196,8 @@ class Hello(_message.Message):
     CALLS_MAX_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """Chosen by the client, kept over reconnects: the same id takes back the
-    calls it holds. Empty lets the server choose.
+    calls it holds. It has one stream: opening another on the same replica ends
+    the earlier one with CANCELLED. Empty lets the server choose.
     """
     calls_max: _builtins.int
     """How many calls it runs at once, 1 to 64; 0 means 1."""
@@ -505,7 +506,10 @@ Global___ServerHeartbeat: _TypeAlias = ServerHeartbeat  # noqa: Y015
 
 @_typing.final
 class Offer(_message.Message):
-    """Offer hands a call to the client."""
+    """Offer hands a call to the client. A client that cannot run it after all, for
+    example because it does not know the tool, returns a result with `is_error`;
+    silence would keep the run waiting.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
