@@ -20,8 +20,8 @@ _ALIVE: Final = """EXISTS (
 
 _INSERT: Final = f"""
 INSERT INTO tool_registry.executions
-    (store_id, call_id, run_id, tool_name, tool_version, effect, fingerprint, instance_id)
-SELECT $1, $2, $3, $4, $5, $6, $7, $8 WHERE {_ALIVE.format("$8")}
+    (store_id, call_id, run_id, tool_name, tool_version, effect, fingerprint, instance_id, token)
+SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9 WHERE {_ALIVE.format("$8")}
 ON CONFLICT (store_id, call_id) DO NOTHING RETURNING true
 """
 _READ: Final = f"""
@@ -31,8 +31,8 @@ FROM tool_registry.executions e WHERE store_id = $1 AND call_id = $2
 _LOCK: Final = f"{_READ} FOR UPDATE OF e"
 _TAKE: Final = """
 UPDATE tool_registry.executions SET
-    instance_id = $3, effect = $4, begun_at = now(), ended_at = NULL, outcome = NULL, content = NULL, is_error = NULL,
-    error_reason = NULL, note = NULL, duration_seconds = NULL
+    instance_id = $3, effect = $4, token = $5, begun_at = now(), ended_at = NULL, outcome = NULL, content = NULL,
+    is_error = NULL, error_reason = NULL, note = NULL, duration_seconds = NULL
 WHERE store_id = $1 AND call_id = $2
 """
 _END: Final = """
@@ -43,9 +43,9 @@ WHERE store_id = $1 AND call_id = $2 AND instance_id = $3 AND ended_at IS NULL
 """
 _CANCEL: Final = """
 INSERT INTO tool_registry.executions AS e
-    (store_id, call_id, run_id, tool_name, tool_version, effect, fingerprint, instance_id, cancel_requested,
+    (store_id, call_id, run_id, tool_name, tool_version, effect, fingerprint, instance_id, token, cancel_requested,
      ended_at, outcome, content, is_error, error_reason, note, duration_seconds)
-VALUES ($1, $2, '', '', 0, 'AT_MOST_ONCE', '', '', true, now(), 'CANCELLED', $3, true, 'CANCELLED', '', 0)
+VALUES ($1, $2, '', '', 0, 'AT_MOST_ONCE', '', '', '', true, now(), 'CANCELLED', $3, true, 'CANCELLED', '', 0)
 ON CONFLICT (store_id, call_id) DO UPDATE SET cancel_requested = true WHERE e.ended_at IS NULL
 """
 _RENEW: Final = """
@@ -80,7 +80,7 @@ class PostgresJournal:
         self._lease_seconds = lease_seconds
 
     async def begin(
-        self, call: JournalCall, *, own_entry_never_ran: bool = False
+        self, call: JournalCall, *, unacted: Collection[str] = ()
     ) -> Begun | HeldElsewhere | ExecutionResult:
         async with self._database.acquire() as connection:
             inserted = await connection.fetchval(
@@ -92,18 +92,19 @@ class PostgresJournal:
                 call.effect.value,
                 call.fingerprint,
                 self._instance_id,
+                call.token,
             )
         if inserted:
             return Begun()
         async with self._database.transaction() as connection:
-            return await self._resume(connection, call, own_entry_never_ran=own_entry_never_ran)
+            return await self._resume(connection, call, unacted)
 
     async def known(self, call: JournalCall) -> ExecutionResult | HeldElsewhere | None:
         async with self._database.acquire() as connection:
             row = await connection.fetchrow(_READ, *call.key, self._instance_id)
         if row is None:
             return None
-        match self._step(row, call, own_entry_never_ran=False):
+        match self._step(row, call, ()):
             case Step.STORED:
                 return _result(row)
             case Step.ELSEWHERE:
@@ -150,13 +151,13 @@ class PostgresJournal:
         return int(tag.rpartition(" ")[2])
 
     async def _resume(
-        self, connection: Connection, call: JournalCall, *, own_entry_never_ran: bool
+        self, connection: Connection, call: JournalCall, unacted: Collection[str]
     ) -> Begun | HeldElsewhere | ExecutionResult:
         row = await connection.fetchrow(_LOCK, *call.key, self._instance_id)
         if row is None or not row["asker_alive"]:
             # Without a lease what runs here could be taken for dead.
             raise DependencyUnavailable("this process has lost its lease; ask again")
-        match self._step(row, call, own_entry_never_ran=own_entry_never_ran):
+        match self._step(row, call, unacted):
             case Step.MISMATCH:
                 raise InvalidArguments("this call was begun with another tool or other arguments")
             case Step.STORED:
@@ -164,29 +165,25 @@ class PostgresJournal:
             case Step.ELSEWHERE:
                 return HeldElsewhere()
             case Step.CONCLUDE_UNKNOWN:
-                await connection.execute(_TAKE, *call.key, self._instance_id, call.effect.value)
+                await connection.execute(_TAKE, *call.key, self._instance_id, call.effect.value, call.token)
                 doubt = outcome.of_doubt(call.tool_name)
                 await self._write_end(connection, call.key, doubt)
                 return doubt
             case Step.RECONCILE | Step.RUN as step:
-                await connection.execute(_TAKE, *call.key, self._instance_id, call.effect.value)
+                await connection.execute(_TAKE, *call.key, self._instance_id, call.effect.value, call.token)
                 return Begun(must_reconcile=step is Step.RECONCILE, is_cancelled=row["cancel_requested"])
 
-    def _step(self, row: asyncpg.Record, call: JournalCall, *, own_entry_never_ran: bool) -> Step:
+    def _step(self, row: asyncpg.Record, call: JournalCall, unacted: Collection[str]) -> Step:
         entry = Entry(
             fingerprint=row["fingerprint"],
             effect=Effect(row["effect"]),
             unknowns=row["unknowns"],
             is_own=row["instance_id"] == self._instance_id,
+            is_unacted=row["token"] in unacted,
             is_holder_alive=row["holder_alive"],
             result=_result(row),
         )
-        return next_step(
-            entry,
-            fingerprint=call.fingerprint,
-            unknowns_resolved=call.unknowns_resolved,
-            own_entry_never_ran=own_entry_never_ran,
-        )
+        return next_step(entry, fingerprint=call.fingerprint, unknowns_resolved=call.unknowns_resolved)
 
     def _standing(self, row: asyncpg.Record) -> ExecutionResult | HeldElsewhere | None:
         result = _result(row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import threading
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -15,12 +16,13 @@ from services.errors import DependencyUnavailable
 from services.tool_registry.app import outcome
 from services.tool_registry.app.execution import Execution, Reporter
 from services.tool_registry.app.jobs import Job
-from services.tool_registry.app.ports import Begun, CallKey, HeldElsewhere, Journal, ResourceLocks, Runner, Secrets
+from services.tool_registry.app.ports import Begun, HeldElsewhere, Journal, ResourceLocks, Runner, Secrets
 from services.tool_registry.domain.execution import ExecutionResult, progress
 from services.tool_registry.sdk import ReconcileResult, SecretNotFound, ToolContext
 from services.tool_registry.sdk.values import hide
 
 _SECRET_CHARACTERS_MIN: Final = 4
+_UNACTED_MAX: Final = 10_000
 
 _log = logs.get_logger(__name__)
 
@@ -34,8 +36,8 @@ class AttemptParts:
     runner: Runner
     secrets: Secrets
     clock: Clock
-    never_ran: set[CallKey] = field(default_factory=set)
-    """Calls whose entry this process may have written without running them: the database went away."""
+    unacted: set[str] = field(default_factory=set)
+    """Tokens of attempts that may have written an entry and ran nothing: the journal gave no answer."""
 
 
 class Attempt:
@@ -51,6 +53,7 @@ class Attempt:
         self._parts = parts
         self._cancelled = threading.Event()
         self._secrets: set[str] = set()
+        self._token = secrets.token_hex(16)
         self._started = parts.clock.monotonic()
         self.outcome: asyncio.Future[ExecutionResult | HeldElsewhere] = asyncio.get_running_loop().create_future()
         self.is_reconciling = False
@@ -89,22 +92,21 @@ class Attempt:
         """Settle a call that was asked for again without waiting for its own keys."""
         if not self._job.effect.is_journaled:
             return False
-        known = await self._parts.journal.known(self._job.journal_call)
+        known = await self._parts.journal.known(self._job.journal_call(self._token))
         if known is not None:
             self._set_known(known)
         return known is not None
 
     async def _run_journaled(self) -> None:
-        key = self._job.key
         self.has_asked_journal = True
+        unacted = self._parts.unacted
         try:
-            begun = await self._parts.journal.begin(
-                self._job.journal_call, own_entry_never_ran=key in self._parts.never_ran
-            )
+            begun = await self._parts.journal.begin(self._job.journal_call(self._token), unacted=unacted)
         except (DependencyUnavailable, asyncio.CancelledError):
-            self._parts.never_ran.add(key)
+            if len(unacted) >= _UNACTED_MAX:
+                unacted.clear()  # Their entries, if there are any, are taken for interrupted ones.
+            unacted.add(self._token)
             raise
-        self._parts.never_ran.discard(key)
         if not isinstance(begun, Begun):
             self._set_known(begun)
             return

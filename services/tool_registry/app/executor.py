@@ -94,11 +94,12 @@ class Executor:
         for execution in self._running.values():
             execution.cancel(CancelCause.SHUTDOWN)
         await self._wait_for_tasks(2 * _UNWIND_SECONDS)
-        tasks = (*self._tasks, *self._attempts, *self._loops)
+        tasks = self._tasks | self._attempts | set(self._loops)
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=_UNWIND_SECONDS)
+        left = (await asyncio.wait(tasks, timeout=_UNWIND_SECONDS))[1]
+        if left:
+            _log.error("execution.will_not_end", tasks=sorted(task.get_name() for task in left))
         try:
             await self._journal.release()
         except DependencyUnavailable:
@@ -261,8 +262,8 @@ class Executor:
             try:
                 async with asyncio.timeout(self._options.lease_seconds / 2):
                     to_cancel = await self._journal.renew()
-            except (DependencyUnavailable, TimeoutError):
-                _log.warning("journal.lease_not_renewed")
+            except Exception as error:  # noqa: BLE001  # whatever it is, the lease runs out and this loop must see it
+                _log.warning("journal.lease_not_renewed", error=type(error).__name__)
             else:
                 self._renewed_at = asked_at
                 for key in to_cancel:
@@ -281,6 +282,6 @@ class Executor:
         while True:
             try:
                 await self._journal.forget(self._options.retention_seconds)
-            except DependencyUnavailable:
-                _log.warning("journal.not_cleaned")
+            except Exception as error:  # noqa: BLE001  # the next round may succeed
+                _log.warning("journal.not_cleaned", error=type(error).__name__)
             await self._clock.sleep(self._options.forget_seconds)

@@ -57,9 +57,8 @@ class Job:
         """Store and call."""
         return (self.identity.store_id, self.identity.call_id)
 
-    @property
-    def journal_call(self) -> JournalCall:
-        """What the journal writes of it."""
+    def journal_call(self, token: str) -> JournalCall:
+        """Return what the journal writes of it."""
         return JournalCall(
             key=self.key,
             run_id=self.identity.run_id,
@@ -68,6 +67,7 @@ class Job:
             effect=self.effect,
             fingerprint=self.fingerprint,
             unknowns_resolved=self.unknowns_resolved,
+            token=token,
         )
 
 

@@ -64,6 +64,8 @@ class JournalCall:
     effect: Effect
     fingerprint: str
     unknowns_resolved: int
+    token: str
+    """Unique for this attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +86,14 @@ class Journal(Protocol):
     """Executions with effects that must not happen twice, durable, shared by all replicas."""
 
     async def begin(
-        self, call: JournalCall, *, own_entry_never_ran: bool = False
+        self, call: JournalCall, *, unacted: Collection[str] = ()
     ) -> Begun | HeldElsewhere | ExecutionResult:
         """Write that the call is about to run, or return what is known of it.
 
         To be asked only by a process that does not run the call at the moment.
-        Atomic: of several that ask, one gets Begun. `own_entry_never_ran`: an open
-        entry of this process is one that it wrote without knowing that it did.
+        Atomic: of several that ask, one gets Begun. `unacted` are tokens of calls
+        that this process got no answer for: if one of them has written an entry,
+        nothing ran.
 
         Raises:
             InvalidArguments: the call was begun with another tool or other arguments.

@@ -96,7 +96,7 @@ def _address(text: str) -> Address:
 
 
 def _preview(to: list[str], subject: str, body: str, cc: list[str]) -> str:
-    lines = [f"To: {', '.join(to)}", *([f"Cc: {', '.join(cc)}"] if cc else []), f"Subject: {subject}", ""]
+    lines = [f"To: {', '.join(to)}", *([f"Cc: {', '.join(cc)}"] if cc else []), f"Subject: {subject}", "", ""]
     cut = "" if len(body) <= _PREVIEW_BODY_CHARACTERS else f"\n... ({len(body)} characters in all)"
     return "\n".join(lines) + body[:_PREVIEW_BODY_CHARACTERS] + cut
 

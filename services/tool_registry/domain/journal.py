@@ -42,24 +42,25 @@ class Entry:
     """How often it was concluded that nobody knows."""
     is_own: bool
     """Whether the process that asks wrote it."""
+    is_unacted: bool
+    """Whether that process knows that nothing was run on the strength of it."""
     is_holder_alive: bool
     result: ExecutionResult | None
 
 
-def next_step(entry: Entry, *, fingerprint: str, unknowns_resolved: int, own_entry_never_ran: bool) -> Step:
+def next_step(entry: Entry, *, fingerprint: str, unknowns_resolved: int) -> Step:
     """Return what to do when a call is asked for that is in the journal already.
 
     `unknowns_resolved` of its unknown outcomes were found, by an operator, not to
     have happened. Asked by a process that does not run the call at the moment:
-    an open entry of its own is one that it lost, or, with `own_entry_never_ran`,
-    one that it wrote and did not act upon.
+    an open entry of its own is one that it lost.
     """
     if entry.fingerprint and entry.fingerprint != fingerprint:
         return Step.MISMATCH
     if entry.result is not None:
         is_disowned = entry.result.outcome is Outcome.UNKNOWN and unknowns_resolved >= entry.unknowns
         return Step.RUN if is_disowned else Step.STORED
-    if entry.is_own and own_entry_never_ran:
+    if entry.is_unacted:
         return Step.RUN
     if entry.is_holder_alive and not entry.is_own:
         return Step.ELSEWHERE

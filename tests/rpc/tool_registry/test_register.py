@@ -9,9 +9,12 @@ from typing import Any
 import grpc
 import pytest
 from pawl.tool.v1 import execution_pb2, tool_pb2
+from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
+from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
 
+from services.chassis.rpc_client import open_channel
 from services.tool_registry.sdk import Category, Effect, tool
-from tests.rpc.tool_registry.registry import Registry, context, front_end_tool, reason, running
+from tests.rpc.tool_registry.registry import SERVICE_KEY, Registry, context, front_end_tool, reason, running
 
 
 @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
@@ -211,21 +214,12 @@ async def test_versions_of_loaded_tools_are_the_same_after_a_restart_and_in_ever
 
 
 async def test_users_cannot_reach_the_execution_service(registry: Registry, tmp_path: Path) -> None:
-    from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub  # noqa: PLC0415
-
-    from services.chassis.rpc_client import open_channel  # noqa: PLC0415
-
     async with open_channel(registry.address, service_key="key-of-ann-of-acme") as channel:
         resolved = ExecutionServiceStub(channel).ResolveTools(execution_pb2.ResolveToolsRequest(context=context()))
         assert await refusal(resolved) == (grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED")
 
 
 async def test_services_cannot_register_without_a_user(registry: Registry) -> None:
-    from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub  # noqa: PLC0415
-
-    from services.chassis.rpc_client import open_channel  # noqa: PLC0415
-    from tests.rpc.tool_registry.registry import SERVICE_KEY  # noqa: PLC0415
-
     async with open_channel(registry.address, service_key=SERVICE_KEY) as channel:
         made = ToolServiceStub(channel).RegisterTool(tool_pb2.RegisterToolRequest(definition=front_end_tool()))
         assert await refusal(made) == (grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED")

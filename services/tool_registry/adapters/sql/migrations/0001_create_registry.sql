@@ -41,6 +41,8 @@ CREATE TABLE executions (
     -- Digest of tool and arguments; empty if the call was cancelled before it began.
     fingerprint      text NOT NULL,
     instance_id      text NOT NULL,
+    -- Of the attempt that wrote it last.
+    token            text NOT NULL,
     begun_at         timestamptz NOT NULL DEFAULT now(),
     cancel_requested boolean NOT NULL DEFAULT false,
     unknowns         integer NOT NULL DEFAULT 0,

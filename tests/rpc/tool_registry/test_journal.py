@@ -1,0 +1,427 @@
+"""Effects happen at most once, whoever dies and whoever asks again. I5, HITL-3, decision 14, C5, C9."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import grpc
+import pytest
+
+from services.chassis.database import Database
+from services.tool_registry.adapters.postgres_journal import PostgresJournal
+from services.tool_registry.app.executor import ExecutorOptions
+from services.tool_registry.app.ports import Begun, JournalCall
+from services.tool_registry.domain.definition import Effect
+from services.tool_registry.domain.digest import call_digest
+from services.tool_registry.domain.execution import Outcome, succeeded
+from services.tool_registry.sdk import (
+    Category,
+    ReconcileResult,
+    Tool,
+    ToolContext,
+    cannot_say,
+    did_not_happen,
+    happened,
+    tool,
+)
+from tests.poll import until
+from tests.rpc.tool_registry.registry import Registry, content, context, outcome, reason, running
+
+JOURNALED = (Effect.AT_MOST_ONCE, Effect.RECONCILABLE)
+
+
+@dataclass
+class World:
+    """What tools have done to it, and what they are told about that."""
+
+    effects: list[str] = field(default_factory=list)
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+    finding: ReconcileResult = field(default_factory=cannot_say)
+
+    def tools(self) -> list[Tool[..., Any]]:
+        async def reconcile(context: ToolContext) -> ReconcileResult:
+            self.effects.append(f"asked about {context.call_id}")
+            return self.finding
+
+        @tool(category=Category.SAFE)
+        async def pay(context: ToolContext, amount: int = 1, wait: bool = False) -> str:
+            """Pay."""
+            return await self.act(f"paid {amount}", wait=wait)
+
+        @tool(category=Category.SAFE, effect=Effect.RECONCILABLE, reconcile=reconcile)
+        async def order(context: ToolContext, wait: bool = False) -> str:
+            """Order."""
+            return await self.act("ordered", wait=wait)
+
+        @tool(category=Category.DESTRUCTIVE)
+        async def delete(path: str) -> str:
+            """Delete."""
+            return await self.act(f"deleted {path}", wait=False)
+
+        return [pay, order, delete]
+
+    async def act(self, effect: str, *, wait: bool) -> str:
+        self.begun.set()
+        if wait:
+            await self.release.wait()
+        self.effects.append(effect)
+        return effect
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+async def registry(database_url: str, tmp_path: Path, world: World) -> Any:
+    async with running(database_url, tmp_path, world.tools()) as registry:
+        yield registry
+
+
+async def execute(database_url: str, sql: str) -> None:
+    connection = await asyncpg.connect(database_url)
+    try:
+        await connection.execute(sql)
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def dead_process(database_url: str, registry: Registry, tool_name: str, call: str) -> AsyncIterator[None]:
+    """A process that began a call, and then was heard of no more."""
+    effect = Effect.RECONCILABLE if tool_name == "order" else Effect.AT_MOST_ONCE
+    async with Database(database_url, application_name="dead") as database:
+        journal = PostgresJournal(database, instance_id="dead", lease_seconds=60)
+        await journal.renew()
+        begun = await journal.begin(
+            JournalCall(
+                key=("acme", call),
+                run_id="run",
+                tool_name=tool_name,
+                tool_version=1,
+                effect=effect,
+                fingerprint=await fingerprint(registry, tool_name, call),
+                unknowns_resolved=0,
+                token="dead",
+            )
+        )
+        assert begun == Begun()
+        await database_is_told(database_url, alive=False)
+        yield
+
+
+async def fingerprint(registry: Registry, tool_name: str, call: str) -> str:
+    arguments = (await registry.check(tool_name, call=call)).arguments_json
+    return call_digest(
+        store_id="acme", run_id="run", call_id=call, tool_name=tool_name, tool_version=1, arguments=arguments
+    )
+
+
+async def database_is_told(database_url: str, *, alive: bool) -> None:
+    interval = "1 hour" if alive else "-1 second"
+    await execute(
+        database_url,
+        f"UPDATE tool_registry.instances SET expires_at = now() + interval '{interval}' WHERE instance_id = 'dead'",  # noqa: S608
+    )
+
+
+async def refused(stream: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        async for _ in stream:
+            pass
+    return reason(error.value)[:2]
+
+
+async def test_asking_again_gives_the_stored_result(registry: Registry, world: World) -> None:
+    first = await registry.run("pay")
+    assert await registry.run("pay", earlier_attempts=1) == first
+    assert world.effects == ["paid 1"]
+
+
+async def test_many_who_ask_at_once_get_one_effect_and_one_result(registry: Registry, world: World) -> None:
+    results = await asyncio.gather(*(registry.run("pay") for _ in range(10)))
+    assert world.effects == ["paid 1"]
+    assert {result.SerializeToString() for result in results} == {results[0].SerializeToString()}
+
+
+async def test_replicas_asked_at_once_give_one_effect_and_one_result(
+    database_url: str, tmp_path: Path, registry: Registry, world: World
+) -> None:
+    async with running(database_url, tmp_path, world.tools(), name="b") as other:
+        asked = [asyncio.ensure_future(replica.run("pay", {"wait": True})) for replica in (registry, other) * 3]
+        await world.begun.wait()
+        world.release.set()
+        results = await asyncio.gather(*asked)
+    assert world.effects == ["paid 1"]
+    assert {content(result) for result in results} == {"paid 1"}
+
+
+async def test_a_call_goes_on_when_its_caller_leaves(registry: Registry, world: World) -> None:
+    stream = registry.stream("pay", {"wait": True})
+    reading = asyncio.ensure_future(stream.read())
+    await world.begun.wait()
+    stream.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    world.release.set()
+    assert content(await registry.run("pay", {"wait": True})) == "paid 1"
+    assert world.effects == ["paid 1"]
+
+
+async def test_a_failure_is_stored_too(registry: Registry, world: World) -> None:
+    first = await registry.run("pay", {"wait": True}, timeout_seconds=0.1)
+    assert outcome(first) == "FAILED TOOL_TIMEOUT"
+    assert "may have had its effect" in content(first)["error"]
+    world.release.set()
+    assert await registry.run("pay", {"wait": True}) == first
+    assert world.effects == []
+
+
+async def test_another_call_under_the_same_id_is_refused(registry: Registry, world: World) -> None:
+    await registry.run("pay", {"amount": 1})
+    invalid = (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENTS")
+    assert await refused(registry.stream("pay", {"amount": 2})) == invalid
+    assert await refused(registry.stream("order")) == invalid
+    assert world.effects == ["paid 1"]
+
+
+async def test_the_same_id_in_another_store_is_another_call(registry: Registry, world: World) -> None:
+    """I13."""
+    await registry.run("pay")
+    await registry.run("pay", who=context(store="other"))
+    assert world.effects == ["paid 1", "paid 1"]
+
+
+async def test_a_call_of_a_process_that_died_is_unknown_for_good(
+    database_url: str, registry: Registry, world: World
+) -> None:
+    """I5: said, not guessed; and never silently run again."""
+    async with dead_process(database_url, registry, "pay", "call"):
+        first = await registry.run("pay", earlier_attempts=1)
+        assert outcome(first) == "UNKNOWN OUTCOME_UNKNOWN"
+        # Also if the process turns out to live after all.
+        await database_is_told(database_url, alive=True)
+        assert await registry.run("pay", earlier_attempts=2) == first
+    assert world.effects == []
+
+
+async def test_a_late_end_of_a_process_that_was_given_up_changes_nothing(
+    database_url: str, registry: Registry, world: World
+) -> None:
+    """I4, C5."""
+    async with dead_process(database_url, registry, "pay", "call"):
+        unknown = await registry.run("pay")
+        async with Database(database_url, application_name="dead") as database:
+            journal = PostgresJournal(database, instance_id="dead", lease_seconds=60)
+            stands = await journal.end(("acme", "call"), succeeded(b'"late"', 1.0))
+            assert stands.outcome is Outcome.UNKNOWN
+        assert await registry.run("pay") == unknown
+
+
+async def test_an_unknown_call_runs_again_only_on_the_finding_of_an_operator(
+    database_url: str, registry: Registry, world: World
+) -> None:
+    """D9."""
+    async with dead_process(database_url, registry, "pay", "call"):
+        await registry.run("pay")
+        assert outcome(await registry.run("pay", earlier_attempts=5)) == "UNKNOWN OUTCOME_UNKNOWN"
+        again = await registry.run("pay", unknowns_resolved=1)
+        assert content(again) == "paid 1"
+        assert await registry.run("pay", unknowns_resolved=1) == again
+    assert world.effects == ["paid 1"]
+
+
+@pytest.mark.parametrize(
+    ("finding", "expected", "effects"),
+    [
+        (happened("order 7"), ("SUCCEEDED", "order 7"), ["asked about call"]),
+        (did_not_happen(), ("SUCCEEDED", "ordered"), ["asked about call", "ordered"]),
+        (cannot_say(), ("UNKNOWN OUTCOME_UNKNOWN", None), ["asked about call"]),
+    ],
+)
+async def test_a_reconcilable_tool_is_asked_what_became_of_a_call(  # noqa: PLR0917
+    database_url: str, registry: Registry, world: World, finding: ReconcileResult, expected: Any, effects: list[str]
+) -> None:
+    world.finding = finding
+    async with dead_process(database_url, registry, "order", "call"):
+        result = await registry.run("order", earlier_attempts=1)
+        assert outcome(result) == expected[0]
+        assert expected[1] in (None, content(result))
+        assert await registry.run("order") == result
+    assert world.effects == effects
+
+
+async def test_a_living_process_is_waited_for(database_url: str, registry: Registry, world: World) -> None:
+    async with dead_process(database_url, registry, "pay", "call"):
+        await database_is_told(database_url, alive=True)
+        asked = asyncio.ensure_future(registry.run("pay"))
+        done, _ = await asyncio.wait({asked}, timeout=0.3)
+        assert not done
+        await database_is_told(database_url, alive=False)
+        assert outcome(await asked) == "UNKNOWN OUTCOME_UNKNOWN"
+
+
+async def test_a_gated_call_never_runs_without_its_approval(registry: Registry, world: World) -> None:
+    """I10, HITL-3, C6."""
+    digest = (await registry.check("delete", {"path": "a"})).digest
+    needed = (grpc.StatusCode.FAILED_PRECONDITION, "APPROVAL_REQUIRED")
+    attempts: list[tuple[dict[str, str], dict[str, Any]]] = [
+        ({"path": "a"}, {}),
+        ({"path": "a"}, {"approved_digest": "0" * 64}),
+        ({"path": "b"}, {"approved_digest": digest}),
+        ({"path": "a"}, {"approved_digest": digest, "call": "other"}),
+        ({"path": "a"}, {"approved_digest": digest, "who": context(run="other")}),
+        ({"path": "a"}, {"approved_digest": digest, "who": context(store="other")}),
+    ]
+    for arguments, more in attempts:
+        assert await refused(registry.stream("delete", arguments, **more)) == needed
+    assert world.effects == []
+    assert content(await registry.run("delete", {"path": "a"}, approved_digest=digest)) == "deleted a"
+
+
+async def test_an_approval_of_another_call_stops_also_a_call_that_needs_none(registry: Registry, world: World) -> None:
+    """I9: when in doubt, no."""
+    stream = registry.stream("pay", approved_digest="0" * 64)
+    assert await refused(stream) == (grpc.StatusCode.FAILED_PRECONDITION, "APPROVAL_REQUIRED")
+    assert world.effects == []
+
+
+async def test_a_running_call_is_cancelled_and_stays_so(registry: Registry, world: World) -> None:
+    """C5: a cancelled execution was once overwritten as completed."""
+    asked = asyncio.ensure_future(registry.run("pay", {"wait": True}))
+    await world.begun.wait()
+    answer = await registry.cancel()
+    assert answer.stopped
+    assert outcome(answer.result) == "CANCELLED CANCELLED"
+    world.release.set()
+    assert await asked == answer.result
+    assert await registry.run("pay", {"wait": True}) == answer.result
+    assert (await registry.cancel()).result == answer.result
+    assert world.effects == []
+
+
+async def test_a_call_cancelled_before_it_began_never_begins(registry: Registry, world: World) -> None:
+    """I12."""
+    answer = await registry.cancel()
+    assert answer.stopped
+    assert not answer.HasField("result")
+    assert outcome(await registry.run("pay")) == "CANCELLED CANCELLED"
+    assert world.effects == []
+
+
+async def test_a_call_that_ended_is_not_undone_by_a_cancel(registry: Registry, world: World) -> None:
+    done = await registry.run("pay")
+    answer = await registry.cancel()
+    assert (answer.stopped, answer.result) == (True, done)
+    assert await registry.run("pay") == done
+
+
+async def test_a_call_is_cancelled_in_whatever_replica_it_runs(
+    database_url: str, tmp_path: Path, registry: Registry, world: World
+) -> None:
+    async with running(database_url, tmp_path, world.tools(), name="b") as other:
+        asked = asyncio.ensure_future(registry.run("pay", {"wait": True}))
+        await world.begun.wait()
+        answer = await other.cancel(wait=10)
+        assert answer.stopped
+        assert outcome(answer.result) == "CANCELLED CANCELLED"
+        assert await asked == answer.result
+    assert world.effects == []
+
+
+async def test_a_cancel_that_cannot_wait_longer_says_so(database_url: str, registry: Registry, world: World) -> None:
+    async with dead_process(database_url, registry, "pay", "call"):
+        await database_is_told(database_url, alive=True)
+        assert not (await registry.cancel(wait=0.2)).stopped
+
+
+@pytest.mark.parametrize("wait", [-1.0, 10.5, float("nan")])
+async def test_a_wait_out_of_range_is_refused(registry: Registry, wait: float) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await registry.cancel(wait=wait)
+    assert reason(error.value) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", {"field": "wait_seconds"})
+
+
+async def test_at_a_stop_running_calls_have_a_grace_to_end(database_url: str, tmp_path: Path, world: World) -> None:
+    """OPS-5."""
+    async with running(database_url, tmp_path, world.tools(), drain_seconds=20) as registry:
+        stream = registry.stream("pay", {"wait": True})
+        reading = asyncio.ensure_future(stream.read())
+        await world.begun.wait()
+        stream.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        asyncio.get_running_loop().call_later(0.2, world.release.set)
+    assert world.effects == ["paid 1"]
+    async with running(database_url, tmp_path, world.tools()) as registry:
+        assert content(await registry.run("pay", {"wait": True})) == "paid 1"
+
+
+async def test_what_does_not_end_at_a_stop_is_recorded_as_what_it_is(
+    database_url: str, tmp_path: Path, world: World
+) -> None:
+    """An effect that may have happened is unknown; a tool that can be asked is asked."""
+    async with running(database_url, tmp_path, world.tools(), drain_seconds=0.1) as registry:
+        streams = [registry.stream(name, {"wait": True}, call=name) for name in ("pay", "order")]
+        reading = [asyncio.ensure_future(stream.read()) for stream in streams]
+
+        async def both_run() -> bool:
+            return registry.executor.running_count == 2 and world.begun.is_set()
+
+        await until(both_run)
+    ended = await asyncio.gather(*reading, return_exceptions=True)
+    assert len(ended) == 2
+    world.finding = happened("order 7")
+    world.release.set()
+    async with running(database_url, tmp_path, world.tools()) as registry:
+        assert outcome(await registry.run("pay", {"wait": True}, call="pay")) == "UNKNOWN OUTCOME_UNKNOWN"
+        assert content(await registry.run("order", {"wait": True}, call="order")) == "order 7"
+    assert world.effects == ["asked about order"]
+
+
+async def test_a_process_that_lost_its_lease_stops_what_another_may_repeat(
+    database_url: str, tmp_path: Path, world: World
+) -> None:
+    """I4: a reconcilable call must not run on while somebody else is told that it has not happened."""
+    options = ExecutorOptions(lease_seconds=0.6, renew_seconds=0.1, grace_seconds=0.1)
+    async with running(database_url, tmp_path, world.tools(), options=options, drain_seconds=0.1) as registry:
+        asked = asyncio.ensure_future(registry.run("order", {"wait": True}, timeout_seconds=60))
+        await world.begun.wait()
+        await execute(database_url, "ALTER TABLE tool_registry.instances RENAME TO hidden")
+        try:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await asked
+        finally:
+            await execute(database_url, "ALTER TABLE tool_registry.hidden RENAME TO instances")
+        assert reason(error.value)[:2] == (grpc.StatusCode.UNAVAILABLE, "DEPENDENCY_UNAVAILABLE")
+        world.finding = did_not_happen()
+        world.release.set()
+
+        async def runs_again() -> bool:
+            try:
+                return bool(content(await registry.run("order", {"wait": True})) == "ordered")
+            except grpc.aio.AioRpcError:
+                return False
+
+        await until(runs_again)
+    assert world.effects == ["asked about call", "ordered"]
+
+
+async def test_old_entries_are_forgotten_and_young_ones_are_not(database_url: str, registry: Registry) -> None:
+    """I19."""
+    await registry.run("pay", call="old")
+    await registry.run("pay", call="young")
+    await execute(
+        database_url, "UPDATE tool_registry.executions SET ended_at = now() - interval '2 days' WHERE call_id = 'old'"
+    )
+    async with Database(database_url, application_name="test") as database:
+        journal = PostgresJournal(database, instance_id="x", lease_seconds=1)
+        assert await journal.forget(86400) == 1
+        assert await journal.look(("acme", "old")) is None
+        assert await journal.look(("acme", "young")) is not None

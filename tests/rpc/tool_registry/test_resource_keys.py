@@ -1,0 +1,170 @@
+"""Calls that touch the same thing run one at a time, in all runs and replicas of a store. LOOP-9, C4."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from services.tool_registry.sdk import Category, Effect, Tool, ToolContext, tool
+from tests.poll import until
+from tests.rpc.tool_registry.registry import Registry, content, context, outcome, running
+
+
+@dataclass
+class Files:
+    """Notes how many calls are at each path at once."""
+
+    at: dict[str, int] = field(default_factory=dict)
+    most: dict[str, int] = field(default_factory=dict)
+    edits: list[str] = field(default_factory=list)
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def tools(self) -> list[Tool[..., Any]]:
+        @tool(category=Category.SAFE, effect=Effect.IDEMPOTENT, resource_keys=["path:{path}"], timeout_seconds=30)
+        async def edit(context: ToolContext, path: str) -> str:
+            """Edit a file."""
+            await self.visit([f"{context.store_id}/{path}"])
+            return path
+
+        @tool(category=Category.SAFE, resource_keys=["path:{paths}"], timeout_seconds=30)
+        async def move(context: ToolContext, paths: list[str]) -> str:
+            """Move files."""
+            await self.visit([f"{context.store_id}/{path}" for path in paths])
+            return "moved"
+
+        @tool(category=Category.SAFE, effect=Effect.IDEMPOTENT, resource_keys=["path:{path}"], timeout_seconds=30)
+        async def hold(path: str) -> str:
+            """Hold a file until it is released."""
+            self.edits.append("held")
+            await self.release.wait()
+            return path
+
+        return [edit, move, hold]
+
+    async def visit(self, paths: list[str]) -> None:
+        for path in paths:
+            self.at[path] = self.at.get(path, 0) + 1
+            self.most[path] = max(self.most.get(path, 0), self.at[path])
+        await asyncio.sleep(0.01)  # The time that a mistake would show in; nothing waits for it.
+        for path in paths:
+            self.at[path] -= 1
+            self.edits.append(path)
+
+    def holds(self, count: int) -> Callable[[], Any]:
+        async def are_held() -> bool:
+            return self.edits.count("held") == count
+
+        return are_held
+
+
+@pytest.fixture
+def files() -> Files:
+    return Files()
+
+
+@pytest.fixture
+async def replicas(database_url: str, tmp_path: Path, files: Files) -> Any:
+    async with (
+        running(database_url, tmp_path, files.tools(), name="a") as a,
+        running(database_url, tmp_path, files.tools(), name="b") as b,
+    ):
+        yield [a, b]
+
+
+async def locks(database_url: str) -> int:
+    connection = await asyncpg.connect(database_url)
+    try:
+        return int(await connection.fetchval("SELECT count(*) FROM tool_registry.resource_locks"))
+    finally:
+        await connection.close()
+
+
+async def test_edits_of_one_file_never_overlap(replicas: list[Registry], files: Files, database_url: str) -> None:
+    """C4: of two edits of one file, one was once lost silently."""
+    calls = [
+        replicas[number % 2].run("edit", {"path": "x"}, call=f"c{number}", who=context(run=f"run{number % 3}"))
+        for number in range(12)
+    ]
+    assert {outcome(result) for result in await asyncio.gather(*calls)} == {"SUCCEEDED"}
+    assert files.most == {"acme/x": 1}
+    assert len(files.edits) == 12
+    assert await locks(database_url) == 0
+
+
+async def test_calls_with_several_keys_in_any_order_do_not_block_each_other_for_ever(
+    replicas: list[Registry], files: Files, database_url: str
+) -> None:
+    pairs = [["a", "b"], ["b", "a"], ["b", "c"], ["c", "a"]] * 2
+    calls = [replicas[number % 2].run("move", {"paths": pair}, call=f"c{number}") for number, pair in enumerate(pairs)]
+    assert {outcome(result) for result in await asyncio.gather(*calls)} == {"SUCCEEDED"}
+    assert set(files.most.values()) == {1}
+    assert await locks(database_url) == 0
+
+
+async def test_other_keys_and_other_stores_are_not_in_the_way(replicas: list[Registry], files: Files) -> None:
+    holding = asyncio.ensure_future(replicas[0].run("hold", {"path": "x"}, call="h"))
+    await until(files.holds(1))
+    assert content(await replicas[1].run("edit", {"path": "y"}, call="a")) == "y"
+    assert content(await replicas[1].run("edit", {"path": "x"}, call="b", who=context(store="other"))) == "x"
+    files.release.set()
+    await holding
+
+
+async def test_waiting_for_a_key_counts_as_time_of_the_call(replicas: list[Registry], files: Files) -> None:
+    """LOOP-6."""
+    holding = asyncio.ensure_future(replicas[0].run("hold", {"path": "x"}, call="h"))
+    await until(files.holds(1))
+    for replica in replicas:
+        waited = await replica.run("edit", {"path": "x"}, call=f"w-{replica.instance_id}", timeout_seconds=0.2)
+        assert outcome(waited) == "FAILED TOOL_TIMEOUT"
+    files.release.set()
+    await holding
+    assert files.edits == ["held"]
+
+
+async def test_a_stored_result_is_given_without_waiting_for_the_key(replicas: list[Registry], files: Files) -> None:
+    first = await replicas[0].run("move", {"paths": ["x"]}, call="m")
+    holding = asyncio.ensure_future(replicas[0].run("hold", {"path": "x"}, call="h"))
+    await until(files.holds(1))
+    assert await replicas[1].run("move", {"paths": ["x"]}, call="m") == first
+    files.release.set()
+    await holding
+
+
+async def test_the_key_of_a_process_that_died_is_free(
+    replicas: list[Registry], files: Files, database_url: str
+) -> None:
+    connection = await asyncpg.connect(database_url)
+    await connection.execute("INSERT INTO tool_registry.resource_locks VALUES ('acme', 'path:x', 'call', 'dead')")
+    await connection.close()
+    assert content(await replicas[0].run("edit", {"path": "x"})) == "x"
+
+
+async def test_a_caller_that_leaves_while_it_waits_leaves_nothing_behind(
+    replicas: list[Registry], files: Files, database_url: str
+) -> None:
+    holding = asyncio.ensure_future(replicas[0].run("hold", {"path": "x"}, call="h"))
+    await until(files.holds(1))
+    stream = replicas[1].stream("edit", {"path": "x"}, call="w")
+    reading = asyncio.ensure_future(stream.read())
+
+    async def waits() -> bool:
+        return replicas[1].executor.running_count == 1
+
+    async def is_gone() -> bool:
+        return replicas[1].executor.running_count == 0
+
+    await until(waits)
+    stream.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    await until(is_gone)
+    files.release.set()
+    await holding
+    assert content(await replicas[1].run("edit", {"path": "x"}, call="after")) == "x"
+    assert await locks(database_url) == 0
