@@ -1,0 +1,126 @@
+"""Front-end calls from offer to result, over two replicas (FE-1 to FE-4, I11)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pawl.event.v1 import call_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2 as pb
+
+from services.chassis.database import Database
+from tests.rpc.job_store.conftest import Replica, StartReplica
+from tests.rpc.job_store.user import Owner, User, result
+
+
+async def offered(user: User, *call_ids: str) -> Owner:
+    """A parked run whose calls are offered."""
+    owner = await user.start()
+    calls = [
+        owner.call(call_id, call_pb2.CALL_STATE_OFFERED, index=index)
+        for index, call_id in enumerate(call_ids or ("call_1",))
+    ]
+    await owner.park(run_pb2.WAIT_KIND_TOOL_RESULT, calls=calls)
+    return owner
+
+
+async def bring(user: User, run_id: str, client_id: str, offer_epoch: int, command_id: str = "") -> str:
+    command = pb.ToolResultCommand(call_id="call_1", client_id=client_id, offer_epoch=offer_epoch, result=result())
+    receipt = await user.send(run_id, command_id, tool_result=command)
+    return pb.CommandOutcome.Name(receipt.outcome).removeprefix("COMMAND_OUTCOME_")
+
+
+async def end_leases(database: Database) -> None:
+    async with database.acquire() as connection:
+        await connection.execute("UPDATE job_store.calls SET offer_expire_time = now()")
+
+
+async def test_of_two_clients_that_race_for_a_call_one_gets_it(start: StartReplica) -> None:
+    users = [User((await start()).stub), User((await start()).stub)]
+    owner = await offered(users[0])
+    leases = await asyncio.gather(
+        *(users[number % 2].lease(owner.run_id, "call_1", f"tab_{number}") for number in range(6))
+    )
+    assert sum(lease.granted for lease in leases) == 1
+    holder = next(lease.call.offer.client_id for lease in leases if lease.granted)
+    assert {lease.call.offer.client_id for lease in leases} <= {holder, ""}
+    outcomes = await asyncio.gather(*(bring(users[n % 2], owner.run_id, f"tab_{n}", 1) for n in range(6)))
+    # Who comes after the holder's result is told that it is late, who came before that it is not theirs.
+    assert outcomes.count("ACCEPTED") == 1
+    assert set(outcomes) <= {"ACCEPTED", "LATE", "WRONG_HOLDER"}
+
+
+async def test_a_result_travels_from_the_client_to_the_owner(user: User) -> None:
+    owner = await offered(user)
+    lease = await user.lease(owner.run_id, "call_1", "tab")
+    assert await bring(user, owner.run_id, "tab", lease.call.offer.offer_epoch, "cmd_1") == "ACCEPTED"
+    claimed = await user.claim()
+    successor = Owner(user, owner.run_id, claimed[0].epoch)
+    loaded = await successor.load()
+    assert [command.tool_result.result.content_json for command in loaded.commands] == [b'"ok"']
+    assert loaded.commands[0].user_id == "ann"
+    settled = successor.call("call_1", call_pb2.CALL_STATE_SUCCEEDED, result=result())
+    await successor.commit(calls=[settled], consumed=["cmd_1"], state=run_pb2.RUN_STATE_RUNNING)
+    assert await bring(user, owner.run_id, "tab", lease.call.offer.offer_epoch, "cmd_1") == "DUPLICATE"
+    assert await bring(user, owner.run_id, "tab", lease.call.offer.offer_epoch) == "LATE"
+    assert await successor.inbox() == []
+
+
+async def test_a_foreign_result_is_unknown(user: User) -> None:
+    owner = await offered(user)
+    assert await bring(User(user.stub, user_id="eve"), owner.run_id, "", 0) == "UNKNOWN"
+    assert await bring(User(user.stub, store_id="globex"), owner.run_id, "", 0) == "UNKNOWN"
+    lease = await User(user.stub, user_id="eve").lease(owner.run_id, "call_1", "tab")
+    assert (lease.granted, lease.HasField("call")) == (False, False)
+
+
+async def test_a_client_renews_and_gives_back_all_its_calls(user: User) -> None:
+    owner = await offered(user, "call_1", "call_2")
+    for call_id in ("call_1", "call_2"):
+        await user.lease(owner.run_id, call_id, "tab", seconds=5)
+    renewed = await user.stub.RenewOffers(
+        pb.RenewOffersRequest(store_id="acme", user_id="ann", client_id="tab", lease_seconds=60)
+    )
+    assert [call.call_id for call in renewed.calls] == ["call_1", "call_2"]
+    request = pb.ReleaseOffersRequest(store_id="acme", user_id="ann", client_id="tab")
+    assert (await user.stub.ReleaseOffers(request)).released_count == 2
+    assert (await user.stub.ReleaseOffers(request)).released_count == 0
+    assert (await user.lease(owner.run_id, "call_2", "other")).granted
+
+
+async def test_calls_of_a_client_that_vanished_are_offered_again(
+    user: User, replica: Replica, database: Database
+) -> None:
+    """FE-2: and everybody who watches is told."""
+    owner = await offered(user)
+    await user.lease(owner.run_id, "call_1", "tab")
+    assert await replica.ledger.offer_again() == 0
+    await end_leases(database)
+    assert await replica.ledger.offer_again() == 1
+    assert await replica.ledger.offer_again() == 0
+    last = (await user.events(owner.run_id))[-1]
+    assert (last.type, last.call_changed.call.offer.client_id, last.attempt) == ("tool.offered", "", 0)
+    assert (await user.lease(owner.run_id, "call_1", "other")).call.offer.offer_epoch == 2
+
+
+async def test_what_waits_is_shown_with_the_run_and_over_all_runs(user: User) -> None:
+    """FE-3, HITL-6."""
+    owner = await offered(user, "call_1", "call_2")
+    assert [call.call_id for call in (await user.run(owner.run_id)).pending_calls] == ["call_1", "call_2"]
+    command = pb.ToolResultCommand(call_id="call_1", result=result())
+    receipt = await user.send(owner.run_id, tool_result=command)
+    assert [call.call_id for call in receipt.run.pending_calls] == ["call_2"]
+    listed = await user.stub.ListPendingCalls(pb.ListPendingCallsRequest(store_id="acme", user_id="ann"))
+    assert [call.call_id for call in listed.calls] == ["call_2"]
+    await user.cancel(owner.run_id)
+    listed = await user.stub.ListPendingCalls(pb.ListPendingCallsRequest(store_id="acme", user_id="ann"))
+    assert list(listed.calls) == []
+
+
+async def test_a_call_in_doubt_is_shown_as_pending(user: User) -> None:
+    owner = await user.start()
+    await owner.commit(calls=[owner.call("call_1", call_pb2.CALL_STATE_RUNNING, attempt=1)])
+    request = pb.ListPendingCallsRequest(store_id="acme", user_id="ann")
+    assert list((await user.stub.ListPendingCalls(request)).calls) == []
+    await owner.commit(state=run_pb2.RUN_STATE_NEEDS_ATTENTION, lease_action=pb.LEASE_ACTION_PARK)
+    assert [call.call_id for call in (await user.stub.ListPendingCalls(request)).calls] == ["call_1"]
+    assert [call.call_id for call in (await user.run(owner.run_id)).pending_calls] == ["call_1"]
