@@ -50,7 +50,10 @@ class PlanBook(Protocol):
 
 def planning_tools(book: PlanBook, ids: IdSource) -> list[Tool[..., Any]]:
     """Return create_task, add_subtask and list_projects."""
+    return [_create_task(book, ids), _add_subtask(book, ids), _list_projects(book)]
 
+
+def _create_task(book: PlanBook, ids: IdSource) -> Tool[..., Any]:
     @tool(category=Category.SAFE, effect=Effect.IDEMPOTENT)
     async def create_task(
         context: ToolContext,
@@ -73,6 +76,10 @@ def planning_tools(book: PlanBook, ids: IdSource) -> list[Tool[..., Any]]:
         task = await book.add_task(*owner, task, idempotency_key=context.idempotency_key)
         return {"task_id": task.task_id, "title": task.title, "project": _project(home), "due": task.due} | remark
 
+    return create_task
+
+
+def _add_subtask(book: PlanBook, ids: IdSource) -> Tool[..., Any]:
     @tool(category=Category.SAFE, effect=Effect.IDEMPOTENT)
     async def add_subtask(
         context: ToolContext,
@@ -107,18 +114,22 @@ def planning_tools(book: PlanBook, ids: IdSource) -> list[Tool[..., Any]]:
             result["note"] = f"{len(found)} tasks have the title {above.title!r}; the newest was taken"
         return result
 
+    return add_subtask
+
+
+def _list_projects(book: PlanBook) -> Tool[..., Any]:
     @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
     async def list_projects(context: ToolContext) -> dict[str, Any]:
         """List the projects with their tasks and subtasks."""
         owner = (context.store_id, context.user_id)
         projects = await book.projects(*owner, LISTED_MAX)
         tasks = await book.tasks(*owner, LISTED_MAX)
-        listed = {"projects": [_project(item) | {"tasks": _tree(tasks, item.project_id, None)} for item in projects]}
+        listed = {"projects": [_project(item) | {"tasks": _tree(tasks, item.project_id)} for item in projects]}
         if len(tasks) == LISTED_MAX:
             return listed | {"note": f"only the first {LISTED_MAX} tasks are listed"}
         return listed
 
-    return [create_task, add_subtask, list_projects]
+    return list_projects
 
 
 async def _home(
@@ -139,7 +150,7 @@ def _project(project: Project) -> dict[str, Any]:
     return {"project_id": project.project_id, "title": project.title}
 
 
-def _tree(tasks: Sequence[Task], project_id: str, parent_task_id: str | None) -> list[dict[str, Any]]:
+def _tree(tasks: Sequence[Task], project_id: str) -> list[dict[str, Any]]:
     children: dict[str | None, list[Task]] = {}
     for task in tasks:
         if task.project_id == project_id:
@@ -152,4 +163,4 @@ def _tree(tasks: Sequence[Task], project_id: str, parent_task_id: str | None) ->
             {"subtasks": subtasks} if subtasks else {}
         )
 
-    return [shown(task) for task in children.get(parent_task_id, [])]
+    return [shown(task) for task in children.get(None, [])]

@@ -1,0 +1,131 @@
+"""The registry as a process: start, kill -9, SIGTERM. I5, OPS-5, decision 14."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from pawl.tool.v1 import execution_pb2
+from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
+
+from services.chassis.rpc_client import open_channel
+from tests.poll import until
+from tests.rpc.tool_registry.registry import context, outcome
+
+TOOLS = '''
+import asyncio
+from pathlib import Path
+from services.tool_registry.sdk import Category, ToolContext, tool
+
+@tool(category=Category.SAFE, timeout_seconds=60)
+async def pay(path: str) -> str:
+    """Pay, slowly."""
+    with Path(path).open("a") as file:
+        file.write("begun\\n")
+    while not Path(path + ".go").exists():
+        await asyncio.sleep(0.02)
+    with Path(path).open("a") as file:
+        file.write("paid\\n")
+    return "paid"
+'''
+
+
+@asynccontextmanager
+async def process(database_url: str, folder: Path, name: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """A registry of its own; gives its process and address."""
+    address_file = folder / f"{name}.json"
+    started = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "services.tool_registry",
+        env=os.environ
+        | {
+            "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]),
+            "PAWL_DATABASE_URL": database_url,
+            "PAWL_LISTEN": "127.0.0.1:0",
+            "PAWL_METRICS_LISTEN": "127.0.0.1:0",
+            "PAWL_ADDRESS_FILE": str(address_file),
+            "PAWL_OUTBOX_DIR": str(folder),
+            "PAWL_TOOLS": "slow_tools, missing_tools",
+            "PAWL_EXECUTION_LEASE_SECONDS": "2",
+            "PAWL_INSTANCE_ID": "registry",
+        },
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+
+        async def listens() -> bool:
+            assert started.returncode is None
+            return address_file.exists()
+
+        await until(listens)
+        yield started, json.loads(address_file.read_text())["grpc"]
+    finally:
+        if started.returncode is None:
+            started.kill()
+        await started.wait()
+
+
+async def pay(address: str, path: Path) -> execution_pb2.ExecutionResult:
+    request = execution_pb2.ExecuteToolRequest(
+        context=context(),
+        call_id="call",
+        tool_name="pay",
+        tool_version=1,
+        arguments_json=json.dumps({"path": str(path)}).encode(),
+    )
+    async with open_channel(address) as channel:
+        responses = [response async for response in ExecutionServiceStub(channel).ExecuteTool(request)]
+    return responses[-1].result
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    (tmp_path / "slow_tools.py").write_text(TOOLS)
+    return tmp_path / "ledger"
+
+
+def written(path: Path) -> Any:
+    async def is_there() -> bool:
+        return path.exists()
+
+    return is_there
+
+
+async def test_a_call_of_a_killed_process_is_said_to_be_unknown_and_not_run_again(
+    database_url: str, tmp_path: Path, ledger: Path
+) -> None:
+    async with process(database_url, tmp_path, "a") as (first, address):
+        asked = asyncio.ensure_future(pay(address, ledger))
+        await until(written(ledger))
+        first.send_signal(signal.SIGKILL)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await asked
+    # The second process has the same name; its entries are its own all the same.
+    async with process(database_url, tmp_path, "b") as (_, address):
+        assert outcome(await pay(address, ledger)) == "UNKNOWN OUTCOME_UNKNOWN"
+    assert ledger.read_text() == "begun\n"
+
+
+async def test_at_sigterm_a_running_call_ends_and_its_result_is_there_for_the_next(
+    database_url: str, tmp_path: Path, ledger: Path
+) -> None:
+    async with process(database_url, tmp_path, "a") as (first, address):
+        asked = asyncio.ensure_future(pay(address, ledger))
+        await until(written(ledger))
+        first.send_signal(signal.SIGTERM)
+        ledger.with_name("ledger.go").touch()
+        assert outcome(await asked) == "SUCCEEDED"
+        assert await first.wait() == 0
+    async with process(database_url, tmp_path, "b") as (_, address):
+        assert outcome(await pay(address, ledger)) == "SUCCEEDED"
+    assert ledger.read_text() == "begun\npaid\n"
