@@ -29,6 +29,8 @@ from services.errors import IllegalTransition, InboxChanged
 # The ledger refuses a step when somebody else was faster. More often than this in
 # a row, the step itself is wrong.
 _REFUSALS_MAX: Final = 20
+# Two clocks never agree to the last digit: a moment too early must not become a busy loop.
+_WAIT_SECONDS_MIN: Final = 0.001
 
 
 class Left(StrEnum):
@@ -226,7 +228,7 @@ class Drive:
         waits = [] if due is None else [due - self._shop.clock.monotonic()]
         waits += [] if until is None else [until - self._now()]
         try:
-            async with asyncio.timeout(max(0.0, min(waits)) if waits else None):
+            async with asyncio.timeout(max(_WAIT_SECONDS_MIN, min(waits)) if waits else None):
                 await self._signal.wait()
         except TimeoutError:
             return

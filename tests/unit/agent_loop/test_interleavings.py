@@ -18,16 +18,24 @@ OPTIONS = st.builds(
     batch_order=st.sampled_from(BatchOrder),
     unknown_outcome_policy=st.sampled_from(UnknownOutcomePolicy),
 )
-HAPPENINGS = st.lists(
-    st.tuples(
-        st.sampled_from(
-            ["model", "end", "break", "doubt", "approve", "edit", "reject", "answer", "return", "return_error"]
-            + ["expire", "cancel", "steer", "take_over", "resolve"]
-        ),
-        st.integers(0, 3),
-    ),
-    max_size=25,
-)
+KINDS = [
+    "model",
+    "end",
+    "break",
+    "doubt",
+    "approve",
+    "edit",
+    "reject",
+    "answer",
+    "return",
+    "return_error",
+    "expire",
+    "cancel",
+    "steer",
+    "take_over",
+    "resolve",
+]
+HAPPENINGS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 3)), max_size=25)
 DECISIONS = {
     "approve": DecisionKind.APPROVE,
     "edit": DecisionKind.EDIT,

@@ -1,0 +1,119 @@
+"""One agent loop without processes: the real drive and worker over a ledger, a registry and a model in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from services.agent_loop.app.drive import Drive, Left
+from services.agent_loop.app.jobs import Workshop
+from services.agent_loop.app.ports import Claim, RunKey
+from services.agent_loop.app.worker import Worker, WorkerLimits
+from services.agent_loop.domain.call import Call, CallResult, CallState, DecisionKind
+from services.agent_loop.domain.command import Decide, ToolResult
+from services.agent_loop.domain.history import Dialect
+from services.agent_loop.domain.run import ENDED, Usage
+from services.agent_loop.domain.tool import Verdict
+from services.errors import LeaseLost, RunEnded
+from tests.fakes.ledger import FakeLedger
+from tests.fakes.model import FakeModel, Script
+from tests.fakes.registry import FakeRegistry
+from tests.fakes.virtual_time import VirtualClock
+
+LEASE_SECONDS = 10.0
+
+
+@dataclass
+class CountingMeter:
+    """A `Meter` that remembers how runs were left."""
+
+    left: list[str] = field(default_factory=list)
+    held: int = 0
+
+    def model_called(self, outcome: str, usage: Usage) -> None: ...
+
+    def call_executed(self, outcome: str) -> None: ...
+
+    def runs_held(self, count: int) -> None:
+        self.held = count
+
+    def run_left(self, how: str) -> None:
+        self.left.append(how)
+
+
+class World:
+    """What one test needs; make it inside a virtual loop."""
+
+    def __init__(self, verdicts: dict[str, Verdict], scripts: list[Script], *, seconds: float = 1.0) -> None:
+        self.clock = VirtualClock()
+        self.ledger = FakeLedger(self.clock.now)
+        self.registry = FakeRegistry(verdicts, seconds=seconds)
+        self.model = FakeModel(scripts)
+        self.meter = CountingMeter()
+        self.shop = Workshop(
+            ledger=self.ledger,
+            registry=self.registry,
+            model=self.model,
+            clock=self.clock,
+            ids=self.ledger.ids,  # type: ignore[arg-type]  # ids that count
+            random=lambda: 0.5,
+            meter=self.meter,
+            default_model="model",
+            dialect=Dialect(),
+        )
+
+    async def claim(self, worker_id: str = "worker") -> Claim:
+        """Claim the one run that there is, as soon as it can be claimed."""
+        while True:
+            claims = await self.ledger.claim(worker_id, runs_max=1, lease_seconds=LEASE_SECONDS)
+            if claims:
+                return claims[0]
+            await asyncio.sleep(1.0)
+
+    async def drive(self, worker_id: str = "worker") -> Left:
+        """Claim the run and drive it until it is let go of."""
+        return await Drive(await self.claim(worker_id), self.shop).run()
+
+    def worker(self, worker_id: str = "worker", new_drive: Callable[[Claim], Drive] | None = None) -> Worker:
+        """A worker that is not running yet."""
+        return Worker(
+            worker_id,
+            ledger=self.ledger,
+            new_drive=lambda claim, failure: (
+                new_drive(claim) if new_drive and failure is None else Drive(claim, self.shop, failure=failure)
+            ),
+            clock=self.clock,
+            ids=self.ledger.ids,  # type: ignore[arg-type]
+            random=lambda: 0.5,
+            meter=self.meter,
+            limits=WorkerLimits(),
+        )
+
+    async def respond(self, key: RunKey) -> None:
+        """Be the people and the front end: approve, answer, run what is offered."""
+        for call in self.ledger.calls(key):
+            await self._respond_to(key, call)
+
+    async def finish(self, key: RunKey) -> None:
+        """Drive the run, with whoever is needed, until it has ended."""
+        for _ in range(50):
+            if self.ledger.run(key).state in ENDED:
+                return
+            with contextlib.suppress(LeaseLost, RunEnded):
+                await self.drive()
+            await self.respond(key)
+        raise AssertionError(f"the run does not end: {self.ledger.run(key)}")
+
+    async def _respond_to(self, key: RunKey, call: Call) -> None:
+        match call.state:
+            case CallState.AWAITING_APPROVAL:
+                await self.ledger.send(key, Decide(call_id=call.call_id, kind=DecisionKind.APPROVE))
+            case CallState.ASKED:
+                await self.ledger.send(key, Decide(call_id=call.call_id, kind=DecisionKind.ANSWER, answer="blue"))
+            case CallState.OFFERED:
+                result = CallResult(content_json=b'"shown"')
+                await self.ledger.send(key, ToolResult(call_id=call.call_id, result=result))
+            case _:
+                pass

@@ -1,0 +1,88 @@
+"""A model that says what it is told, and refuses histories that a strict provider would refuse."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+
+from services.agent_loop.domain.failure import FailureClass
+from services.agent_loop.domain.model import (
+    CallPiece,
+    Finished,
+    ModelError,
+    ModelRequest,
+    Piece,
+    TextPiece,
+    UsageReport,
+)
+from tests.fakes.provider import check_history
+
+Script = Sequence[Piece | float | ModelError]
+"""Pieces to give, seconds to be silent, an error to end with."""
+
+
+def says(text: str, chunks: int = 1) -> Script:
+    """An answer in words."""
+    size = max(1, -(-len(text) // chunks))
+    parts = [text[start : start + size] for start in range(0, len(text), size)]
+    return [*(TextPiece(text=part) for part in parts), _USAGE, Finished(reason="stop")]
+
+
+def calls(*asked: str, text: str = "") -> Script:
+    """An answer that calls tools, given as `name` or `name arguments`."""
+    pieces: list[Piece] = [TextPiece(text=text)] if text else []
+    for index, call in enumerate(asked):
+        name, _, arguments = call.partition(" ")
+        pieces.append(CallPiece(index=index, call_id=f"provider_{index}", name=name))
+        pieces.append(CallPiece(index=index, arguments=arguments or "{}"))
+    return [*pieces, _USAGE, Finished(reason="tool_calls")]
+
+
+def fails(
+    reason: str = "HTTP_503", *, retryable: bool = True, after: Script = (), retry_after: float | None = None
+) -> Script:
+    """A call that fails, after what it gave."""
+    error = ModelError(
+        reason=reason,
+        failure_class=FailureClass.PROVIDER,
+        retryable=retryable,
+        message="The model server failed.",
+        retry_after_seconds=retry_after,
+    )
+    return [*after, error]
+
+
+_USAGE = UsageReport(input_tokens=10, output_tokens=5)
+
+
+@dataclass
+class FakeModel:
+    """Gives `scripts` in order of the calls, or `by_round`: by what the model has said before. Else, plain words."""
+
+    scripts: list[Script]
+    by_round: bool = False
+    requests: list[ModelRequest] = field(default_factory=list)
+    streaming: int = 0
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
+        check_history(request.messages, request.tools)
+        self.requests.append(request)
+        script = self._script(request)
+        self.streaming += 1
+        try:
+            for part in script:
+                if isinstance(part, float):
+                    await asyncio.sleep(part)
+                elif isinstance(part, ModelError):
+                    raise part
+                else:
+                    yield part
+        finally:
+            self.streaming -= 1
+
+    def _script(self, request: ModelRequest) -> Script:
+        if self.by_round:
+            said = sum(message["role"] == "assistant" for message in request.messages)
+            return self.scripts[said] if said < len(self.scripts) else says("That is all.")
+        return self.scripts.pop(0) if self.scripts else says("That is all.")

@@ -1,0 +1,128 @@
+"""A registry in memory with a journal: what a test says of tools is true, and effects are counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field, replace
+
+from services.agent_loop.app.ports import Execution, OnBehalfOf
+from services.agent_loop.domain.call import REPEATABLE, CallResult, EffectClass, ExecutionContext
+from services.agent_loop.domain.run import PinnedTool
+from services.agent_loop.domain.tool import (
+    Disposition,
+    ExecutionPiece,
+    ExecutionProgress,
+    ExecutionResult,
+    Outcome,
+    ProposedCall,
+    Stopped,
+    Tool,
+    Verdict,
+)
+from services.errors import DependencyUnavailable, ToolNotFound
+
+CANCELLED = ExecutionResult(
+    outcome=Outcome.CANCELLED,
+    result=CallResult(content_json=b'{"error":"cancelled"}', is_error=True, error_reason="CANCELLED"),
+)
+
+
+@dataclass
+class FakeRegistry:
+    """`verdicts` by tool name. Executions take `seconds`, return `results` by name, and fail as `failing` says."""
+
+    verdicts: dict[str, Verdict]
+    seconds: float = 1.0
+    results: dict[str, CallResult] = field(default_factory=dict)
+    effects: Counter[str] = field(default_factory=Counter)
+    order: list[str] = field(default_factory=list)
+    tells_progress: bool = False
+    running: int = 0
+    running_max: int = 0
+    unreachable: int = 0
+    """How many of the next requests fail because nobody answers."""
+    names: dict[str, str] = field(default_factory=dict)
+    cancelled: list[str] = field(default_factory=list)
+    _journal: dict[str, asyncio.Task[ExecutionResult]] = field(default_factory=dict)
+
+    async def resolve(
+        self, context: OnBehalfOf, names: Sequence[str], pinned: Sequence[PinnedTool] = ()
+    ) -> tuple[Tool, ...]:
+        self._answer()
+        for name in names:
+            if name not in self.verdicts:
+                raise ToolNotFound(tool_name=name)
+        return tuple(Tool(name=name, version=1) for name in (names or self.verdicts))
+
+    async def check(
+        self, context: OnBehalfOf, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]
+    ) -> tuple[Verdict, ...]:
+        self._answer()
+        return tuple(
+            replace(
+                self.verdicts[call.tool_name], call_id=call.call_id, arguments_json=call.arguments_json, tool_version=1
+            )
+            for call in calls
+        )
+
+    async def execute(self, context: OnBehalfOf, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
+        self._answer()
+        name, call_id = execution.tool_name, execution.call_id
+        self.names[call_id] = name
+        if self.tells_progress:
+            yield ExecutionProgress(fraction=0.5, message="half")
+        if self.verdicts[name].effect_class in REPEATABLE:
+            yield await self._perform(call_id, name)
+            return
+        task = self._journal.get(call_id)
+        if task is None:
+            task = self._journal[call_id] = asyncio.get_running_loop().create_task(self._perform(call_id, name))
+        yield await asyncio.shield(task)
+
+    async def cancel(self, context: OnBehalfOf, call_id: str, *, wait_seconds: float) -> Stopped:
+        self._answer()
+        self.cancelled.append(call_id)
+        task = self._journal.get(call_id)
+        if task is None:
+            # From now on it cannot begin any more.
+            self._journal[call_id] = asyncio.get_running_loop().create_task(_value(CANCELLED))
+            return Stopped(stopped=True)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+            return Stopped(stopped=True, result=CANCELLED)
+        return Stopped(stopped=True, result=CANCELLED if task.cancelled() else task.result())
+
+    async def _perform(self, call_id: str, name: str) -> ExecutionResult:
+        self.running += 1
+        self.running_max = max(self.running_max, self.running)
+        self.order.append(call_id)
+        try:
+            await asyncio.sleep(self.seconds)
+            self.effects[call_id] += 1
+        finally:
+            self.running -= 1
+        result = self.results.get(name, CallResult(content_json=f'"{name} done"'.encode()))
+        return ExecutionResult(outcome=Outcome.FAILED if result.is_error else Outcome.SUCCEEDED, result=result)
+
+    def _answer(self) -> None:
+        if self.unreachable > 0:
+            self.unreachable -= 1
+            raise DependencyUnavailable
+
+
+async def _value(result: ExecutionResult) -> ExecutionResult:
+    return result
+
+
+def tool(disposition: str = "RUN", context: str = "BACKEND", effect: str = "AT_MOST_ONCE", **fields: object) -> Verdict:
+    """A verdict in a few words."""
+    return Verdict(
+        call_id="",
+        disposition=Disposition(disposition),
+        context=ExecutionContext(context),
+        effect_class=EffectClass(effect),
+        **fields,  # type: ignore[arg-type]
+    )
