@@ -40,8 +40,9 @@ class SseDecoder:
         Raises:
             EventTooLargeError: the decoder cannot go on.
         """
-        if self._after_cr and chunk:
-            self._after_cr = False
+        if not chunk:
+            return []
+        if self._after_cr:
             chunk = chunk.removeprefix(b"\n")
         self._buffer += chunk
         if not self._started and not self._start():
