@@ -18,23 +18,11 @@ OPTIONS = st.builds(
     batch_order=st.sampled_from(BatchOrder),
     unknown_outcome_policy=st.sampled_from(UnknownOutcomePolicy),
 )
-KINDS = [
-    "model",
-    "end",
-    "break",
-    "doubt",
-    "approve",
-    "edit",
-    "reject",
-    "answer",
-    "return",
-    "return_error",
-    "expire",
-    "cancel",
-    "steer",
-    "take_over",
-    "resolve",
-]
+KINDS = (
+    *("model", "end", "break", "doubt", "resolve"),
+    *("approve", "edit", "reject", "answer", "return", "return_error", "expire"),
+    *("cancel", "steer", "take_over"),
+)
 HAPPENINGS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 3)), max_size=25)
 DECISIONS = {
     "approve": DecisionKind.APPROVE,

@@ -1,0 +1,188 @@
+"""What the model is told: valid for a strict provider, whole, and within its bounds (LOOP-8, LOOP-11, C2)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.agent_loop.domain import history, settle
+from services.agent_loop.domain.call import Call, CallResult, CallState
+from services.agent_loop.domain.history import Dialect, ReasoningEcho
+from services.agent_loop.domain.limits import Limits
+from services.agent_loop.domain.message import Message, Role
+from services.agent_loop.domain.results import contents
+from services.agent_loop.domain.run import Run, RunOptions
+from services.agent_loop.domain.state import State
+from tests.fakes.provider import check_history
+
+RUN = Run(store_id="s", user_id="u", conversation_id="c", run_id="r")
+
+
+def call(call_id: str, content: bytes = b'"done"', *, proposed: str = "{}", name: str = "write") -> Call:
+    return Call(
+        store_id="s",
+        conversation_id="c",
+        run_id="r",
+        call_id=call_id,
+        round=1,
+        index=0,
+        tool_name=name,
+        provider_call_id="same",
+        proposed_arguments=proposed,
+        state=CallState.SUCCEEDED,
+        result=CallResult(content_json=content),
+    )
+
+
+def user(text: str, number: int = 0) -> Message:
+    return Message(role=Role.USER, run_id="r", text=text, number=number)
+
+
+def assistant(text: str = "", *call_ids: str, number: int = 0, interrupted: bool = False) -> Message:
+    return Message(
+        role=Role.ASSISTANT, run_id="r", text=text, call_ids=call_ids, number=number, interrupted=interrupted
+    )
+
+
+def state(*messages: Message, calls: tuple[Call, ...] = (), limits: Limits | None = None) -> State:
+    run = replace(RUN, options=RunOptions(limits=limits or Limits()))
+    return State(run=run, messages=messages, calls={one.call_id: one for one in calls})
+
+
+def test_each_call_has_one_result_right_after_its_message_in_call_order() -> None:
+    told = history.of_run(
+        state(user("hi"), assistant("", "b", "a"), calls=(call("a", b"1"), call("b", b"2"))), Dialect()
+    )
+    assert [message["role"] for message in told] == ["user", "assistant", "tool", "tool"]
+    assert [(message["tool_call_id"], message["content"]) for message in told[2:]] == [("b", "2"), ("a", "1")]
+    check_history(told)
+
+
+def test_calls_are_known_to_the_provider_by_pawl_s_ids() -> None:
+    """Ids of providers are unique within a batch at most, and may be missing."""
+    told = history.of_run(
+        state(user("hi"), assistant("", "a"), assistant("", "b"), calls=(call("a"), call("b"))), Dialect()
+    )
+    assert [message["tool_calls"][0]["id"] for message in told if "tool_calls" in message] == ["a", "b"]
+
+
+def test_instructions_come_first() -> None:
+    run = replace(RUN, options=RunOptions(instructions="Be brief."))
+    told = history.of_run(State(run=run, messages=(user("hi"),)), Dialect())
+    assert told[0] == {"role": "system", "content": "Be brief."}
+
+
+def test_neighbours_of_the_same_role_are_joined() -> None:
+    """C15: a message that came while the run was stopped follows the one before."""
+    told = history.of_run(
+        state(user("hi"), user("and?"), assistant("Well", interrupted=True), user("go on")), Dialect()
+    )
+    assert [message["role"] for message in told] == ["user", "assistant", "user"]
+    assert told[0]["content"] == "hi\n\nand?"
+    check_history(told)
+
+
+def test_an_empty_answer_leaves_no_message() -> None:
+    told = history.of_run(state(user("hi"), assistant(""), user("hello?")), Dialect())
+    assert [message["role"] for message in told] == ["user"]
+
+
+def test_an_error_reaches_the_model_as_an_error() -> None:
+    """FE-5, LOOP-7."""
+    failed = replace(call("a"), result=settle.error("TOOL_TIMEOUT", "too slow"))
+    (content,) = contents([failed], 1000)
+    assert json.loads(content) == {"error": "too slow", "reason": "TOOL_TIMEOUT"}
+
+
+def test_an_error_of_a_front_end_in_any_form_reaches_the_model_as_an_error() -> None:
+    failed = replace(call("a"), result=CallResult(content_json=b'["no","panel"]', is_error=True))
+    (content,) = contents([failed], 1000)
+    assert json.loads(content) == {"error": ["no", "panel"], "reason": "TOOL_ERROR"}
+
+
+def test_a_note_goes_with_the_result() -> None:
+    """HITL-3: the model is told that a reviewer edited the call."""
+    noted = replace(call("a"), result=CallResult(content_json=b"1", note="A reviewer edited this call."))
+    (content,) = contents([noted], 1000)
+    assert json.loads(content) == {"result": 1, "note": "A reviewer edited this call."}
+
+
+def test_results_over_the_limit_of_a_round_are_cut_with_a_way_to_read_the_rest() -> None:
+    """LOOP-8: small results stay whole."""
+    large = ("é" * 30_000).encode()
+    told = contents([call("a", b'"' + large + b'"'), call("b", b"1"), call("c", b'"' + large + b'"')], 50_000)
+    assert told[1] == "1"
+    for content, call_id in ((told[0], "a"), (told[2], "c")):
+        assert "read_result" in content
+        assert f'"{call_id}"' in content
+        assert "of 60002 bytes" in content
+        assert len(content.encode()) < 25_400
+
+
+def test_arguments_that_are_no_json_do_not_break_the_history() -> None:
+    """C14."""
+    told = history.of_run(state(user("hi"), assistant("", "a"), calls=(call("a", proposed='{"half'),)), Dialect())
+    check_history(told)
+    assert json.loads(told[1]["tool_calls"][0]["function"]["arguments"]) == {"not_json": '{"half'}
+
+
+def test_reasoning_goes_back_only_where_the_server_sent_some() -> None:
+    """LOOP-11, DESIGN 2.13."""
+    silent = state(user("hi"), assistant("", "a"), calls=(call("a"),))
+    assert "reasoning_content" not in history.of_run(silent, Dialect())[1]
+
+    thinking = state(
+        user("hi"), replace(assistant("", "a"), reasoning="hm"), assistant("", "b"), calls=(call("a"), call("b"))
+    )
+    told = [message for message in history.of_run(thinking, Dialect()) if message["role"] == "assistant"]
+    assert [message["reasoning_content"] for message in told] == ["hm", ""]
+
+    renamed = history.of_run(thinking, Dialect(reasoning_echo=ReasoningEcho.REASONING))
+    assert renamed[1]["reasoning"] == "hm"
+    never = history.of_run(thinking, Dialect(reasoning_echo=ReasoningEcho.NONE))
+    assert not {"reasoning", "reasoning_content"} & set(never[1])
+
+
+def test_opaque_reasoning_state_goes_back_as_it_came() -> None:
+    opaque = replace(assistant("", "a"), provider_state_json=b'{"reasoning_details":[{"data":"gAAAA=="}]}')
+    told = history.of_run(state(user("hi"), opaque, calls=(call("a"),)), Dialect())
+    assert told[1]["reasoning_details"] == [{"data": "gAAAA=="}]
+
+
+def test_a_small_history_is_not_summarised() -> None:
+    assert history.summarise_to(state(user("hi", 1), assistant("hello", number=2))) == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(sizes=st.lists(st.integers(1, 4000), min_size=2, max_size=20))
+def test_a_summary_replaces_the_oldest_messages_and_never_parts_a_call_from_its_result(sizes: list[int]) -> None:
+    messages, calls = [], []
+    for number, size in enumerate(sizes, 1):
+        call_id = f"call_{number}"
+        calls.append(call(call_id, json.dumps("x" * size).encode()))
+        messages.append(assistant("", call_id, number=number) if number % 3 else user("y" * size, number))
+    full = state(*messages, calls=tuple(calls), limits=Limits(context_bytes_max=10_000))
+
+    to_number = history.summarise_to(full)
+
+    assert to_number < len(sizes), "the newest message stays"
+    if not to_number:
+        return
+    summary = Message(role=Role.SUMMARY, run_id="r", text="In short.", summarised_to_number=to_number)
+    rest = replace(full, messages=(summary, *(message for message in messages if message.number > to_number)))
+    told = history.of_run(rest, Dialect())
+    assert told[0]["role"] == "user"
+    assert "In short." in told[0]["content"]
+    if told[-1]["role"] != "assistant":
+        check_history(told)
+    asked = [asked["id"] for message in told for asked in message.get("tool_calls", ())]
+    assert asked == [message["tool_call_id"] for message in told if message["role"] == "tool"]
+
+
+def test_what_is_summarised_fits_into_the_context() -> None:
+    full = state(user("x" * 50_000, 1), user("last", 2), limits=Limits(context_bytes_max=10_000))
+    assert history.summarise_to(full) == 1
+    assert len(history.to_summarise(full, 1).encode()) <= 10_000

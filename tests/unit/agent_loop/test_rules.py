@@ -1,0 +1,428 @@
+"""The rules of the loop, one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from services.agent_loop.domain import loop_state
+from services.agent_loop.domain.call import CallState, DecisionKind
+from services.agent_loop.domain.command import CallResolution
+from services.agent_loop.domain.event import RoundRetrying, RoundStarted, Warned
+from services.agent_loop.domain.fact import CallExecuted
+from services.agent_loop.domain.failure import FailureClass
+from services.agent_loop.domain.limits import Limits
+from services.agent_loop.domain.message import Role
+from services.agent_loop.domain.retry import Problem, delay
+from services.agent_loop.domain.run import (
+    BatchOrder,
+    RoundLimitPolicy,
+    RunOptions,
+    RunState,
+    UnknownOutcomePolicy,
+    WaitKind,
+)
+from services.agent_loop.domain.state import MODEL
+from tests.unit.agent_loop.simulation import OK, UNKNOWN, Simulation, answer
+
+
+def started(*batches: tuple[str, ...], options: RunOptions | None = None) -> Simulation:
+    """A run whose model has given its first answer."""
+    run = Simulation([answer(*names) for names in batches], options or RunOptions())
+    run.turn()
+    run.model_answers()
+    return run
+
+
+def state_of(run: Simulation, index: int) -> CallState:
+    return run.calls[index].state
+
+
+def run_state(run: Simulation) -> RunState:
+    return run.run.state
+
+
+def running(run: Simulation) -> list[int]:
+    return sorted(run.base.calls[name].index for name in run.under_way if name in run.base.calls)
+
+
+class TestOrder:
+    """LOOP-9, D1."""
+
+    def test_parallel_calls_start_at_once_and_serial_ones_in_order(self) -> None:
+        run = started(("serial", "parallel", "serial", "parallel"))
+        assert running(run) == [0, 1, 3]
+        run.ends(run.calls[0].call_id)
+        assert running(run) == [1, 2, 3]
+
+    def test_a_serial_call_waits_for_an_earlier_decision(self) -> None:
+        run = started(("gated", "serial", "parallel"))
+        assert running(run) == [2]
+        run.decides(run.calls[0], DecisionKind.REJECT)
+        assert running(run) == [1, 2]
+
+    def test_a_serial_call_does_not_wait_for_a_front_end(self) -> None:
+        assert running(started(("front", "serial"))) == [1]
+
+    def test_an_agent_may_let_serial_calls_overtake_decisions(self) -> None:
+        run = started(("ask", "serial"), options=RunOptions(batch_order=BatchOrder.OVERTAKE_DECISIONS))
+        assert running(run) == [1]
+
+    def test_parallel_calls_on_the_same_thing_keep_their_order(self) -> None:
+        """C4: two edits of one file, one lost silently."""
+        run = started(("lookup", "lookup"))
+        assert running(run) == [0]
+        run.ends(run.calls[0].call_id)
+        assert running(run) == [1]
+
+
+class TestRounds:
+    """LOOP-4, C7."""
+
+    def test_after_the_last_round_the_model_sees_every_result_and_answers_without_tools(self) -> None:
+        options = RunOptions(limits=Limits(rounds_max=2))
+        run = started(("serial",), ("serial",), options=options)
+        run.ends(run.calls[0].call_id)
+        run.model_answers()
+        run.ends(run.calls[1].call_id)
+
+        starts = [event for event in run.told if isinstance(event, RoundStarted)]
+        assert [(event.round, event.without_tools) for event in starts] == [(1, False), (2, False), (3, True)]
+        run.model_answers()
+        assert (run.run.state, run.run.output_text) == (RunState.COMPLETED, "done")
+
+    def test_calls_in_the_final_answer_are_not_made(self) -> None:
+        run = started(("serial",), ("serial",), options=RunOptions(limits=Limits(rounds_max=1)))
+        run.ends(run.calls[0].call_id)
+        run.model_answers()
+        assert run.calls[1].state is CallState.FAILED
+        assert run.run.state is RunState.FAILED
+        assert run.run.failure is not None
+        assert run.run.failure.reason == "ROUND_LIMIT"
+
+    def test_a_run_may_ask_to_fail_at_the_limit(self) -> None:
+        options = RunOptions(limits=Limits(rounds_max=1), round_limit_policy=RoundLimitPolicy.FAIL)
+        run = started(("serial",), options=options)
+        run.ends(run.calls[0].call_id)
+        assert run.run.failure is not None
+        assert (run.run.state, run.run.failure.reason) == (RunState.FAILED, "ROUND_LIMIT")
+        assert run.run.failure.failure_class is FailureClass.LIMIT
+
+    def test_an_answer_in_the_last_round_is_an_answer(self) -> None:
+        options = RunOptions(limits=Limits(rounds_max=1), round_limit_policy=RoundLimitPolicy.FAIL)
+        assert started((), options=options).run.state is RunState.COMPLETED
+
+    def test_a_warning_comes_at_eighty_percent(self) -> None:
+        run = started(*[("serial",)] * 10)
+        run.finishes()
+        # The same call again and again would end it before.
+        reasons = [event.reason for event in run.told if isinstance(event, Warned)]
+        assert "ROUND_LIMIT_NEAR" not in reasons
+
+        names = [answer("serial", arguments=[f'{{"n":{n}}}']) for n in range(10)]
+        run = Simulation(names)
+        run.turn()
+        run.finishes()
+        assert [event.reason for event in run.told if isinstance(event, Warned)] == ["ROUND_LIMIT_NEAR", "FINAL_ROUND"]
+        assert run.run.state is RunState.COMPLETED
+
+    def test_counters_hold_over_a_takeover(self) -> None:
+        """C7: counters that restarted on resume."""
+        run = started(("serial",), ("serial",), options=RunOptions(limits=Limits(rounds_max=1)))
+        run.is_taken_over()
+        run.ends(run.calls[0].call_id)
+        assert [event.round for event in run.told if isinstance(event, RoundStarted)] == [1, 2]
+
+
+class TestSurplus:
+    """LOOP-5."""
+
+    def test_calls_over_the_limit_get_an_error_and_the_rest_run(self) -> None:
+        run = started(("parallel",) * 5, options=RunOptions(limits=Limits(calls_per_round_max=3)))
+        assert running(run) == [0, 1, 2]
+        assert [call.state for call in run.calls[3:]] == [CallState.FAILED] * 2
+        assert all(call.result and call.result.error_reason == "TOO_MANY_CALLS" for call in run.calls[3:])
+        assert "TOO_MANY_CALLS" in [event.reason for event in run.told if isinstance(event, Warned)]
+
+    def test_arguments_over_256_kib_are_refused(self) -> None:
+        run = Simulation([answer("serial", arguments=['{"a":"' + "x" * 263_000 + '"}'])])
+        run.turn()
+        run.model_answers()
+        assert run.calls[0].state is CallState.FAILED
+        assert run.calls[0].result is not None
+        assert run.calls[0].result.error_reason == "INVALID_ARGUMENTS"
+        assert len(run.calls[0].proposed_arguments) < 5000
+
+
+class TestStuckLoops:
+    """LOOP-5, D2."""
+
+    def test_the_fourth_identical_call_is_not_executed_and_ends_the_run(self) -> None:
+        run = Simulation([answer("serial", arguments=["{}"]) for _ in range(6)])
+        run.turn()
+        run.finishes()
+        assert run.run.failure is not None
+        assert (run.run.state, run.run.failure.reason) == (RunState.FAILED, "STUCK_LOOP")
+        assert run.run.failure.failure_class is FailureClass.STUCK
+        assert len(run.started) == 3
+        assert [call.state for call in run.calls] == [CallState.SUCCEEDED] * 3 + [CallState.CANCELLED]
+
+    def test_identical_calls_count_over_a_takeover(self) -> None:
+        run = Simulation([answer("serial", arguments=["{}"]) for _ in range(6)])
+        run.turn()
+        while run.run.state is not RunState.FAILED:
+            if MODEL in run.under_way:
+                run.model_answers()
+            else:
+                state = loop_state.read(loop_state.write(run.base.loop))
+                run.base = replace(run.base, loop=state)
+                run.ends(run.calls[-1].call_id)
+        assert len(run.started) == 3
+
+    def test_an_alternating_pattern_is_caught_at_its_third_turn(self) -> None:
+        names = [answer("serial", arguments=[f'{{"n":{n % 2}}}']) for n in range(8)]
+        run = Simulation(names)
+        run.turn()
+        run.finishes()
+        assert run.run.failure is not None
+        assert run.run.failure.reason == "STUCK_LOOP"
+        assert len(run.started) == 5
+
+    def test_going_back_and_forth_between_more_things_is_no_loop(self) -> None:
+        names = [answer("serial", arguments=[f'{{"n":{n % 3}}}']) for n in range(8)]
+        run = Simulation(names)
+        run.turn()
+        run.finishes()
+        assert run.run.state is RunState.COMPLETED
+
+    def test_a_call_that_is_refused_again_and_again_is_a_loop_too(self) -> None:
+        run = Simulation([answer("refused", arguments=["{}"]) for _ in range(6)])
+        run.turn()
+        run.finishes()
+        assert run.run.failure is not None
+        assert run.run.failure.reason == "STUCK_LOOP"
+
+
+class TestPeople:
+    """HITL-1 to HITL-3, FE-4."""
+
+    def test_several_questions_each_get_their_own_answer(self) -> None:
+        """C3."""
+        run = started(("ask", "serial", "ask"))
+        assert run.run.waits == (WaitKind.ANSWER,)
+        run.decides(run.calls[2], DecisionKind.ANSWER)
+        assert run.run.state is RunState.WAITING
+        run.decides(run.calls[0], DecisionKind.ANSWER)
+        assert running(run) == [1]
+        run.ends(run.calls[1].call_id)
+        assert MODEL in run.under_way
+        assert all(call.state is CallState.SUCCEEDED for call in run.calls)
+
+    def test_the_model_is_told_that_a_reviewer_edited_the_call(self) -> None:
+        run = started(("gated",))
+        run.decides(run.calls[0], DecisionKind.EDIT)
+        edited = run.calls[0]
+        assert (edited.arguments_json, edited.approved_digest) == (b'{"edited":true}', "e")
+        run.ends(edited.call_id)
+        result = run.calls[0].result
+        assert result is not None
+        assert "A reviewer edited this call" in result.note
+        assert '{"edited":true}' in result.note
+
+    def test_a_rejection_reaches_the_model_with_its_reason(self) -> None:
+        run = started(("gated",))
+        run.decides(run.calls[0], DecisionKind.REJECT)
+        assert run.calls[0].state is CallState.REJECTED
+        assert run.calls[0].result is not None
+        assert b"because" in run.calls[0].result.content_json
+        assert run.started == []
+
+    def test_an_answer_may_take_the_place_of_a_gated_call(self) -> None:
+        run = started(("gated",))
+        run.decides(run.calls[0], DecisionKind.ANSWER)
+        assert run.calls[0].state is CallState.SUCCEEDED
+        assert run.calls[0].result is not None
+        assert run.calls[0].result.content_json == b'{"answer":"yes"}'
+        assert run.started == []
+
+    def test_an_approved_front_end_call_is_offered(self) -> None:
+        run = started(("gated_front",))
+        run.decides(run.calls[0], DecisionKind.APPROVE)
+        assert run.calls[0].state is CallState.OFFERED
+        assert run.run.waits == (WaitKind.TOOL_RESULT,)
+
+    @pytest.mark.parametrize(("name", "seconds"), [("gated", 900), ("front", 600), ("ask", 86400)])
+    def test_a_wait_ends_at_its_deadline_and_not_before(self, name: str, seconds: float) -> None:
+        run = started((name,))
+        run.passes(seconds - 1)
+        assert run.run.state is RunState.WAITING
+        run.passes(1)
+        assert run.calls[0].state is CallState.EXPIRED
+        assert MODEL in run.under_way
+
+    def test_a_front_end_call_that_nobody_ran_may_be_put_to_the_user(self) -> None:
+        run = started(("front_asks",))
+        run.passes(600)
+        assert state_of(run, 0) is CallState.ASKED
+        assert run.run.waits == (WaitKind.ANSWER,)
+        run.decides(run.calls[0], DecisionKind.ANSWER)
+        assert state_of(run, 0) is CallState.SUCCEEDED
+
+    def test_a_backend_tool_that_takes_its_place_goes_through_the_same_checks(self) -> None:
+        run = started(("front_falls_back",))
+        run.passes(600)
+        call = run.calls[0]
+        assert (call.tool_name, call.state) == ("gated", CallState.AWAITING_APPROVAL)
+        run.decides(call, DecisionKind.APPROVE)
+        run.ends(call.call_id)
+        result = run.calls[0].result
+        assert result is not None
+        assert "No client ran front_falls_back" in result.note
+
+
+class TestSteering:
+    """LOOP-13, D12, C15."""
+
+    def test_a_message_withdraws_what_waits_for_people_and_enters_after_the_batch(self) -> None:
+        run = started(("gated", "serial", "parallel", "front"))
+        assert running(run) == [2]
+        run.steers("rather not")
+        assert [call.state for call in run.calls] == [
+            CallState.CANCELLED,
+            CallState.CANCELLED,
+            CallState.RUNNING,
+            CallState.CANCELLED,
+        ]
+        run.ends(run.calls[2].call_id)
+        assert [message.text for message in run.base.messages if message.role is Role.USER] == ["hello", "rather not"]
+        assert MODEL in run.under_way
+
+    def test_a_message_during_the_answer_is_answered_too(self) -> None:
+        run = Simulation([answer(text="first"), answer(text="second")])
+        run.turn()
+        run.steers("and then?")
+        run.model_answers()
+        assert run.run.state is RunState.RUNNING
+        run.model_answers()
+        assert run.run.output_text == "second"
+
+    def test_a_message_to_a_run_that_is_stopped_stays_in_the_conversation(self) -> None:
+        run = started(("serial",))
+        run.steers("and then?")
+        run.cancels()
+        assert run.run.state is RunState.CANCELLED
+        assert run.base.messages[-1].text == "and then?"
+
+
+class TestDoubt:
+    """I5, D9."""
+
+    def test_by_default_the_model_is_told_that_nobody_knows(self) -> None:
+        run = started(("serial",))
+        run.ends(run.calls[0].call_id, UNKNOWN)
+        assert run.calls[0].state is CallState.OUTCOME_UNKNOWN
+        assert MODEL in run.under_way
+
+    @pytest.mark.parametrize(
+        ("resolution", "state"),
+        [(CallResolution.HAPPENED, CallState.SUCCEEDED), (CallResolution.TELL_MODEL, CallState.FAILED)],
+    )
+    def test_an_operator_may_say_what_happened(self, resolution: CallResolution, state: CallState) -> None:
+        options = RunOptions(unknown_outcome_policy=UnknownOutcomePolicy.NEEDS_ATTENTION)
+        run = started(("serial", "parallel"), options=options)
+        run.ends(run.calls[0].call_id, UNKNOWN)
+        assert run_state(run) is RunState.RUNNING
+        run.ends(run.calls[1].call_id)
+        assert run_state(run) is RunState.NEEDS_ATTENTION
+        run.is_taken_over()
+        assert run_state(run) is RunState.NEEDS_ATTENTION
+        assert len(run.started) == 2
+        run.resolves(run.calls[0], resolution)
+        assert run.calls[0].state is state
+        assert MODEL in run.under_way
+
+    def test_an_operator_may_have_it_run_again(self) -> None:
+        options = RunOptions(unknown_outcome_policy=UnknownOutcomePolicy.NEEDS_ATTENTION)
+        run = started(("serial",), options=options)
+        call_id = run.calls[0].call_id
+        run.ends(call_id, UNKNOWN)
+        run.resolves(run.calls[0], CallResolution.RUN_AGAIN)
+        assert run.started == [call_id, call_id]
+        assert run.base.loop.unknowns_resolved == {call_id: 1}
+        assert run.calls[0].attempt == 2
+        run.ends(call_id)
+        assert run.calls[0].state is CallState.SUCCEEDED
+
+
+class TestTakeover:
+    """C9, C10."""
+
+    def test_a_call_whose_worker_died_is_asked_for_again_by_the_same_id(self) -> None:
+        run = started(("serial",))
+        run.is_taken_over()
+        assert run.started == [run.calls[0].call_id] * 2
+        assert run.calls[0].attempt == 2
+
+    def test_a_model_call_that_keeps_killing_its_workers_ends_the_run(self) -> None:
+        run = Simulation([])
+        run.turn()
+        for _ in range(10):
+            if run.run.state is RunState.FAILED:
+                break
+            run.is_taken_over()
+        assert run.model_calls == 4
+        assert run.run.failure is not None
+        assert run.run.failure.reason == "INTERNAL"
+        assert [event.model_attempt for event in run.told if isinstance(event, RoundRetrying)] == [1, 2, 3]
+
+    def test_a_settled_call_does_not_change_any_more(self) -> None:
+        """C5: a cancelled execution overwritten as completed."""
+        run = started(("serial", "front"))
+        run.cancels()
+        before = list(run.calls)
+        run.facts.append(CallExecuted(call_id=run.calls[0].call_id, ended=OK))
+        run.turn()
+        assert run.calls == before
+
+
+class TestTimeouts:
+    """LOOP-6, D4."""
+
+    def test_a_round_that_takes_too_long_fails_the_run(self) -> None:
+        run = started(("serial",))
+        run.passes(121, parked=False)
+        assert run.run.failure is not None
+        assert run.run.failure.reason == "ROUND_TIMEOUT"
+        assert run.calls[0].state is CallState.CANCELLED
+
+    def test_waiting_for_people_is_not_active_time(self) -> None:
+        run = started(("ask",))
+        run.passes(80_000)
+        run.decides(run.calls[0], DecisionKind.ANSWER)
+        assert MODEL in run.under_way
+
+
+class TestRetries:
+    """LOOP-7."""
+
+    PROBLEM = Problem(reason="HTTP_503", failure_class=FailureClass.PROVIDER, retryable=True, message="no")
+
+    def test_waits_double_from_one_second_to_ten(self) -> None:
+        waits = [delay(self.PROBLEM, attempt=n, attempts_max=9, left=100, jitter=0) for n in range(1, 7)]
+        assert waits == [1, 2, 4, 8, 10, 10]
+
+    def test_jitter_shortens_a_wait_by_half_at_most(self) -> None:
+        assert delay(self.PROBLEM, attempt=1, attempts_max=4, left=100, jitter=1) == 0.5
+
+    def test_the_server_s_own_wish_is_honoured(self) -> None:
+        problem = replace(self.PROBLEM, retry_after_seconds=30)
+        assert delay(problem, attempt=1, attempts_max=4, left=100, jitter=1) == 30
+
+    def test_a_wish_beyond_the_round_ends_the_call(self) -> None:
+        problem = replace(self.PROBLEM, retry_after_seconds=3600)
+        assert delay(problem, attempt=1, attempts_max=4, left=100, jitter=0) is None
+
+    def test_the_last_attempt_and_what_cannot_be_retried_are_final(self) -> None:
+        assert delay(self.PROBLEM, attempt=4, attempts_max=4, left=100, jitter=0) is None
+        assert delay(replace(self.PROBLEM, retryable=False), attempt=1, attempts_max=4, left=100, jitter=0) is None

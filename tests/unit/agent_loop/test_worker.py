@@ -1,0 +1,210 @@
+"""A worker: claims, leases, pokes, fencing, handing over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+
+from services.agent_loop.app.drive import Drive, Left
+from services.agent_loop.app.ports import Claim, RunKey
+from services.agent_loop.app.worker import Worker
+from services.agent_loop.domain.call import CallState, Question
+from services.agent_loop.domain.command import Cancel
+from services.agent_loop.domain.run import ENDED, RunState, StopCause
+from services.errors import DependencyUnavailable
+from tests.fakes import virtual_time
+from tests.fakes.loop_world import World
+from tests.fakes.model import Script, calls, says
+from tests.fakes.registry import tool
+
+VERDICTS = {"write": tool(), "ask": tool("ASK", context="HUMAN", question=Question(question="Which?"))}
+
+
+@asynccontextmanager
+async def at_work(worker: Worker) -> AsyncIterator[Worker]:
+    loops = [asyncio.create_task(loop()) for loop in (worker.claim_forever, worker.renew_forever, worker.fence_forever)]
+    try:
+        yield worker
+    finally:
+        await worker.hand_over()
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+
+
+async def end_of(world: World, key: RunKey) -> None:
+    while world.ledger.run(key).state not in ENDED:
+        await asyncio.sleep(0.1)
+
+
+def long(*, seconds: float = 100.0) -> Script:
+    return [seconds, *says("That took long.")]
+
+
+def test_many_runs_are_driven_side_by_side_to_their_ends() -> None:
+    async def main() -> None:
+        world = World(VERDICTS, [])
+        keys = [world.ledger.submit(f"hello {number}") for number in range(100)]
+        async with at_work(world.worker()):
+            for key in keys:
+                await end_of(world, key)
+        assert world.meter.left == ["ended"] * 100
+        assert world.meter.held == 0
+
+    virtual_time.run(main())
+
+
+def test_a_lease_is_kept_for_as_long_as_the_run_goes_on() -> None:
+    async def main() -> None:
+        world = World(VERDICTS, [long()])
+        key = world.ledger.submit("hello")
+        async with at_work(world.worker("first")), at_work(world.worker("second")):
+            await end_of(world, key)
+        assert world.ledger.row(key).epoch == 1
+        assert len(world.model.requests) == 1
+
+    virtual_time.run(main())
+
+
+def test_without_hints_a_command_is_found_by_the_next_renewal() -> None:
+    """DESIGN 2.2: without NATS slower, never wrong."""
+
+    async def main() -> None:
+        world = World(VERDICTS, [long()])
+        key = world.ledger.submit("hello")
+        async with at_work(world.worker()):
+            await asyncio.sleep(5)
+            await world.ledger.send(key, Cancel(cause=StopCause.USER))
+            await end_of(world, key)
+        assert world.clock.now() < 1010
+        assert world.ledger.run(key).state is RunState.CANCELLED
+
+    virtual_time.run(main())
+
+
+def test_a_run_whose_lease_cannot_be_renewed_is_stopped_before_the_lease_ends() -> None:
+    """I4: another worker may drive it then."""
+
+    async def main() -> None:
+        world = World(VERDICTS, [long()])
+        key = world.ledger.submit("hello")
+
+        async def unreachable(name: str, done: bool) -> None:
+            if name == "renew":
+                raise DependencyUnavailable
+
+        world.ledger.fault = unreachable
+        async with at_work(world.worker()):
+            await asyncio.sleep(1)
+            lease_end = world.ledger.row(key).claim_at
+            assert lease_end is not None
+            while world.model.streaming:
+                await asyncio.sleep(0.1)
+            assert world.clock.now() < lease_end.timestamp()
+            assert world.meter.left == ["lost"]
+
+    virtual_time.run(main())
+
+
+def test_a_run_that_somebody_else_claimed_is_dropped_at_the_next_renewal() -> None:
+    async def main() -> None:
+        world = World(VERDICTS, [long()])
+        key = world.ledger.submit("hello")
+        async with at_work(world.worker()):
+            await asyncio.sleep(1)
+            row = world.ledger.row(key)
+            world.ledger.book.put_run(replace(row, worker_id="other", epoch=2))
+            await asyncio.sleep(4)
+            assert world.model.streaming == 0
+            assert world.meter.left == ["lost"]
+
+    virtual_time.run(main())
+
+
+def test_a_claim_whose_answer_was_lost_is_driven_all_the_same() -> None:
+    async def main() -> None:
+        world = World(VERDICTS, [])
+        key = world.ledger.submit("hello")
+        lost = iter([True])
+
+        async def lose_the_answer(name: str, done: bool) -> None:
+            if name == "claim" and done and next(lost, False):
+                raise DependencyUnavailable
+
+        world.ledger.fault = lose_the_answer
+        worker = world.worker()
+        with suppress(DependencyUnavailable):
+            await worker.claim_forever()
+        async with at_work(worker):
+            await end_of(world, key)
+        assert world.ledger.row(key).epoch == 1
+
+    virtual_time.run(main())
+
+
+def test_handing_over_lets_another_worker_go_on_at_once() -> None:
+    """OPS-5."""
+
+    async def main() -> None:
+        world = World(VERDICTS, [long(), says("Done.")])
+        key = world.ledger.submit("hello")
+        async with at_work(world.worker("first")):
+            await asyncio.sleep(1)
+            began = world.clock.now()
+        assert world.clock.now() - began < 2
+        assert world.model.streaming == 0
+        async with at_work(world.worker("second")):
+            await end_of(world, key)
+        assert world.clock.now() - began < 4
+        assert world.ledger.run(key).output_text == "Done."
+
+    virtual_time.run(main())
+
+
+def test_a_drive_that_crashes_fails_its_run_and_hurts_no_other() -> None:
+    """I20."""
+
+    async def main() -> None:
+        world = World(VERDICTS, [calls("write")])
+        keys = [world.ledger.submit("hello"), world.ledger.submit("hello")]
+
+        class Crashing(Drive):
+            async def run(self) -> Left:
+                raise ZeroDivisionError
+
+        def new_drive(claim: Claim) -> Drive:
+            return (Crashing if claim.key == keys[0] else Drive)(claim, world.shop)
+
+        async with at_work(world.worker(new_drive=new_drive)):
+            for key in keys:
+                await end_of(world, key)
+
+        failed = world.ledger.run(keys[0])
+        assert failed.state is RunState.FAILED
+        assert failed.failure is not None
+        assert failed.failure.reason == "INTERNAL"
+        assert "ZeroDivisionError" not in failed.failure.message
+        assert world.ledger.run(keys[1]).state is RunState.COMPLETED
+
+    virtual_time.run(main())
+
+
+def test_a_crash_with_open_calls_settles_them() -> None:
+    async def main() -> None:
+        world = World(VERDICTS, [calls('ask {"n":1}', 'ask {"n":2}')])
+        key = world.ledger.submit("hello")
+        await world.drive()
+        await world.respond(key)
+
+        class Crashing(Drive):
+            async def run(self) -> Left:
+                raise ZeroDivisionError
+
+        async with at_work(world.worker(new_drive=lambda claim: Crashing(claim, world.shop))):
+            await end_of(world, key)
+
+        assert all(call.state in {CallState.SUCCEEDED, CallState.CANCELLED} for call in world.ledger.calls(key))
+
+    virtual_time.run(main())
