@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -14,6 +15,9 @@ from services.cli import chat, decisions, demo, lists, runs
 from services.cli.command import EXIT_IMPOSSIBLE, EXIT_INTERRUPTED, Flags, fail
 from services.launcher.options import read_options
 from services.launcher.up import up as run_suite
+
+_FLAGS: Final = ("--address", "--data", "--store", "--user")
+
 
 app = typer.Typer(
     name="pawl",
@@ -77,10 +81,24 @@ app.command()(lists.notifications)
 app.command()(demo.demo)
 
 
+def flags_first(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with those in front that say which suite, and as whom: they may stand behind the command."""
+    end = list(arguments).index("--") if "--" in arguments else len(arguments)
+    rest, flags, place = list(arguments), list[str](), 0
+    while place < end:
+        name, has_value, _ = rest[place].partition("=")
+        length = 0 if name not in _FLAGS else 1 if has_value else 2
+        flags += rest[place : place + length]
+        del rest[place : place + length]
+        end -= length
+        place += not length
+    return [*flags, *rest]
+
+
 def main() -> None:
     """Run the command line. Ends the process; people see sentences, never a traceback."""
     try:
-        app()
+        app(args=flags_first(sys.argv[1:]))
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except Exception as error:  # noqa: BLE001  # the last place that can say it in words
