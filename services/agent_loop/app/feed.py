@@ -16,7 +16,7 @@ from services.agent_loop.app.public_ports import LiveEvents, LiveSubscription, P
 from services.agent_loop.app.public_values import Caller, EventPage, LoggedEvent
 from services.agent_loop.domain.run import ENDED
 from services.chassis import logs
-from services.errors import DeadlineExceeded, PawlError, Unavailable
+from services.errors import NotFound, OutOfRange, PawlError, PermissionDenied, Unauthenticated
 
 BEHIND_EVENTS_MAX: Final = 256
 BEHIND_BYTES_MAX: Final = 1024 * 1024
@@ -78,13 +78,16 @@ class Watcher:
 
 
 class Feed:
-    """What the watchers of one run share."""
+    """What the watchers of one run share. `readers` bounds how many feeds read at once."""
 
-    def __init__(self, ledger: PublicLedger, live: LiveEvents, caller: Caller, run_id: str) -> None:
+    def __init__(
+        self, ledger: PublicLedger, live: LiveEvents, caller: Caller, run_id: str, *, readers: asyncio.Semaphore
+    ) -> None:
         self._ledger = ledger
         self._live = live
         self._caller = caller
         self._run_id = run_id
+        self._readers = readers
         self._subscribing: asyncio.Task[LiveSubscription] | None = None
         self._reader: asyncio.Task[None] | None = None
         self._tail: deque[LoggedEvent] = deque()
@@ -201,13 +204,14 @@ class Feed:
             await self._due.wait()
             self._due.clear()
             try:
-                await self._read_to_end()
-            except (Unavailable, DeadlineExceeded) as error:
-                _log.info("watch.ledger_unavailable", run=self._run_id, error=error.message)
-            except PawlError as error:
+                async with self._readers:
+                    await self._read_to_end()
+            except (NotFound, OutOfRange, PermissionDenied, Unauthenticated) as error:
                 self._fault = error
                 self._wake()
                 return
+            except PawlError as error:
+                _log.info("watch.ledger_unavailable", run=self._run_id, reason=error.reason)
             except Exception:  # noqa: BLE001  # watchers wait on; the next poll may succeed
                 _log.exception("watch.read_failed", run=self._run_id)
 

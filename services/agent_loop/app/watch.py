@@ -13,6 +13,7 @@ and then with it.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final, Self
@@ -24,6 +25,8 @@ from services.errors import Overloaded, SlowConsumer
 
 FEEDS_MAX: Final = 10_000
 """Most runs that are watched at once on one replica."""
+READERS_MAX: Final = 64
+"""Most feeds that read the ledger at once."""
 POLL_SECONDS: Final = 1.0
 CONNECTED_POLL_SECONDS: Final = 5.0
 """Live events are lost when the ledger alone is cut off from NATS; this finds them."""
@@ -44,6 +47,7 @@ class Watches:
         self._live = live
         self._poll_seconds = poll_seconds
         self._polls_when_connected = max(1, round(connected_poll_seconds / poll_seconds))
+        self._readers = asyncio.Semaphore(READERS_MAX)
         self._feeds: dict[tuple[str, str, str], Feed] = {}
         self._ticker: asyncio.Task[None] | None = None
 
@@ -80,7 +84,7 @@ class Watches:
         if feed is None:
             if len(self._feeds) >= FEEDS_MAX:
                 raise Overloaded("too many runs are watched on this replica")
-            feed = self._feeds[key] = Feed(self._ledger, self._live, caller, run_id)
+            feed = self._feeds[key] = Feed(self._ledger, self._live, caller, run_id, readers=self._readers)
         watcher = Watcher(feed, after_seq)
         feed.watchers.add(watcher)
         try:
@@ -103,15 +107,13 @@ class Watches:
                 await feed.stop()
 
     async def _tick(self) -> None:
-        """Have feeds read the ledger: all of them while NATS is away, else now and then."""
-        ticks = 0
+        """Have feeds read the ledger: all of them while NATS is away, else a part of them at a time."""
         was_connected = False
-        while True:
+        for tick in itertools.count():
             await asyncio.sleep(self._poll_seconds)
-            ticks += 1
             connected = self._live.connected
-            everyone = not (connected and was_connected) or ticks % self._polls_when_connected == 0
+            everyone = not (connected and was_connected)
             was_connected = connected
-            for feed in self._feeds.values():
-                if everyone or not feed.polled:
+            for number, feed in enumerate(self._feeds.values()):
+                if everyone or not feed.polled or (tick + number) % self._polls_when_connected == 0:
                     feed.poll()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,10 @@ from pawl.agent.v1 import agent_pb2
 from pawl.event.v1 import event_pb2
 
 from services.agent_loop.app.feed import BEHIND_EVENTS_MAX
+from services.agent_loop.app.public_values import EventPage
 from services.agent_loop.app.watch import Watches
 from services.chassis.rpc_server import RpcServer
-from services.errors import SeqBeyondEnd, SlowConsumer
+from services.errors import DeadlineExceeded, Internal, Overloaded, PawlError, SeqBeyondEnd, SlowConsumer
 from tests.fakes.public_ledger import ME as CALLER
 from tests.fakes.public_ledger import FakeLedger, FakeLive
 from tests.rpc.agent_loop.conftest import ME, STRANGERS
@@ -139,6 +141,40 @@ async def test_live_events_out_of_order_and_doubled_are_put_right(
     live.publish = shuffle  # type: ignore[method-assign]
     await ledger.append(count=11)
     await ledger.finish()
+    assert await watching == log(ledger)
+
+
+async def test_a_gap_is_filled_at_once_not_at_the_next_poll(ledger: FakeLedger, live: FakeLive) -> None:
+    live.lose = lambda seq: seq == 2
+    await ledger.add_run()
+    async with (
+        Watches(ledger=ledger, live=live, poll_seconds=3600) as watches,
+        watches.open(CALLER, "run_1", 1) as watcher,
+    ):
+        await ledger.append(count=2)
+        events = watcher.events(silence_seconds=60)
+        assert [event and event.seq for event in (await anext(events), await anext(events))] == [2, 3]
+        await events.aclose()
+
+
+@pytest.mark.parametrize("error", [Overloaded, Internal, DeadlineExceeded])
+async def test_a_ledger_that_fails_for_a_while_does_not_end_a_stream(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger, live: FakeLive, error: type[PawlError]
+) -> None:
+    await ledger.add_run()
+    watching = asyncio.create_task(watch(stub))
+    await until(lambda: live.subscriber_count and ledger.reads)
+    live.connected = False
+    list_events, failures = ledger.list_events, itertools.count()
+
+    async def fail(*_: Any) -> EventPage:
+        next(failures)
+        raise error
+
+    ledger.list_events = fail  # type: ignore[method-assign, assignment]
+    await ledger.finish()
+    await until(lambda: next(failures) > 3)
+    ledger.list_events = list_events  # type: ignore[method-assign]
     assert await watching == log(ledger)
 
 
