@@ -6,12 +6,12 @@ import math
 import re
 from typing import Final
 
+from services.agent_loop.domain.assembly import ARGUMENTS_BYTES_MAX
 from services.chassis import strict_json
 from services.errors import InvalidField, InvalidJson, TooLarge
 
 MESSAGE_BYTES_MAX: Final = 256 * 1024
 RESULT_BYTES_MAX: Final = 1024 * 1024
-ARGUMENTS_BYTES_MAX: Final = 256 * 1024
 ANSWER_BYTES_MAX: Final = 64 * 1024
 REASON_BYTES_MAX: Final = 4 * 1024
 PROGRESS_BYTES_MAX: Final = 1024
