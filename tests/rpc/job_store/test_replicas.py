@@ -9,7 +9,7 @@ import pytest
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 
-from services.errors import IllegalTransition, LeaseLost, PawlError, RequestIdReused
+from services.errors import IllegalTransition, InboxChanged, LeaseLost, RequestIdReused
 from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.user import Owner, User
 
@@ -113,14 +113,11 @@ async def test_a_command_and_the_end_of_the_run_exclude_each_other(start: StartR
     users = [User(replica.stub) for replica in await two(start)]
     for number in range(10):
         owner = await users[0].start(conversation_id=f"c{number}")
-        end, receipt = await asyncio.gather(
-            owner.commit(state=run_pb2.RUN_STATE_COMPLETED),
-            users[1].send(owner.run_id, steer=pb.SteerCommand(text="and another thing")),
-            return_exceptions=True,
-        )
-        assert not isinstance(receipt, BaseException)
+        ending = asyncio.create_task(owner.commit(state=run_pb2.RUN_STATE_COMPLETED))
+        receipt = await users[1].send(owner.run_id, steer=pb.SteerCommand(text="and another thing"))
+        await asyncio.wait({ending})
         accepted = receipt.outcome == pb.COMMAND_OUTCOME_ACCEPTED
-        assert accepted == isinstance(end, PawlError)
+        assert isinstance(ending.exception(), InboxChanged) == accepted
         if accepted:
             command = (await owner.inbox())[0]
             assert command.steer.text == "and another thing"

@@ -1,0 +1,168 @@
+"""What others are told: live events, wake-ups, and the life cycle on JetStream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from nats.js.errors import NotFoundError
+from pawl.event.v1 import event_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2 as pb
+
+from services.chassis.bus import Bus, Message
+from services.chassis.database import Database
+from services.chassis.metrics import Metrics
+from tests import servers
+from tests.rpc.job_store.conftest import StartReplica, eventually
+from tests.rpc.job_store.user import User
+
+STREAM = "PAWL_LIFECYCLE"
+
+
+@pytest.fixture
+def nats(tmp_path: Path) -> Iterator[servers.NatsServer]:
+    """A nats-server of this test's own, that it may stop and wipe."""
+    folder = tmp_path / "nats"
+    folder.mkdir()
+    with servers.NatsServer(folder) as server:
+        yield server
+
+
+@pytest.fixture
+async def listener(nats: servers.NatsServer) -> AsyncIterator[Bus]:
+    async with Bus(nats.url, name="listener", metrics=Metrics("listener")) as bus:
+        await bus.wait_connected()
+        yield bus
+
+
+async def hear(bus: Bus, subject: str) -> list[Message]:
+    heard: list[Message] = []
+
+    async def keep(message: Message) -> None:
+        heard.append(message)
+
+    await bus.subscribe(subject, keep)
+    await bus.publish_all([], timeout_seconds=5)
+    return heard
+
+
+async def lifecycle(bus: Bus, count: int) -> list[Message]:
+    """The first messages of the stream."""
+    jetstream = bus.jetstream()
+    subscription = await jetstream.pull_subscribe("pawl.v1.*.lifecycle.*", stream=STREAM)
+    messages = await subscription.fetch(count, timeout=10)
+    return [Message(subject=msg.subject, data=msg.data, headers=msg.headers or {}) for msg in messages]
+
+
+async def outbox_is_empty(database: Database) -> bool:
+    async with database.acquire() as connection:
+        return bool(await connection.fetchval("SELECT count(*) = 0 FROM job_store.outbox"))
+
+
+async def test_watchers_get_the_bytes_of_the_log(start: StartReplica, nats: servers.NatsServer, listener: Bus) -> None:
+    """EVT-1, I8: live events are those of the log, byte for byte."""
+    replica = await start(nats_url=nats.url)
+    await replica.bus.wait_connected()
+    heard = await hear(listener, "pawl.v1.acme.run.*.events")
+    user = User(replica.stub)
+    owner = await user.start()
+    await owner.commit(events=[event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text="hi"))])
+    events = await user.events(owner.run_id)
+
+    async def all_heard() -> bool:
+        return len(heard) >= len(events)
+
+    await eventually(all_heard)
+    assert [message.data for message in heard] == [event.SerializeToString() for event in events]
+    assert {message.subject for message in heard} == {f"pawl.v1.acme.run.{owner.run_id}.events"}
+
+
+async def test_workers_are_woken_for_work_and_for_commands(
+    start: StartReplica, nats: servers.NatsServer, listener: Bus
+) -> None:
+    replica = await start(nats_url=nats.url)
+    await replica.bus.wait_connected()
+    work = await hear(listener, "pawl.internal.v1.work")
+    pokes = await hear(listener, "pawl.internal.v1.worker.w1")
+    user = User(replica.stub)
+    owner = await user.start()
+    await user.send(owner.run_id, steer=pb.SteerCommand(text="hi"))
+
+    async def woken() -> bool:
+        return len(work) == 1 and [message.data for message in pokes] == [f"acme/{owner.run_id}".encode()]
+
+    await eventually(woken)
+    await owner.park(run_pb2.WAIT_KIND_ANSWER)
+
+    async def woken_again() -> bool:
+        return len(work) == 2
+
+    await eventually(woken_again)
+
+
+async def test_the_life_cycle_reaches_jetstream_with_its_headers(
+    start: StartReplica, nats: servers.NatsServer, listener: Bus, database: Database
+) -> None:
+    """NOTE-2."""
+    replica = await start(nats_url=nats.url)
+    user = User(replica.stub)
+    owner = await user.start()
+    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text="done")
+    await eventually(lambda: outbox_is_empty(database))
+    messages = await lifecycle(listener, 3)
+    assert [message.subject for message in messages] == [
+        f"pawl.v1.acme.lifecycle.{kind}" for kind in ("queued", "running", "completed")
+    ]
+    event = event_pb2.RunEvent.FromString(messages[-1].data)
+    assert event == (await user.events(owner.run_id))[-1]
+    headers = messages[-1].headers
+    assert headers["Nats-Msg-Id"] == headers["ce-id"] == event.event_id
+    assert headers["ce-type"] == "pawl.run.completed"
+    assert headers["ce-specversion"] == "1.0"
+
+
+async def test_without_nats_the_life_cycle_waits_and_is_delivered_later(
+    start: StartReplica, nats: servers.NatsServer, database: Database
+) -> None:
+    """NATS away means later, never lost."""
+    nats.stop()
+    replica = await start(nats_url=nats.url)
+    user = User(replica.stub)
+    owner = await user.start()
+    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+    assert not await outbox_is_empty(database)
+    nats.start()
+    await eventually(lambda: outbox_is_empty(database))
+    async with Bus(nats.url, name="late", metrics=Metrics("late")) as bus:
+        await bus.wait_connected()
+        assert len(await lifecycle(bus, 3)) == 3
+
+
+async def test_a_stream_that_was_wiped_is_created_again(
+    start: StartReplica, nats: servers.NatsServer, listener: Bus, database: Database
+) -> None:
+    replica = await start(nats_url=nats.url)
+    user = User(replica.stub)
+    await user.submit()
+    await eventually(lambda: outbox_is_empty(database))
+    await listener.jetstream().delete_stream(STREAM)
+    with pytest.raises(NotFoundError):
+        await listener.jetstream().stream_info(STREAM)
+    await user.submit(conversation_id="c2")
+    await eventually(lambda: outbox_is_empty(database), seconds=20)
+    info = await listener.jetstream().stream_info(STREAM)
+    assert info.state.messages == 1
+
+
+async def test_two_replicas_deliver_each_event_once_and_in_order(
+    start: StartReplica, nats: servers.NatsServer, listener: Bus, database: Database
+) -> None:
+    """I15."""
+    users = [User((await start(nats_url=nats.url)).stub) for _ in range(2)]
+    await asyncio.gather(*(users[number % 2].submit(conversation_id=f"c{number}") for number in range(40)))
+    await eventually(lambda: outbox_is_empty(database))
+    messages = await lifecycle(listener, 40)
+    assert len({message.headers["ce-id"] for message in messages}) == 40
+    assert (await listener.jetstream().stream_info(STREAM)).state.messages == 40

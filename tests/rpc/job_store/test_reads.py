@@ -1,0 +1,207 @@
+"""Reading the ledger: pages, logs, and nothing of anybody else."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2 as pb
+
+from services.errors import SeqBeyondEnd
+from tests.rpc.job_store.user import Owner, User, result
+
+Method = Callable[[Any], Awaitable[Any]]
+
+
+async def pages(method: Method, request: Any, field: str) -> list[list[Any]]:
+    """All pages of a list."""
+    found = []
+    while True:
+        response = await method(request)
+        found.append(list(getattr(response, field)))
+        if not response.next_page_token:
+            return found
+        request.page_token = response.next_page_token
+
+
+async def with_calls(user: User, count: int, **fields: Any) -> Owner:
+    owner = await user.start()
+    calls = [
+        owner.call(f"call_{number}", call_pb2.CALL_STATE_FAILED, index=number, result=result(), **fields)
+        for number in range(count)
+    ]
+    await owner.commit(calls=calls)
+    return owner
+
+
+async def test_runs_come_newest_first_by_pages(user: User) -> None:
+    runs = [(await user.submit(conversation_id=f"c{number % 2}")).run.run_id for number in range(7)]
+    request = pb.ListRunsRequest(store_id="acme", user_id="ann", page_size=3)
+    found = await pages(user.stub.ListRuns, request, "runs")
+    assert [len(page) for page in found] == [3, 3, 1]
+    assert [run.run_id for page in found for run in page] == runs[::-1]
+
+
+async def test_runs_are_filtered_by_conversation_and_state(user: User) -> None:
+    owner = await user.start(conversation_id="c1")
+    await user.submit(conversation_id="c2")
+    request = pb.ListRunsRequest(store_id="acme", user_id="ann", conversation_id="c2")
+    assert len((await user.stub.ListRuns(request)).runs) == 1
+    request = pb.ListRunsRequest(store_id="acme", user_id="ann", states=[run_pb2.RUN_STATE_RUNNING])
+    assert [run.run_id for run in (await user.stub.ListRuns(request)).runs] == [owner.run_id]
+
+
+async def test_calls_come_in_call_order_by_pages(user: User) -> None:
+    owner = await with_calls(user, 6)
+    request = pb.ListCallsRequest(store_id="acme", user_id="ann", run_id=owner.run_id, page_size=3)
+    found = await pages(user.stub.ListCalls, request, "calls")
+    assert [[call.index for call in page] for page in found] == [[0, 1, 2], [3, 4, 5]]
+
+
+async def test_a_page_is_cut_at_2_mib(user: User) -> None:
+    owner = await with_calls(user, 5, arguments_json=b"x" * 700_000)
+    request = pb.ListCallsRequest(store_id="acme", user_id="ann", run_id=owner.run_id)
+    found = await pages(user.stub.ListCalls, request, "calls")
+    assert [len(page) for page in found] == [3, 2]
+
+
+async def test_messages_come_in_order_by_pages(user: User) -> None:
+    owner = await user.start(conversation_id="c1")
+    await owner.commit(messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=str(n)) for n in range(4)])
+    request = pb.ListMessagesRequest(store_id="acme", user_id="ann", conversation_id="c1", page_size=2)
+    found = await pages(user.stub.ListMessages, request, "messages")
+    assert [[message.number for message in page] for page in found] == [[1, 2], [3, 4], [5]]
+
+
+async def test_pending_calls_come_oldest_first_by_pages(user: User) -> None:
+    for number in range(3):
+        owner = await user.start(conversation_id=f"c{number}")
+        await owner.commit(calls=[owner.call(f"call_{number}", call_pb2.CALL_STATE_ASKED)])
+    request = pb.ListPendingCallsRequest(store_id="acme", user_id="ann", page_size=2)
+    found = await pages(user.stub.ListPendingCalls, request, "calls")
+    assert [[call.call_id for call in page] for page in found] == [["call_0", "call_1"], ["call_2"]]
+
+
+async def test_events_are_read_from_any_seq_with_the_same_bytes(user: User) -> None:
+    """EVT-1."""
+    owner = await user.start()
+    for number in range(5):
+        delta = event_pb2.OutputDelta(text=str(number))
+        await owner.commit(events=[event_pb2.RunEvent(output_delta=delta)])
+    whole = [event.SerializeToString() for event in await user.events(owner.run_id)]
+    for seq in range(len(whole) + 1):
+        part = await user.events(owner.run_id, after_seq=seq)
+        assert [event.SerializeToString() for event in part] == whole[seq:]
+    with pytest.raises(SeqBeyondEnd) as error:
+        await user.events(owner.run_id, after_seq=len(whole) + 1)
+    assert error.value.metadata["last_seq"] == str(len(whole))
+    with pytest.raises(SeqBeyondEnd):
+        await user.events(owner.run_id, after_seq=2**64 - 1)
+
+
+async def test_a_part_of_the_log_is_cut_by_number_and_by_bytes(user: User) -> None:
+    owner = await user.start()
+    large = event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text="x" * 400_000))
+    await owner.commit(events=[large] * 5)
+    request = pb.ListEventsRequest(store_id="acme", user_id="ann", run_id=owner.run_id, after_seq=3)
+    part = await user.stub.ListEvents(request)
+    assert ([event.seq for event in part.events], part.last_seq, part.ended) == ([4, 5, 6], 8, False)
+    request.events_max = 1
+    assert [event.seq for event in (await user.stub.ListEvents(request)).events] == [4]
+    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+    assert (await user.stub.ListEvents(request)).ended
+
+
+async def test_large_results_are_left_out_of_events_and_read_with_the_call(user: User) -> None:
+    owner = await user.start()
+    large = result('"' + "x" * 20_000 + '"')
+    await owner.commit(
+        calls=[
+            owner.call("small", call_pb2.CALL_STATE_FAILED, result=result()),
+            owner.call("large", call_pb2.CALL_STATE_FAILED, result=large),
+        ]
+    )
+    small_event, large_event = (await user.events(owner.run_id))[-2:]
+    assert small_event.call_changed.call.result == result()
+    assert not large_event.call_changed.call.HasField("result")
+    assert large_event.call_changed.call.result_omitted_bytes == 20_002
+    request = pb.GetCallRequest(store_id="acme", user_id="ann", call_id="large")
+    assert (await user.stub.GetCall(request)).call.result == large
+
+
+async def test_a_worker_gets_the_history_from_the_last_summary_on(user: User) -> None:
+    """LOOP-11: what the summary stands for is left out, what came after that is not."""
+    owner = await user.start("first", conversation_id="c1")
+    await owner.commit(
+        messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="asks", call_ids=["call_1"])],
+        calls=[owner.call("call_1", call_pb2.CALL_STATE_FAILED, result=result())],
+    )
+    await owner.commit(
+        messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="answers")],
+        state=run_pb2.RUN_STATE_COMPLETED,
+    )
+    owner = await user.start("second", conversation_id="c1")
+    loaded = await owner.load()
+    assert [message.text for message in loaded.messages] == ["first", "asks", "answers", "second"]
+    assert [call.call_id for call in loaded.calls] == ["call_1"]
+    summary = message_pb2.Message(role=message_pb2.ROLE_SUMMARY, text="so far", summarised_to_number=3)
+    await owner.commit(messages=[summary])
+    loaded = await owner.load()
+    assert [(message.number, message.text) for message in loaded.messages] == [(4, "second"), (5, "so far")]
+    assert list(loaded.calls) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "wanted"),
+    [
+        ("GetRun", pb.GetRunRequest(run_id="{run}"), "RUN_NOT_FOUND"),
+        ("ListCalls", pb.ListCallsRequest(run_id="{run}"), "RUN_NOT_FOUND"),
+        ("ListEvents", pb.ListEventsRequest(run_id="{run}"), "RUN_NOT_FOUND"),
+        ("GetCall", pb.GetCallRequest(call_id="call_0"), "CALL_NOT_FOUND"),
+        ("ListMessages", pb.ListMessagesRequest(conversation_id="c1"), "CONVERSATION_NOT_FOUND"),
+    ],
+)
+async def test_what_belongs_to_others_is_not_found_exactly_as_what_is_not_there(
+    user: User, method: str, request_: Message, wanted: str
+) -> None:
+    """I13: byte for byte."""
+    owner = await with_calls(await conversation(user), 1)
+    call = getattr(user.stub, method)
+
+    async def refusal(store_id: str, user_id: str, *, exists: bool) -> tuple[Any, ...]:
+        request: Any = type(request_)()
+        request.CopyFrom(request_)
+        request.store_id, request.user_id = store_id, user_id
+        for field in ("run_id", "call_id", "conversation_id"):
+            if field in request.DESCRIPTOR.fields_by_name and getattr(request, field):
+                real = getattr(request, field).replace("{run}", owner.run_id)
+                setattr(request, field, real if exists else "absent")
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await call(request)
+        metadata = [(key, value) for key, value in error.value.trailing_metadata() or () if "request" not in key]
+        return error.value.code(), error.value.details(), metadata
+
+    absent = await refusal("acme", "ann", exists=False)
+    assert wanted in str(absent)
+    assert await refusal("acme", "eve", exists=True) == absent
+    assert await refusal("globex", "ann", exists=True) == absent
+
+
+async def conversation(user: User) -> User:
+    """The user, with a conversation c1."""
+    await user.submit(conversation_id="c1")
+    claimed = await user.claim()
+    owner = Owner(user, claimed[0].run_id, claimed[0].epoch)
+    await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
+    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+    return user
+
+
+async def test_a_service_reads_without_a_user(user: User) -> None:
+    run = (await user.submit()).run
+    response = await user.stub.GetRun(pb.GetRunRequest(store_id="acme", run_id=run.run_id))
+    assert response.run.user_id == "ann"
