@@ -110,16 +110,17 @@ class Commit:
     def _write(self, book: Book, before: RunRow, now: datetime, ids: Ids) -> Committed:
         self._consume(book, before)
         self._check_stopping(book, before)
-        happenings: list[Happening] = [*self.events]
-        happenings += self._append_messages(book, before, now, ids)
-        happenings += self._change_calls(book, before, now)
+        steps: list[Happening] = [event for event in self.events if event.type != ROUND_STARTED]
+        steps += self._append_messages(book, before, now, ids)
+        steps += self._change_calls(book, before, now)
+        steps += [event for event in self.events if event.type == ROUND_STARTED]
         run = self._with_figures(before)
         unread = book.inbox(run)
         ends = self.state is not None and self.state.is_terminal
         if not ends:
-            run = self._with_state(run, happenings)
+            run = self._with_state(run, steps)
             run = self._with_lease(book, run, unread, now)
-        run = log.write(book, run, happenings, now=now, ids=ids, attempt=self.epoch)
+        run = log.write(book, run, steps, now=now, ids=ids, attempt=self.epoch)
         if self.state is not None and self.state.is_terminal:
             run = self._end(book, run, self.state, unread=unread, now=now, ids=ids)
         if self.loop_state is not None:
@@ -206,8 +207,11 @@ class Commit:
             failure=run.failure if self.failure is None else self.failure,
         )
 
-    def _with_state(self, run: RunRow, happenings: list[Happening]) -> RunRow:
-        """Return the run in its new open state, and add the event if anything changed."""
+    def _with_state(self, run: RunRow, steps: list[Happening]) -> RunRow:
+        """Return the run in its new open state, and add the event if anything changed.
+
+        It runs before it does anything, and waits after all that it did.
+        """
         if self.state is None:
             return run
         waits = self.waits if self.state is RunState.WAITING else ()
@@ -218,7 +222,7 @@ class Commit:
         if self.state is not run.state:
             run_table.check(run.state, self.state)
         moved = replace(run, state=self.state, waits=waits)
-        happenings.append(RunChanged(from_state=run.state, run=moved))
+        steps.insert(0 if self.state is RunState.RUNNING else len(steps), RunChanged(from_state=run.state, run=moved))
         return moved
 
     def _with_lease(self, book: Book, run: RunRow, unread: list[CommandRow], now: datetime) -> RunRow:

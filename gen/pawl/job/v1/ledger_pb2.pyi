@@ -574,8 +574,9 @@ class CommitRunRequest(_message.Message):
     def events(self) -> _containers.RepeatedCompositeFieldContainer[_event_pb2.RunEvent]:
         """Events of the owner, in order: round_started, round_retrying,
         round_ended, output_delta, tool_progress, warning. Ids, seq, time, attempt
-        and type are given by the ledger. They come before the events that the
-        ledger derives from the rest of the commit.
+        and type are given by the ledger. In the log of the commit stand: a new
+        state RUNNING, these events, messages, calls, round_started, any other new
+        state.
         """
 
     @_builtins.property
