@@ -9,6 +9,8 @@ is planned again from a fresh copy, with the same facts.
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Final, assert_never
@@ -19,7 +21,7 @@ from services.agent_loop.app.ports import Claim, Loaded
 from services.agent_loop.domain import facts, planning, step
 from services.agent_loop.domain.decision import Finish, Park, StartModel, StopModel, Wait
 from services.agent_loop.domain.event import OutputDelta, OwnerEvent
-from services.agent_loop.domain.fact import Fact, ModelAnswered, ModelCut, ModelFailed, RunRefused, Shown
+from services.agent_loop.domain.fact import CallExecuted, Fact, ModelAnswered, ModelCut, ModelFailed, RunRefused, Shown
 from services.agent_loop.domain.planning import Plan
 from services.agent_loop.domain.run import ENDED, RunFailure
 from services.agent_loop.domain.state import MODEL, State
@@ -29,6 +31,7 @@ from services.errors import IllegalTransition, InboxChanged
 # The ledger refuses a step when somebody else was faster. More often than this in
 # a row, the step itself is wrong.
 _REFUSALS_MAX: Final = 20
+_RESULT_BYTES_PER_STEP: Final = 2 * 1024 * 1024
 # Two clocks never agree to the last digit: a moment too early must not become a busy loop.
 _WAIT_SECONDS_MIN: Final = 0.001
 
@@ -94,17 +97,17 @@ class Drive:
         if self._poked:
             await self._read_inbox()
         self._collect(at_once=False)
-        if self._only_output():
-            active = self._base.active_seconds(self._now())
-            await self._commit(Step(events=tuple(self._outbox), active_seconds=active), self._base)
+        if self._only_output_can_be_there():
+            await self._show_output()
             return None
-        plan = planning.plan(self._planning_base(), self._facts_with_seqs(), self._now())
+        taken = _fitting(self._facts)
+        plan = planning.plan(self._planning_base(taken), self._facts_with_seqs(taken), self._now())
         if isinstance(plan.rest, StopModel):
             # Cut first: then one step says all.
             await self._cut_model()
             return None
         planned = self._step(plan)
-        if not planned.changes_nothing and not await self._commit(planned, plan.state):
+        if not planned.changes_nothing and not await self._commit(planned, plan.state, facts_taken=taken):
             return None
         for work in plan.work:
             if isinstance(work, StartModel):
@@ -121,15 +124,23 @@ class Drive:
             case Wait():
                 if self._base.run.state in ENDED:
                     return Left.ENDED
-                await self._wait(rest.until)
+                self._plan_again_at = math.inf if rest.until is None else rest.until
+                await self._wait(self._plan_again_at)
                 return None
             case _:
                 assert_never(rest)
 
-    def _only_output(self) -> bool:
-        """Whether no rule has to be asked before the outbox is written."""
+    def _only_output_can_be_there(self) -> bool:
+        """Whether the model goes on and no rule has anything new to judge."""
         is_quiet = not self._facts and not self._base.commands and MODEL in self._jobs.under_way
-        return is_quiet and bool(self._outbox) and self._now() < self._plan_again_at
+        return is_quiet and self._now() < self._plan_again_at
+
+    async def _show_output(self) -> None:
+        if self._outbox:
+            active = self._base.active_seconds(self._now())
+            await self._commit(Step(events=tuple(self._outbox), active_seconds=active), self._base)
+        else:
+            await self._wait(self._plan_again_at)
 
     # The ledger's side.
 
@@ -144,10 +155,10 @@ class Drive:
         commands = await self._patience.until_answered(lambda: self._shop.ledger.list_commands(self.claim))
         self._base = replace(self._base, commands=commands)
 
-    async def _commit(self, planned: Step, after: State) -> bool:
+    async def _commit(self, planned: Step, after: State, *, facts_taken: int = 0) -> bool:
         """Write a step. Returns whether it was taken; if not, the base is fresh and the step is to be planned again."""
         commit_id = self._shop.ids.new("cmt")
-        told, known = len(self._outbox), len(self._facts)
+        told = len(self._outbox)
         try:
             answer = await self._patience.until_answered(
                 lambda: self._shop.ledger.commit(self.claim, commit_id, planned)
@@ -161,7 +172,7 @@ class Drive:
             return False
         self._refusals = 0
         self._shown = self._shown_with(answer.first_seq)
-        del self._outbox[:told], self._facts[:known]
+        del self._outbox[:told], self._facts[:facts_taken]
         self._set_time(answer.time)
         self._base = step.committed(after, answer, self._now())
         self._note(answer)
@@ -188,8 +199,9 @@ class Drive:
         self._collect(at_once=True)
         if self._facts or self._outbox:
             now = self._now()
-            state, events = planning.take_in(self._planning_base(), now), list(self._outbox)
-            for fact in self._facts_with_seqs():
+            taken = _fitting(self._facts)
+            state, events = planning.take_in(self._planning_base(taken), now), list(self._outbox)
+            for fact in self._facts_with_seqs(taken):
                 state, told = facts.apply_fact(state, fact, now)
                 events += told
             await self._commit(step.between(self._base, state, events, now, lease_action=LeaseAction.RELEASE), state)
@@ -209,12 +221,12 @@ class Drive:
         if cut is not None:
             self._facts.append(cut)
 
-    def _facts_with_seqs(self) -> tuple[Fact, ...]:
-        """Return the facts; those that end a model call say where its output is, also that of this very step."""
+    def _facts_with_seqs(self, taken: int) -> tuple[Fact, ...]:
+        """Return the first facts; those that end a model call say where its output is, also that of this very step."""
         shown = self._shown_with(self._base.run.last_seq + 1)
         return tuple(
             replace(fact, shown=shown) if isinstance(fact, ModelAnswered | ModelFailed | ModelCut) else fact
-            for fact in self._facts
+            for fact in self._facts[:taken]
         )
 
     def _shown_with(self, first_seq: int) -> Shown:
@@ -222,19 +234,22 @@ class Drive:
         seqs = [seq for seq, event in enumerate(self._outbox, first_seq) if isinstance(event, OutputDelta)]
         return Shown(first_seq=self._shown.first_seq or seqs[0], last_seq=seqs[-1]) if seqs else self._shown
 
-    async def _wait(self, until: float | None) -> None:
-        self._plan_again_at = float("inf") if until is None else until
+    async def _wait(self, until: float) -> None:
+        """Return when something happened, output is due, or at that time."""
         due = self._jobs.output_due_at()
-        waits = [] if due is None else [due - self._shop.clock.monotonic()]
-        waits += [] if until is None else [until - self._now()]
+        wait = until - self._now()
+        if due is not None:
+            wait = min(wait, due - self._shop.clock.monotonic())
         try:
-            async with asyncio.timeout(max(_WAIT_SECONDS_MIN, min(waits)) if waits else None):
+            async with asyncio.timeout(None if math.isinf(wait) else max(_WAIT_SECONDS_MIN, wait)):
                 await self._signal.wait()
         except TimeoutError:
             return
 
-    def _planning_base(self) -> State:
-        return replace(self._base, under_way=self._jobs.under_way)
+    def _planning_base(self, taken: int) -> State:
+        # A call whose end is known and is told by a later step is not to be begun again.
+        ended = {fact.call_id for fact in self._facts[taken:] if isinstance(fact, CallExecuted)}
+        return replace(self._base, under_way=self._jobs.under_way | ended)
 
     def _set_time(self, database_time: float) -> None:
         self._clock_offset = database_time - self._shop.clock.monotonic()
@@ -242,6 +257,17 @@ class Drive:
     def _now(self) -> float:
         """Return the database's time, late by at most one answer's way."""
         return self._shop.clock.monotonic() + self._clock_offset
+
+
+def _fitting(facts: Sequence[Fact]) -> int:
+    """Return how many of the facts go into one step: the results of a batch can be large."""
+    size, count = 0, 0
+    for fact in facts:
+        size += len(fact.ended.result.content_json) if isinstance(fact, CallExecuted) else 0
+        if count and size > _RESULT_BYTES_PER_STEP:
+            break
+        count += 1
+    return count
 
 
 def _state_of(loaded: Loaded, *, counted_from: float) -> State:

@@ -36,6 +36,8 @@ _SUMMARY_INSTRUCTIONS: Final = (
     "decision and open question, and the user's last request word for word. Write only the summary."
 )
 
+_NO_ARGUMENTS: Final = b'{"type":"object","properties":{}}'
+
 Monotonic: TypeAlias = Callable[[], float]
 
 
@@ -143,7 +145,7 @@ def _offered(state: State, tools: Sequence[Tool]) -> list[Tool]:
 
 
 def _function(tool: Tool) -> dict[str, Any]:
-    parameters = msgspec.json.decode(tool.arguments_schema_json)
+    parameters = msgspec.json.decode(tool.arguments_schema_json or _NO_ARGUMENTS)
     return {
         "type": "function",
         "function": {"name": tool.name, "description": tool.description, "parameters": parameters},
@@ -164,7 +166,8 @@ def _tool_choice(choice: ToolChoice) -> str | dict[str, Any] | None:
 
 def _cleaned(piece: Piece) -> Piece:
     if isinstance(piece, TextPiece | ReasoningPiece | RefusalPiece):
-        return replace(piece, text=text.clean(piece.text))
+        whole = text.clean(piece.text)
+        return piece if whole is piece.text else replace(piece, text=whole)
     if isinstance(piece, CallPiece):
         return replace(piece, arguments=text.clean(piece.arguments), name=text.clean(piece.name))
     return piece

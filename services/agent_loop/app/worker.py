@@ -224,6 +224,8 @@ class Worker:
             raise
         except Exception:  # noqa: BLE001  # one run must not hurt the others
             left = "crashed" if not await self._fail(claim) else "failed"
+        else:
+            _log.info("run.left", how=left, epoch=claim.epoch)
         if left != "crashed":
             self._recent.add(claim)
         self._forget(claim, left)

@@ -10,12 +10,14 @@ _NOT_IN_A_NAME: Final = re.compile(r"[^a-zA-Z0-9_-]+")
 
 
 def clean(text: str) -> str:
-    """Return `text` without NUL and lone surrogates, which neither PostgreSQL nor protobuf can hold."""
+    """Return `text`, the same object if it is fine, without NUL and lone surrogates: no store can hold them."""
     if "\0" in text:
         text = text.replace("\0", "")
-    if text.isascii():
-        return text
-    return text.encode(errors="replace").decode()
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="replace").decode()
+    return text
 
 
 def tool_name(text: str) -> str:

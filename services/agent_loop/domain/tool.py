@@ -23,7 +23,7 @@ class Tool:
     name: str
     version: int
     description: str = ""
-    arguments_schema_json: bytes = b"{}"
+    arguments_schema_json: bytes = b""
     fallback_tool_name: str = ""
 
 

@@ -1,0 +1,172 @@
+"""The registry over gRPC, as the loop uses it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from pawl.event.v1 import call_pb2
+from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
+
+from services.agent_loop.adapters.registry import RegistryClient
+from services.agent_loop.app.ports import Execution, OnBehalfOf
+from services.agent_loop.domain.call import EffectClass, ExecutionContext
+from services.agent_loop.domain.run import PinnedTool
+from services.agent_loop.domain.tool import (
+    Disposition,
+    ExecutionProgress,
+    ExecutionResult,
+    Outcome,
+    ProposedCall,
+    Tool,
+)
+from services.chassis.auth import DevelopmentAuthenticator
+from services.chassis.clock import SystemClock
+from services.chassis.ids import IdSource
+from services.chassis.metrics import Metrics
+from services.chassis.rpc_client import open_channel
+from services.chassis.rpc_server import RpcServer
+from services.errors import ToolNotFound
+
+CONTEXT = OnBehalfOf(store_id="s", user_id="u", conversation_id="c", run_id="r")
+EXECUTION = Execution(
+    call_id="call_1",
+    tool_name="write",
+    tool_version=2,
+    arguments_json=b"{}",
+    earlier_attempts=1,
+    unknowns_resolved=3,
+    timeout_seconds=5,
+    approved_digest="d",
+)
+
+
+class StandIn(execution_pb2_grpc.ExecutionServiceServicer):
+    """Answers as told, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.left = asyncio.Event()
+
+    async def ResolveTools(self, request: Any, context: Any) -> execution_pb2.ResolveToolsResponse:
+        self.asked.append(request)
+        if "absent" in request.tool_names:
+            raise ToolNotFound(tool_name="absent")
+        definition = tool_pb2.ToolDefinition(name="write", description="Writes.", fallback_tool_name="other")
+        return execution_pb2.ResolveToolsResponse(tools=[tool_pb2.Tool(definition=definition, version=2)])
+
+    async def CheckCalls(self, request: Any, context: Any) -> execution_pb2.CheckCallsResponse:
+        self.asked.append(request)
+        known = execution_pb2.Verdict(
+            call_id="call_1",
+            disposition=execution_pb2.DISPOSITION_RUN,
+            context=call_pb2.EXECUTION_CONTEXT_BACKEND,
+            effect_class=call_pb2.EFFECT_CLASS_IDEMPOTENT,
+            resource_keys=["a"],
+        )
+        newer = execution_pb2.Verdict(call_id="call_2", disposition=77)  # type: ignore[arg-type]  # of a newer version
+        return execution_pb2.CheckCallsResponse(verdicts=[known, newer])
+
+    async def ExecuteTool(self, request: Any, context: Any) -> AsyncIterator[execution_pb2.ExecuteToolResponse]:
+        self.asked.append(request)
+        try:
+            yield execution_pb2.ExecuteToolResponse(
+                progress=execution_pb2.ExecutionProgress(fraction=0.5, message="half")
+            )
+            if request.call_id == "endless":
+                await asyncio.Event().wait()
+            yield execution_pb2.ExecuteToolResponse(
+                result=execution_pb2.ExecutionResult(
+                    outcome=execution_pb2.EXECUTION_OUTCOME_FAILED,
+                    result=call_pb2.CallResult(content_json=b"1", is_error=True, error_reason="TOOL_ERROR"),
+                )
+            )
+        finally:
+            self.left.set()
+
+    async def CancelExecution(self, request: Any, context: Any) -> execution_pb2.CancelExecutionResponse:
+        self.asked.append(request)
+        return execution_pb2.CancelExecutionResponse(stopped=True)
+
+
+@pytest.fixture
+def stand_in() -> StandIn:
+    return StandIn()
+
+
+@pytest.fixture
+async def registry(stand_in: StandIn, tmp_path: Path) -> AsyncIterator[RegistryClient]:
+    server = RpcServer(
+        f"unix:{tmp_path}/registry",
+        authenticator=DevelopmentAuthenticator(),
+        ids=IdSource(SystemClock()),
+        metrics=Metrics("test"),
+        drain_seconds=0,
+    )
+    server.add(execution_pb2_grpc.add_ExecutionServiceServicer_to_server, stand_in, service_only=True)
+    async with server, open_channel(server.address) as channel:
+        assert isinstance(channel, grpc.aio.Channel)
+        yield RegistryClient(channel)
+
+
+async def test_tools_come_with_their_versions_and_fallbacks(registry: RegistryClient, stand_in: StandIn) -> None:
+    tools = await registry.resolve(CONTEXT, ["write"], [PinnedTool(name="write", version=2)])
+    assert tools == (
+        Tool(name="write", version=2, description="Writes.", arguments_schema_json=b"", fallback_tool_name="other"),
+    )
+    assert dict(stand_in.asked[0].pinned_versions) == {"write": 2}
+    assert stand_in.asked[0].context.run_id == "r"
+
+
+async def test_an_absent_tool_is_named(registry: RegistryClient) -> None:
+    with pytest.raises(ToolNotFound) as caught:
+        await registry.resolve(CONTEXT, ["absent"])
+    assert caught.value.metadata == {"tool_name": "absent"}
+
+
+async def test_a_verdict_that_this_version_does_not_understand_is_a_refusal(registry: RegistryClient) -> None:
+    """I10: when in doubt, no."""
+    proposed = ProposedCall(call_id="call_1", tool_name="write", tool_version=2, arguments_json=b"{}")
+    known, newer = await registry.check(CONTEXT, [proposed], ["write"])
+    assert (known.disposition, known.context) == (Disposition.RUN, ExecutionContext.BACKEND)
+    assert (known.effect_class, known.resource_keys) == (EffectClass.IDEMPOTENT, ("a",))
+    assert newer.disposition is Disposition.REFUSE
+
+
+async def test_an_execution_gives_its_progress_and_its_result(registry: RegistryClient, stand_in: StandIn) -> None:
+    async with aclosing(registry.execute(CONTEXT, EXECUTION)) as pieces:
+        progress, result = [piece async for piece in pieces]
+    assert progress == ExecutionProgress(fraction=0.5, message="half")
+    assert isinstance(result, ExecutionResult)
+    assert (result.outcome, result.result.error_reason) == (Outcome.FAILED, "TOOL_ERROR")
+    asked = stand_in.asked[0]
+    assert (asked.earlier_attempts, asked.unknowns_resolved, asked.approved_digest) == (1, 3, "d")
+
+
+async def test_leaving_an_execution_ends_its_rpc(registry: RegistryClient, stand_in: StandIn) -> None:
+    """C11: a timeout that frees the slot and cancels nothing."""
+    endless = Execution(
+        call_id="endless",
+        tool_name="look",
+        tool_version=1,
+        arguments_json=b"{}",
+        earlier_attempts=0,
+        unknowns_resolved=0,
+        timeout_seconds=5,
+        approved_digest="",
+    )
+    async with aclosing(registry.execute(CONTEXT, endless)) as pieces:
+        async for _ in pieces:
+            break
+    await asyncio.wait_for(stand_in.left.wait(), 5)
+
+
+async def test_cancelling_says_whether_anything_still_runs(registry: RegistryClient, stand_in: StandIn) -> None:
+    stopped = await registry.cancel(CONTEXT, "call_1", wait_seconds=2)
+    assert (stopped.stopped, stopped.result) == (True, None)
+    assert stand_in.asked[0].wait_seconds == 2

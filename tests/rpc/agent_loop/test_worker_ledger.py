@@ -1,0 +1,211 @@
+"""The worker's side of the ledger over gRPC: the real drive, the real job store, a real database.
+
+The same run goes through the ledger in memory too: what that fake says is what
+the real one says, so tests that use it can be believed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pawl.event.v1 import call_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2
+
+from services.agent_loop.adapters.public_ledger import options_message
+from services.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
+from services.agent_loop.app.drive import Drive
+from services.agent_loop.app.ports import Claim, RunKey
+from services.agent_loop.domain.call import CallState, Question
+from services.agent_loop.domain.command import Cancel
+from services.agent_loop.domain.run import ENDED, RunOptions, RunState, StopCause
+from services.agent_loop.domain.step import LeaseAction, Step
+from services.chassis.rpc_client import open_channel
+from services.errors import LeaseLost
+from tests.fakes import virtual_time
+from tests.fakes.loop_world import World
+from tests.fakes.model import calls, says
+from tests.fakes.registry import tool
+from tests.rpc.job_store.conftest import Replica, database, replica, start
+
+__all__ = ["database", "replica", "start"]
+
+VERDICTS = {
+    "write": tool(),
+    "look": tool(effect="READ_ONLY", resource_keys=("a", "b")),
+    "mail": tool("APPROVE", digest="d" * 64, preview="To: Ann", approval_cause="category SENSITIVE"),
+    "show": tool("OFFER", context="FRONTEND"),
+    "ask": tool("ASK", context="HUMAN", question=Question(question="Which?", options=("red", "blue"))),
+}
+STORE, USER = "store", "user"
+
+
+def world() -> World:
+    """A world whose model says the same whatever ledger there is."""
+    found = World(
+        VERDICTS,
+        [
+            calls('write {"n":1}', 'look {"n":1}', 'mail {"n":1}', 'show {"n":1}', text="Let me see."),
+            calls('ask {"n":1}', 'write {"n":2}'),
+            says("All is done."),
+        ],
+        seconds=0.01,
+    )
+    found.model.by_round = True
+    return found
+
+
+@pytest.fixture
+async def client(replica: Replica, tmp_path: Path) -> AsyncIterator[WorkerLedgerClient]:
+    async with open_channel(f"unix:{tmp_path}/1", message_bytes_max=LEDGER_MESSAGE_BYTES_MAX) as channel:
+        yield WorkerLedgerClient(channel)
+
+
+async def submit(replica: Replica, options: RunOptions | None = None) -> RunKey:
+    request = ledger_pb2.SubmitMessageRequest(
+        store_id=STORE,
+        user_id=USER,
+        text="hello",
+        options=options_message(options or RunOptions()),
+        policy=ledger_pb2.ACTIVE_RUN_POLICY_QUEUE,
+    )
+    response = await replica.stub.SubmitMessage(request)
+    return RunKey(store_id=STORE, run_id=response.run.run_id)
+
+
+async def claim(client: WorkerLedgerClient) -> Claim:
+    while True:
+        claims = await client.claim("worker", runs_max=1, lease_seconds=10)
+        if claims:
+            return claims[0]
+        await asyncio.sleep(0.01)
+
+
+async def respond(replica: Replica, key: RunKey) -> None:
+    """Be the people and the front end."""
+    run = (await replica.stub.GetRun(ledger_pb2.GetRunRequest(store_id=STORE, run_id=key.run_id))).run
+    for call in run.pending_calls:
+        command = ledger_pb2.Command(command_id=f"cmd_{call.call_id}")
+        match call.state:
+            case call_pb2.CALL_STATE_AWAITING_APPROVAL:
+                command.decision.kind = call_pb2.DECISION_KIND_APPROVE
+                command.decision.digest = call.approval.digest
+                command.decision.call_id = call.call_id
+            case call_pb2.CALL_STATE_ASKED:
+                command.decision.kind = call_pb2.DECISION_KIND_ANSWER
+                command.decision.answer = "blue"
+                command.decision.call_id = call.call_id
+            case _:
+                command.tool_result.result.content_json = b'"shown"'
+                command.tool_result.call_id = call.call_id
+        request = ledger_pb2.SendCommandRequest(store_id=STORE, run_id=key.run_id, user_id=USER, command=command)
+        response = await replica.stub.SendCommand(request)
+        assert response.outcome == ledger_pb2.COMMAND_OUTCOME_ACCEPTED, response.message
+
+
+async def log_of(replica: Replica, key: RunKey) -> list[str]:
+    """The types of all events but output, which depends on the clock."""
+    request = ledger_pb2.ListEventsRequest(store_id=STORE, user_id=USER, run_id=key.run_id, events_max=1000)
+    response = await replica.stub.ListEvents(request)
+    return [event.type for event in response.events if event.type != "output.delta"]
+
+
+def log_of_fake() -> list[str]:
+    """The same run through the ledger in memory."""
+    owner = {
+        "RoundEnded": "round.ended",
+        "RoundRetrying": "round.retrying",
+        "ToolProgress": "tool.progress",
+        "Warned": "warning",
+    }
+
+    async def main() -> list[str]:
+        found = world()
+        await found.finish(found.ledger.submit("hello"))
+        return [
+            owner.get(event.type, event.type) for event in found.ledger.book.events.rows if event.type != "OutputDelta"
+        ]
+
+    return virtual_time.run(main())
+
+
+async def test_a_run_goes_to_its_end_and_leaves_the_same_log_as_in_memory(
+    replica: Replica, client: WorkerLedgerClient
+) -> None:
+    key = await submit(replica)
+    found = world()
+    shop = replace(found.shop, ledger=client)
+
+    state = RunState.QUEUED
+    while state not in ENDED:
+        await Drive(await claim(client), shop).run()
+        await respond(replica, key)
+        run = (await replica.stub.GetRun(ledger_pb2.GetRunRequest(store_id=STORE, run_id=key.run_id))).run
+        state = RunState(run_pb2.RunState.Name(run.state).removeprefix("RUN_STATE_"))
+
+    assert run.output_text == "All is done."
+    assert run.usage.model_calls == 3
+    assert await log_of(replica, key) == await asyncio.to_thread(log_of_fake)
+
+
+async def test_what_a_worker_wrote_is_what_the_next_one_reads(replica: Replica, client: WorkerLedgerClient) -> None:
+    """Nothing of a run is lost on the way to the ledger and back (C9)."""
+    options = RunOptions(instructions="Be brief.", temperature=0.5, tool_names=("write", "look", "mail", "show"))
+    key = await submit(replica, options)
+    found = world()
+    drive = Drive(await claim(client), replace(found.shop, ledger=client))
+    await drive.run()
+    await respond(replica, key)
+
+    loaded = await client.load(await claim(client))
+
+    written = drive._base
+    assert loaded.run.options == options
+    assert (loaded.run.round, loaded.run.tools, loaded.run.usage) == (1, written.run.tools, written.run.usage)
+    assert loaded.loop == written.loop
+    assert len(loaded.commands) == 2
+    messages = [replace(message, message_id="", run_id=key.run_id) for message in loaded.messages]
+    assert messages == [replace(message, message_id="", run_id=key.run_id) for message in written.messages]
+    given: dict[str, Any] = {"create_time": None, "start_time": None, "end_time": None, "offer": None, "approval": None}
+    for call in loaded.calls:
+        same = written.calls[call.call_id]
+        assert replace(call, **given) == replace(same, **given)
+        assert (call.approval is None) == (same.approval is None)
+    states = {call.tool_name: call.state for call in loaded.calls}
+    assert states["mail"] is CallState.AWAITING_APPROVAL
+    assert states["show"] is CallState.OFFERED
+
+
+async def test_a_stale_worker_changes_nothing(replica: Replica, client: WorkerLedgerClient) -> None:
+    """I4."""
+    await submit(replica)
+    first = await claim(client)
+    await client.commit(first, "cmt_1", Step(lease_action=LeaseAction.RELEASE))
+    second = await claim(client)
+    assert second.epoch == first.epoch + 1
+    with pytest.raises(LeaseLost):
+        await client.commit(first, "cmt_2", Step(active_seconds=1.0))
+    with pytest.raises(LeaseLost):
+        await client.load(first)
+
+
+async def test_renewing_tells_what_is_held_and_who_got_commands(replica: Replica, client: WorkerLedgerClient) -> None:
+    key = await submit(replica)
+    held = await claim(client)
+    assert (await client.renew("worker", lease_seconds=10)).with_commands == frozenset()
+    command = ledger_pb2.Command(command_id="cmd_1", cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_USER))
+    await replica.stub.SendCommand(
+        ledger_pb2.SendCommandRequest(store_id=STORE, run_id=key.run_id, user_id=USER, command=command)
+    )
+
+    renewal = await client.renew("worker", lease_seconds=10)
+
+    assert (renewal.held, renewal.with_commands) == (frozenset({held}), frozenset({held}))
+    (read,) = await client.list_commands(held)
+    assert read.kind == Cancel(cause=StopCause.USER)
+    await client.release("worker")
+    assert (await client.renew("worker", lease_seconds=10)).held == frozenset()
