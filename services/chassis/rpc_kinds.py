@@ -99,7 +99,12 @@ async def _send(responses: Any, context: Context) -> None:
 
     grpc.aio would drive the generator too, but leaves closing it to the garbage
     collector when the client goes away in the middle of a write.
+
+    The initial metadata goes first: if it went with the first response and that
+    write was cancelled, gRPC would refuse the status that follows, and the client
+    would wait for ever.
     """
+    await context.send_initial_metadata(())
     if inspect.isawaitable(responses):
         await responses
         return

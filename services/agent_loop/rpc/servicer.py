@@ -30,11 +30,6 @@ HEARTBEAT_SECONDS: Final = 15.0
 WRITE_SECONDS_MAX: Final = 60.0
 """A client that takes nothing for so long is cut off."""
 
-# Sent before the first message: headers that go out with a message cannot be told
-# apart from it, and a status after a write that was cut off would send them again,
-# which gRPC refuses.
-_NO_METADATA: Final = ()
-
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -90,7 +85,6 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         async def send(frame: ServerFrame) -> None:
             await _write(context, convert_session.server_frame(frame))
 
-        await context.send_initial_metadata(_NO_METADATA)
         async with aclosing(convert_session.client_frames(request_iterator)) as frames:
             await self._sessions.serve(_caller(), frames, send)
 
@@ -99,7 +93,6 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     ) -> None:
         run_id = check_id(request.run_id, "run_id")
         after_seq = convert.seq(request.after_seq, "after_seq")
-        await context.send_initial_metadata(_NO_METADATA)
         async with (
             self._watches.open(_caller(), run_id, after_seq) as watcher,
             aclosing(watcher.events(silence_seconds=self._heartbeat_seconds)) as events,
