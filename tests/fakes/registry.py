@@ -39,6 +39,8 @@ class FakeRegistry:
     effects: Counter[str] = field(default_factory=Counter)
     order: list[str] = field(default_factory=list)
     tells_progress: bool = False
+    forgets: set[str] = field(default_factory=set)
+    """Tools of which it is not known whether they ran."""
     running: int = 0
     running_max: int = 0
     unreachable: int = 0
@@ -104,6 +106,8 @@ class FakeRegistry:
             self.effects[call_id] += 1
         finally:
             self.running -= 1
+        if name in self.forgets:
+            return ExecutionResult(outcome=Outcome.UNKNOWN, result=CallResult(content_json=b"null"))
         result = self.results.get(name, CallResult(content_json=f'"{name} done"'.encode()))
         return ExecutionResult(outcome=Outcome.FAILED if result.is_error else Outcome.SUCCEEDED, result=result)
 

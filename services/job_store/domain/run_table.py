@@ -21,7 +21,7 @@ TRANSITIONS: Final[Mapping[RunState, frozenset[RunState]]] = MappingProxyType(
             {_S.WAITING, _S.NEEDS_ATTENTION, _S.CANCELLING, _S.COMPLETED, _S.FAILED, _S.EXPIRED, _S.CANCELLED}
         ),
         _S.WAITING: frozenset({_S.RUNNING, _S.NEEDS_ATTENTION, _S.CANCELLING, _S.FAILED, _S.EXPIRED, _S.CANCELLED}),
-        _S.NEEDS_ATTENTION: frozenset({_S.RUNNING, _S.WAITING, _S.CANCELLING}),
+        _S.NEEDS_ATTENTION: frozenset({_S.RUNNING, _S.WAITING, _S.CANCELLING, _S.FAILED}),
         _S.CANCELLING: frozenset({_S.CANCELLED, _S.FAILED}),
         _S.COMPLETED: frozenset(),
         _S.FAILED: frozenset(),

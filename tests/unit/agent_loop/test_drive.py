@@ -13,10 +13,11 @@ import pytest
 from services.agent_loop.app.drive import Drive, Left
 from services.agent_loop.app.ports import RunKey
 from services.agent_loop.domain.call import CallState, Question
-from services.agent_loop.domain.command import Cancel, Steer
+from services.agent_loop.domain.command import CallResolution, Cancel, Resolve, Steer
 from services.agent_loop.domain.event import TAKEOVER, OutputDelta, RoundRetrying, RoundStarted, ToolProgress
+from services.agent_loop.domain.limits import Limits
 from services.agent_loop.domain.message import Role
-from services.agent_loop.domain.run import RunOptions, RunState, StopCause
+from services.agent_loop.domain.run import RoundLimitPolicy, RunOptions, RunState, StopCause, UnknownOutcomePolicy
 from services.agent_loop.domain.tool import Verdict
 from services.errors import DependencyUnavailable, LeaseLost, PawlError
 from tests.fakes import virtual_time
@@ -434,8 +435,7 @@ def test_the_run_time_limit_stops_the_work_itself() -> None:
     """LOOP-6, D4, C11: parked time does not count."""
 
     async def main() -> None:
-        limits = RunOptions().limits
-        options = RunOptions(limits=type(limits)(run_timeout_seconds=20, tool_timeout_seconds=100))
+        options = RunOptions(limits=Limits(run_timeout_seconds=20, tool_timeout_seconds=100))
         world = World(VERDICTS, [calls("ask"), calls("write")], seconds=90.0)
         key = world.ledger.submit("hello", options)
         await world.drive()
@@ -451,6 +451,32 @@ def test_the_run_time_limit_stops_the_work_itself() -> None:
         assert 15 <= world.clock.now() - began <= 25
         assert world.registry.running == 0
         assert world.ledger.calls(key)[-1].state is CallState.CANCELLED
+
+    virtual_time.run(main())
+
+
+def test_a_run_that_needed_attention_may_fail_right_after_it_got_it() -> None:
+    """D9: the resolved call was the last that the round limit allows."""
+
+    async def main() -> None:
+        options = RunOptions(
+            limits=Limits(rounds_max=1),
+            round_limit_policy=RoundLimitPolicy.FAIL,
+            unknown_outcome_policy=UnknownOutcomePolicy.NEEDS_ATTENTION,
+        )
+        world = World(VERDICTS, [calls("write")])
+        world.registry.forgets.add("write")
+        key = world.ledger.submit("hello", options)
+        assert await world.drive() is Left.PARKED
+        assert world.ledger.run(key).state is RunState.NEEDS_ATTENTION
+        (call,) = world.ledger.calls(key)
+
+        await world.ledger.send(key, Resolve(call_id=call.call_id, resolution=CallResolution.TELL_MODEL))
+        await world.drive()
+
+        run = world.ledger.run(key)
+        assert run.failure is not None
+        assert run.failure.reason == "ROUND_LIMIT"
 
     virtual_time.run(main())
 
