@@ -17,6 +17,7 @@ EXPRESSION_CHARACTERS_MAX: Final = 500
 BITS_MAX: Final = 4096
 """Size of the largest whole number on the way to a result."""
 _FACTORIAL_MAX: Final = 400
+_ROUND_DIGITS_MAX: Final = 300
 _NODES_MAX: Final = 200
 
 Number = int | float
@@ -115,6 +116,9 @@ def _factorial(number: Number) -> int:
 
 
 def _round(number: Number, digits: int = 0) -> Number:
+    if abs(digits) > _ROUND_DIGITS_MAX:
+        # Digits before the point are a power of ten to work out.
+        raise ToolError(f"round takes at most {_ROUND_DIGITS_MAX} digits")
     return round(number, digits) if digits else round(number)
 
 

@@ -14,6 +14,7 @@ from services.tool_registry.sdk import Category, Effect, Tool, ToolError, tool
 
 def clock_tools(clock: Clock) -> list[Tool[..., Any]]:
     """Return get_current_time, on that clock."""
+    _zones()  # Read from the disk now, not while somebody waits.
 
     @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
     async def get_current_time(

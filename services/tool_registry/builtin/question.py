@@ -8,7 +8,13 @@ import msgspec
 
 from services.tool_registry.sdk import Category, Effect, ExecutionContext, Tool, ToolError, tool
 
-Text = Annotated[str, msgspec.Meta(min_length=1, max_length=4000)]
+Question = Annotated[str, msgspec.Meta(min_length=1, max_length=4000), "what to ask, in the user's language"]
+Why = Annotated[str, "why the answer is needed"]
+Kind = Annotated[
+    Literal["clarification", "permission", "confirmation"],
+    "a missing detail, leave to do something, or that something is so",
+]
+Options = Annotated[list[str], msgspec.Meta(max_length=20), "answers to choose from; the user may always answer freely"]
 
 
 def question_tools() -> list[Tool[..., Any]]:
@@ -16,13 +22,10 @@ def question_tools() -> list[Tool[..., Any]]:
 
     @tool(category=Category.SAFE, effect=Effect.READ_ONLY, context=ExecutionContext.HUMAN)
     def ask_user(  # the arguments are what the user is shown
-        question: Annotated[Text, "what to ask, in the user's language"],  # noqa: ARG001
-        why: Annotated[str, "why the answer is needed"] = "",  # noqa: ARG001
-        kind: Annotated[  # noqa: ARG001
-            Literal["clarification", "permission", "confirmation"],
-            "a missing detail, leave to do something, or that something is so",
-        ] = "clarification",
-        options: Annotated[list[str], "answers to choose from; the user may always answer freely"] = [],  # noqa: ARG001, B006
+        question: Question,  # noqa: ARG001
+        why: Why = "",  # noqa: ARG001
+        kind: Kind = "clarification",  # noqa: ARG001
+        options: Options = [],  # noqa: ARG001, B006
     ) -> str:
         """Ask the user a question and wait for the answer.
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Final
 
-_NEAR = 0.6
+_NEAR: Final = 0.6
+_CHARACTERS_MAX: Final = 100
 
 
 def near_matches(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
-    """Return the known names most like `name`, best first."""
+    """Return the known names most like `name`, best first; none for a long one, which would take long."""
+    if len(name) > _CHARACTERS_MAX:
+        return []
     by_folded = {other.casefold(): other for other in known}
     found = difflib.get_close_matches(name.casefold(), by_folded, n=most, cutoff=_NEAR)
     return [by_folded[folded] for folded in found]

@@ -10,7 +10,6 @@ from services.chassis.strict_json import JsonValue
 from services.tool_registry.domain.check import Accepted
 from services.tool_registry.domain.definition import ToolDefinition
 
-_OPTIONS_MAX: Final = 20
 _QUESTION_KINDS: Final = ("clarification", "permission", "confirmation")
 
 
@@ -75,7 +74,7 @@ def question_of(definition: ToolDefinition, arguments: dict[str, JsonValue]) -> 
         question=_text(arguments.get("question")) or definition.description,
         why=_text(arguments.get("why")),
         kind=kind if isinstance(kind, str) and kind in _QUESTION_KINDS else "clarification",
-        options=tuple(_text(option) for option in options[:_OPTIONS_MAX]) if isinstance(options, list) else (),
+        options=tuple(_text(option) for option in options) if isinstance(options, list) else (),
     )
 
 

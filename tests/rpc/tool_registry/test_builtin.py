@@ -107,7 +107,7 @@ async def test_plans_belong_to_their_user_and_store(planning: Registry) -> None:
     for number, who in enumerate([context(user="bob"), context(store="other")]):
         assert content(await planning.run("list_projects", call=f"l{number}", who=who)) == {"projects": []}
         failed = await planning.run("add_subtask", {"parent": "Party", "title": "x"}, call=f"s{number}", who=who)
-        assert outcome(failed) == "FAILED TOOL_ERROR"
+        assert content(failed) == {"error": "there is no task with the id or title 'Party'"}
 
 
 async def test_the_time_is_that_of_the_zone_asked_for(database_url: str, tmp_path: Path, clock: ManualClock) -> None:

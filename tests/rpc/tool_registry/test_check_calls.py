@@ -226,3 +226,25 @@ async def test_arguments_of_an_older_version_must_fit_the_function_that_is_there
         assert "has changed" in changed.error_message
         current = await registry.check("write", {"path": "a", "size": 1}, version=2)
         assert (current.disposition, current.tool_version) == (APPROVE, 2)
+
+
+async def test_what_the_newest_version_gates_is_gated_in_every_version(database_url: str, tmp_path: Path) -> None:
+    """I10: when in doubt, no."""
+
+    @tool(name="invite", category=Category.SENSITIVE, effect=Effect.IDEMPOTENT)
+    def invite_carefully(names: str) -> str:
+        """Invite people, with commas between."""
+        return names
+
+    async with running(database_url, tmp_path, [invite]) as registry:
+        assert (await registry.check("invite", {"names": "a"})).disposition == RUN
+    async with running(database_url, tmp_path, [invite_carefully]) as registry:
+        verdict = await registry.check("invite", {"names": "a"})
+        assert (verdict.disposition, verdict.approval_cause) == (APPROVE, "category SENSITIVE")
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await registry.run("invite", {"names": "a"})
+        assert reason(error.value)[1] == "APPROVAL_REQUIRED"
+        assert (await registry.run("invite", {"names": "a"}, approved_digest=verdict.digest)).outcome == 1
+    async with running(database_url, tmp_path, [invite]) as registry:
+        # The other way round as well: a run that pinned the careful version keeps it.
+        assert (await registry.check("invite", {"names": "a"}, version=2)).disposition == APPROVE

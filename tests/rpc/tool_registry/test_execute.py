@@ -74,6 +74,12 @@ def fail_in_thread(how: str) -> Any:
     raise RuntimeError("password=hunter2")
 
 
+@tool(category=SAFE, effect=READ, allowed_users=["ann"])
+def private() -> str:
+    """Only for ann."""
+    return "for ann"
+
+
 @tool(category=SAFE, effect=READ, result_bytes_max=10)
 def small(size: int) -> str:
     """Return a text with quotes."""
@@ -155,6 +161,7 @@ async def registry(database_url: str, tmp_path: Path, events: Events) -> Any:
         who,
         fail,
         fail_in_thread,
+        private,
         small,
         spill,
         wait,
@@ -279,7 +286,7 @@ async def test_a_thread_over_its_time_is_told_so_and_counts_until_it_ends(regist
 
 
 async def test_a_caller_that_leaves_ends_a_call_without_a_journal(registry: Registry, events: Events) -> None:
-    stream = registry.stream("wait")
+    stream = registry.stream("wait", timeout_seconds=300)
 
     async def began() -> bool:
         return events.happened == ["began"]
@@ -314,6 +321,13 @@ async def test_progress_is_shown_newest_first_and_not_each_time(registry: Regist
     assert 1 <= len(shown) <= 5
     assert all(len(progress.message.encode()) <= 1024 for progress in shown)
     assert responses[-1].WhichOneof("kind") == "result"
+
+
+async def test_a_user_who_may_not_call_a_tool_cannot_run_it(registry: Registry) -> None:
+    """TOOL-6: enforced where it runs, not only where it is checked. C6."""
+    assert content(await registry.run("private")) == "for ann"
+    foreign = registry.stream("private", who=context(user="bob"), call="other")
+    assert await refused(foreign) == (grpc.StatusCode.NOT_FOUND, "TOOL_NOT_FOUND")
 
 
 @pytest.mark.parametrize(

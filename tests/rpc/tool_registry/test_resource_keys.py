@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ class Files:
     most: dict[str, int] = field(default_factory=dict)
     edits: list[str] = field(default_factory=list)
     release: asyncio.Event = field(default_factory=asyncio.Event)
+    thread_release: threading.Event = field(default_factory=threading.Event)
 
     def tools(self) -> list[Tool[..., Any]]:
         @tool(category=Category.SAFE, effect=Effect.IDEMPOTENT, resource_keys=["path:{path}"], timeout_seconds=30)
@@ -45,7 +47,15 @@ class Files:
             await self.release.wait()
             return path
 
-        return [edit, move, hold]
+        @tool(category=Category.SAFE, effect=Effect.IDEMPOTENT, resource_keys=["path:{path}"])
+        def block(path: str) -> str:
+            """Write to a file for longer than there is time."""
+            self.edits.append("held")
+            self.thread_release.wait(30)
+            self.edits.append("written late")
+            return path
+
+        return [edit, move, hold, block]
 
     async def visit(self, paths: list[str]) -> None:
         for path in paths:
@@ -126,6 +136,18 @@ async def test_waiting_for_a_key_counts_as_time_of_the_call(replicas: list[Regis
     files.release.set()
     await holding
     assert files.edits == ["held"]
+
+
+async def test_a_thread_that_runs_on_after_its_time_keeps_its_key(replicas: list[Registry], files: Files) -> None:
+    """What it still writes must not meet what the next call writes."""
+    late = await replicas[0].run("block", {"path": "x"}, call="late", timeout_seconds=0.1)
+    assert outcome(late) == "FAILED TOOL_TIMEOUT"
+    waited = await replicas[1].run("edit", {"path": "x"}, call="early", timeout_seconds=0.3)
+    assert outcome(waited) == "FAILED TOOL_TIMEOUT"
+    asked = asyncio.ensure_future(replicas[1].run("edit", {"path": "x"}, call="next"))
+    files.thread_release.set()
+    assert outcome(await asked) == "SUCCEEDED"
+    assert files.edits == ["held", "written late", "acme/x"]
 
 
 async def test_a_stored_result_is_given_without_waiting_for_the_key(replicas: list[Registry], files: Files) -> None:
