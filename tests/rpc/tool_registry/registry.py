@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ from services.tool_registry.app.attempt import AttemptParts
 from services.tool_registry.app.catalog import Catalog
 from services.tool_registry.app.checking import Checker
 from services.tool_registry.app.executor import Executor, ExecutorOptions
+from services.tool_registry.app.ports import Journal
 from services.tool_registry.rpc.execution_servicer import ExecutionServicer
 from services.tool_registry.rpc.tool_servicer import ToolServicer
 from services.tool_registry.sdk import Tool
@@ -156,6 +157,7 @@ async def running(
     secrets: Mapping[str, Mapping[str, str]] | None = None,
     threads_max: int = 4,
     drain_seconds: float = 1.0,
+    wrap_journal: Callable[[Journal], Journal] = lambda journal: journal,
 ) -> AsyncIterator[Registry]:
     """Run a registry with these tools; several on one database are replicas."""
     options = options or ExecutorOptions(grace_seconds=drain_seconds)
@@ -166,7 +168,7 @@ async def running(
     stop = asyncio.Event()
     async with Database(database_url, application_name="test", connections_max=8) as database:
         await database.migrate("tool_registry", "services.tool_registry.adapters.sql.migrations")
-        journal = PostgresJournal(database, instance_id=instance_id, lease_seconds=options.lease_seconds)
+        journal = wrap_journal(PostgresJournal(database, instance_id=instance_id, lease_seconds=options.lease_seconds))
         runner = PythonRunner(threads_max=threads_max)
         catalog = Catalog(PostgresToolBook(database))
         await catalog.load("module:test", tools)

@@ -3,76 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import grpc
 import pytest
 
 from services.chassis.database import Database
+from services.errors import DependencyUnavailable
 from services.tool_registry.adapters.postgres_journal import PostgresJournal
 from services.tool_registry.app.executor import ExecutorOptions
-from services.tool_registry.app.ports import Begun, JournalCall
-from services.tool_registry.domain.definition import Effect
-from services.tool_registry.domain.digest import call_digest
+from services.tool_registry.app.ports import Journal
 from services.tool_registry.domain.execution import Outcome, succeeded
-from services.tool_registry.sdk import (
-    Category,
-    ReconcileResult,
-    Tool,
-    ToolContext,
-    cannot_say,
-    did_not_happen,
-    happened,
-    tool,
-)
+from services.tool_registry.sdk import ReconcileResult, cannot_say, did_not_happen, happened
 from tests.poll import until
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, reason, running
-
-JOURNALED = (Effect.AT_MOST_ONCE, Effect.RECONCILABLE)
-
-
-@dataclass
-class World:
-    """What tools have done to it, and what they are told about that."""
-
-    effects: list[str] = field(default_factory=list)
-    begun: asyncio.Event = field(default_factory=asyncio.Event)
-    release: asyncio.Event = field(default_factory=asyncio.Event)
-    finding: ReconcileResult = field(default_factory=cannot_say)
-
-    def tools(self) -> list[Tool[..., Any]]:
-        async def reconcile(context: ToolContext) -> ReconcileResult:
-            self.effects.append(f"asked about {context.call_id}")
-            return self.finding
-
-        @tool(category=Category.SAFE)
-        async def pay(context: ToolContext, amount: int = 1, wait: bool = False) -> str:
-            """Pay."""
-            return await self.act(f"paid {amount}", wait=wait)
-
-        @tool(category=Category.SAFE, effect=Effect.RECONCILABLE, reconcile=reconcile)
-        async def order(context: ToolContext, wait: bool = False) -> str:
-            """Order."""
-            return await self.act("ordered", wait=wait)
-
-        @tool(category=Category.DESTRUCTIVE)
-        async def delete(path: str) -> str:
-            """Delete."""
-            return await self.act(f"deleted {path}", wait=False)
-
-        return [pay, order, delete]
-
-    async def act(self, effect: str, *, wait: bool) -> str:
-        self.begun.set()
-        if wait:
-            await self.release.wait()
-        self.effects.append(effect)
-        return effect
+from tests.rpc.tool_registry.world import World, database_is_told, dead_process, execute, refused
 
 
 @pytest.fixture
@@ -84,60 +30,6 @@ def world() -> World:
 async def registry(database_url: str, tmp_path: Path, world: World) -> Any:
     async with running(database_url, tmp_path, world.tools()) as registry:
         yield registry
-
-
-async def execute(database_url: str, sql: str) -> None:
-    connection = await asyncpg.connect(database_url)
-    try:
-        await connection.execute(sql)
-    finally:
-        await connection.close()
-
-
-@asynccontextmanager
-async def dead_process(database_url: str, registry: Registry, tool_name: str, call: str) -> AsyncIterator[None]:
-    """A process that began a call, and then was heard of no more."""
-    effect = Effect.RECONCILABLE if tool_name == "order" else Effect.AT_MOST_ONCE
-    async with Database(database_url, application_name="dead") as database:
-        journal = PostgresJournal(database, instance_id="dead", lease_seconds=60)
-        await journal.renew()
-        begun = await journal.begin(
-            JournalCall(
-                key=("acme", call),
-                run_id="run",
-                tool_name=tool_name,
-                tool_version=1,
-                effect=effect,
-                fingerprint=await fingerprint(registry, tool_name, call),
-                unknowns_resolved=0,
-                token="dead",
-            )
-        )
-        assert begun == Begun()
-        await database_is_told(database_url, alive=False)
-        yield
-
-
-async def fingerprint(registry: Registry, tool_name: str, call: str) -> str:
-    arguments = (await registry.check(tool_name, call=call)).arguments_json
-    return call_digest(
-        store_id="acme", run_id="run", call_id=call, tool_name=tool_name, tool_version=1, arguments=arguments
-    )
-
-
-async def database_is_told(database_url: str, *, alive: bool) -> None:
-    interval = "1 hour" if alive else "-1 second"
-    await execute(
-        database_url,
-        f"UPDATE tool_registry.instances SET expires_at = now() + interval '{interval}' WHERE instance_id = 'dead'",  # noqa: S608
-    )
-
-
-async def refused(stream: Any) -> tuple[grpc.StatusCode, str]:
-    with pytest.raises(grpc.aio.AioRpcError) as error:
-        async for _ in stream:
-            pass
-    return reason(error.value)[:2]
 
 
 async def test_asking_again_gives_the_stored_result(registry: Registry, world: World) -> None:
@@ -293,98 +185,6 @@ async def test_an_approval_of_another_call_stops_also_a_call_that_needs_none(reg
     assert world.effects == []
 
 
-async def test_a_running_call_is_cancelled_and_stays_so(registry: Registry, world: World) -> None:
-    """C5: a cancelled execution was once overwritten as completed."""
-    asked = asyncio.ensure_future(registry.run("pay", {"wait": True}))
-    await world.begun.wait()
-    answer = await registry.cancel()
-    assert answer.stopped
-    assert outcome(answer.result) == "CANCELLED CANCELLED"
-    world.release.set()
-    assert await asked == answer.result
-    assert await registry.run("pay", {"wait": True}) == answer.result
-    assert (await registry.cancel()).result == answer.result
-    assert world.effects == []
-
-
-async def test_a_call_cancelled_before_it_began_never_begins(registry: Registry, world: World) -> None:
-    """I12."""
-    answer = await registry.cancel()
-    assert answer.stopped
-    assert not answer.HasField("result")
-    assert outcome(await registry.run("pay")) == "CANCELLED CANCELLED"
-    assert world.effects == []
-
-
-async def test_a_call_that_ended_is_not_undone_by_a_cancel(registry: Registry, world: World) -> None:
-    done = await registry.run("pay")
-    answer = await registry.cancel()
-    assert (answer.stopped, answer.result) == (True, done)
-    assert await registry.run("pay") == done
-
-
-async def test_a_call_is_cancelled_in_whatever_replica_it_runs(
-    database_url: str, tmp_path: Path, registry: Registry, world: World
-) -> None:
-    async with running(database_url, tmp_path, world.tools(), name="b") as other:
-        asked = asyncio.ensure_future(registry.run("pay", {"wait": True}))
-        await world.begun.wait()
-        answer = await other.cancel(wait=10)
-        assert answer.stopped
-        assert outcome(answer.result) == "CANCELLED CANCELLED"
-        assert await asked == answer.result
-    assert world.effects == []
-
-
-async def test_a_cancel_that_cannot_wait_longer_says_so(database_url: str, registry: Registry, world: World) -> None:
-    async with dead_process(database_url, registry, "pay", "call"):
-        await database_is_told(database_url, alive=True)
-        assert not (await registry.cancel(wait=0.2)).stopped
-
-
-@pytest.mark.parametrize("wait", [-1.0, 10.5, float("nan")])
-async def test_a_wait_out_of_range_is_refused(registry: Registry, wait: float) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as error:
-        await registry.cancel(wait=wait)
-    assert reason(error.value) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", {"field": "wait_seconds"})
-
-
-async def test_at_a_stop_running_calls_have_a_grace_to_end(database_url: str, tmp_path: Path, world: World) -> None:
-    """OPS-5."""
-    async with running(database_url, tmp_path, world.tools(), drain_seconds=20) as registry:
-        stream = registry.stream("pay", {"wait": True})
-        reading = asyncio.ensure_future(stream.read())
-        await world.begun.wait()
-        stream.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
-        asyncio.get_running_loop().call_later(0.2, world.release.set)
-    assert world.effects == ["paid 1"]
-    async with running(database_url, tmp_path, world.tools()) as registry:
-        assert content(await registry.run("pay", {"wait": True})) == "paid 1"
-
-
-async def test_what_does_not_end_at_a_stop_is_recorded_as_what_it_is(
-    database_url: str, tmp_path: Path, world: World
-) -> None:
-    """An effect that may have happened is unknown; a tool that can be asked is asked."""
-    async with running(database_url, tmp_path, world.tools(), drain_seconds=0.1) as registry:
-        streams = [registry.stream(name, {"wait": True}, call=name) for name in ("pay", "order")]
-        reading = [asyncio.ensure_future(stream.read()) for stream in streams]
-
-        async def both_run() -> bool:
-            return registry.executor.running_count == 2 and world.begun.is_set()
-
-        await until(both_run)
-    ended = await asyncio.gather(*reading, return_exceptions=True)
-    assert len(ended) == 2
-    world.finding = happened("order 7")
-    world.release.set()
-    async with running(database_url, tmp_path, world.tools()) as registry:
-        assert outcome(await registry.run("pay", {"wait": True}, call="pay")) == "UNKNOWN OUTCOME_UNKNOWN"
-        assert content(await registry.run("order", {"wait": True}, call="order")) == "order 7"
-    assert world.effects == ["asked about order"]
-
-
 async def test_a_process_that_lost_its_lease_stops_what_another_may_repeat(
     database_url: str, tmp_path: Path, world: World
 ) -> None:
@@ -425,3 +225,55 @@ async def test_old_entries_are_forgotten_and_young_ones_are_not(database_url: st
         assert await journal.forget(86400) == 1
         assert await journal.look(("acme", "old")) is None
         assert await journal.look(("acme", "young")) is not None
+
+
+class FlakyJournal:
+    """A journal whose database goes away: `before` a statement, or `after` it was carried out."""
+
+    def __init__(self, journal: Journal, faults: dict[str, list[str]]) -> None:
+        self._journal = journal
+        self._faults = faults
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._journal, name)
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            fault = self._faults[name].pop(0) if self._faults.get(name) else ""
+            if fault == "before":
+                raise DependencyUnavailable
+            result = await method(*args, **kwargs)
+            if fault == "after":
+                raise DependencyUnavailable
+            return result
+
+        return call
+
+
+@pytest.mark.parametrize("fault", ["before", "after"])
+@pytest.mark.parametrize("name", ["pay", "order"])
+async def test_a_call_whose_beginning_got_no_answer_is_run_once_by_the_next_who_asks(
+    database_url: str, tmp_path: Path, world: World, name: str, fault: str
+) -> None:
+    """Nothing ran on the strength of the entry, and the process knows that: no doubt, no question."""
+    faults = {"begin": [fault]}
+    async with running(
+        database_url, tmp_path, world.tools(), wrap_journal=lambda journal: FlakyJournal(journal, faults)
+    ) as registry:
+        unavailable = (grpc.StatusCode.UNAVAILABLE, "DEPENDENCY_UNAVAILABLE")
+        assert await refused(registry.stream(name)) == unavailable
+        assert outcome(await registry.run(name, earlier_attempts=1)) == "SUCCEEDED"
+    assert len(world.effects) == 1
+
+
+@pytest.mark.parametrize("faults", [["before"] * 3, ["after"], ["before", "after", "before"]])
+async def test_a_result_is_given_once_it_is_stored_however_often_that_fails(
+    database_url: str, tmp_path: Path, world: World, faults: list[str]
+) -> None:
+    """I8 for effects: nobody sees a result that a crash could take back."""
+    async with running(
+        database_url, tmp_path, world.tools(), wrap_journal=lambda journal: FlakyJournal(journal, {"end": faults})
+    ) as registry:
+        first = await registry.run("pay")
+        assert content(first) == "paid 1"
+        assert await registry.run("pay") == first
+    assert world.effects == ["paid 1"]

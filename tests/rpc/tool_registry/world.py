@@ -1,0 +1,114 @@
+"""Tools whose effects a test can see, and processes that die in the middle of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import asyncpg
+import grpc
+import pytest
+
+from services.chassis.database import Database
+from services.tool_registry.adapters.postgres_journal import PostgresJournal
+from services.tool_registry.app.ports import Begun, JournalCall
+from services.tool_registry.domain.definition import Effect
+from services.tool_registry.domain.digest import call_digest
+from services.tool_registry.sdk import Category, ReconcileResult, Tool, ToolContext, cannot_say, tool
+from tests.rpc.tool_registry.registry import Registry, reason
+
+
+@dataclass
+class World:
+    """What tools have done to it, and what they are told about that."""
+
+    effects: list[str] = field(default_factory=list)
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+    finding: ReconcileResult = field(default_factory=cannot_say)
+
+    def tools(self) -> list[Tool[..., Any]]:
+        async def reconcile(context: ToolContext) -> ReconcileResult:
+            self.effects.append(f"asked about {context.call_id}")
+            return self.finding
+
+        @tool(category=Category.SAFE)
+        async def pay(context: ToolContext, amount: int = 1, wait: bool = False) -> str:
+            """Pay."""
+            return await self.act(f"paid {amount}", wait=wait)
+
+        @tool(category=Category.SAFE, effect=Effect.RECONCILABLE, reconcile=reconcile)
+        async def order(context: ToolContext, wait: bool = False) -> str:
+            """Order."""
+            return await self.act("ordered", wait=wait)
+
+        @tool(category=Category.DESTRUCTIVE)
+        async def delete(path: str) -> str:
+            """Delete."""
+            return await self.act(f"deleted {path}", wait=False)
+
+        return [pay, order, delete]
+
+    async def act(self, effect: str, *, wait: bool) -> str:
+        self.begun.set()
+        if wait:
+            await self.release.wait()
+        self.effects.append(effect)
+        return effect
+
+
+async def execute(database_url: str, sql: str) -> None:
+    connection = await asyncpg.connect(database_url)
+    try:
+        await connection.execute(sql)
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def dead_process(database_url: str, registry: Registry, tool_name: str, call: str) -> AsyncIterator[None]:
+    """A process that began a call, and then was heard of no more."""
+    effect = Effect.RECONCILABLE if tool_name == "order" else Effect.AT_MOST_ONCE
+    async with Database(database_url, application_name="dead") as database:
+        journal = PostgresJournal(database, instance_id="dead", lease_seconds=60)
+        await journal.renew()
+        begun = await journal.begin(
+            JournalCall(
+                key=("acme", call),
+                run_id="run",
+                tool_name=tool_name,
+                tool_version=1,
+                effect=effect,
+                fingerprint=await fingerprint(registry, tool_name, call),
+                unknowns_resolved=0,
+                token="dead",
+            )
+        )
+        assert begun == Begun()
+        await database_is_told(database_url, alive=False)
+        yield
+
+
+async def fingerprint(registry: Registry, tool_name: str, call: str) -> str:
+    arguments = (await registry.check(tool_name, call=call)).arguments_json
+    return call_digest(
+        store_id="acme", run_id="run", call_id=call, tool_name=tool_name, tool_version=1, arguments=arguments
+    )
+
+
+async def database_is_told(database_url: str, *, alive: bool) -> None:
+    interval = "1 hour" if alive else "-1 second"
+    await execute(
+        database_url,
+        f"UPDATE tool_registry.instances SET expires_at = now() + interval '{interval}' WHERE instance_id = 'dead'",  # noqa: S608
+    )
+
+
+async def refused(stream: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        async for _ in stream:
+            pass
+    return reason(error.value)[:2]
