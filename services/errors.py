@@ -34,7 +34,6 @@ a reason that comes from a peer back into the same class.
         IllegalTransition
         ConversationBusy
         DeadlinePassed
-        NotConfigured
         ApprovalRequired
       OutOfRange
         SeqBeyondEnd
@@ -294,12 +293,6 @@ class DeadlinePassed(FailedPrecondition):
     """The approval, question or offer has passed its deadline."""
 
     reason = "DEADLINE_PASSED"
-
-
-class NotConfigured(FailedPrecondition):
-    """The feature is not configured on this deployment. The message names the setting."""
-
-    reason = "NOT_CONFIGURED"
 
 
 class ApprovalRequired(FailedPrecondition):

@@ -149,8 +149,6 @@ class Chat:
         match frame.WhichOneof("frame"):
             case "event":
                 self._show_event(frame.event)
-            case "gap":
-                self._screen.line("… some events are no longer kept", "dim")
             case "end":
                 self._active.pop(frame.end.run_id, None)
             case _:

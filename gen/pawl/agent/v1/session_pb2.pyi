@@ -128,7 +128,6 @@ class SessionResponse(_message.Message):
     OFFER_FIELD_NUMBER: _builtins.int
     OFFER_REVOKED_FIELD_NUMBER: _builtins.int
     RECEIPT_FIELD_NUMBER: _builtins.int
-    GAP_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     @_builtins.property
@@ -152,10 +151,6 @@ class SessionResponse(_message.Message):
         """What became of a frame."""
 
     @_builtins.property
-    def gap(self) -> Global___Gap:
-        """Events are missing: go on from here."""
-
-    @_builtins.property
     def end(self) -> Global___End:
         """All events of a run were sent and it has ended."""
 
@@ -171,15 +166,14 @@ class SessionResponse(_message.Message):
         offer: Global___Offer | None = ...,
         offer_revoked: Global___OfferRevoked | None = ...,
         receipt: _types_pb2.Receipt | None = ...,
-        gap: Global___Gap | None = ...,
         end: Global___End | None = ...,
         heartbeat: Global___ServerHeartbeat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "event", b"event", "frame", b"frame", "gap", b"gap", "heartbeat", b"heartbeat", "offer", b"offer", "offer_revoked", b"offer_revoked", "receipt", b"receipt", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "event", b"event", "frame", b"frame", "heartbeat", b"heartbeat", "offer", b"offer", "offer_revoked", b"offer_revoked", "receipt", b"receipt", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "event", b"event", "frame", b"frame", "gap", b"gap", "heartbeat", b"heartbeat", "offer", b"offer", "offer_revoked", b"offer_revoked", "receipt", b"receipt", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "event", b"event", "frame", b"frame", "heartbeat", b"heartbeat", "offer", b"offer", "offer_revoked", b"offer_revoked", "receipt", b"receipt", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["welcome", "event", "offer", "offer_revoked", "receipt", "gap", "end", "heartbeat"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["welcome", "event", "offer", "offer_revoked", "receipt", "end", "heartbeat"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -570,44 +564,6 @@ class OfferRevoked(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OfferRevoked: _TypeAlias = OfferRevoked  # noqa: Y015
-
-@_typing.final
-class Gap(_message.Message):
-    """Gap says that events are missing, because the log was trimmed or the client
-    was too slow.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    RUN_ID_FIELD_NUMBER: _builtins.int
-    AFTER_SEQ_FIELD_NUMBER: _builtins.int
-    RESUME_AFTER_SEQ_FIELD_NUMBER: _builtins.int
-    RUN_FIELD_NUMBER: _builtins.int
-    run_id: _builtins.str
-    """The run."""
-    after_seq: _builtins.int
-    """Last event that was sent."""
-    resume_after_seq: _builtins.int
-    """The next event that will be sent is the one after this."""
-    @_builtins.property
-    def run(self) -> _run_pb2.Run:
-        """The run as it was at `resume_after_seq`."""
-
-    def __init__(
-        self,
-        *,
-        run_id: _builtins.str = ...,
-        after_seq: _builtins.int = ...,
-        resume_after_seq: _builtins.int = ...,
-        run: _run_pb2.Run | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_seq", b"after_seq", "resume_after_seq", b"resume_after_seq", "run", b"run", "run_id", b"run_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Gap: _TypeAlias = Gap  # noqa: Y015
 
 @_typing.final
 class End(_message.Message):

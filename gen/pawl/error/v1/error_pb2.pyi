@@ -99,10 +99,6 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION. The approval, question or offer has passed its
     deadline.
     """
-    ERROR_REASON_NOT_CONFIGURED: _ErrorReason.ValueType  # 67
-    """FAILED_PRECONDITION. The feature is not configured on this deployment; the
-    message names the setting.
-    """
     ERROR_REASON_APPROVAL_REQUIRED: _ErrorReason.ValueType  # 68
     """FAILED_PRECONDITION. The tool is not allowed to run: it needs an approval
     that was not given.
@@ -222,10 +218,6 @@ asked for is REJECT.
 ERROR_REASON_DEADLINE_PASSED: ErrorReason.ValueType  # 66
 """FAILED_PRECONDITION. The approval, question or offer has passed its
 deadline.
-"""
-ERROR_REASON_NOT_CONFIGURED: ErrorReason.ValueType  # 67
-"""FAILED_PRECONDITION. The feature is not configured on this deployment; the
-message names the setting.
 """
 ERROR_REASON_APPROVAL_REQUIRED: ErrorReason.ValueType  # 68
 """FAILED_PRECONDITION. The tool is not allowed to run: it needs an approval

@@ -545,7 +545,7 @@ class Call(_message.Message):
     fallback_tool_name: _builtins.str
     """The tool that runs instead, with BACKEND_TOOL."""
     result_omitted_bytes: _builtins.int
-    """Size of the result that was left out of an event."""
+    """Size of the result that was left out."""
     @_builtins.property
     def resource_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Calls with a common resource key run one at a time, over all runs of the

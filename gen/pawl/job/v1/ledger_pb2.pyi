@@ -386,7 +386,10 @@ class LoadRunResponse(_message.Message):
 
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
-        """The calls that those messages ask for, with whole results."""
+        """The calls that those messages ask for, with whole results: of the newest
+        calls, up to 16 MiB in all. Of the others `result_omitted_bytes` is set;
+        GetCall has them.
+        """
 
     @_builtins.property
     def commands(self) -> _containers.RepeatedCompositeFieldContainer[Global___Command]:
