@@ -10,6 +10,7 @@ import nats.errors
 from nats.js import JetStreamContext
 from nats.js.api import RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import BadRequestError, NotFoundError
+from pawl.event.v1 import event_pb2
 
 from services.chassis import logs
 from services.chassis.bus import Bus
@@ -20,7 +21,10 @@ STREAM: Final = "PAWL_LIFECYCLE"
 SUBJECTS: Final = "pawl.v1.*.lifecycle.*"
 
 _AGE_SECONDS_MAX: Final = 7 * 24 * 3600
-_BYTES_MAX: Final = 1024 * 1024 * 1024
+_BYTES_MAX: Final = 512 * 1024 * 1024
+# A server takes messages of up to 1 MiB, headers included.
+_PAYLOAD_BYTES_MAX: Final = 768 * 1024
+_CUT_CHARACTERS: Final = 16 * 1024
 # How long the stream remembers the ids of messages, to drop those that come twice.
 _DUPLICATES_SECONDS: Final = 600
 _UNACKNOWLEDGED_MAX: Final = 64
@@ -67,7 +71,7 @@ class JetStreamLifecycle:
         }
         subject = f"pawl.v1.{event.store_id}.lifecycle.{kind}"
         try:
-            await self._bus.publish_acknowledged(subject, event.payload, headers, timeout_seconds=_ACK_SECONDS)
+            await self._bus.publish_acknowledged(subject, fitting(event.payload), headers, timeout_seconds=_ACK_SECONDS)
         except DependencyUnavailable:
             return False
         return True
@@ -92,6 +96,18 @@ class JetStreamLifecycle:
             return False
         self._known = True
         return True
+
+
+def fitting(payload: bytes) -> bytes:
+    """Return an event as the stream can take it: the long texts of a run that is too large are cut."""
+    if len(payload) <= _PAYLOAD_BYTES_MAX:
+        return payload
+    event = event_pb2.RunEvent.FromString(payload)
+    run = event.run_changed.run
+    run.output_text = run.output_text[:_CUT_CHARACTERS]
+    run.ClearField("options")
+    run.ClearField("tools")
+    return event.SerializeToString()
 
 
 async def _put_stream(jetstream: JetStreamContext, config: StreamConfig) -> None:

@@ -77,9 +77,18 @@ WHERE store_id = $1 AND conversation_id = $2 AND number > (
     WHERE store_id = $1 AND conversation_id = $2 AND summarised_to > 0
 ) ORDER BY number
 """
+# Results are given to the newest calls first, as far as they go.
+_LOADED_RESULTS_BYTES_MAX: Final = 16 * 1024 * 1024
 _CALLS_OF_RUNS: Final = f"""
-SELECT {tables.CALLS.names} FROM job_store.calls WHERE store_id = $1 AND run_id = ANY ($2::text[])
-ORDER BY create_time, round, batch_index
+SELECT {tables.CALLS.names.replace(" result,", " CASE WHEN bytes_so_far <= $3 THEN result END AS result,")},
+       CASE WHEN bytes_so_far > $3 THEN length(result) END AS omitted_bytes
+FROM (
+    SELECT *, sum(coalesce(length(result), 0)) OVER (
+        ORDER BY create_time DESC, round DESC, batch_index DESC, call_id DESC
+    ) AS bytes_so_far
+    FROM job_store.calls WHERE store_id = $1 AND run_id = ANY ($2::text[])
+) AS c
+ORDER BY create_time, round, batch_index, call_id
 """
 _EVENTS_BYTES_MAX: Final = 1024 * 1024
 _EVENTS: Final = """
@@ -112,7 +121,9 @@ class PostgresReads:
             records = await connection.fetch(_MESSAGES_FROM_SUMMARY, store_id, run.conversation_id)
             messages = [tables.message(record) for record in records]
             run_ids = list({message.run_id for message in messages} | {run_id})
-            calls = [tables.call(record) for record in await connection.fetch(_CALLS_OF_RUNS, store_id, run_ids)]
+            records = await connection.fetch(_CALLS_OF_RUNS, store_id, run_ids, _LOADED_RESULTS_BYTES_MAX)
+            omitted_bytes = {record["call_id"]: record["omitted_bytes"] or 0 for record in records}
+            calls = [tables.call(record) for record in records]
             commands = [tables.command(record) for record in await connection.fetch(_COMMANDS, store_id, run_id)]
             more = await connection.fetchrow(_LOOP_STATE, store_id, run_id)
         if more is None:
@@ -121,6 +132,7 @@ class PostgresReads:
             run=run,
             messages=messages,
             calls=calls,
+            omitted_bytes=omitted_bytes,
             commands=commands,
             loop_state=more["loop_state"],
             time=more["time"],

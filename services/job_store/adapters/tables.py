@@ -178,8 +178,9 @@ CALLS: Final[Columns[CallRow]] = Columns(
 
 
 def call(record: Record) -> CallRow:
-    """Return the row of a record with the columns of CALLS."""
+    """Return the row of a record with the columns of CALLS, and perhaps `omitted_bytes`."""
     fields = dict(record)
+    fields.pop("omitted_bytes", None)
     offer = Offer(
         client_id=fields.pop("offer_client_id") or "",
         epoch=fields.pop("offer_epoch"),

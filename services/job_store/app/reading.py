@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Generic, Protocol, TypeVar
@@ -41,11 +41,16 @@ class RunView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """All that the owner of a run needs, as of one moment."""
+    """All that the owner of a run needs, as of one moment.
+
+    Older results are left out when all together are too large: `omitted_bytes`
+    has the size of each by call, 0 for those that are there.
+    """
 
     run: RunRow
     messages: Sequence[MessageRow]
     calls: Sequence[CallRow]
+    omitted_bytes: Mapping[str, int]
     commands: Sequence[CommandRow]
     loop_state: bytes
     time: datetime

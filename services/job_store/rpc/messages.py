@@ -56,9 +56,13 @@ def run(row: RunRow) -> run_pb2.Run:
     return message
 
 
-def call(row: CallRow, *, result_bytes_max: int | None = None) -> call_pb2.Call:
-    """Return a call; a result over `result_bytes_max` is left out and its size given instead."""
+def call(row: CallRow, *, result_bytes_max: int | None = None, omitted_bytes: int = 0) -> call_pb2.Call:
+    """Return a call; a result over `result_bytes_max` is left out and its size given instead.
+
+    `omitted_bytes` is the size of a result that the row does not have.
+    """
     message = call_pb2.Call.FromString(row.spec)
+    message.result_omitted_bytes = omitted_bytes
     message.store_id = row.store_id
     message.conversation_id = row.conversation_id
     message.run_id = row.run_id

@@ -59,7 +59,9 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             run=messages.run(loaded.run),
             messages=history,
             calls=[
-                messages.call(row) for row in loaded.calls if row.call_id in asked or row.run_id == loaded.run.run_id
+                messages.call(row, omitted_bytes=loaded.omitted_bytes[row.call_id])
+                for row in loaded.calls
+                if row.call_id in asked or row.run_id == loaded.run.run_id
             ],
             commands=[messages.command(row) for row in loaded.commands],
             loop_state=loaded.loop_state,

@@ -166,3 +166,18 @@ async def test_two_replicas_deliver_each_event_once_and_in_order(
     messages = await lifecycle(listener, 40)
     assert len({message.headers["ce-id"] for message in messages}) == 40
     assert (await listener.jetstream().stream_info(STREAM)).state.messages == 40
+
+
+async def test_the_end_of_a_run_with_a_huge_answer_reaches_jetstream_cut(
+    start: StartReplica, nats: servers.NatsServer, listener: Bus, database: Database
+) -> None:
+    """I20: what NATS would refuse must not wait for ever, nor what comes after it."""
+    replica = await start(nats_url=nats.url)
+    user = User(replica.stub)
+    owner = await user.start()
+    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text="x" * 2_000_000)
+    await eventually(lambda: outbox_is_empty(database))
+    event = event_pb2.RunEvent.FromString((await lifecycle(listener, 3))[-1].data)
+    assert event.type == "run.completed"
+    assert 0 < len(event.run_changed.run.output_text) < 100_000
+    assert len((await user.run(owner.run_id)).output_text) == 2_000_000

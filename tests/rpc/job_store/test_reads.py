@@ -205,3 +205,17 @@ async def test_a_service_reads_without_a_user(user: User) -> None:
     run = (await user.submit()).run
     response = await user.stub.GetRun(pb.GetRunRequest(store_id="acme", run_id=run.run_id))
     assert response.run.user_id == "ann"
+
+
+async def test_a_run_with_very_large_results_can_still_be_loaded(user: User) -> None:
+    """I19, I20: the newest results are there; of the others the size."""
+    owner = await user.start()
+    large = result('"' + "x" * 1_000_000 + '"')
+    for number in range(18):
+        call = owner.call(f"call_{number:02}", call_pb2.CALL_STATE_FAILED, index=number, result=large)
+        await owner.commit(calls=[call])
+    calls = (await owner.load()).calls
+    assert [call.call_id for call in calls] == [f"call_{number:02}" for number in range(18)]
+    assert [call.HasField("result") for call in calls] == [False] * 2 + [True] * 16
+    assert all(call.result_omitted_bytes > 1_000_000 for call in calls[:2])
+    assert not any(call.result_omitted_bytes for call in calls[2:])

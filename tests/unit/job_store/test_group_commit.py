@@ -1,0 +1,249 @@
+"""Gathering operations into groups: nobody waits for ever, and nobody fails for another's fault."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from services.errors import DependencyUnavailable, LeaseLost, Overloaded, PawlError, RunNotFound, ShuttingDown
+from services.job_store.app import group_commit
+from services.job_store.app.group_commit import GroupCommit
+from services.job_store.app.ports import GroupConflict, LiveEvent, Operation, Written
+from services.job_store.domain.book import Book, Ids, Names, Poke
+
+
+@dataclass(frozen=True)
+class Named:
+    """An operation of which only the name matters."""
+
+    name: str
+    names: Names = field(default_factory=Names)
+
+    def apply(self, book: Book, now: datetime, ids: Ids) -> str:
+        return self.name
+
+
+class ScriptedJournal:
+    """Answers each operation with its name. What it is told to raise comes first, once each."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[str]] = []
+        self.raises: list[Exception] = []
+        self.refuses: dict[str, PawlError] = {}
+        self.poison: str | None = None
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def write(self, operations: Sequence[Operation[Any]]) -> Written:
+        names = [operation.name for operation in operations if isinstance(operation, Named)]
+        self.groups.append(names)
+        await self.open.wait()
+        if self.raises:
+            raise self.raises.pop(0)
+        if self.poison in names:
+            raise ValueError("the database cannot hold this")
+        return Written(
+            outcomes=[self.refuses.get(name, name) for name in names],
+            events=[LiveEvent(store_id="s", run_id="r", type="t", payload=name.encode()) for name in names],
+            pokes=[],
+            work_ready=False,
+            lifecycle_count=1,
+        )
+
+
+class Heard:
+    """Keeps what was announced and counted."""
+
+    def __init__(self) -> None:
+        self.events: list[bytes] = []
+        self.fails = False
+        self.sizes: list[int] = []
+        self.reasons: list[str] = []
+
+    async def publish(self, events: Sequence[LiveEvent]) -> None:
+        if self.fails:
+            raise ValueError("no announcement")
+        self.events += [event.payload for event in events]
+
+    async def poke(self, pokes: Sequence[Poke]) -> None:
+        raise AssertionError("there is nobody to poke")
+
+    async def work_ready(self) -> None:
+        raise AssertionError("there is no work")
+
+    def group_written(self, *, operations: int, seconds: float) -> None:
+        self.sizes.append(operations)
+
+    def refused(self, error: PawlError) -> None:
+        self.reasons.append(error.reason)
+
+    def relayed(self, events: int) -> None:
+        raise AssertionError("nothing is relayed here")
+
+    def census(self, counts: Mapping[str, float]) -> None:
+        raise AssertionError("nothing is counted here")
+
+
+@pytest.fixture
+def journal() -> ScriptedJournal:
+    return ScriptedJournal()
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@asynccontextmanager
+async def running(journal: ScriptedJournal, heard: Heard) -> AsyncIterator[GroupCommit]:
+    async with GroupCommit(journal, heard, heard, monotonic=lambda: 0.0, lifecycle_written=lambda: None) as commit:
+        yield commit
+
+
+async def run_all(commit: GroupCommit, names: Sequence[str], *, size_bytes: int = 1) -> list[Any]:
+    operations = [Named(name) for name in names]
+    return await asyncio.gather(
+        *(commit.run(operation, size_bytes=size_bytes) for operation in operations), return_exceptions=True
+    )
+
+
+async def until(check: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not check():
+            await asyncio.sleep(0)
+
+
+async def test_operations_that_arrive_while_a_group_is_written_share_the_next_one(
+    journal: ScriptedJournal, heard: Heard
+) -> None:
+    async with running(journal, heard) as commit:
+        journal.open.clear()
+        first = asyncio.create_task(commit.run(Named("first"), size_bytes=1))
+        await until(lambda: len(journal.groups) == 1)
+        rest = asyncio.create_task(run_all(commit, ["a", "b", "c"]))
+        await asyncio.sleep(0)
+        journal.open.set()
+        assert [await first, await rest] == ["first", ["a", "b", "c"]]
+    assert journal.groups == [["first"], ["a", "b", "c"]]
+    assert heard.sizes == [1, 3]
+    assert heard.events == [b"first", b"a", b"b", b"c"]
+
+
+async def test_when_many_wait_a_second_group_does_not_wait_for_the_first(
+    journal: ScriptedJournal, heard: Heard
+) -> None:
+    async with running(journal, heard) as commit:
+        journal.open.clear()
+        first = asyncio.create_task(commit.run(Named("first"), size_bytes=1))
+        await until(lambda: len(journal.groups) == 1)
+        rest = asyncio.create_task(run_all(commit, [str(number) for number in range(40)]))
+        await until(lambda: len(journal.groups) == 2)
+        journal.open.set()
+        await asyncio.gather(first, rest)
+
+
+async def test_groups_are_bounded_in_number_and_in_bytes(journal: ScriptedJournal, heard: Heard) -> None:
+    async with running(journal, heard) as commit:
+        await run_all(commit, [str(number) for number in range(group_commit.OPERATIONS_MAX + 1)])
+        assert max(map(len, journal.groups)) == group_commit.OPERATIONS_MAX
+        journal.groups.clear()
+        await run_all(commit, ["a", "b", "c"], size_bytes=group_commit.GROUP_BYTES_MAX)
+        assert journal.groups == [["a"], ["b"], ["c"]]
+
+
+async def test_a_refusal_is_its_own_affair(journal: ScriptedJournal, heard: Heard) -> None:
+    journal.refuses = {"bad": LeaseLost()}
+    async with running(journal, heard) as commit:
+        good, bad = await run_all(commit, ["good", "bad"])
+    assert good == "good"
+    assert isinstance(bad, LeaseLost)
+    assert heard.reasons == ["LEASE_LOST"]
+
+
+async def test_a_group_that_another_transaction_disturbed_is_written_again(
+    journal: ScriptedJournal, heard: Heard
+) -> None:
+    journal.raises = [GroupConflict(), GroupConflict()]
+    async with running(journal, heard) as commit:
+        assert await run_all(commit, ["a", "b"]) == ["a", "b"]
+    assert journal.groups == [["a", "b"]] * 3
+
+
+async def test_endless_conflicts_are_told_as_a_busy_database(journal: ScriptedJournal, heard: Heard) -> None:
+    journal.raises = [GroupConflict()] * 100
+    async with running(journal, heard) as commit:
+        assert [type(answer) for answer in await run_all(commit, ["a"])] == [DependencyUnavailable]
+
+
+async def test_without_a_database_everybody_of_the_group_is_told(journal: ScriptedJournal, heard: Heard) -> None:
+    journal.raises = [DependencyUnavailable()]
+    async with running(journal, heard) as commit:
+        answers = await run_all(commit, ["a", "b"])
+        assert [type(answer) for answer in answers] == [DependencyUnavailable] * 2
+        assert await run_all(commit, ["a", "b"]) == ["a", "b"]
+
+
+async def test_one_poisonous_operation_does_not_fail_the_others(journal: ScriptedJournal, heard: Heard) -> None:
+    """I20."""
+    journal.poison = "poison"
+    async with running(journal, heard) as commit:
+        answers = await run_all(commit, ["a", "poison", "b"])
+    assert [answers[0], type(answers[1]), answers[2]] == ["a", ValueError, "b"]
+
+
+async def test_an_announcement_that_fails_stops_nothing(journal: ScriptedJournal, heard: Heard) -> None:
+    heard.fails = True
+    async with running(journal, heard) as commit:
+        assert await run_all(commit, ["a"]) == ["a"]
+        assert await run_all(commit, ["b"]) == ["b"]
+
+
+async def test_a_caller_that_goes_away_disturbs_nobody(journal: ScriptedJournal, heard: Heard) -> None:
+    async with running(journal, heard) as commit:
+        journal.open.clear()
+        gone = asyncio.create_task(commit.run(Named("gone"), size_bytes=1))
+        await until(lambda: len(journal.groups) == 1)
+        gone.cancel()
+        never_taken = asyncio.create_task(commit.run(Named("never taken"), size_bytes=1))
+        await asyncio.sleep(0)
+        never_taken.cancel()
+        stays = asyncio.create_task(commit.run(Named("stays"), size_bytes=1))
+        await asyncio.sleep(0)
+        journal.open.set()
+        assert await stays == "stays"
+    assert journal.groups == [["gone"], ["stays"]]
+
+
+async def test_the_queue_is_bounded(journal: ScriptedJournal, heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I19."""
+    monkeypatch.setattr(group_commit, "WAITING_MAX", 2)
+    async with running(journal, heard) as commit:
+        answers = await run_all(commit, ["a", "b", "c"])
+    assert answers[:2] == ["a", "b"]
+    assert isinstance(answers[2], Overloaded)
+
+
+async def test_at_the_end_what_waits_is_written_and_nothing_more_is_taken(
+    journal: ScriptedJournal, heard: Heard
+) -> None:
+    async with running(journal, heard) as commit:
+        journal.open.clear()
+        waiting = [asyncio.create_task(commit.run(Named(name), size_bytes=1)) for name in ("a", "b")]
+        await until(lambda: len(journal.groups) == 1)
+        asyncio.get_running_loop().call_soon(journal.open.set)
+    assert [await task for task in waiting] == ["a", "b"]
+    with pytest.raises(ShuttingDown):
+        await commit.run(Named("late"), size_bytes=1)
+
+
+async def test_an_error_of_the_caller_s_own_is_raised_to_it(journal: ScriptedJournal, heard: Heard) -> None:
+    journal.refuses = {"a": RunNotFound()}
+    async with running(journal, heard) as commit:
+        with pytest.raises(RunNotFound):
+            await commit.run(Named("a"), size_bytes=1)
