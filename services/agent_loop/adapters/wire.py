@@ -238,7 +238,7 @@ def call(message: call_pb2.Call) -> Call:
         offer=_offer(message.offer) if message.HasField("offer") else None,
         offer_fallback=fallback,
         fallback_tool_name=message.fallback_tool_name,
-        result=result(message.result) if message.HasField("result") else None,
+        result=result(message.result) if message.HasField("result") else _left_out(message.result_omitted_bytes),
         create_time=optional_seconds(message, "create_time"),
         start_time=optional_seconds(message, "start_time"),
         end_time=optional_seconds(message, "end_time"),
@@ -276,6 +276,13 @@ def result(message: call_pb2.CallResult) -> CallResult:
         error_reason=message.error_reason,
         note=message.note,
     )
+
+
+def _left_out(size_bytes: int) -> CallResult | None:
+    """Return what stands for a result that the ledger left out; None if there is no result yet."""
+    if not size_bytes:
+        return None
+    return CallResult(content_json=b"null", note=f"The result of {size_bytes} bytes is too large to be repeated here.")
 
 
 def _approval(message: call_pb2.ApprovalRequest) -> ApprovalRequest:
