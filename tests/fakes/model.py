@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from services.agent_loop.domain.failure import FailureClass
@@ -62,6 +62,8 @@ class FakeModel:
 
     scripts: list[Script]
     by_round: bool = False
+    reply: Callable[[ModelRequest], Script] | None = None
+    """Gives the script of a request, where what is asked decides."""
     requests: list[ModelRequest] = field(default_factory=list)
     streaming: int = 0
 
@@ -82,6 +84,8 @@ class FakeModel:
             self.streaming -= 1
 
     def _script(self, request: ModelRequest) -> Script:
+        if self.reply is not None:
+            return self.reply(request)
         if self.by_round:
             said = sum(message["role"] == "assistant" for message in request.messages)
             return self.scripts[said] if said < len(self.scripts) else says("That is all.")

@@ -45,8 +45,8 @@ class FakeRegistry:
     running_max: int = 0
     unreachable: int = 0
     """How many of the next requests fail because nobody answers."""
-    names: dict[str, str] = field(default_factory=dict)
     cancelled: list[str] = field(default_factory=list)
+    asked: list[Execution] = field(default_factory=list)
     _journal: dict[str, asyncio.Task[ExecutionResult]] = field(default_factory=dict)
 
     async def resolve(
@@ -71,8 +71,8 @@ class FakeRegistry:
 
     async def execute(self, context: OnBehalfOf, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
         self._answer()
+        self.asked.append(execution)
         name, call_id = execution.tool_name, execution.call_id
-        self.names[call_id] = name
         if self.tells_progress:
             yield ExecutionProgress(fraction=0.5, message="half")
         if self.verdicts[name].effect_class in REPEATABLE:

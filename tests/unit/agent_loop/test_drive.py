@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from typing import Any
@@ -12,11 +13,12 @@ import pytest
 
 from services.agent_loop.app.drive import Drive, Left
 from services.agent_loop.app.ports import RunKey
-from services.agent_loop.domain.call import CallState, Question
+from services.agent_loop.domain.call import CallResult, CallState, Question
 from services.agent_loop.domain.command import CallResolution, Cancel, Resolve, Steer
 from services.agent_loop.domain.event import TAKEOVER, OutputDelta, RoundRetrying, RoundStarted, ToolProgress
 from services.agent_loop.domain.limits import Limits
 from services.agent_loop.domain.message import Role
+from services.agent_loop.domain.model import ModelRequest
 from services.agent_loop.domain.run import RoundLimitPolicy, RunOptions, RunState, StopCause, UnknownOutcomePolicy
 from services.agent_loop.domain.tool import Verdict
 from services.errors import DependencyUnavailable, LeaseLost, PawlError
@@ -292,6 +294,60 @@ def test_a_takeover_in_mid_stream_voids_what_was_shown() -> None:
         assert {delta.model_attempt for delta in deltas} == {1, 2}
 
     virtual_time.run(main())
+
+
+def test_a_call_is_asked_for_again_under_its_id_and_with_what_went_before() -> None:
+    """I5: the registry tells by the id whether it ran."""
+
+    async def main() -> None:
+        world = World(VERDICTS, [calls("write")], seconds=5.0)
+        key = world.ledger.submit("hello")
+        first = asyncio.create_task(world.drive("first"))
+        await asyncio.sleep(2.0)
+        first.cancel()
+        await asyncio.wait([first])
+
+        await world.finish(key)
+
+        (call,) = world.ledger.calls(key)
+        asked = [(execution.call_id, execution.earlier_attempts) for execution in world.registry.asked]
+        assert asked == [(call.call_id, 0), (call.call_id, 1)]
+        assert world.registry.effects == {call.call_id: 1}
+
+    virtual_time.run(main())
+
+
+def test_a_long_history_is_summarised_and_the_run_goes_on() -> None:
+    """LOOP-11: the summary is a model call of its own, and what it replaces is not sent any more."""
+
+    async def main() -> None:
+        options = RunOptions(limits=Limits(context_bytes_max=10_000, result_bytes_per_round_max=2_000, rounds_max=50))
+        rounds = [calls(f'write {{"n":{n}}}') for n in range(12)]
+        world = World(VERDICTS, [])
+        world.registry.results["write"] = CallResult(content_json=json.dumps("x" * 5_000).encode())
+        answers = iter([*rounds, says("All is done.")])
+        world.model.reply = lambda request: says("In short.") if _is_summary(request) else next(answers)
+        key = world.ledger.submit("hello", options)
+
+        await world.finish(key)
+
+        assert world.ledger.run(key).output_text == "All is done."
+        summaries = [message for message in world.ledger.messages(key) if message.role is Role.SUMMARY]
+        assert len(summaries) >= 2
+        assert all(summary.text == "In short." for summary in summaries)
+        sizes = [len(json.dumps(request.messages)) for request in world.model.requests if not _is_summary(request)]
+        assert max(sizes) < 15_000
+        assert "In short." in json.dumps(world.model.requests[-1].messages)
+        # The summary's own output is no answer.
+        assert not any(
+            isinstance(event, OutputDelta) and "In short" in event.text for event in world.ledger.events(key)
+        )
+
+    virtual_time.run(main())
+
+
+def _is_summary(request: ModelRequest) -> bool:
+    return "Summarise" in str(request.messages[0]["content"])
 
 
 def test_a_message_names_the_output_that_it_replaces() -> None:
