@@ -49,11 +49,13 @@ def _draft(run: Run, raw: RawCall, index: int, *, without_tools: bool, now: floa
     )
     if without_tools:
         return _refused(call, "NOT_ALLOWED", "No more tools can be called in this run.", now)
-    if index >= run.options.limits.calls_per_round_max:
-        message = (
-            f"Only the first {run.options.limits.calls_per_round_max} calls of an answer are run; this one was not."
-        )
+    calls_max = run.options.limits.calls_per_round_max
+    if index >= calls_max:
+        message = f"Only the first {calls_max} calls of an answer are run; this one was not."
         return _refused(call, "TOO_MANY_CALLS", message, now)
+    if call.tool_name != raw.name.strip():
+        # It is kept in a form that model servers take back. That form may be the name of another tool.
+        return _refused(call, "TOOL_NOT_FOUND", "There is no tool of that name.", now)
     if size > ARGUMENTS_BYTES_MAX:
         message = f"The arguments have {size} bytes; at most {ARGUMENTS_BYTES_MAX} are allowed."
         return _refused(call, "INVALID_ARGUMENTS", message, now)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.agent_loop.domain import loop_state
+from services.agent_loop.domain import loop_state, proposals
 from services.agent_loop.domain.call import CallState, DecisionKind
 from services.agent_loop.domain.command import CallResolution
 from services.agent_loop.domain.event import RoundRetrying, RoundStarted, Warned
@@ -24,6 +24,7 @@ from services.agent_loop.domain.run import (
     WaitKind,
 )
 from services.agent_loop.domain.state import MODEL
+from services.agent_loop.domain.tool import Disposition, Verdict
 from tests.unit.agent_loop.simulation import OK, UNKNOWN, Simulation, answer
 
 
@@ -153,6 +154,26 @@ class TestSurplus:
         assert run.calls[0].result is not None
         assert run.calls[0].result.error_reason == "INVALID_ARGUMENTS"
         assert len(run.calls[0].proposed_arguments) < 5000
+
+
+class TestProposals:
+    """LOOP-2, LOOP-6, C14."""
+
+    def test_a_name_that_only_looks_like_a_tool_is_no_tool(self) -> None:
+        run = Simulation([answer("serial "), answer("ser ial", "serial!")])
+        run.turn()
+        run.model_answers()
+        assert running(run) == [0]
+        run.ends(run.calls[0].call_id)
+        run.model_answers()
+        assert [call.state for call in run.calls[1:]] == [CallState.FAILED] * 2
+        assert {call.result.error_reason for call in run.calls[1:] if call.result} == {"TOOL_NOT_FOUND"}
+
+    @pytest.mark.parametrize(("own", "seconds"), [(0.0, 10.0), (3.0, 3.0), (99.0, 10.0)])
+    def test_the_shorter_timeout_wins(self, own: float, seconds: float) -> None:
+        run = started(("serial",))
+        verdict = Verdict(call_id="", disposition=Disposition.RUN, timeout_seconds=own)
+        assert proposals.judged(run.calls[0], verdict, Limits(), 0.0).timeout_seconds == seconds
 
 
 class TestStuckLoops:

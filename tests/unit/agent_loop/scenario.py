@@ -1,0 +1,69 @@
+"""A run with a call of every kind, and what must hold of its record."""
+
+from __future__ import annotations
+
+from services.agent_loop.app.ports import RunKey
+from services.agent_loop.domain.call import CallState, Question
+from services.agent_loop.domain.event import OutputDelta, RoundRetrying, RoundStarted
+from services.agent_loop.domain.run import (
+    RunState,
+)
+from services.agent_loop.domain.tool import Verdict
+from tests.fakes.loop_world import World
+from tests.fakes.model import calls, says
+from tests.fakes.registry import tool
+
+DIGEST = "d" * 64
+VERDICTS: dict[str, Verdict] = {
+    "write": tool(),
+    "look": tool(effect="READ_ONLY"),
+    "mail": tool("APPROVE", digest=DIGEST),
+    "show": tool("OFFER", context="FRONTEND"),
+    "ask": tool("ASK", context="HUMAN", question=Question(question="Which colour?")),
+}
+
+
+def everything() -> World:
+    """A conversation with a call of every kind, over three rounds."""
+    world = World(
+        VERDICTS,
+        [
+            calls('write {"n":1}', 'look {"n":1}', 'mail {"n":1}', 'show {"n":1}', text="Let me see."),
+            calls('ask {"n":1}', 'write {"n":2}'),
+            says("All is done.", chunks=30),
+        ],
+    )
+    world.model.by_round = True
+    return world
+
+
+def check_whole(world: World, key: RunKey, *, state: RunState = RunState.COMPLETED) -> None:
+    """What must hold of the record, whatever happened."""
+    run, settled = world.ledger.run(key), world.ledger.calls(key)
+    assert run.state is state
+    assert all(call.settled and call.result is not None for call in settled)
+    for call in settled:
+        if call.tool_name in {"write", "mail"}:
+            assert world.registry.effects[call.call_id] <= 1, "an effect happened twice"
+            assert (call.state is CallState.SUCCEEDED) <= (world.registry.effects[call.call_id] == 1)
+    seqs = [event.seq for event in world.ledger.book.events.rows if event.run_id == key.run_id]
+    assert seqs == list(range(1, len(seqs) + 1))
+    if state is RunState.COMPLETED:
+        assert [call.state for call in settled] == [CallState.SUCCEEDED] * 6
+        assert run.output_text == "All is done."
+        rounds = [event.round for event in world.ledger.events(key) if isinstance(event, RoundStarted)]
+        assert rounds == [1, 2, 3]
+
+
+def shown_text(world: World, key: RunKey, round_number: int) -> str:
+    """The text that a watcher sees of a round, with what was said to be void taken away."""
+    shown: list[tuple[int, str]] = []
+    for event in world.ledger.book.events.rows:
+        if event.run_id != key.run_id:
+            continue
+        happening = world.ledger.events(key)[event.seq - 1]
+        if isinstance(happening, OutputDelta) and happening.round == round_number:
+            shown.append((event.seq, happening.text))
+        if isinstance(happening, RoundRetrying) and happening.void_from_seq:
+            shown = [(seq, text) for seq, text in shown if seq < happening.void_from_seq]
+    return "".join(text for _, text in shown)

@@ -1,0 +1,278 @@
+"""A drive with every fault that a network, a provider and a crash can bring."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from typing import Any
+
+import pytest
+
+from services.agent_loop.app.drive import Drive, Left
+from services.agent_loop.domain.command import Cancel, Steer
+from services.agent_loop.domain.event import TAKEOVER, OutputDelta, RoundRetrying
+from services.agent_loop.domain.message import Role
+from services.agent_loop.domain.run import (
+    RunState,
+    StopCause,
+)
+from services.errors import DependencyUnavailable, LeaseLost, PawlError
+from tests.fakes import virtual_time
+from tests.fakes.ledger import transient
+from tests.fakes.loop_world import World
+from tests.fakes.model import calls, fails, says
+from tests.unit.agent_loop.scenario import VERDICTS, check_whole, everything, shown_text
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["not carried out", "carried out"])
+@pytest.mark.parametrize("error", [DependencyUnavailable, LeaseLost], ids=["unavailable", "lease lost"])
+def test_any_commit_may_fail_whether_or_not_it_was_carried_out(error: type[PawlError], *, done: bool) -> None:
+    """I2, I4, I5. "Executed, then reported as failed" is the case that naive retries get wrong."""
+
+    async def main(position: int) -> bool:
+        world = everything()
+        key = world.ledger.submit("hello")
+        world.ledger.fault = transient(error, at=[position], name="commit", done=done)
+        await world.finish(key)
+        check_whole(world, key)
+        return position < len(world.ledger.steps)
+
+    position = 0
+    while virtual_time.run(main(position)):
+        position += 1
+    assert position > 8
+
+
+def meanwhile(world: World, position: int, act: Callable[[], Awaitable[object]]) -> None:
+    """Let something happen right before a commit reaches the ledger."""
+    count = -1
+
+    async def fault(name: str, done: bool) -> None:
+        nonlocal count
+        if name == "commit" and not done:
+            count += 1
+            if count == position:
+                await act()
+
+    world.ledger.fault = fault
+
+
+def test_a_cancel_may_come_right_before_any_commit() -> None:
+    """I12, C5: what is open is settled, nothing more is begun, the history stays valid."""
+
+    async def main(position: int) -> bool:
+        world = everything()
+        key = world.ledger.submit("hello")
+        meanwhile(world, position, lambda: world.ledger.send(key, Cancel(cause=StopCause.USER)))
+        await world.finish(key)
+        state = world.ledger.run(key).state
+        check_whole(world, key, state=state)
+        if state is RunState.CANCELLED:
+            # The next run of the conversation is not refused by the provider.
+            world.model.by_round = False
+            world.model.scripts = [says("Hello again.")]
+            world.ledger.fault = None
+            later = world.ledger.submit("and now?", conversation_id=world.ledger.run(key).conversation_id)
+            await world.finish(later)
+            assert world.ledger.run(later).state is RunState.COMPLETED
+        return state is RunState.CANCELLED
+
+    position = 0
+    while virtual_time.run(main(position)):
+        position += 1
+    assert position > 8
+
+
+def test_a_message_may_enter_right_before_any_commit() -> None:
+    """LOOP-13, C15: it is never lost, and enters at a closed batch."""
+
+    async def main(position: int) -> bool:
+        world = everything()
+        key = world.ledger.submit("hello")
+        receipts = []
+
+        async def steer() -> None:
+            receipts.append(await world.ledger.send(key, Steer(text="in blue, please")))
+
+        meanwhile(world, position, steer)
+        await world.finish(key)
+        assert world.ledger.run(key).state is RunState.COMPLETED
+        texts = [message.text for message in world.ledger.messages(key) if message.role is Role.USER]
+        assert texts == (["hello", "in blue, please"] if receipts else ["hello"])
+        return bool(receipts)
+
+    position = 0
+    while virtual_time.run(main(position)):
+        position += 1
+    assert position > 8
+
+
+def dying(work: Coroutine[Any, Any, Left], dies: Iterator[bool]) -> Awaitable[Left]:
+    """Step through `work`, from one wait to the next, and cancel it where `dies` says so."""
+
+    @types.coroutine
+    def stepping() -> Generator[Any, Any, Left]:
+        steps = work.__await__()
+        try:
+            waited = next(steps)
+            while True:
+                try:
+                    answer = yield waited
+                except BaseException as error:  # noqa: BLE001  # given on to the work
+                    waited = steps.throw(error)
+                    continue
+                waited = steps.throw(asyncio.CancelledError()) if next(dies) else steps.send(answer)
+        except StopIteration as end:
+            left: Left = end.value
+            return left
+
+    return stepping()
+
+
+def test_a_worker_may_die_at_any_moment() -> None:
+    """I5, I6, C9: another one goes on; nothing runs twice, nothing is shown twice."""
+
+    async def main(moment: int) -> bool:
+        world = everything()
+        key = world.ledger.submit("hello")
+        dies = (step == moment for step in itertools.count())
+        died = False
+        while not died and world.ledger.run(key).state is not RunState.COMPLETED:
+            try:
+                await dying(Drive(await world.claim("first"), world.shop).run(), dies)
+            except asyncio.CancelledError:
+                died = True
+            await world.respond(key)
+        await world.finish(key)
+        check_whole(world, key)
+        assert shown_text(world, key, 3) == "All is done."
+        return died
+
+    moment = 0
+    while virtual_time.run(main(moment)):
+        moment += 1
+    assert moment > 30
+
+
+def test_a_takeover_in_mid_stream_voids_what_was_shown() -> None:
+    """EVT-2, I8."""
+
+    async def main() -> None:
+        world = World(VERDICTS, [[*says("Once upon a time", chunks=8)[:4], 60.0], says("The whole story.", chunks=4)])
+        key = world.ledger.submit("hello")
+        first = asyncio.create_task(world.drive("first"))
+        await asyncio.sleep(2.0)
+        assert shown_text(world, key, 1) == "Once upo"
+        first.cancel()
+        await asyncio.wait([first])
+
+        await world.finish(key)
+
+        assert shown_text(world, key, 1) == "The whole story."
+        (retrying,) = [event for event in world.ledger.events(key) if isinstance(event, RoundRetrying)]
+        assert (retrying.reason, retrying.model_attempt) == (TAKEOVER, 1)
+        deltas = [event for event in world.ledger.events(key) if isinstance(event, OutputDelta)]
+        assert {delta.model_attempt for delta in deltas} == {1, 2}
+
+    virtual_time.run(main())
+
+
+def test_a_call_is_asked_for_again_under_its_id_and_with_what_went_before() -> None:
+    """I5: the registry tells by the id whether it ran."""
+
+    async def main() -> None:
+        world = World(VERDICTS, [calls("write")], seconds=5.0)
+        key = world.ledger.submit("hello")
+        first = asyncio.create_task(world.drive("first"))
+        await asyncio.sleep(2.0)
+        first.cancel()
+        await asyncio.wait([first])
+
+        await world.finish(key)
+
+        (call,) = world.ledger.calls(key)
+        asked = [(execution.call_id, execution.earlier_attempts) for execution in world.registry.asked]
+        assert asked == [(call.call_id, 0), (call.call_id, 1)]
+        assert world.registry.effects == {call.call_id: 1}
+
+    virtual_time.run(main())
+
+
+def test_a_provider_failure_is_retried_with_growing_waits_and_then_fails_the_run() -> None:
+    """LOOP-7, C11: one retry layer, four attempts."""
+
+    async def main() -> None:
+        broken = fails(after=says("Once upon", chunks=2)[:2])
+        world = World(VERDICTS, [broken] * 6)
+        key = world.ledger.submit("hello")
+        began = world.clock.now()
+
+        await world.finish(key)
+
+        run = world.ledger.run(key)
+        assert run.state is RunState.FAILED
+        assert run.failure is not None
+        assert (run.failure.reason, run.failure.failure_class) == ("PROVIDER_ERROR", "PROVIDER")
+        assert run.output_text == "Once upon"
+        assert len(world.model.requests) == 4
+        retries = [event for event in world.ledger.events(key) if isinstance(event, RoundRetrying)]
+        assert [retry.model_attempt for retry in retries] == [1, 2, 3]
+        assert [retry.delay_seconds for retry in retries] == [0.75, 1.5, 3.0]
+        assert world.clock.now() - began >= 5.25
+        message = world.ledger.messages(key)[-1]
+        assert (message.text, message.interrupted) == ("Once upon", True)
+
+    virtual_time.run(main())
+
+
+def test_what_a_failed_attempt_showed_is_replaced_and_never_doubled() -> None:
+    async def main() -> None:
+        world = World(VERDICTS, [fails(after=says("Once upon", chunks=2)[:2]), says("The end.")])
+        key = world.ledger.submit("hello")
+
+        await world.finish(key)
+
+        assert shown_text(world, key, 1) == "The end."
+
+    virtual_time.run(main())
+
+
+def test_the_registry_may_be_away_for_a_while() -> None:
+    async def main() -> None:
+        world = everything()
+        key = world.ledger.submit("hello")
+        world.registry.unreachable = 3
+        drive = asyncio.create_task(world.finish(key))
+        await asyncio.sleep(0.5)
+        world.registry.unreachable = 3
+
+        await drive
+
+        check_whole(world, key)
+
+    virtual_time.run(main())
+
+
+def test_handing_over_settles_nothing_and_loses_nothing() -> None:
+    """OPS-5."""
+
+    async def main(after: float) -> None:
+        world = everything()
+        key = world.ledger.submit("hello")
+        drive = Drive(await world.claim("first"), world.shop)
+        running = asyncio.create_task(drive.run())
+        await asyncio.sleep(after)
+        drive.hand_over()
+        left = await running
+        await world.ledger.release("first")
+
+        if left is not Left.PARKED:
+            assert left is Left.HANDED_OVER
+        await world.respond(key)
+        await world.finish(key)
+        check_whole(world, key)
+
+    for tenth in range(25):
+        virtual_time.run(main(tenth / 10))
