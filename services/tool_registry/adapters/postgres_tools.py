@@ -13,6 +13,7 @@ from services.errors import ToolExists, ToolNotFound
 from services.tool_registry.domain.definition import (
     ToolDefinition,
     ToolVersion,
+    can_exist,
     decode_definition,
     definition_hash,
     encode_definition,
@@ -75,15 +76,18 @@ class PostgresToolBook:
 
     async def unregister(self, store_id: str, name: str) -> None:
         async with self._database.acquire() as connection:
-            if await connection.fetchval(_UNREGISTER, store_id, name) is None:
+            if not can_exist(name) or await connection.fetchval(_UNREGISTER, store_id, name) is None:
                 raise ToolNotFound(tool_name=name)
 
     async def current(self, store_id: str, names: Collection[str] | None = None) -> Sequence[ToolVersion]:
+        asked = None if names is None else list(filter(can_exist, names))
         async with self._database.acquire() as connection:
-            rows = await connection.fetch(_CURRENT, store_id, None if names is None else list(names))
+            rows = await connection.fetch(_CURRENT, store_id, asked)
         return [_version(row) for row in rows]
 
     async def version(self, store_id: str, name: str, version: int) -> ToolVersion | None:
+        if not can_exist(name, version):
+            return None
         async with self._database.acquire() as connection:
             row = await connection.fetchrow(_VERSION, store_id, name, version)
         return None if row is None else _version(row)

@@ -23,6 +23,9 @@ RESOURCE_KEYS_MAX: Final = 16
 ALLOWED_USERS_MAX: Final = 1000
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}", re.ASCII)
+# Tab, line feed and carriage return are text; no other control character is.
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_VERSION_MAX: Final = 2**31 - 1
 
 
 class ExecutionContext(StrEnum):
@@ -103,18 +106,24 @@ class ToolVersion:
     create_time: float
 
 
+def can_exist(name: str, version: int = 0) -> bool:
+    """Whether a tool can have that name and version: what cannot is not worth asking a store for."""
+    return _NAME.fullmatch(name) is not None and version <= _VERSION_MAX
+
+
 def check_definition(definition: ToolDefinition) -> None:
     """Return if every field but the schema is in range; `domain.schema` checks that.
 
     Raises:
         InvalidField: metadata `field` names the first that is not.
     """
-    _require(_NAME.fullmatch(definition.name) is not None, "name", "must match ^[a-zA-Z0-9_-]{1,64}$")
+    _require(can_exist(definition.name), "name", "must match ^[a-zA-Z0-9_-]{1,64}$")
     _require(
         1 <= len(definition.description.encode()) <= DESCRIPTION_BYTES_MAX,
         "description",
         f"must have 1 to {DESCRIPTION_BYTES_MAX} bytes",
     )
+    _require(_CONTROL.search(definition.description) is None, "description", "must not have control characters")
     _require(
         definition.timeout_seconds == 0 or TIMEOUT_SECONDS_MIN <= definition.timeout_seconds <= TIMEOUT_SECONDS_MAX,
         "timeout_seconds",
@@ -130,6 +139,7 @@ def check_definition(definition: ToolDefinition) -> None:
     )
     _require(len(definition.resource_keys) <= RESOURCE_KEYS_MAX, "resource_keys", f"at most {RESOURCE_KEYS_MAX}")
     for template in definition.resource_keys:
+        _require(_CONTROL.search(template) is None, "resource_keys", "must not have control characters")
         problem = check_template(template, definition.arguments_schema)
         _require(not problem, "resource_keys", problem)
     wants_tool = definition.offer_fallback is OfferFallback.BACKEND_TOOL

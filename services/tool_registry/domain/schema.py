@@ -17,6 +17,7 @@ EXPANDED_DEPTH_MAX: Final = 96
 
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _SENTENCE_CHARACTERS_MAX: Final = 300
+_OTHER_WAYS_TO_REFER: Final = ("$dynamicRef", "$recursiveRef")
 
 
 def compile_schema(schema: Mapping[str, Any], *, recursion: bool = False) -> jsonschema_rs.Draft202012Validator:
@@ -24,8 +25,9 @@ def compile_schema(schema: Mapping[str, Any], *, recursion: bool = False) -> jso
 
     Remote references are never fetched and patterns take linear time. References
     may repeat a part, but not make it grow beyond EXPANDED_NODES_MAX, and without
-    `recursion` not contain themselves, so that checking a call takes bounded
-    time: only code that the deployment trusts gets `recursion`.
+    `recursion` neither contain themselves nor refer by anything but a pointer
+    (`#/$defs/task`), so that checking a call takes bounded time: only code that
+    the deployment trusts gets `recursion`.
 
     Raises:
         InvalidSchema: with a sentence that says where and why.
@@ -75,6 +77,8 @@ def _check_growth(root: dict[str, Any], *, recursion: bool) -> None:
         if id(node) not in sizes:
             open_nodes.add(id(node))
             children = node.values() if isinstance(node, dict) else node
+            if not recursion and isinstance(node, dict):
+                _check_references(node, is_root=node is root)
             size = 1 + sum(size_of(child) for child in children)
             target = node.get("$ref") if isinstance(node, dict) else None
             if isinstance(target, str):
@@ -88,6 +92,20 @@ def _check_growth(root: dict[str, Any], *, recursion: bool) -> None:
         return sizes[id(node)]
 
     size_of(root)
+
+
+def _check_references(node: Mapping[str, Any], *, is_root: bool) -> None:
+    """Refuse what makes a reference mean something else than the pointer that is followed when growth is counted."""
+    target = node.get("$ref")
+    if isinstance(target, str) and target != "#" and not target.startswith("#/"):
+        kind = "anchors" if target.startswith("#") else "remote references"
+        cut = target[:_SENTENCE_CHARACTERS_MAX]
+        raise InvalidSchema(f"{kind} are not allowed in the arguments schema, only pointers like #/$defs/task: {cut!r}")
+    for keyword in _OTHER_WAYS_TO_REFER:
+        if isinstance(node.get(keyword), str):
+            raise InvalidSchema(f"{keyword} is not allowed in the arguments schema, only $ref with a pointer")
+    if isinstance(node.get("$id"), str) and not is_root:
+        raise InvalidSchema("the arguments schema may have an $id at the top only")
 
 
 def _sentence(error: Exception) -> str:

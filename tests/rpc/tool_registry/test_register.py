@@ -173,6 +173,9 @@ async def test_a_token_of_another_making_is_refused(registry: Registry, token: s
         ({"category": 99}, "INVALID_FIELD", "category"),
         ({"effect_class": 99}, "INVALID_FIELD", "effect_class"),
         ({"timeout_seconds": -1.0}, "INVALID_FIELD", "timeout_seconds"),
+        ({"timeout_seconds": float("nan")}, "INVALID_FIELD", "timeout_seconds"),
+        ({"description": "a\0b"}, "INVALID_FIELD", "description"),
+        ({"resource_keys": ["a\0b"]}, "INVALID_FIELD", "resource_keys"),
         ({"offer_fallback": 2, "fallback_tool_name": "nope"}, "INVALID_FIELD", "fallback_tool_name"),
         ({"offer_fallback": 2, "fallback_tool_name": "show_chart"}, "INVALID_FIELD", "fallback_tool_name"),
         ({"arguments_schema_json": b""}, "INVALID_SCHEMA", None),
@@ -191,6 +194,20 @@ async def test_a_definition_without_meaning_is_refused(
         await registry.ann.RegisterTool(request)
     code, found, metadata = reason(error.value)
     assert (code, found, metadata.get("field")) == (grpc.StatusCode.INVALID_ARGUMENT, why, field)
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [("a\0b", 0), ("a.b", 0), ("x" * 100_000, 0), ("", 0), ("add", 2**32 - 1), ("a\0b", 1)]
+)
+async def test_what_no_tool_can_be_called_is_not_found(registry: Registry, name: str, version: int) -> None:
+    """Neither a name nor a version can upset the database."""
+    absent = (grpc.StatusCode.NOT_FOUND, "TOOL_NOT_FOUND")
+    assert await refusal(registry.ann.GetTool(tool_pb2.GetToolRequest(name=name, version=version))) == absent
+    if name != "add":
+        assert await refusal(registry.ann.UnregisterTool(tool_pb2.UnregisterToolRequest(name=name))) == absent
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await resolve(registry, name)
+        assert reason(error.value)[:2] == absent
 
 
 async def test_what_a_definition_leaves_open_is_the_cautious_choice(registry: Registry) -> None:

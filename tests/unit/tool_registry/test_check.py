@@ -139,6 +139,23 @@ def test_a_long_chain_of_references_is_refused() -> None:
         compile_schema({"type": "object", "allOf": [{"$ref": "#/$defs/a0"}], "$defs": {**chain, "a2000": {}}})
 
 
+@pytest.mark.parametrize(
+    "task",
+    [
+        {"$ref": "#tree"},
+        {"$ref": "tree"},
+        {"$dynamicRef": "#tree"},
+        {"$id": "http://example.com/b", "$ref": "#/$defs/a"},
+    ],
+    ids=["anchor", "relative", "dynamic", "another base"],
+)
+def test_growth_cannot_hide_behind_a_reference_that_is_no_pointer(task: dict[str, str]) -> None:
+    """What is not followed when growth is counted would be followed when a call is checked."""
+    schema = {"$id": "http://example.com/tree", "type": "object", "$anchor": "tree", "properties": {"a": task}}
+    with pytest.raises(InvalidSchema, match=r"pointer|at the top"):
+        compile_schema(schema)
+
+
 def test_code_of_the_deployment_may_have_a_schema_that_contains_itself() -> None:
     tree = {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#"}}}}
     assert compile_schema(tree, recursion=True).is_valid({"children": [{"children": []}]})
