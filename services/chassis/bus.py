@@ -21,7 +21,7 @@ import nats.js.errors
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 
-from services.chassis import bus_outbox, logs
+from services.chassis import bus_outbox, logs, tasks
 from services.chassis.bus_outbox import Outbox
 from services.chassis.bus_subscription import Callback, Message, Subscription
 from services.chassis.metrics import Metrics
@@ -66,8 +66,7 @@ class Bus:
 
     async def __aexit__(self, *_: object) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await tasks.end([self._task])
             self._task = None
 
     @property
@@ -195,6 +194,7 @@ class Bus:
                 failures += 1
             finally:
                 await self._close(client)
+            tasks.check_cancelled()
             pause = _BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)]
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311  # spreads replicas
 
@@ -226,6 +226,7 @@ class Bus:
         for subscription in list(self._subscriptions):
             await subscription.establish(client)
         await client.flush(timeout=_CONNECT_TIMEOUT_SECONDS)
+        tasks.check_cancelled()
         self._connected.set()
         self._gauge.set(1)
         _log.info(
@@ -242,9 +243,7 @@ class Bus:
         finally:
             self._connected.clear()
             await self._drain(client)
-            for task in (sender, waiter):
-                task.cancel()
-            await asyncio.gather(sender, waiter, return_exceptions=True)
+            await tasks.end([sender, waiter])
             self._outbox.clear()
 
     async def _drain(self, client: Client) -> None:
@@ -262,9 +261,7 @@ class Bus:
         self._connected.clear()
         self._client = None
         self._gauge.set(0)
-        for task in self._hook_tasks:
-            task.cancel()
-        await asyncio.gather(*self._hook_tasks, return_exceptions=True)
+        await tasks.end(self._hook_tasks)
         try:
             async with asyncio.timeout(_FLUSH_TIMEOUT_SECONDS):
                 await client.close()

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 import uvloop
 
-from services.chassis import logs
+from services.chassis import logs, tasks
 from services.chassis.start import StartError
 from services.errors import DependencyUnavailable
 
@@ -103,9 +103,7 @@ class Background:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await tasks.end(self._tasks)
 
     def start(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
         """Run `loop` in a task called `name`, under supervision."""
@@ -127,5 +125,6 @@ async def _supervise(name: str, loop: Callable[[], Awaitable[None]]) -> None:
             _log.exception("background.crashed", task=name)
         else:
             return
+        tasks.check_cancelled()
         crashes = 0 if clock.time() - started > _HEALTHY_SECONDS else crashes + 1
         await asyncio.sleep(_RESTART_SECONDS[min(crashes, len(_RESTART_SECONDS)) - 1])

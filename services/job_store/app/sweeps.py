@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from services.chassis import tasks
 from services.job_store.app.ledger import Ledger
 from services.job_store.app.ports import Attic, Census, LifecycleStream, Meter, Outbox
 
@@ -40,6 +41,7 @@ class Relay:
     async def run(self) -> None:
         """Relay for ever: when woken, and every second for what other replicas or earlier failures left."""
         while True:
+            tasks.check_cancelled()
             self._written.clear()
             while relayed := await self._outbox.relay(self._stream, events_max=_RELAY_BATCH):
                 self._meter.relayed(relayed)
