@@ -55,6 +55,7 @@ class Bus:
         self._hook_tasks: set[asyncio.Task[None]] = set()
         self._client: Client | None = None
         self._connected = asyncio.Event()
+        self._tried = asyncio.Event()
         self._outbox = Outbox(metrics)
         self._task: asyncio.Task[None] | None = None
         self._gauge = metrics.gauge("bus_connected", "Whether NATS is connected: 1 or 0.")
@@ -79,11 +80,13 @@ class Bus:
         await self._connected.wait()
 
     async def ping(self) -> None:
-        """Return if connected.
+        """Return if connected; at the start, once the first attempt has succeeded or failed.
 
         Raises:
             DependencyUnavailable: not connected.
         """
+        if self._url is not None:
+            await self._tried.wait()
         if not self.connected:
             raise DependencyUnavailable("NATS is not connected")
 
@@ -228,6 +231,7 @@ class Bus:
         await client.flush(timeout=_CONNECT_TIMEOUT_SECONDS)
         tasks.check_cancelled()
         self._connected.set()
+        self._tried.set()
         self._gauge.set(1)
         _log.info(
             "bus.connected", server=client.connected_url.netloc.rpartition("@")[2] if client.connected_url else ""
@@ -259,6 +263,7 @@ class Bus:
 
     async def _close(self, client: Client) -> None:
         self._connected.clear()
+        self._tried.set()
         self._client = None
         self._gauge.set(0)
         await tasks.end(self._hook_tasks)

@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
@@ -23,6 +31,7 @@ class Metrics:
     """
 
     def __init__(self, service: str) -> None:
+        disable_created_metrics()  # Else every counter and histogram has a second series that nobody asks for.
         self.registry = CollectorRegistry()
         self._prefix = f"pawl_{service}"
         ProcessCollector(namespace=self._prefix, registry=self.registry)

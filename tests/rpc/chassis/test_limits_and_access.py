@@ -157,6 +157,7 @@ async def test_each_call_is_counted_by_method_and_code(serve: Serve, metrics: Me
     assert 'pawl_test_rpc_duration_seconds_count{method="/test.v1.EchoService/Unary"} 1.0' in text
     assert 'pawl_test_rpc_in_flight{method="/test.v1.EchoService/Unary"} 0.0' in text
     assert "pawl_test_process_resident_memory_bytes" in text
+    assert "_created" not in text
 
 
 async def test_each_call_has_one_line_in_the_log_without_its_content(

@@ -97,10 +97,19 @@ async def test_without_a_server_start_does_not_wait_and_publish_does_not_fail(me
     assert 'pawl_test_bus_dropped_total{cause="disconnected"} 1.0' in metrics.text().decode()
 
 
+async def test_a_start_is_no_loss(nats_url: str, metrics: Metrics) -> None:
+    """Health asks at once: it is told how the first attempt went, not that there was none yet."""
+    async with bus_to(nats_url, metrics) as bus:
+        await bus.ping()
+        assert bus.connected
+
+
 async def test_without_a_url_the_bus_stays_silent(metrics: Metrics) -> None:
     async with bus_to(None, metrics) as bus:
         await bus.publish("anything", b"lost")
         assert not bus.connected
+        with pytest.raises(DependencyUnavailable):
+            await bus.ping()
 
 
 async def test_subscriptions_come_back_with_the_server(server: NatsServer, metrics: Metrics) -> None:
