@@ -241,7 +241,10 @@ class _Method:
         self.interceptor.metrics.requests.labels(self.name, code).inc()
         if not self.access.open:
             fields = {"reason": reason} if reason else {}
-            _log.info("rpc.served", method=self.name, code=code, milliseconds=round(seconds * 1000, 2), **fields)
+            # What services ask each other every second is news only when it goes wrong.
+            routine = self.access.service_only and code == grpc.StatusCode.OK.name
+            log = _log.debug if routine else _log.info
+            log("rpc.served", method=self.name, code=code, milliseconds=round(seconds * 1000, 2), **fields)
 
 
 async def _refuse_unknown(_request: Any, _context: Context) -> NoReturn:

@@ -172,3 +172,16 @@ async def test_each_call_has_one_line_in_the_log_without_its_content(
     assert output.count("rpc.served") == 1
     assert "/test.v1.EchoService/Talk" in output
     assert "secret words" not in output
+
+
+async def test_what_services_ask_each_other_is_in_the_log_only_when_it_fails(
+    serve: Serve, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """OPS-2."""
+    async with serve(service_only=True) as server, open_channel(server.address) as channel:
+        stub = EchoStub(channel)
+        await stub.call("unary", "hello")
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.call("talk", "crash")
+    lines = [line for line in "".join(capfd.readouterr()).splitlines() if "rpc.served" in line]
+    assert [("debug" in line, "INTERNAL" in line) for line in lines] == [(True, False), (False, True)]
