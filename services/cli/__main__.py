@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from services.chassis.start import StartError
-from services.cli import chat, decisions, demo, lists, runs
+from services.cli import chat, decisions, demo, lists, resolving, runs
 from services.cli.command import EXIT_IMPOSSIBLE, EXIT_INTERRUPTED, Flags, fail
 from services.launcher.options import read_options
 from services.launcher.up import up as run_suite
@@ -75,6 +75,7 @@ app.command()(runs.watch)
 app.command()(runs.runs)
 app.command()(decisions.inbox)
 app.command()(decisions.approve)
+app.command()(resolving.resolve)
 app.command()(runs.cancel)
 app.command()(lists.tools)
 app.command()(lists.notifications)

@@ -11,7 +11,7 @@ from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.event.v1 import call_pb2
 from rich.console import Console
 
-from services.cli import answers, wording
+from services.cli import answers
 from services.cli.command import perform
 from services.cli.failure import CommandError, explain
 from services.cli.lines import LineReader
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _PAGE = 200
 _FOR_PEOPLE = frozenset({call_pb2.CALL_STATE_AWAITING_APPROVAL, call_pb2.CALL_STATE_ASKED})
+_DECIDABLE = _FOR_PEOPLE | {call_pb2.CALL_STATE_OFFERED}
 
 
 def inbox(
@@ -46,9 +47,9 @@ def inbox(
             keyboard = LineReader() if interactive else None
             for call in calls:
                 transcript.pending(call)
-                if call.state not in _FOR_PEOPLE:
-                    console.print(f"  waits for: {wording.need_name(call)}", markup=False)
-                elif keyboard is None:
+                if call.state == call_pb2.CALL_STATE_OFFERED:
+                    console.print("  waits for a front end", markup=False)
+                elif keyboard is None or call.state not in _FOR_PEOPLE:
                     console.print(f"  {hint(call)}", markup=False, soft_wrap=True)
                 elif not await _ask(agents, target, call, keyboard, console):
                     return 0
@@ -114,7 +115,9 @@ def approve(
         if sum(option is not None for option in (edit, reject, answer)) > 1:
             raise CommandError("Give only one of --edit, --reject and --answer.")
         async with target.agents() as agents:
-            call = await _find(agents, target, run_id, call_id)
+            call = await find_pending(agents, target, run_id, call_id)
+            if call.state not in _DECIDABLE:
+                raise CommandError(f"The outcome of {call_id} is unknown. Say what became of it with `pawl resolve`.")
             Transcript(console).pending(call)
             decision = _decision(call, edit, reject, answer)
             sure = yes or decision.kind != call_pb2.DECISION_KIND_APPROVE or not sys.stdin.isatty()
@@ -127,7 +130,12 @@ def approve(
     perform(context, work)
 
 
-async def _find(agents: AgentServiceAsyncStub, target: Target, run_id: str, call_id: str) -> call_pb2.Call:
+async def find_pending(agents: AgentServiceAsyncStub, target: Target, run_id: str, call_id: str) -> call_pb2.Call:
+    """Return a call that waits for somebody.
+
+    Raises:
+        CommandError: it does not.
+    """
     run = (await agents.GetRun(agent_pb2.GetRunRequest(run_id=run_id), metadata=target.metadata)).run
     for call in run.pending_calls:
         if call.call_id == call_id:

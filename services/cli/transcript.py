@@ -111,8 +111,9 @@ class Transcript:
         self._text_shown = False
 
     def _retrying(self, retrying: event_pb2.RoundRetrying) -> None:
+        why = wording.one_line(retrying.message or retrying.reason, 200).rstrip(". ")
         void = "; what it wrote above is void" if retrying.void_from_seq else ""
-        self.line(f"↻ {wording.one_line(retrying.message or retrying.reason, 200)}, trying again{void}", "yellow")
+        self.line(f"↻ {why}, trying again{void}", "yellow")
         self._begin_round()
 
     def _delta(self, delta: event_pb2.OutputDelta) -> None:
@@ -183,7 +184,7 @@ class Transcript:
             case run_pb2.RUN_STATE_WAITING:
                 self.line(f"‖ waits for {wording.wait_names(run.waits)}", "yellow")
             case run_pb2.RUN_STATE_NEEDS_ATTENTION:
-                self.line("‖ needs an operator: the outcome of a call is unknown", "red")
+                self.line("‖ needs an operator: the outcome of a call is unknown, see `pawl inbox`", "red")
             case run_pb2.RUN_STATE_CANCELLING:
                 self.line("‖ is being cancelled", "yellow")
             case state if state in _ENDED:
@@ -205,6 +206,9 @@ def hint(call: call_pb2.Call) -> str:
     command = f"pawl approve {call.run_id} {call.call_id}"
     if call.state == call_pb2.CALL_STATE_ASKED:
         return f'answer with: {command} --answer "..."'
+    if call.state == call_pb2.CALL_STATE_RUNNING:
+        command = f"pawl resolve {call.run_id} {call.call_id}"
+        return f"find out and say: {command} --happened JSON   (or --run-again, --tell-model)"
     return f'decide with: {command}   (or --edit JSON, --reject "reason")'
 
 

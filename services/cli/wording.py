@@ -24,11 +24,6 @@ _WAITS: Final = {
     run_pb2.WAIT_KIND_ANSWER: "an answer",
     run_pb2.WAIT_KIND_TOOL_RESULT: "a front end",
 }
-_NEEDS: Final = {
-    call_pb2.CALL_STATE_AWAITING_APPROVAL: "approval",
-    call_pb2.CALL_STATE_ASKED: "answer",
-    call_pb2.CALL_STATE_OFFERED: "front end",
-}
 
 
 def clean(text: str) -> str:
@@ -72,11 +67,6 @@ def state_name(state: run_pb2.RunState.ValueType) -> str:
 def wait_names(waits: Sequence[run_pb2.WaitKind.ValueType]) -> str:
     """Return what a run waits for: `an approval and an answer`."""
     return " and ".join(_WAITS.get(wait, "input") for wait in waits) or "input"
-
-
-def need_name(call: call_pb2.Call) -> str:
-    """Return what a pending call needs."""
-    return _NEEDS.get(call.state, "attention")
 
 
 def seconds_text(seconds: float) -> str:
@@ -129,4 +119,5 @@ def call_title(call: call_pb2.Call) -> str:
     if call.HasField("question"):
         return "Question"
     danger = " (destructive)" if call.category == call_pb2.TOOL_CATEGORY_DESTRUCTIVE else ""
-    return f"{clean(call.tool_name)}{danger}"
+    doubt = ": did it happen?" if call.state == call_pb2.CALL_STATE_RUNNING else ""
+    return f"{clean(call.tool_name)}{danger}{doubt}"

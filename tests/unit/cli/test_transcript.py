@@ -7,7 +7,7 @@ import io
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from rich.console import Console
 
-from services.cli.transcript import REASONING_CHARACTERS_MAX, Transcript
+from services.cli.transcript import REASONING_CHARACTERS_MAX, Transcript, hint
 
 
 def shown(*events: event_pb2.RunEvent, terminal: bool = False, **options: bool) -> str:
@@ -63,7 +63,7 @@ def test_reasoning_is_shown_whole_when_asked_for() -> None:
 
 def test_a_retried_model_call_says_that_what_it_wrote_is_void() -> None:
     """EVT-2."""
-    retrying = event_pb2.RoundRetrying(message="HTTP 500", void_from_seq=3)
+    retrying = event_pb2.RoundRetrying(message="HTTP 500.", void_from_seq=3)
     output = shown(started(), delta("Hel"), event_pb2.RunEvent(round_retrying=retrying), delta("Hello"))
     assert output == "Hel\n↻ HTTP 500, trying again; what it wrote above is void\nHello\n"
 
@@ -101,6 +101,10 @@ def test_a_call_that_waits_shows_everything_a_person_needs_and_the_command() -> 
     assert "x" * 500 in output.replace("\n", "")
     assert "needs approval: category SENSITIVE" in output
     assert "pawl approve run_1 call_1" in output
+
+
+def test_a_call_in_doubt_shows_the_command_that_resolves_it() -> None:
+    assert "pawl resolve run_1 call_1 --happened JSON" in hint(call(call_pb2.CALL_STATE_RUNNING))
 
 
 def test_a_question_shows_its_options_with_numbers() -> None:
