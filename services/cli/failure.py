@@ -61,4 +61,6 @@ def _unreachable(error: grpc.aio.AioRpcError) -> bool:
 def _sentence(error: PawlError) -> str:
     message = error.message.rstrip(". ")
     following = _NEXT.get(error.reason, "")
-    return f"{message[:1].upper()}{message[1:]}. {following}".rstrip()
+    first = message.partition(" ")[0]
+    begin = message if "_" in first else f"{message[:1].upper()}{message[1:]}"  # The name of a field stays what it is.
+    return f"{begin}. {following}".rstrip()

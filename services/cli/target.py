@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -69,22 +70,24 @@ def find(
 ) -> Target:
     """Return where to send requests: `address`, else what runs in the data folder, else the default ports.
 
-    With an address, tool-registry and notifier are looked for on their default
+    A folder that was named must have a suite that runs; the default ports may
+    belong to another one. With an address, tool-registry and notifier are looked for on their default
     ports beside it, unless PAWL_TOOL_REGISTRY_ADDRESS or PAWL_NOTIFIER_ADDRESS say
     where they are.
 
     Raises:
-        CommandError: the address has another form.
+        CommandError: the address has another form, or no suite runs on `data`.
     """
     metadata = _credential(store, user, environment)
-    folder = data or Path(environment.get("PAWL_DATA") or ".pawl")
-    if address is None and (running := read_endpoints(folder)) is not None:
+    if address is None and (running := read_endpoints(data or Path(".pawl"))) is not None:
         return Target(
             agent=tuple(running.addresses("agent-loop")) or _beside((), "agent-loop"),
             tools=tuple(running.addresses("tool-registry")) or _beside((), "tool-registry"),
             notifications=tuple(running.addresses("notifier")) or _beside((), "notifier"),
             metadata=metadata,
         )
+    if address is None and data is not None:
+        raise CommandError(f"No Pawl suite runs on {data}. Start one with `pawl up --data {shlex.quote(str(data))}`.")
     agent = _addresses(address) if address else _beside((), "agent-loop")
     tools = environment.get("PAWL_TOOL_REGISTRY_ADDRESS")
     notifications = environment.get("PAWL_NOTIFIER_ADDRESS")

@@ -78,6 +78,25 @@ def test_the_data_folder_says_where_every_replica_is(tmp_path: Path) -> None:
     assert (target.tools, target.notifications) == (("127.0.0.1:3",), ("127.0.0.1:4",))
 
 
+def test_a_data_folder_without_a_suite_is_not_taken_for_another_suite(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match=f"No Pawl suite runs on {tmp_path}"):
+        find(address=None, data=tmp_path, store=None, user=None, environment={})
+
+
+@pytest.mark.parametrize(
+    ("options", "answer"),
+    [
+        ((), "Give one of --happened JSON, --run-again and --tell-model."),
+        (("--run-again", "--tell-model"), "Give one of"),
+        (("--happened", "sent"), "The result is not JSON"),
+    ],
+)
+def test_a_finding_that_says_nothing_is_refused(options: tuple[str, ...], answer: str) -> None:
+    code, output = invoke("--address", "127.0.0.1:1", "resolve", "run_1", "call_1", *options)
+    assert code == 2
+    assert answer in output
+
+
 def test_an_address_wins_over_the_data_folder_and_the_rest_is_looked_for_beside_it(tmp_path: Path) -> None:
     target = find(address="10.0.0.1:9, 10.0.0.2:9", data=tmp_path, store=None, user=None, environment={})
     assert target.agent == ("10.0.0.1:9", "10.0.0.2:9")
@@ -87,7 +106,7 @@ def test_an_address_wins_over_the_data_folder_and_the_rest_is_looked_for_beside_
 
 def test_key_store_and_user_go_with_every_call(tmp_path: Path) -> None:
     environment = {"PAWL_API_KEY": "k"}
-    target = find(address=None, data=tmp_path, store="acme", user="ann", environment=environment)
+    target = find(address="127.0.0.1:1", data=tmp_path, store="acme", user="ann", environment=environment)
     assert target.metadata == (("authorization", "Bearer k"), ("pawl-store", "acme"), ("pawl-user", "ann"))
 
 
