@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import typer
 from pawl.agent.v1 import agent_pb2
 from pawl.agent.v1.session_pb2 import SessionResponse
-from pawl.event.v1 import call_pb2, event_pb2, message_pb2
+from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.tool.v1 import tool_pb2
 from rich.console import Console
 
@@ -45,6 +45,13 @@ PANEL_TOOL: Final = tool_pb2.ToolDefinition(
 
 HELP: Final = "Type a message. /cancel stops the run, /runs lists yours, /quit leaves (runs go on)."
 _SHOWN: Final = 10
+_UNDER_WAY: Final = (
+    run_pb2.RUN_STATE_QUEUED,
+    run_pb2.RUN_STATE_RUNNING,
+    run_pb2.RUN_STATE_WAITING,
+    run_pb2.RUN_STATE_CANCELLING,
+    run_pb2.RUN_STATE_NEEDS_ATTENTION,
+)
 _QUIET_SECONDS: Final = 0.1
 
 
@@ -93,13 +100,18 @@ class Chat:
         self._keyboard = keyboard
         self._conversation_id = conversation_id
         self._active: dict[str, None] = {}
+        self._resumed: set[str] = set()
         self._pending: dict[str, call_pb2.Call] = {}
         self._connections = 0
         self._prompt_due = True
         self._leaving = False
         self._input_over = False
         self._session = SessionClient(
-            target.agent, tools={"show_panel": self._show_panel}, metadata=target.metadata, on_connected=self._connected
+            target.agent,
+            tools={"show_panel": self._show_panel},
+            metadata=target.metadata,
+            on_connected=self._connected,
+            on_lost=self._lost,
         )
 
     async def run(self) -> int:
@@ -108,11 +120,31 @@ class Chat:
             self._screen.line(HELP, "dim")
         async with self._session:
             try:
+                await self._resume()
                 while not self._done():
                     await self._take_next()
             finally:
-                self._screen.end_line()
+                self._part()
         return 0
+
+    async def _resume(self) -> None:
+        """Take up what goes on in the conversation that was asked for."""
+        if not self._conversation_id:
+            return
+        request = agent_pb2.ListRunsRequest(page_size=_SHOWN, conversation_id=self._conversation_id, states=_UNDER_WAY)
+        async with self._target.agents() as agents:
+            page = await agents.ListRuns(request, metadata=self._target.metadata)
+        for run in reversed(page.runs):
+            self._active[run.run_id] = None
+            self._resumed.add(run.run_id)
+            await self._session.attach(run.run_id)
+
+    def _part(self) -> None:
+        """Say how to come back."""
+        self._screen.end_line()
+        if self._conversation_id and sys.stdin.isatty():
+            going_on = "The run goes on. " if self._active else ""
+            self._screen.line(f"{going_on}Come back with: pawl chat --conversation {self._conversation_id}", "dim")
 
     async def _take_next(self) -> None:
         """Take a frame or a line, whichever is there first; ask for a line once it is quiet."""
@@ -156,8 +188,8 @@ class Chat:
 
     def _show_event(self, event: event_pb2.RunEvent) -> None:
         self._conversation_id = event.conversation_id
-        typed_here = event.message_added.message.role == message_pb2.ROLE_USER and sys.stdin.isatty()
-        if not typed_here:  # Else it stands there already.
+        by_user = event.message_added.message.role == message_pb2.ROLE_USER
+        if not (by_user and sys.stdin.isatty() and event.run_id not in self._resumed):  # Else it stands there already.
             self._screen.show(event)
         if event.HasField("call_changed"):
             self._note_pending(event.call_changed.call)
@@ -177,6 +209,9 @@ class Chat:
         self._connections += 1
         if self._connections > 1:
             self._screen.line(f"↻ connected again, to {address}", "dim")
+
+    def _lost(self) -> None:
+        self._screen.line("↻ the connection is gone; trying again", "yellow")
 
     def _prompt(self) -> None:
         """Ask for a decision if one is wanted, else for a message; nobody reads it without a terminal."""

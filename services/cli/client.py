@@ -50,7 +50,7 @@ class SessionClient:
 
     `metadata` goes with every connection (the credential). A `client_id` that is kept over
     restarts of the program takes its calls back. `on_connected` is told the address of each
-    connection. When no replica has answered for `give_up_seconds`, or one refuses for good,
+    connection, `on_lost` that it is gone. When no replica has answered for `give_up_seconds`, or one refuses for good,
     every method raises the error of the last connection (grpc.aio.AioRpcError, as a rule).
     """
 
@@ -63,6 +63,7 @@ class SessionClient:
         calls_max: int = 4,
         metadata: Sequence[tuple[str, str]] = (),
         on_connected: Callable[[str], None] = lambda _: None,
+        on_lost: Callable[[], None] = lambda: None,
         give_up_seconds: float = 30.0,
     ) -> None:
         self._addresses = list(addresses)
@@ -71,6 +72,7 @@ class SessionClient:
         self._hello = wire.Hello(client_id=client_id or f"cli_{secrets.token_hex(8)}", tools=names, calls_max=calls_max)
         self._metadata = tuple(metadata)
         self._on_connected = on_connected
+        self._on_lost = on_lost
         self._give_up_seconds = give_up_seconds
         self._frame_ids = map(f"{secrets.token_hex(4)}-{{}}".format, itertools.count(1))
         self._unreceipted: dict[str, tuple[wire.SessionRequest, asyncio.Future[types_pb2.Receipt]]] = {}
@@ -148,6 +150,7 @@ class SessionClient:
                 error = caught
             if self._outgoing is not None:
                 self._outgoing, last_answer, failures = None, loop.time(), 0
+                self._on_lost()
             hopeless = isinstance(error, grpc.aio.AioRpcError) and error.code() in _HOPELESS
             if hopeless or loop.time() - last_answer > self._give_up_seconds:
                 self._fail(error)
