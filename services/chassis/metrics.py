@@ -31,7 +31,8 @@ class Metrics:
     """
 
     def __init__(self, service: str) -> None:
-        disable_created_metrics()  # Else every counter and histogram has a second series that nobody asks for.
+        # Else every counter and histogram has a second series that nobody asks for.
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # the library leaves this one untyped
         self.registry = CollectorRegistry()
         self._prefix = f"pawl_{service}"
         ProcessCollector(namespace=self._prefix, registry=self.registry)

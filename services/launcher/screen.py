@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from services.launcher.endpoints import Endpoints
 
 _NEXT = (
-    ("pawl chat", "talk to it"),
-    ('pawl run "what is 17 * 23"', "start a run and watch it"),
-    ("pawl inbox", "what waits for you"),
+    ("talk to it", "chat"),
+    ("start a run and watch it", 'run "what is 17 * 23"'),
+    ("see what waits for you", "inbox"),
 )
 
 
@@ -42,10 +46,26 @@ def rows(endpoints: Endpoints) -> list[tuple[str, str, str]]:
 
 
 def commands(endpoints: Endpoints) -> list[tuple[str, str]]:
-    """What to type next, and what for."""
+    """What one may want next, and the command for it, as it can be typed in another terminal in the same folder."""
+    found = Path(endpoints.data) == Path(".pawl").resolve()
+    suite = "" if found else f" --data {shlex.quote(endpoints.data)}"
+    program = _program()
     subscriber = Path(endpoints.secrets) / "nats-subscriber.url"
-    listen = f"nats sub --server \"$(cat '{subscriber}')\" 'pawl.v1.>'"
-    return [*_NEXT, *([(listen, "listen to every event, with any NATS client")] if endpoints.nats else [])]
+    listen = f"nats sub --server \"$(cat {shlex.quote(str(subscriber))})\" 'pawl.v1.>'"
+    return [
+        *((purpose, f"{program}{suite} {command}") for purpose, command in _NEXT),
+        *([("hear every event", listen)] if endpoints.nats else []),
+    ]
+
+
+def _program() -> str:
+    """`pawl` where the shell finds it, else the path by which it was started."""
+    started = Path(sys.argv[0])
+    if started.name != "pawl" or not started.is_file():
+        return "pawl"
+    found = shutil.which("pawl")
+    same = found is not None and Path(found).resolve() == started.resolve()
+    return "pawl" if same else shlex.quote(sys.argv[0])
 
 
 def _show_table(endpoints: Endpoints, console: Console) -> None:
@@ -55,9 +75,9 @@ def _show_table(endpoints: Endpoints, console: Console) -> None:
     for row in rows(endpoints):
         table.add_row(*row)
     console.print(table)
-    console.print(f"Data and logs: {endpoints.data}", soft_wrap=True, highlight=False)
-    for command, purpose in commands(endpoints):
-        console.print(f"  [bold]{command}[/bold]  [dim]# {purpose}[/dim]", soft_wrap=True, highlight=False)
+    console.print(f"{'data and logs:':<26}{endpoints.data}", soft_wrap=True, highlight=False)
+    for purpose, command in commands(endpoints):
+        console.print(Text.assemble(f"{purpose + ':':<26}", (command, "bold")), soft_wrap=True)
     console.print("Ctrl-C stops everything.", highlight=False)
 
 
@@ -65,5 +85,5 @@ def _show_lines(endpoints: Endpoints, console: Console) -> None:
     lines = ["Pawl is running"]
     lines += [f"{name:<18} {address:<28} {note}".rstrip() for name, address, note in rows(endpoints)]
     lines += [f"data and logs      {endpoints.data}"]
-    lines += [f"{command}  # {purpose}" for command, purpose in commands(endpoints)]
+    lines += [f"{purpose + ':':<26}{command}" for purpose, command in commands(endpoints)]
     console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)

@@ -35,6 +35,7 @@ async def _run(suite: Suite) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, stop.set)
+    print(f"Starting in {suite.options.data} ...", flush=True)
     starting = asyncio.create_task(suite.start())
     told = asyncio.create_task(stop.wait())
     try:

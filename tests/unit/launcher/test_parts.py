@@ -27,7 +27,7 @@ from services.launcher.logfile import LogFile
 from services.launcher.nats import USERS, Nats
 from services.launcher.ports import check_port, free_port
 from services.launcher.processes import next_delay
-from services.launcher.screen import show
+from services.launcher.screen import commands, show
 from services.launcher.secrets import SecretFiles
 
 
@@ -131,9 +131,31 @@ def test_the_screen_says_what_listens_where_and_what_to_do_next(tmp_path: Path, 
     output = io.StringIO()
     show(endpoints(tmp_path), console=Console(file=output, force_terminal=terminal, width=200))
     text = output.getvalue()
-    for part in ("7601", "7611", "7620", "7621", "7622", "pawl chat", "nats-subscriber.url", str(tmp_path)):
+    for part in (
+        "7601",
+        "7611",
+        "7620",
+        "7621",
+        "7622",
+        f"pawl --data {tmp_path} chat",
+        "nats-subscriber.url",
+        str(tmp_path),
+    ):
         assert part in text
     assert ("\x1b[" in text) == terminal
+
+
+def test_the_screen_s_commands_work_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "bin" / "pawl"
+    program.parent.mkdir()
+    program.touch(mode=0o700)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["bin/pawl", "up"])
+    monkeypatch.setenv("PATH", "/nowhere")
+    here = endpoints(tmp_path / ".pawl")
+    assert dict(commands(here))["talk to it"] == "bin/pawl chat"
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert dict(commands(here))["talk to it"] == "pawl chat"
 
 
 def test_the_screen_hides_nothing_about_replaced_servers(tmp_path: Path) -> None:
