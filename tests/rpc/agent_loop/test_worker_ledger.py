@@ -170,11 +170,14 @@ async def test_what_a_worker_wrote_is_what_the_next_one_reads(replica: Replica, 
     assert len(loaded.commands) == 2
     messages = [replace(message, message_id="", run_id=key.run_id) for message in loaded.messages]
     assert messages == [replace(message, message_id="", run_id=key.run_id) for message in written.messages]
-    given: dict[str, Any] = {"create_time": None, "start_time": None, "end_time": None, "offer": None, "approval": None}
+    # Times are kept to the microsecond, which a float holds only nearly.
+    times = ("create_time", "start_time", "end_time", "deadline_time")
+    given: dict[str, Any] = {**dict.fromkeys(times), "offer": None, "approval": None}
     for call in loaded.calls:
         same = written.calls[call.call_id]
         assert replace(call, **given) == replace(same, **given)
         assert (call.approval is None) == (same.approval is None)
+        assert call.deadline_time == pytest.approx(same.deadline_time, rel=0, abs=1e-6)
     states = {call.tool_name: call.state for call in loaded.calls}
     assert states["mail"] is CallState.AWAITING_APPROVAL
     assert states["show"] is CallState.OFFERED
