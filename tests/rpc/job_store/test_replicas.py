@@ -10,7 +10,7 @@ from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 
 from services.errors import IllegalTransition, InboxChanged, LeaseLost, RequestIdReused
-from tests.rpc.job_store.conftest import Replica, StartReplica
+from tests.rpc.job_store.conftest import QUEUE_MAX, Replica, StartReplica
 from tests.rpc.job_store.user import Owner, User
 
 
@@ -82,6 +82,24 @@ async def test_messages_to_a_new_conversation_at_both_replicas_run_one_after_the
     messages = (await users[0].stub.ListMessages(request)).messages
     assert [message.number for message in messages] == list(range(1, 7))
     assert [message.run_id for message in messages] == order
+
+
+async def test_messages_to_a_busy_conversation_at_both_replicas_all_get_their_turn(start: StartReplica) -> None:
+    """LOOP-13, I3."""
+    users = [User(replica.stub) for replica in await two(start)]
+    for round_number in range(4):
+        conversation_id = f"c{round_number}"
+        owner = await users[0].start(conversation_id=conversation_id)
+        answers = await asyncio.gather(
+            *(users[number % 2].submit(conversation_id=conversation_id) for number in range(QUEUE_MAX))
+        )
+        await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+        for _ in answers:
+            (claimed,) = await users[0].claim()
+            owner = Owner(users[0], claimed.run_id, claimed.epoch)
+            await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
+            await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+        assert await users[0].claim() == []
 
 
 async def test_a_run_is_claimed_by_one_worker_only(start: StartReplica) -> None:

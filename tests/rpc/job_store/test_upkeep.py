@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
@@ -9,7 +11,8 @@ from pawl.job.v1 import ledger_pb2 as pb
 from services.chassis.clock import SystemClock
 from services.chassis.database import Database
 from services.errors import PawlError, RunNotFound
-from services.job_store.adapters.upkeep import PostgresAttic, PostgresCensus
+from services.job_store.adapters.upkeep import PostgresAttic, PostgresCensus, PostgresOutbox
+from services.job_store.app.ports import Lifecycle
 from services.job_store.app.sweeps import Retention, RetentionSweep
 from tests.rpc.job_store.conftest import Replica
 from tests.rpc.job_store.user import Owner, User
@@ -82,3 +85,19 @@ async def test_operations_and_refusals_are_counted(user: User, replica: Replica)
     assert 'refusals_total{reason="LEASE_LOST"} 1.0' in text
     assert "lease_losses_total 1.0" in text
     assert "group_operations_count 3.0" in text
+
+
+class Deaf:
+    """A stream that must not be used."""
+
+    async def send(self, events: Sequence[Lifecycle]) -> Sequence[int]:
+        raise AssertionError("another replica relays")
+
+
+async def test_one_replica_at_a_time_relays_the_life_cycle(user: User, database: Database) -> None:
+    """Two at once would mix up the order."""
+    await user.submit()
+    async with database.transaction() as connection:
+        await connection.fetchval("SELECT pg_advisory_xact_lock(hashtext('job_store.outbox'))")
+        assert await PostgresOutbox(database).relay(Deaf(), events_max=10) == 0
+    assert (await PostgresCensus(database).count())["outbox"] == 1
