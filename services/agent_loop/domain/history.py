@@ -57,10 +57,24 @@ def of_run(state: State, dialect: Dialect) -> tuple[ProviderMessage, ...]:
 
 
 def groups(state: State, dialect: Dialect) -> list[list[ProviderMessage]]:
-    """Return what each message of the conversation becomes: itself and the results of its calls, or nothing."""
+    """Return what each message of `told` becomes: itself and the results of its calls, or nothing."""
     bytes_max = state.run.options.limits.result_bytes_per_round_max
     field = _reasoning_field(state, dialect)
-    return [_group(message, state.calls, field, bytes_max) for message in state.messages]
+    return [_group(message, state.calls, field, bytes_max) for message in told(state)]
+
+
+def told(state: State) -> tuple[Message, ...]:
+    """Return the messages that the model is given: the newest summary, then what it does not stand for.
+
+    A summary is written after messages that it does not stand for, and has its
+    place in the conversation there; to the model it is what came before them.
+    """
+    summary = next((message for message in reversed(state.messages) if message.role is Role.SUMMARY), None)
+    if summary is None:
+        return state.messages
+    end = summary.summarised_to_number
+    rest = (message for message in state.messages if message.role is not Role.SUMMARY)
+    return (summary, *(message for message in rest if message.number > end or not message.number))
 
 
 def summarise_to(state: State) -> int:
@@ -77,14 +91,14 @@ def summarise_to(state: State) -> int:
     while first > 0 and (first == len(sizes) or kept + sizes[first - 1] <= budget * _KEPT_SHARE):
         first -= 1
         kept += sizes[first]
-    replaced = [message for message in state.messages[:first] if message.role is not Role.SUMMARY]
+    replaced = [message for message in told(state)[:first] if message.role is not Role.SUMMARY]
     return replaced[-1].number if replaced else 0
 
 
 def to_summarise(state: State, to_number: int) -> str:
     """Return the part of the conversation up to a number as one text, at most as large as the context."""
     bytes_max = state.run.options.limits.context_bytes_max
-    old = [message for message in state.messages if message.role is Role.SUMMARY or message.number <= to_number]
+    old = [message for message in told(state) if message.role is Role.SUMMARY or message.number <= to_number]
     limit = state.run.options.limits.result_bytes_per_round_max
     parts = (part for message in old for part in _group(message, state.calls, "", limit))
     text = "\n\n".join(msgspec.json.encode(part).decode() for part in parts)

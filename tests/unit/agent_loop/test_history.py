@@ -172,7 +172,7 @@ def test_a_summary_replaces_the_oldest_messages_and_never_parts_a_call_from_its_
     if not to_number:
         return
     summary = Message(role=Role.SUMMARY, run_id="r", text="In short.", summarised_to_number=to_number)
-    rest = replace(full, messages=(summary, *(message for message in messages if message.number > to_number)))
+    rest = replace(full, messages=(*messages, replace(summary, number=len(messages) + 1)))
     told = history.of_run(rest, Dialect())
     assert told[0]["role"] == "user"
     assert "In short." in told[0]["content"]
@@ -180,6 +180,21 @@ def test_a_summary_replaces_the_oldest_messages_and_never_parts_a_call_from_its_
         check_history(told)
     asked = [asked["id"] for message in told for asked in message.get("tool_calls", ())]
     assert asked == [message["tool_call_id"] for message in told if message["role"] == "tool"]
+
+
+def test_the_newest_summary_comes_before_what_it_does_not_stand_for() -> None:
+    """LOOP-11: wherever it was written; an older one, which it stands for as well, is left out."""
+
+    def summary(text: str, number: int, to_number: int) -> Message:
+        return Message(role=Role.SUMMARY, run_id="r", text=text, number=number, summarised_to_number=to_number)
+
+    messages = (user("one", 1), user("two", 2), summary("old", 3, 1), assistant("2!", number=4), user("three", 5))
+    full = state(*messages, summary("new", 6, 2), user("four", 7))
+    texts = [message["content"] for message in history.of_run(full, Dialect())]
+    assert [text.split()[-1] for text in texts] == ["new", "2!", "four"]
+    assert texts[-1] == "three\n\nfour"
+    assert "old" not in history.to_summarise(full, 4)
+    assert "new" in history.to_summarise(full, 4)
 
 
 def test_what_is_summarised_fits_into_the_context() -> None:
