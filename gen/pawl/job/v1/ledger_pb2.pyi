@@ -556,7 +556,9 @@ class CommitRunRequest(_message.Message):
     epoch: _builtins.int
     """The worker's epoch."""
     commit_id: _builtins.str
-    """Unique for this step of this run."""
+    """Unique for this step of this run. Those of one owner ascend, as text: a copy
+    of a step that arrives after a later one is refused (ILLEGAL_TRANSITION).
+    """
     state: _run_pb2.RunState.ValueType
     """The run's new state; UNSPECIFIED leaves it. A terminal state is refused
     while a call is open.

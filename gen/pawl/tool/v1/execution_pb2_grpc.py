@@ -103,9 +103,12 @@ class ExecutionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelExecution(self, request, context):
-        """Cancels the execution of a call wherever it runs, and waits until it has
-        ended or `wait_seconds` have passed. Idempotent; an absent execution is
-        answered with `stopped` and, for journaled tools, can not begin any more.
+        """Cancels the execution of a call, and waits until it has ended or
+        `wait_seconds` have passed. Journaled executions are reached wherever they
+        run, and one that has not begun can not begin any more. READ_ONLY and
+        IDEMPOTENT ones are known only to the replica that runs them: anywhere else
+        they count as absent, and end with the stream of their caller. An absent
+        execution is answered with `stopped`. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

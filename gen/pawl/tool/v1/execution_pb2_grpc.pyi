@@ -63,9 +63,12 @@ class ExecutionServiceStub:
     Errors: TOOL_NOT_FOUND, APPROVAL_REQUIRED, INVALID_ARGUMENTS.
     """
     CancelExecution: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CancelExecutionRequest, _execution_pb2.CancelExecutionResponse]
-    """Cancels the execution of a call wherever it runs, and waits until it has
-    ended or `wait_seconds` have passed. Idempotent; an absent execution is
-    answered with `stopped` and, for journaled tools, can not begin any more.
+    """Cancels the execution of a call, and waits until it has ended or
+    `wait_seconds` have passed. Journaled executions are reached wherever they
+    run, and one that has not begun can not begin any more. READ_ONLY and
+    IDEMPOTENT ones are known only to the replica that runs them: anywhere else
+    they count as absent, and end with the stream of their caller. An absent
+    execution is answered with `stopped`. Idempotent.
     """
 
 @_typing.type_check_only
@@ -103,9 +106,12 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     Errors: TOOL_NOT_FOUND, APPROVAL_REQUIRED, INVALID_ARGUMENTS.
     """
     CancelExecution: _aio.UnaryUnaryMultiCallable[_execution_pb2.CancelExecutionRequest, _execution_pb2.CancelExecutionResponse]  # type: ignore[assignment]
-    """Cancels the execution of a call wherever it runs, and waits until it has
-    ended or `wait_seconds` have passed. Idempotent; an absent execution is
-    answered with `stopped` and, for journaled tools, can not begin any more.
+    """Cancels the execution of a call, and waits until it has ended or
+    `wait_seconds` have passed. Journaled executions are reached wherever they
+    run, and one that has not begun can not begin any more. READ_ONLY and
+    IDEMPOTENT ones are known only to the replica that runs them: anywhere else
+    they count as absent, and end with the stream of their caller. An absent
+    execution is answered with `stopped`. Idempotent.
     """
 
 class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -164,9 +170,12 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.CancelExecutionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.CancelExecutionResponse, _abc.Awaitable[_execution_pb2.CancelExecutionResponse]]:
-        """Cancels the execution of a call wherever it runs, and waits until it has
-        ended or `wait_seconds` have passed. Idempotent; an absent execution is
-        answered with `stopped` and, for journaled tools, can not begin any more.
+        """Cancels the execution of a call, and waits until it has ended or
+        `wait_seconds` have passed. Journaled executions are reached wherever they
+        run, and one that has not begun can not begin any more. READ_ONLY and
+        IDEMPOTENT ones are known only to the replica that runs them: anywhere else
+        they count as absent, and end with the stream of their caller. An absent
+        execution is answered with `stopped`. Idempotent.
         """
 
 def add_ExecutionServiceServicer_to_server(servicer: ExecutionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
