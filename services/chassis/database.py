@@ -55,7 +55,7 @@ class Database:
         application_name: str,
         connections_max: int = 10,
         statement_timeout_seconds: float = 10.0,
-        start_timeout_seconds: float = 60.0,
+        start_timeout_seconds: float = 30.0,
     ) -> None:
         self._url = url
         self._application_name = application_name

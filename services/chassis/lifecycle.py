@@ -13,11 +13,12 @@ import uvloop
 
 from services.chassis import logs, tasks
 from services.chassis.start import StartError
-from services.errors import DependencyUnavailable
+from services.errors import DeadlineExceeded, DependencyUnavailable, Unavailable
 
 _RESTART_SECONDS: Final = (0.1, 0.5, 1.0, 5.0)
 # A loop that ran this long before it crashed starts over at the shortest pause.
 _HEALTHY_SECONDS: Final = 30.0
+_EXIT_USAGE: Final = 2
 
 _log = logs.get_logger(__name__)
 
@@ -49,8 +50,9 @@ def run_service(main: Callable[[Stop], Awaitable[None]]) -> None:
 
     SIGTERM and SIGINT set the Stop that `main` gets; a second one ends the
     process at once. Exit code 0 if `main` returned and no task failed unseen, 1
-    if it raised; a StartError, or a dependency that is missing at start, is one
-    sentence instead of a traceback.
+    if it raised, 2 if that was a StartError: whoever starts it again unchanged
+    need not hope. A StartError, or a dependency that is missing at start, is
+    one sentence instead of a traceback.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code = runner.run(_run(main))
@@ -80,7 +82,7 @@ async def _run(main: Callable[[Stop], Awaitable[None]]) -> int:
         await main(stop)
     except (StartError, DependencyUnavailable) as error:
         _log.critical("process.failed", error=str(error))
-        return 1
+        return _EXIT_USAGE if isinstance(error, StartError) else 1
     except Exception:  # noqa: BLE001  # the last place that can log it
         _log.critical("process.failed", exc_info=True)
         return 1
@@ -119,7 +121,7 @@ async def _supervise(name: str, loop: Callable[[], Awaitable[None]]) -> None:
         started = clock.time()
         try:
             await loop()
-        except DependencyUnavailable as error:
+        except (Unavailable, DeadlineExceeded) as error:
             _log.warning("background.interrupted", task=name, error=error.message)
         except Exception:  # noqa: BLE001  # a crashed loop is started again
             _log.exception("background.crashed", task=name)

@@ -68,7 +68,7 @@ def test_a_second_signal_ends_it_at_once() -> None:
 
 def test_a_process_that_cannot_start_says_why_in_one_sentence() -> None:
     code, log = run('raise StartError("the port is in use")')
-    assert code == 1
+    assert code == 2
     assert "the port is in use" in log
     assert "Traceback" not in log
 
