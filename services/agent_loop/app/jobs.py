@@ -134,12 +134,13 @@ class Jobs:
 
     async def _pin_tools(self, state: State) -> Fact:
         options = state.run.options
+        chosen = options.tool_choice.tool_name
         try:
             self._tools = () if options.without_tools else await self._hands.resolve(options.tool_names)
         except ToolNotFound as error:
-            message = f"There is no tool {error.metadata.get('tool_name', '')} that you may use."
-            failure = RunFailure(failure_class=FailureClass.LIMIT, reason=error.reason, message=message)
-            return RunRefused(failure=failure)
+            return _no_tool(error.metadata.get("tool_name", ""))
+        if chosen and all(tool.name != chosen for tool in self._tools):
+            return _no_tool(chosen)
         return ToolsPinned(tools=tuple(PinnedTool(name=tool.name, version=tool.version) for tool in self._tools))
 
     async def _call_model(self, call: ModelCall, state: State, delay_seconds: float) -> Fact:
@@ -201,3 +202,8 @@ class Jobs:
         )
         verdicts = await self._hands.check([proposed], [tool.name for tool in state.run.tools])
         return FallbackChecked(call_id=call_id, verdict=verdicts[call_id])
+
+
+def _no_tool(name: str) -> RunRefused:
+    message = f"There is no tool {name} that you may use."
+    return RunRefused(failure=RunFailure(failure_class=FailureClass.LIMIT, reason=ToolNotFound.reason, message=message))

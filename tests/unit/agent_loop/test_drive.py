@@ -287,10 +287,18 @@ def test_a_run_offers_the_tools_that_it_named_and_no_others() -> None:
     virtual_time.run(main())
 
 
-def test_a_run_that_names_an_absent_tool_fails_with_a_reason() -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        RunOptions(tool_names=("absent",)),
+        RunOptions(tool_choice=ToolChoice(mode=ToolChoiceMode.TOOL, tool_name="absent")),
+    ],
+    ids=["in the list", "as the choice"],
+)
+def test_a_run_that_names_an_absent_tool_fails_with_a_reason(options: RunOptions) -> None:
     async def main() -> None:
         world = World(VERDICTS, [])
-        key = world.ledger.submit("hello", RunOptions(tool_names=("absent",)))
+        key = world.ledger.submit("hello", options)
         await world.finish(key)
         failure = world.ledger.run(key).failure
         assert failure is not None
