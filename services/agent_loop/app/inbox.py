@@ -45,7 +45,6 @@ from services.errors import (
     RunNotFound,
 )
 
-RESULTS_MAX: Final = 64
 RESOLVERS: Final = frozenset({"operator", "admin"})
 
 REFUSALS: Final = (
@@ -84,10 +83,7 @@ class Inbox:
 
         Raises:
             RunNotFound
-            InvalidField: there are no results, or more than 64.
         """
-        if not 1 <= len(results) <= RESULTS_MAX:
-            raise InvalidField(f"1 to {RESULTS_MAX} results", field="results")
         replies = await asyncio.gather(
             *(
                 self._submit_one(caller, run_id, derived_id(request_id, result.call_id) if request_id else "", result)

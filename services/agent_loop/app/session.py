@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Final
 
 from services.agent_loop.app import frames
 from services.agent_loop.app.frames import ClientFrame
@@ -20,10 +19,7 @@ from services.agent_loop.app.stream import Parts, Send, SessionTimes, Stream
 from services.agent_loop.app.watch import Watches
 from services.chassis.clock import Clock
 from services.chassis.ids import IdSource
-from services.errors import DeadlineExceeded, HelloRequired, InvalidField
-
-CALLS_MAX: Final = 64
-TOOLS_MAX: Final = 1000
+from services.errors import DeadlineExceeded, HelloRequired
 
 
 class Sessions:
@@ -91,9 +87,4 @@ class Sessions:
             raise frame.content
         if not isinstance(frame.content, frames.Hello):
             raise HelloRequired
-        hello = frame.content
-        if hello.calls_max > CALLS_MAX:
-            raise InvalidField(f"calls_max may be at most {CALLS_MAX}", field="hello.calls_max")
-        if len(hello.tools) > TOOLS_MAX:
-            raise InvalidField(f"at most {TOOLS_MAX} tools", field="hello.tools")
-        return frame, hello
+        return frame, frame.content

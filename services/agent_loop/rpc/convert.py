@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
@@ -28,6 +29,8 @@ from services.errors import InvalidField
 EnumT = TypeVar("EnumT", bound=StrEnum)
 
 SEQ_MAX: Final = 2**63 - 1
+RESULTS_MAX: Final = 64
+PENDING_BYTES_MAX: Final = 2 * 1024 * 1024
 
 
 def caller(principal: Principal) -> Caller:
@@ -74,9 +77,9 @@ def policy(number: int) -> ActiveRunPolicy:
 
 def run_states(numbers: Any) -> tuple[RunState, ...]:
     """Return the states that a list is filtered by."""
-    return tuple(
-        dict.fromkeys(enum(RunState, run_pb2.RunState, "RUN_STATE_", number, field="states") for number in numbers)
-    )
+    # Each value once: a filter of millions must not keep the process busy.
+    known = dict.fromkeys(numbers)
+    return tuple(enum(RunState, run_pb2.RunState, "RUN_STATE_", number, field="states") for number in known)
 
 
 def resolution(number: int) -> CallResolution:
@@ -134,6 +137,30 @@ def options(message: run_pb2.RunOptions) -> AskedOptions:
         temperature=message.temperature if message.HasField("temperature") else None,
         output_tokens_max=message.output_tokens_max if message.HasField("output_tokens_max") else None,
     )
+
+
+def run_message(run: run_pb2.Run) -> run_pb2.Run:
+    """Return a run with as many of its pending calls as fit into an answer, at least one."""
+    size_bytes = 0
+    for count, call in enumerate(run.pending_calls):
+        size_bytes += call.ByteSize()
+        if count and size_bytes > PENDING_BYTES_MAX:
+            cut = run_pb2.Run()
+            cut.CopyFrom(run)
+            del cut.pending_calls[count:]
+            return cut
+    return run
+
+
+def tool_results(messages: Sequence[types_pb2.ToolResult], *, run_id: str) -> list[ToolResult]:
+    """Return the results of a request about one run.
+
+    Raises:
+        InvalidId, InvalidField: one is wrong, or there are none, or more than 64.
+    """
+    if not 1 <= len(messages) <= RESULTS_MAX:
+        raise InvalidField(f"1 to {RESULTS_MAX} results", field="results")
+    return [tool_result(message, run_id=run_id) for message in messages]
 
 
 def tool_result(message: types_pb2.ToolResult, *, run_id: str = "") -> ToolResult:

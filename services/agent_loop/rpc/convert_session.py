@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import assert_never, cast
+from typing import Final, assert_never, cast
 
 from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
@@ -13,7 +13,10 @@ from services.agent_loop.rpc import convert
 from services.chassis.ids import check_id
 from services.errors import InvalidField, PawlError
 
-_FRAME_ID_CHARACTERS_MAX = 64
+CALLS_MAX: Final = 64
+TOOLS_MAX: Final = 1000
+
+_FRAME_ID_CHARACTERS_MAX: Final = 64
 
 
 async def client_frames(
@@ -76,6 +79,10 @@ def _content(request: session_pb2.SessionRequest) -> frames.Content:
 
 
 def _hello(hello: session_pb2.Hello) -> frames.Hello:
+    if hello.calls_max > CALLS_MAX:
+        raise InvalidField(f"calls_max may be at most {CALLS_MAX}", field="hello.calls_max")
+    if len(hello.tools) > TOOLS_MAX:
+        raise InvalidField(f"at most {TOOLS_MAX} tools", field="hello.tools")
     for tool in hello.tools:
         if not tool.name:
             raise InvalidField("a tool has no name", field="hello.tools.name")

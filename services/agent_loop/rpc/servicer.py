@@ -109,7 +109,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
             _caller(),
             request_id=convert.optional_id(request.request_id, "request_id"),
             run_id=run_id,
-            results=[convert.tool_result(result, run_id=run_id) for result in request.results],
+            results=convert.tool_results(request.results, run_id=run_id),
         )
         receipts = [
             _receipt(reply, run_id, result.call_id) for reply, result in zip(replies, request.results, strict=True)
@@ -201,7 +201,7 @@ def _caller() -> Caller:
 
 
 def _run(run: RunView) -> run_pb2.Run:
-    return cast("run_pb2.Run", run.document)
+    return convert.run_message(cast("run_pb2.Run", run.document))
 
 
 def _calls(page: Page[CallView]) -> list[call_pb2.Call]:

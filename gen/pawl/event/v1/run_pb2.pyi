@@ -748,7 +748,8 @@ class Run(_message.Message):
     @_builtins.property
     def pending_calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
         """Calls that wait for someone, in call order. Filled by the methods that say
-        so, empty in events and lists.
+        so, empty in events and lists. Cut at 2 MiB: the others come when those
+        are settled, or with ListPending.
         """
 
     def __init__(
