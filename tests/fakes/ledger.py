@@ -43,7 +43,7 @@ class Ids:
         self._numbers = itertools.count(1)
 
     def new(self, prefix: str) -> str:
-        return f"{prefix}_{next(self._numbers)}"
+        return f"{prefix}_{next(self._numbers):06}"
 
 
 class FakeLedger:

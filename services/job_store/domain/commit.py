@@ -45,7 +45,8 @@ class Commit:
     """One step. None leaves a figure as it is; `tools`, `usage`, `failure`, `output` and `loop_state` are opaque.
 
     An owner whose lease has ended may still commit as long as nobody has claimed
-    the run: the epoch fences, not the time.
+    the run: the epoch fences, not the time. The commit ids of one owner ascend, so
+    that a copy of a step that arrives after a later step is known for one.
     """
 
     store_id: str
@@ -105,6 +106,8 @@ class Commit:
             raise RunEnded
         if run.epoch != self.epoch or run.worker_id is None:
             raise LeaseLost
+        if last is not None and last.epoch == self.epoch and self.commit_id < last.commit_id:
+            raise IllegalTransition("a later step of this owner was written before: this is a late copy")
         return self._write(book, run, now, ids)
 
     def _write(self, book: Book, before: RunRow, now: datetime, ids: Ids) -> Committed:

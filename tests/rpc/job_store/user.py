@@ -101,7 +101,7 @@ class Owner:
             store_id=self.user.store_id,
             run_id=self.run_id,
             epoch=self.epoch,
-            commit_id=commit_id or f"commit_{next(_numbers)}",
+            commit_id=commit_id or f"commit_{next(_numbers):06}",
             consumed_command_ids=consumed,
             **fields,
         )

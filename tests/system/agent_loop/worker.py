@@ -59,7 +59,7 @@ class Worker:
                     store_id=self.store_id,
                     run_id=run_id,
                     epoch=self._epochs[run_id],
-                    commit_id=f"commit_{next(self._commits)}",
+                    commit_id=f"commit_{next(self._commits):06}",
                     consumed_command_ids=[command.command_id for command in inbox.commands],
                     **fields,
                 )

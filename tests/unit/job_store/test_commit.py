@@ -66,6 +66,18 @@ def test_the_last_step_again_gets_the_same_answer_and_changes_nothing() -> None:
     assert world.run(run_id).last_seq == 5
 
 
+def test_a_copy_of_a_step_that_arrives_after_a_later_step_changes_nothing() -> None:
+    """I2, I4: the request of a caller that gave up waiting may be carried out by a replica that hung."""
+    world = World()
+    run_id = world.begin()
+    world.commit(run_id, commit_id="step_1", events=(OUTPUT,))
+    world.commit(run_id, commit_id="step_2", events=(OUTPUT,))
+    before = world.run(run_id)
+    with pytest.raises(IllegalTransition):
+        world.commit(run_id, commit_id="step_1", events=(OUTPUT,))
+    assert world.run(run_id) == before
+
+
 def test_the_end_again_gets_the_same_answer() -> None:
     world = World()
     run_id = world.begin()

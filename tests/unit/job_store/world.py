@@ -100,7 +100,7 @@ class World:
             "store_id": STORE,
             "run_id": run_id,
             "epoch": self.run(run_id).epoch if epoch is None else epoch,
-            "commit_id": f"c{self.number()}",
+            "commit_id": f"c{self.number():06}",
         }
         committed: Committed = self.apply(Commit(**(values | fields)))
         return committed
