@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, assert_never
 
 from services.agent_loop.domain.call import CallState
+from services.agent_loop.domain.command import Steer
 from services.agent_loop.domain.commands import apply_command
 from services.agent_loop.domain.decide import decide
 from services.agent_loop.domain.decision import (
@@ -74,7 +75,8 @@ def plan(base: State, facts: Sequence[Fact], now: float) -> Plan:
 def take_in(base: State, now: float) -> State:
     """Return the state with its unconsumed commands applied."""
     state = base
-    for command in base.commands:
+    # What was taken about a call counts, though a message that withdraws the call came before: receipts are final.
+    for command in sorted(base.commands, key=lambda command: isinstance(command.kind, Steer)):
         state = apply_command(state, command, now)
     return replace(state, commands=(), consumed=tuple(command.command_id for command in base.commands))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from services.agent_loop.domain import loop_state, proposals
-from services.agent_loop.domain.call import CallState, DecisionKind
-from services.agent_loop.domain.command import CallResolution
+from services.agent_loop.domain.call import CallResult, CallState, DecisionKind
+from services.agent_loop.domain.command import CallResolution, CommandKind, Decide, Steer, ToolResult
 from services.agent_loop.domain.event import RoundRetrying, RoundStarted, Warned
 from services.agent_loop.domain.fact import CallExecuted
 from services.agent_loop.domain.failure import FailureClass
@@ -447,3 +448,24 @@ class TestRetries:
     def test_the_last_attempt_and_what_cannot_be_retried_are_final(self) -> None:
         assert delay(self.PROBLEM, attempt=4, attempts_max=4, left=100, jitter=0) is None
         assert delay(replace(self.PROBLEM, retryable=False), attempt=1, attempts_max=4, left=100, jitter=0) is None
+
+
+@pytest.mark.parametrize(
+    ("tool_name", "taken"),
+    [
+        ("front", lambda call_id: ToolResult(call_id=call_id, result=CallResult(content_json=b'"seen"'))),
+        ("ask", lambda call_id: Decide(call_id=call_id, kind=DecisionKind.ANSWER, answer="blue")),
+    ],
+)
+def test_what_was_taken_about_a_call_counts_though_a_message_came_before_it(
+    tool_name: str, taken: Callable[[str], CommandKind]
+) -> None:
+    """I1: the receipt is final, also when the owner reads it together with an earlier message."""
+    run = Simulation([answer(tool_name)])
+    run.turn()
+    run.model_answers()
+    [call] = run.calls
+
+    run.sends(Steer(text="never mind"), taken(call.call_id))
+
+    assert run.base.calls[call.call_id].state is CallState.SUCCEEDED
