@@ -17,7 +17,7 @@ from rich.console import Console
 from services.cli import answers, wording
 from services.cli.client import Refused, SessionClient
 from services.cli.command import perform
-from services.cli.failure import explain
+from services.cli.failure import CommandError, explain
 from services.cli.lines import LineReader
 from services.cli.runs import Reasoning, show_runs
 from services.cli.target import Target
@@ -45,6 +45,7 @@ PANEL_TOOL: Final = tool_pb2.ToolDefinition(
 
 HELP: Final = "Type a message. /cancel stops the run, /runs lists yours, /quit leaves (runs go on)."
 _SHOWN: Final = 10
+_PAGE: Final = 200
 _UNDER_WAY: Final = (
     run_pb2.RUN_STATE_QUEUED,
     run_pb2.RUN_STATE_RUNNING,
@@ -103,6 +104,8 @@ class Chat:
         self._resumed: set[str] = set()
         self._pending: dict[str, call_pb2.Call] = {}
         self._connections = 0
+        self._noticed = asyncio.Event()
+        self._prompting = False
         self._prompt_due = True
         self._leaving = False
         self._input_over = False
@@ -131,10 +134,12 @@ class Chat:
         """Take up what goes on in the conversation that was asked for."""
         if not self._conversation_id:
             return
-        request = agent_pb2.ListRunsRequest(page_size=_SHOWN, conversation_id=self._conversation_id, states=_UNDER_WAY)
+        request = agent_pb2.ListRunsRequest(page_size=_PAGE, conversation_id=self._conversation_id)
         async with self._target.agents() as agents:
             page = await agents.ListRuns(request, metadata=self._target.metadata)
-        for run in reversed(page.runs):
+        if not page.runs:
+            raise CommandError(f"No such conversation: {self._conversation_id}. `pawl runs` shows yours.")
+        for run in reversed([run for run in page.runs if run.state in _UNDER_WAY]):
             self._active[run.run_id] = None
             self._resumed.add(run.run_id)
             await self._session.attach(run.run_id)
@@ -142,28 +147,34 @@ class Chat:
     def _part(self) -> None:
         """Say how to come back."""
         self._screen.end_line()
+        if self._prompting:
+            self._console.print()
         if self._conversation_id and sys.stdin.isatty():
             going_on = "The run goes on. " if self._active else ""
             self._screen.line(f"{going_on}Come back with: pawl chat --conversation {self._conversation_id}", "dim")
 
     async def _take_next(self) -> None:
-        """Take a frame or a line, whichever is there first; ask for a line once it is quiet."""
+        """Take a frame, a line or a notice, whichever is there first; ask for a line once it is quiet."""
         frame = asyncio.create_task(self._session.next_frame())
         line = asyncio.create_task(self._next_line())
+        notice = asyncio.create_task(self._noticed.wait())
         try:
             quiet = _QUIET_SECONDS if self._prompt_due else None
-            await asyncio.wait((frame, line), timeout=quiet, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((frame, line, notice), timeout=quiet, return_when=asyncio.FIRST_COMPLETED)
+            if frame.done() or line.done():
+                self._prompting = False
             if frame.done():
                 self._show(frame.result())
             elif line.done():
                 await self._obey(line.result())
-            else:
+            elif not notice.done():
                 self._prompt()
-            self._prompt_due = frame.done() or line.done()
+            self._prompt_due = frame.done() or line.done() or notice.done()
+            self._noticed.clear()
         finally:
-            frame.cancel()
-            line.cancel()
-            await asyncio.gather(frame, line, return_exceptions=True)
+            for task in (frame, line, notice):
+                task.cancel()
+            await asyncio.gather(frame, line, notice, return_exceptions=True)
 
     async def _next_line(self) -> str | None:
         """Return the next line. People may type at any time; the lines of a file wait until they are wanted."""
@@ -208,10 +219,17 @@ class Chat:
     def _connected(self, address: str) -> None:
         self._connections += 1
         if self._connections > 1:
-            self._screen.line(f"↻ connected again, to {address}", "dim")
+            self._notice(f"↻ connected again, to {address}", "dim")
 
     def _lost(self) -> None:
-        self._screen.line("↻ the connection is gone; trying again", "yellow")
+        self._notice("↻ the connection is gone; trying again", "yellow")
+
+    def _notice(self, text: str, style: str) -> None:
+        """Say something that is no answer to anything; a prompt that stood there is asked again."""
+        if self._prompting:
+            self._console.print()
+        self._screen.line(text, style)
+        self._noticed.set()
 
     def _prompt(self) -> None:
         """Ask for a decision if one is wanted, else for a message; nobody reads it without a terminal."""
@@ -224,12 +242,15 @@ class Chat:
         elif not self._active:
             self._screen.end_line()
             self._console.print("> ", end="", style="bold")
+        self._prompting = call is not None or not self._active
 
     # What comes from the keyboard.
 
     async def _obey(self, line: str | None) -> None:
         if line is None:
             self._input_over = True
+            if sys.stdin.isatty():
+                self._console.print()
             return
         try:
             if line.startswith("/"):
