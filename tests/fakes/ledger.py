@@ -306,6 +306,7 @@ def _commit(claim: Claim, commit_id: str, step: Step) -> Commit:
         consumed=step.consumed_command_ids,
         lease=states.LeaseAction[step.lease_action],
         wake_time=time,
+        after_seq=step.after_seq,
     )
 
 

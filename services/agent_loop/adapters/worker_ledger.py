@@ -110,6 +110,8 @@ def commit_request(claim: Claim, commit_id: str, step: Step) -> ledger_pb2.Commi
         request.usage.CopyFrom(wire.usage_message(step.usage))
     if step.wake_time is not None:
         wire.set_time(request.wake_time, step.wake_time)
+    if step.after_seq is not None:
+        request.after_seq = step.after_seq
     return request
 
 

@@ -45,6 +45,8 @@ class Step:
     consumed_command_ids: tuple[str, ...] = ()
     lease_action: LeaseAction = LeaseAction.KEEP
     wake_time: float | None = None
+    after_seq: int | None = None
+    """Where the log must end now, for a step whose messages name seqs of its own events."""
 
     @property
     def changes_nothing(self) -> bool:
@@ -75,9 +77,11 @@ def between(
     old, new = base.run, after.run
     # CANCELLING is the ledger's own doing, in the transaction that takes the cancel.
     moved = new.state is not RunState.CANCELLING and (new.state, new.waits) != (old.state, old.waits)
+    messages = after.messages[_kept(base, after) :]
+    names_own_seqs = any(message.last_output_seq > old.last_seq for message in messages)
     return Step(
         events=tuple(events),
-        messages=after.messages[_kept(base, after) :],
+        messages=messages,
         calls=tuple(call for call_id, call in after.calls.items() if base.calls.get(call_id) != call),
         state=new.state if moved else None,
         waits=new.waits if moved else (),
@@ -92,6 +96,7 @@ def between(
         consumed_command_ids=after.consumed,
         lease_action=lease_action,
         wake_time=wake_time,
+        after_seq=old.last_seq if names_own_seqs else None,
     )
 
 

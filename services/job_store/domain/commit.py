@@ -69,6 +69,7 @@ class Commit:
     consumed: tuple[str, ...] = ()
     lease: LeaseAction = LeaseAction.KEEP
     wake_time: datetime | None = None
+    after_seq: int | None = None
 
     @property
     def names(self) -> Names:
@@ -92,7 +93,8 @@ class Commit:
             RunNotFound: no such run.
             RunEnded: it has ended.
             LeaseLost: another worker has it, or this one gave it back.
-            InboxChanged: a command forbids the step, and the step does not know it.
+            InboxChanged: a command forbids the step, and the step does not know it,
+                or the log does not end where the step says.
             IllegalTransition: a table forbids it.
             InvalidField: the step contradicts itself.
         """
@@ -111,6 +113,8 @@ class Commit:
         return self._write(book, run, now, ids)
 
     def _write(self, book: Book, before: RunRow, now: datetime, ids: Ids) -> Committed:
+        if self.after_seq is not None and self.after_seq != before.last_seq:
+            raise InboxChanged(f"the log ends at seq {before.last_seq}")
         self._consume(book, before)
         self._check_stopping(book, before)
         steps: list[Happening] = [event for event in self.events if event.type != ROUND_STARTED]

@@ -134,6 +134,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
         consumed=tuple(request.consumed_command_ids),
         lease=_enum(LeaseAction, request.lease_action, "lease_action") if request.lease_action else LeaseAction.KEEP,
         wake_time=_time(request.wake_time) if has("wake_time") else None,
+        after_seq=request.after_seq if has("after_seq") else None,
     )
 
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from services.agent_loop.domain import loop_state, proposals
+from services.agent_loop.domain import loop_state, proposals, step
 from services.agent_loop.domain.call import CallResult, CallState, DecisionKind
 from services.agent_loop.domain.command import CallResolution, CommandKind, Decide, Steer, ToolResult
 from services.agent_loop.domain.event import RoundRetrying, RoundStarted, Warned
 from services.agent_loop.domain.fact import CallExecuted
 from services.agent_loop.domain.failure import FailureClass
 from services.agent_loop.domain.limits import Limits
-from services.agent_loop.domain.message import Role
+from services.agent_loop.domain.message import Message, Role
 from services.agent_loop.domain.retry import Problem, delay
 from services.agent_loop.domain.run import (
     BatchOrder,
@@ -469,3 +469,17 @@ def test_what_was_taken_about_a_call_counts_though_a_message_came_before_it(
     run.sends(Steer(text="never mind"), taken(call.call_id))
 
     assert run.base.calls[call.call_id].state is CallState.SUCCEEDED
+
+
+@pytest.mark.parametrize(("last_output_seq", "after_seq"), [(7, None), (8, 7)])
+def test_a_step_says_where_the_log_must_end_if_its_messages_name_seqs_of_its_own_events(
+    last_output_seq: int, after_seq: int | None
+) -> None:
+    """EVT-1: somebody else's event may come between, and the step is then planned again."""
+    base = Simulation([answer()]).base
+    base = replace(base, run=replace(base.run, last_seq=7))
+    message = Message(role=Role.ASSISTANT, run_id="r", text="hi", first_output_seq=7, last_output_seq=last_output_seq)
+
+    planned = step.between(base, replace(base, messages=(*base.messages, message)), (), 0.0)
+
+    assert planned.after_seq == after_seq

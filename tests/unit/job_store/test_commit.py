@@ -78,6 +78,17 @@ def test_a_copy_of_a_step_that_arrives_after_a_later_step_changes_nothing() -> N
     assert world.run(run_id) == before
 
 
+def test_a_step_that_counts_on_where_the_log_ends_is_planned_again_when_it_has_grown() -> None:
+    """EVT-1: a message names the seqs of its output, also of that in the same step."""
+    world = World()
+    run_id = world.begin()
+    seq = world.run(run_id).last_seq
+    with pytest.raises(InboxChanged):
+        world.commit(run_id, events=(OUTPUT,), after_seq=seq - 1)
+    assert world.run(run_id).last_seq == seq
+    world.commit(run_id, events=(OUTPUT,), after_seq=seq)
+
+
 def test_the_end_again_gets_the_same_answer() -> None:
     world = World()
     run_id = world.begin()
