@@ -75,7 +75,7 @@ async def test_a_message(user: User, fields: dict[str, Any], wanted: str) -> Non
 async def test_a_step(user: User, fields: dict[str, Any]) -> None:
     owner = await user.start()
     before = await user.run(owner.run_id)
-    request = pb.CommitRunRequest(store_id="acme", run_id=owner.run_id, epoch=1, commit_id="c", **fields)
+    request = pb.CommitRunRequest(store_id="acme", run_id=owner.run_id, epoch=1, commit_id="next", **fields)
     assert await reason(user.stub.CommitRun(request)) == "INVALID_FIELD"
     assert await user.run(owner.run_id) == before
 
