@@ -122,8 +122,8 @@ class Chat:
         if sys.stdin.isatty():
             self._screen.line(HELP, "dim")
         async with self._session:
+            await self._resume()
             try:
-                await self._resume()
                 while not self._done():
                     await self._take_next()
             finally:
