@@ -81,15 +81,18 @@ def _is_ending(state: State) -> bool:
 def _end(state: State, now: float) -> Decision:
     if MODEL in state.under_way:
         return StopModel()
-    running = [call for call in state.open_calls if call.state is CallState.RUNNING]
+    # First, and whatever runs: the ledger takes no step in which a call of a stopped run gets nearer to its start,
+    # as one does whose approval was taken just before.
+    not_begun = [call for call in state.open_calls if call.state is not CallState.RUNNING]
+    if not_begun:
+        message = "The run was stopped before this call was made."
+        return Settle(calls=tuple(settle.withdrawn(call, message, now) for call in not_begun))
+    running = state.open_calls
     to_stop = tuple(call.call_id for call in running if stop_of(call.call_id) not in state.under_way)
     if to_stop:
         return StopCalls(call_ids=to_stop)
     if running:
         return Wait(until=None)
-    if state.open_calls:
-        message = "The run was stopped before this call was made."
-        return Settle(calls=tuple(settle.withdrawn(call, message, now) for call in state.open_calls))
     if state.loop.steers:
         return EnterSteers()
     if state.run.state is RunState.CANCELLING:

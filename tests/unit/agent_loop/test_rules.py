@@ -7,9 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from services.agent_loop.domain import loop_state, proposals, step
+from services.agent_loop.domain import loop_state, planning, proposals, step
 from services.agent_loop.domain.call import CallResult, CallState, DecisionKind
-from services.agent_loop.domain.command import CallResolution, CommandKind, Decide, Steer, ToolResult
+from services.agent_loop.domain.command import (
+    CallResolution,
+    Cancel,
+    Command,
+    CommandKind,
+    Decide,
+    Steer,
+    ToolResult,
+)
+from services.agent_loop.domain.decision import StopCalls
 from services.agent_loop.domain.event import RoundRetrying, RoundStarted, Warned
 from services.agent_loop.domain.fact import CallExecuted
 from services.agent_loop.domain.failure import FailureClass
@@ -21,6 +30,7 @@ from services.agent_loop.domain.run import (
     RoundLimitPolicy,
     RunOptions,
     RunState,
+    StopCause,
     UnknownOutcomePolicy,
     WaitKind,
 )
@@ -483,3 +493,18 @@ def test_a_step_says_where_the_log_must_end_if_its_messages_name_seqs_of_its_own
     planned = step.between(base, replace(base, messages=(*base.messages, message)), (), 0.0)
 
     assert planned.after_seq == after_seq
+
+
+def test_a_call_that_was_approved_just_before_the_stop_is_withdrawn_while_others_are_being_stopped() -> None:
+    """I3, I12: a step that made it runnable would be refused for ever, and the run would never end."""
+    run = started(("parallel", "gated"))
+    gated = run.calls[1]
+    kinds = (Decide(call_id=gated.call_id, kind=DecisionKind.APPROVE), Cancel(cause=StopCause.USER))
+    commands = tuple(
+        Command(command_id=f"cmd_{number}", user_id="u", time=run.now, kind=kind) for number, kind in enumerate(kinds)
+    )
+
+    planned = planning.plan(replace(run.base, commands=commands), (), run.now)
+
+    assert planned.state.calls[gated.call_id].state is CallState.CANCELLED
+    assert planned.work == (StopCalls(call_ids=(run.calls[0].call_id,)),)
