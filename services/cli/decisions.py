@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -45,6 +46,8 @@ def inbox(
                 return 0
             interactive = not only_list and sys.stdin.isatty()
             keyboard = LineReader() if interactive else None
+            if interactive:
+                console.print("An empty line goes on to the next, Ctrl-D leaves.", style="dim")
             for call in calls:
                 transcript.pending(call)
                 if call.state == call_pb2.CALL_STATE_OFFERED:
@@ -76,7 +79,11 @@ async def _ask(
     """Take a decision from the keyboard; an empty line goes on to the next call. Returns whether to go on at all."""
     while True:
         console.print(f"{answers.prompt(call)}", end="", markup=False)
-        line = await keyboard.line()
+        try:
+            line = await keyboard.line()
+        except asyncio.CancelledError:
+            console.print()
+            raise
         if line is None:
             console.print()
             return False
