@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from services.job_store.domain import log, run_table, turn
+from services.job_store.domain import inbox, log, run_table, turn
 from services.job_store.domain.book import Book, Ids
 from services.job_store.domain.events import RunChanged
 from services.job_store.domain.rows import RunRow
@@ -15,15 +15,23 @@ from services.job_store.domain.states import RunState, StopCause
 def request(book: Book, run: RunRow, cause: StopCause, *, now: datetime, ids: Ids) -> RunRow:
     """Stop `run`, which must be open and not CANCELLING: from now on nothing new starts (I12).
 
-    A run that no worker has begun is CANCELLED at once. Any other one becomes
-    CANCELLING, and its owner, or the next one, settles what is open.
+    A run that no worker has begun is CANCELLED at once, unless messages entered
+    it: they must not be lost (I1), and only an owner can read them. Such a run,
+    and any other one, becomes CANCELLING, and its owner, or the next one,
+    settles what is open.
     """
-    if run.state is RunState.QUEUED and run.worker_id is None:
+    has_begun = run.state is not RunState.QUEUED or run.worker_id is not None
+    if not has_begun and not _was_steered(book, run):
         return end(book, replace(run, stop_cause=cause), RunState.CANCELLED, now=now, ids=ids)
     run_table.check(run.state, RunState.CANCELLING)
     stopping = replace(run, state=RunState.CANCELLING, waits=(), stop_cause=cause)
     stopping = log.write(book, stopping, [RunChanged(from_state=run.state, run=stopping)], now=now, ids=ids)
     return turn.wake(book, stopping, now=now)
+
+
+def _was_steered(book: Book, run: RunRow) -> bool:
+    has_turn = run.queued_message is None
+    return has_turn and any(command.name == inbox.STEER for command in book.inbox(run))
 
 
 def end(book: Book, run: RunRow, state: RunState, *, now: datetime, ids: Ids, attempt: int = 0) -> RunRow:

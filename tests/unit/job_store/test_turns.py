@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.errors import ConversationBusy, ConversationNotFound, QueueFull, RequestIdReused
+from services.errors import ConversationBusy, ConversationNotFound, InboxChanged, QueueFull, RequestIdReused
 from services.job_store.domain.states import ActiveRunPolicy, RunState, StopCause
 from tests.unit.job_store.world import STORE, World
 
@@ -68,6 +68,22 @@ def test_a_steering_message_enters_the_active_run() -> None:
     assert submitted.run.run_id == active
     assert [command.payload for command in world.book.inbox(world.run(active))] == [b"steer"]
     assert [poke.run_id for poke in world.book.pokes.rows] == [active]
+
+
+def test_a_message_that_steered_a_run_is_kept_when_it_is_stopped_before_it_began() -> None:
+    """I1: only an owner can put it into the conversation, so the run waits for one."""
+    world = World()
+    idle = world.submit().run.run_id
+    assert world.submit(ActiveRunPolicy.STEER).run.run_id == idle
+    urgent = world.submit(ActiveRunPolicy.INTERRUPT).run.run_id
+    assert world.run(idle).state is RunState.CANCELLING
+    assert world.run(urgent).claim_at is None
+    assert world.claim(idle) == 1
+    with pytest.raises(InboxChanged):
+        world.commit(idle, state=RunState.CANCELLED)
+    unread = [command.command_id for command in world.book.inbox(world.run(idle))]
+    world.commit(idle, state=RunState.CANCELLED, consumed=tuple(unread))
+    assert world.run(urgent).claim_at == world.now
 
 
 def test_a_steering_message_is_not_lost_in_a_run_that_is_being_stopped() -> None:
