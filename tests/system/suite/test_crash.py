@@ -34,7 +34,7 @@ def _shown(events: Sequence[event_pb2.RunEvent]) -> str:
     return "".join(text for _, text in pieces)
 
 
-async def _owner(suite: Suite) -> int:
+async def owner(suite: Suite) -> int:
     """Which replica of agent-loop holds the one run that is under way."""
     pattern = re.compile(r"^pawl_agent_loop_runs_held (\d+)", re.MULTILINE)
     async with httpx2.AsyncClient() as http:
@@ -66,7 +66,7 @@ async def test_another_replica_finishes_a_run_whose_owner_is_killed_while_the_mo
     async with Agent(suite.endpoints.services["agent-loop"][0].grpc) as agent:
         run = await agent.start("count to 60 slowly")
         await _seen(agent, run.run_id, lambda event: "3" in event.output_delta.text)
-        killed = await _owner(suite)
+        killed = await owner(suite)
     async with Agent(suite.endpoints.services["agent-loop"][1 - killed].grpc) as survivor:
         suite.kill("agent-loop", killed)
         events = await _whole_log(survivor, run.run_id)
@@ -143,7 +143,7 @@ async def test_a_tool_is_not_repeated_when_the_loop_that_called_it_is_killed(sui
     effects = tmp_path / "effects"
     async with Agent(suite.endpoints.services["agent-loop"][0].grpc) as agent:
         run_id = await _start_slow(agent, "act_once", effects, 2.0)
-        killed = await _owner(suite)
+        killed = await owner(suite)
     async with Agent(suite.endpoints.services["agent-loop"][1 - killed].grpc) as survivor:
         suite.kill("agent-loop", killed)
         await _whole_log(survivor, run_id)
