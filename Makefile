@@ -19,7 +19,7 @@ LOCK_VENV := .venv-lock
 PROTO_BIN := $(PROTO_VENV)/bin
 COMPILE := $(LOCK_VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package pawl-proto
 
-.PHONY: help demo up test check fmt proto proto-check proto-baseline diagrams lock clean
+.PHONY: help demo up test simulate mutants check fmt proto proto-check proto-baseline diagrams lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -32,6 +32,12 @@ up: $(VENV)/.installed ## Start PostgreSQL, NATS and the four services on this m
 
 test: $(VENV)/.installed $(PROTO_VENV)/.installed ## Run every test (ARGS="-k name" chooses)
 	@$(BIN)/python -m pytest $(ARGS)
+
+simulate: $(VENV)/.installed ## Play 20,000 seeds of the simulation on both cores (ARGS="--seed 7 --trace" plays one)
+	@$(BIN)/python -m tests.simulation $(or $(ARGS),--count 20000 --jobs 2)
+
+mutants: $(VENV)/.installed ## Plant faults and see the checker of each turn red
+	@$(BIN)/python -m tests.simulation.mutants
 
 check: $(VENV)/.installed proto-check ## Lint, format, types, who imports whom, and the contract: what CI runs before the tests
 	@$(BIN)/ruff check --quiet .

@@ -1,0 +1,39 @@
+"""Randomness of a simulation: one seed, a stream of its own for everybody who draws."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Chance:
+    """Draws for one seed.
+
+    Which kinds of faults happen at all, and how often, differs from seed to seed:
+    a world with one kind of fault gets further into it than one with a little of
+    everything.
+    """
+
+    seed: int
+    faults: Counter[str] = field(default_factory=Counter)
+    calm: bool = False
+    _rates: dict[str, float] = field(default_factory=dict)
+
+    def stream(self, *names: object) -> random.Random:
+        """Return the random numbers of somebody."""
+        return random.Random(f"{self.seed}/{'/'.join(map(str, names))}")
+
+    def strikes(self, draw: random.Random, kind: str, rate: float) -> bool:
+        """Return whether a fault of `kind` happens now, and count it. Faults end when the simulation calms down."""
+        drawn = draw.random()
+        if self.calm or drawn >= rate * self._rate(kind):
+            return False
+        self.faults[kind] += 1
+        return True
+
+    def _rate(self, kind: str) -> float:
+        if kind not in self._rates:
+            self._rates[kind] = self.stream("rate", kind).choice([0.0, 0.0, 1.0, 1.0, 4.0])
+        return self._rates[kind]

@@ -1,0 +1,308 @@
+"""What must hold of the record when all is quiet. Each checker says in words what is wrong.
+
+Three promises are judged while the simulation runs, under these names:
+`stale_epochs_change_nothing` (I4) and `durable_before_visible` (I8) where they
+would break, and `one_result_per_call` (I6) by a strict provider.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from itertools import groupby
+
+from pawl.event.v1 import event_pb2, message_pb2
+
+from services.agent_loop.domain.call import EffectClass
+from tests.simulation.history import Sent
+from tests.simulation.record import Record, call_state, run_state, seconds
+from tests.simulation.reference import CALL_MOVES, ENDED, RUN_MOVES, SETTLED
+from tests.simulation.tools import BACK_END, TOOLS, effect_class
+
+Checker = Callable[[Record], Iterator[str]]
+
+_ONCE = (EffectClass.AT_MOST_ONCE, EffectClass.RECONCILABLE)
+_STRANGERS_HEAR = {"UNKNOWN", "RUN_NOT_FOUND", "CALL_NOT_FOUND", "INVALID_ARGUMENTS"}
+
+
+def accepted_messages_are_kept(record: Record) -> Iterator[str]:
+    """I1, I2: what was accepted stands in its conversation, once."""
+    for message in record.history.messages:
+        if len(set(message.run_ids)) > 1:
+            yield f"{message.request_id} made several runs: {sorted(set(message.run_ids))}"
+        found = record.texts(message.text)
+        if found > 1:
+            yield f"{message.request_id} stands {found} times in the conversation"
+        if not message.run_ids:
+            continue
+        run = record.runs.get(message.run_ids[0])
+        if run is None:
+            yield f"{message.request_id} was accepted, and its run is not there"
+        elif found == 0 and not (not message.steered and run_state(run.state) == "CANCELLED" and run.round == 0):
+            yield f"{message.request_id} was accepted and is nowhere ({run.run_id}, {run_state(run.state)})"
+
+
+def accepted_commands_have_their_effect(record: Record) -> Iterator[str]:
+    """I1: what was accepted about a call is what became of it, unless its run was stopped."""
+    for sent in record.history.commands:
+        if not sent.taken or sent.kind == "CANCEL":
+            continue
+        call = record.calls[sent.call_id]
+        state, stopped = call_state(call.state), run_state(record.runs[sent.run_id].state) in {"CANCELLED", "FAILED"}
+        if state == "CANCELLED" and (stopped or sent.kind in {"APPROVE", "EDIT"}):
+            # Approved, and withdrawn by a message of the user before its turn came.
+            continue
+        content = call.result.content_json
+        wrong = {
+            "RESULT": state != "SUCCEEDED" or content != sent.content,
+            "ANSWER": state != "SUCCEEDED" or sent.content not in content,
+            "REJECT": state != "REJECTED",
+            "APPROVE": state in {"REJECTED", "EXPIRED"} or call.arguments_json != sent.content,
+            "EDIT": state in {"REJECTED", "EXPIRED"} or call.arguments_json != sent.content,
+            "HAPPENED": state != "SUCCEEDED" or content != sent.content,
+            "TELL_MODEL": state != "FAILED",
+            "RUN_AGAIN": False,
+        }[sent.kind]
+        if wrong:
+            yield f"{sent.command_id} {sent.kind} was accepted, and call {sent.call_id} is {state} with {content!r}"
+
+
+def accepted_cancels_stop(record: Record) -> Iterator[str]:
+    """I1: a run that was stopped ends stopped."""
+    for sent in record.history.commands:
+        if sent.kind == "CANCEL" and sent.taken:
+            state = run_state(record.runs[sent.run_id].state)
+            if state not in {"CANCELLED", "FAILED"}:
+                yield f"{sent.command_id} was accepted, and run {sent.run_id} is {state}"
+
+
+def commands_are_accepted_once(record: Record) -> Iterator[str]:
+    """I2."""
+    for sent in record.history.commands:
+        if sent.outcomes.count("ACCEPTED") > 1:
+            yield f"{sent.command_id} was accepted more than once"
+
+
+def strangers_are_refused(record: Record) -> Iterator[str]:
+    """I9, I11: nobody but the owner of a run is heard."""
+    for sent in record.history.commands:
+        if sent.user_id == "stranger" and not set(sent.outcomes) <= _STRANGERS_HEAR:
+            yield f"{sent.command_id} of a stranger got {sent.outcomes}"
+
+
+def runs_end(record: Record) -> Iterator[str]:
+    """I3."""
+    for row in record.tables.runs.values():
+        if not row.state.is_terminal:
+            yield f"run {row.run_id} is {row.state.name}, waits {row.waits}, to be claimed at {row.claim_at}"
+        elif row.worker_id is not None or row.claim_at is not None:
+            yield f"run {row.run_id} has ended and is still held"
+    for conversation in record.tables.conversations.values():
+        if conversation.active_run_id is not None or conversation.queue:
+            yield f"conversation {conversation.conversation_id} is still busy"
+
+
+def effects_happen_once(record: Record) -> Iterator[str]:
+    """I5: at most once by class, only as the ledger intended, and where success is said."""
+    effects = Counter(effect.call_id for effect in record.history.effects)
+    again = Counter(sent.call_id for sent in record.history.commands if sent.taken and sent.kind == "RUN_AGAIN")
+    happened = {sent.call_id for sent in record.history.commands if sent.taken and sent.kind == "HAPPENED"}
+    for call_id, call in record.calls.items():
+        if call.tool_name not in BACK_END or effect_class(call.tool_name) not in _ONCE:
+            continue
+        state, count = call_state(call.state), effects[call_id]
+        if count > 1 + again[call_id]:
+            yield f"{call.tool_name} {call_id} had its effect {count} times"
+        if state == "SUCCEEDED" and count == 0 and call_id not in happened:
+            yield f"{call.tool_name} {call_id} is said to have succeeded and has not happened"
+        if state == "REJECTED" and count:
+            yield f"{call.tool_name} {call_id} was rejected and has happened"
+
+
+def intent_before_effect(record: Record) -> Iterator[str]:
+    """I5: the ledger knew of each effect before it happened."""
+    begun: dict[str, float] = {}
+    for log in record.logs.values():
+        for event in log:
+            if event.HasField("call_changed") and call_state(event.call_changed.call.state) == "RUNNING":
+                begun.setdefault(event.call_changed.call.call_id, seconds(event))
+    for effect in record.history.effects:
+        if begun.get(effect.call_id, float("inf")) > effect.time:
+            yield f"{effect.tool_name} {effect.call_id} happened before the ledger knew that it should"
+
+
+def one_result_per_call(record: Record) -> Iterator[str]:
+    """I6: no run ends, and no round begins, with a call that has no result."""
+    for call_id, call in record.calls.items():
+        if call_state(call.state) not in SETTLED or not call.HasField("result"):
+            yield f"call {call_id} is {call_state(call.state)}, with a result: {call.HasField('result')}"
+    for run_id, log in record.logs.items():
+        open_calls: set[str] = set()
+        for event in log:
+            if event.HasField("call_changed"):
+                call = event.call_changed.call
+                (open_calls.discard if call_state(call.state) in SETTLED else open_calls.add)(call.call_id)
+            if event.HasField("round_started") and open_calls:
+                yield f"run {run_id} began a round at seq {event.seq} with open calls"
+
+
+def seqs_without_gaps(record: Record) -> Iterator[str]:
+    """I7: one log, the same for all."""
+    for run_id, log in record.logs.items():
+        if [event.seq for event in log] != list(range(1, len(log) + 1)):
+            yield f"the log of {run_id} has gaps"
+        if record.runs[run_id].last_seq != len(log):
+            yield f"run {run_id} says that its log ends at {record.runs[run_id].last_seq}, not {len(log)}"
+    stored = {(key[1], seq): data for key, log in record.tables.events.items() for seq, data in enumerate(log, 1)}
+    for seen in record.history.seen:
+        if stored.get((seen.run_id, seen.seq)) != seen.payload:
+            yield f"{seen.watcher} saw another seq {seen.seq} of {seen.run_id} than the log has"
+
+
+def gated_calls_run_as_approved(record: Record) -> Iterator[str]:
+    """I9, I10: a gated effect has the owner's approval of exactly these arguments."""
+    said: dict[str, list[Sent]] = defaultdict(list)
+    for sent in record.history.commands:
+        said[sent.call_id].append(sent)
+    for effect in record.history.effects:
+        if TOOLS[effect.tool_name].disposition != "APPROVE":
+            continue
+        words = [sent for sent in said[effect.call_id] if sent.user_id == effect.user_id]
+        if not any(sent.kind in {"APPROVE", "EDIT"} and sent.content == effect.arguments_json for sent in words):
+            yield f"{effect.tool_name} {effect.call_id} happened as nobody approved it"
+        if any(sent.kind == "REJECT" and sent.taken for sent in words):
+            yield f"{effect.tool_name} {effect.call_id} happened though it was rejected"
+
+
+def one_front_end_result(record: Record) -> Iterator[str]:
+    """I11: of all results that came for a call, one was taken."""
+    taken: dict[str, set[str]] = defaultdict(set)
+    for sent in record.history.commands:
+        if sent.kind == "RESULT" and sent.taken:
+            taken[sent.call_id].add(sent.command_id)
+    for call_id, commands in taken.items():
+        if len(commands) > 1:
+            yield f"call {call_id} took {len(commands)} results"
+
+
+def nothing_starts_after_a_cancel(record: Record) -> Iterator[str]:
+    """I12."""
+    for run_id, log in record.logs.items():
+        cancelled = False
+        for event in log:
+            if event.HasField("run_changed"):
+                cancelled = cancelled or run_state(event.run_changed.run.state) == "CANCELLING"
+            elif cancelled and event.HasField("round_started"):
+                yield f"run {run_id} began a round at seq {event.seq}, after it was stopped"
+            elif cancelled and event.HasField("call_changed"):
+                call, before = event.call_changed.call, call_state(event.call_changed.from_state)
+                state = call_state(call.state)
+                given_back = state == before == "OFFERED" and not call.offer.client_id
+                if state not in SETTLED and not given_back:
+                    yield f"call {call.call_id} became {state} after its run was stopped"
+
+
+def states_move_along_the_tables(record: Record) -> Iterator[str]:
+    """I16: by a table of our own."""
+    for run_id, log in record.logs.items():
+        at = ""
+        calls: dict[str, str] = defaultdict(str)
+        for event in log:
+            if event.HasField("run_changed"):
+                state = run_state(event.run_changed.run.state)
+                if state not in RUN_MOVES.get(at, "").split() or run_state(event.run_changed.from_state) != at:
+                    yield f"run {run_id} went from {at or 'nothing'} to {state}"
+                at = state
+            if event.HasField("call_changed"):
+                call = event.call_changed.call
+                state, before = call_state(call.state), calls[call.call_id]
+                if state not in CALL_MOVES.get(before, "").split():
+                    yield f"call {call.call_id} went from {before or 'nothing'} to {state}"
+                calls[call.call_id] = state
+        if log and at in ENDED and not log[-1].HasField("run_changed"):
+            yield f"the log of {run_id} goes on after its end"
+
+
+def state_is_the_fold_of_the_log(record: Record) -> Iterator[str]:
+    """I17."""
+    for run_id, log in record.logs.items():
+        run = next(event.run_changed.run for event in reversed(log) if event.HasField("run_changed"))
+        row = record.runs[run_id]
+        for name in ("state", "waits", "stop_cause", "failure", "output_text", "usage"):
+            if getattr(run, name) != getattr(row, name):
+                yield f"run {run_id}: the log says {name} {getattr(run, name)!r}, the row {getattr(row, name)!r}"
+        last = {
+            event.call_changed.call.call_id: event.call_changed.call for event in log if event.HasField("call_changed")
+        }
+        rows = {call_id for call_id, call in record.calls.items() if call.run_id == run_id}
+        if set(last) != rows:
+            yield f"run {run_id}: calls of the log and of the table differ"
+        for call_id, call in last.items():
+            for name in ("state", "arguments_json", "attempt", "result", "approval"):
+                if call_id in rows and getattr(call, name) != getattr(record.calls[call_id], name):
+                    yield f"call {call_id}: log and row differ in {name}"
+    for conversation, kept in record.messages.items():
+        said = [
+            event.message_added.message
+            for log in record.logs.values()
+            for event in log
+            if event.HasField("message_added") and event.conversation_id == conversation
+        ]
+        if sorted(said, key=lambda message: message.number) != kept:
+            yield f"conversation {conversation}: messages of the logs and of the table differ"
+        if [message.number for message in kept] != list(range(1, len(kept) + 1)):
+            yield f"conversation {conversation}: numbers of messages have gaps"
+
+
+def what_was_shown_was_said(record: Record) -> Iterator[str]:
+    """LOOP-6: the output of a round, as watchers saw it, is its message."""
+    for conversation in record.messages.values():
+        for message in conversation:
+            if message.role != message_pb2.ROLE_ASSISTANT or message.interrupted:
+                continue
+            if message.text != _shown(record, message):
+                shown = _shown(record, message)
+                yield f"message {message.number} of {message.run_id} is {message.text!r}, and {shown!r} was shown"
+
+
+def _shown(record: Record, message: message_pb2.Message) -> str:
+    if not message.first_output_seq:
+        return ""
+    part = record.logs[message.run_id][message.first_output_seq - 1 : message.last_output_seq]
+    return "".join(event.output_delta.text for event in part if event.HasField("output_delta"))
+
+
+def rounds_begin_in_order(record: Record) -> Iterator[str]:
+    """LOOP-2: rounds are counted, attempts within them too, and each begins once."""
+    for run_id, log in record.logs.items():
+        begun = [_round(event) for event in log if event.HasField("round_started")]
+        if begun != sorted(set(begun)):
+            yield f"run {run_id} began rounds {begun}"
+        rounds = [number for number, _ in groupby(begun, key=lambda pair: pair[0])]
+        if rounds != list(range(1, len(rounds) + 1)):
+            yield f"run {run_id} left out a round: {rounds}"
+
+
+def _round(event: event_pb2.RunEvent) -> tuple[int, int]:
+    return event.round_started.round, event.round_started.model_attempt
+
+
+CHECKERS: tuple[Checker, ...] = (
+    accepted_messages_are_kept,
+    accepted_commands_have_their_effect,
+    accepted_cancels_stop,
+    commands_are_accepted_once,
+    strangers_are_refused,
+    runs_end,
+    effects_happen_once,
+    intent_before_effect,
+    one_result_per_call,
+    seqs_without_gaps,
+    gated_calls_run_as_approved,
+    one_front_end_result,
+    nothing_starts_after_a_cancel,
+    states_move_along_the_tables,
+    state_is_the_fold_of_the_log,
+    what_was_shown_was_said,
+    rounds_begin_in_order,
+)

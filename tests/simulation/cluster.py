@@ -1,0 +1,208 @@
+"""The suite as processes of a simulation, put together as their `__main__` modules do it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from services.agent_loop.adapters.live import BusEvents
+from services.agent_loop.adapters.public_ledger import LedgerClient
+from services.agent_loop.adapters.wakeups import BusWakeups
+from services.agent_loop.adapters.worker_ledger import WorkerLedgerClient
+from services.agent_loop.app.drive import Drive
+from services.agent_loop.app.inbox import Inbox
+from services.agent_loop.app.jobs import Workshop
+from services.agent_loop.app.messages import Messages
+from services.agent_loop.app.session import Sessions
+from services.agent_loop.app.stream import SessionTimes
+from services.agent_loop.app.watch import Watches
+from services.agent_loop.app.worker import Worker, WorkerLimits
+from services.agent_loop.domain.history import Dialect
+from services.agent_loop.domain.limits import Limits
+from services.agent_loop.domain.options import RunDefaults
+from services.agent_loop.domain.run import Usage
+from services.chassis.ids import IdSource
+from services.chassis.lifecycle import Background
+from services.errors import PawlError
+from services.job_store.adapters.announcer import NatsAnnouncer
+from services.job_store.app.group_commit import GroupCommit
+from services.job_store.app.ledger import Ledger
+from services.job_store.app.sweeps import OfferSweep
+from services.job_store.rpc.servicer import LedgerServicer
+from tests.fakes.virtual_time import VirtualClock
+from tests.simulation import registry
+from tests.simulation.bus import Broker, SimulatedBus
+from tests.simulation.chance import Chance
+from tests.simulation.history import History
+from tests.simulation.model import SimulatedModel
+from tests.simulation.network import Network
+from tests.simulation.process import Process
+from tests.simulation.reads import MemoryLeases, MemoryReads
+from tests.simulation.store import Database, MemoryJournal, MemoryOfferBook, Tables
+
+LIMITS = Limits(
+    run_timeout_seconds=200.0,
+    round_timeout_seconds=60.0,
+    tool_timeout_seconds=5.0,
+    approval_expiry_seconds=30.0,
+    offer_deadline_seconds=25.0,
+    answer_timeout_seconds=40.0,
+    model_headers_timeout_seconds=10.0,
+    model_idle_timeout_seconds=10.0,
+)
+_QUEUE_MAX = 3
+
+
+class JobStore:
+    """One process of job-store."""
+
+    def __init__(self, process: Process, tables: Tables, broker: Broker, chance: Chance, history: History) -> None:
+        self.process = process
+        self._database = Database(tables, chance, history, process.name)
+        self._bus = SimulatedBus(broker, process)
+        self._ids = IdSource(VirtualClock(), chance.stream("ids", process.name).getrandbits)
+        self._servicer: LedgerServicer | None = None
+
+    async def serve(self) -> None:
+        """Serve until the process ends."""
+        announcer = NatsAnnouncer(self._bus)  # type: ignore[arg-type]  # the part of a bus that it uses
+        clock = VirtualClock()
+        commit = GroupCommit(
+            MemoryJournal(self._database, self._ids),
+            announcer,
+            _Unmetered(),
+            monotonic=clock.monotonic,
+            lifecycle_written=lambda: None,
+        )
+        async with commit, Background() as background:
+            ledger = Ledger(
+                group_commit=commit,
+                leases=MemoryLeases(self._database),
+                reads=MemoryReads(self._database),
+                offer_book=MemoryOfferBook(self._database),
+                announcer=announcer,
+            )
+            background.start("offers", OfferSweep(ledger, clock).run)
+            self._servicer = LedgerServicer(ledger, queue_max=_QUEUE_MAX)
+            await asyncio.Event().wait()
+
+    async def answer(self, method: str, request: Any) -> Any:
+        """Serve one request."""
+        while self._servicer is None:
+            await asyncio.sleep(0.001)
+        return await getattr(self._servicer, method)(request, None)
+
+
+class Channel:
+    """A channel to whichever job-store there is, as the generated stub uses it."""
+
+    def __init__(self, network: Network, replicas: Sequence[JobStore], pick: Callable[[int], int]) -> None:
+        self._network = network
+        self._replicas = replicas
+        self._pick = pick
+
+    def unary_unary(self, path: str, **_: object) -> Callable[..., Any]:
+        method = path.rpartition("/")[2]
+
+        async def call(request: Any) -> Any:
+            alive = [replica for replica in self._replicas if replica.process.alive] or self._replicas
+            replica = alive[self._pick(len(alive))]
+            data, kind = request.SerializeToString(), type(request)
+            response = await self._network.call(
+                replica.process, method, lambda: replica.answer(method, kind.FromString(data))
+            )
+            return type(response).FromString(response.SerializeToString())
+
+        return call
+
+
+class AgentLoop:
+    """One process of agent-loop: its worker, and what serves clients."""
+
+    def __init__(
+        self,
+        process: Process,
+        *,
+        job_stores: Sequence[JobStore],
+        registries: Sequence[registry.Server],
+        model: SimulatedModel,
+        broker: Broker,
+        chance: Chance,
+        history: History,
+    ) -> None:
+        self.process = process
+        self.history = history
+        draw = chance.stream("agent", process.name)
+        clock, ids = VirtualClock(), IdSource(VirtualClock(), chance.stream("ids", process.name).getrandbits)
+        network = Network(chance, history, process.name)
+        channel: Any = Channel(network, job_stores, draw.randrange)
+        hands = registry.Client(network, registries)
+        bus: Any = SimulatedBus(broker, process)
+        shop = Workshop(
+            ledger=WorkerLedgerClient(channel),
+            registry=hands,
+            model=model,
+            clock=clock,
+            ids=ids,
+            random=draw.random,
+            meter=_Unmetered(),
+            default_model="model",
+            dialect=Dialect(),
+        )
+        self.worker = Worker(
+            ids.new("wrk"),
+            ledger=shop.ledger,
+            new_drive=lambda claim, failure: Drive(claim, shop, failure=failure),
+            clock=clock,
+            ids=ids,
+            random=draw.random,
+            meter=_Unmetered(),
+            limits=WorkerLimits(lease_seconds=6.0, renew_seconds=2.0, poll_seconds=1.5),
+        )
+        self.ledger = LedgerClient(channel)
+        self.watches = Watches(ledger=self.ledger, live=BusEvents(bus), poll_seconds=2.0, connected_poll_seconds=4.0)
+        self.messages = Messages(ledger=self.ledger, defaults=RunDefaults(model="model", limits=LIMITS))
+        self.inbox = Inbox(ledger=self.ledger, checker=hands, ids=ids)
+        self.sessions = Sessions(
+            ledger=self.ledger,
+            watches=self.watches,
+            messages=self.messages,
+            inbox=self.inbox,
+            clock=clock,
+            ids=ids,
+            times=SessionTimes(offer_lease_seconds=6.0, heartbeat_seconds=4.0, silence_max_seconds=12.0),
+        )
+        self._wakeups = BusWakeups(bus)
+        self.stop = asyncio.Event()
+
+    async def serve(self) -> None:
+        """Serve until `stop`, then hand the runs over."""
+        worker = self.worker
+        await worker.listen(self._wakeups)
+        async with self.watches, Background() as background:
+            background.start("claims", worker.claim_forever)
+            background.start("leases", worker.renew_forever)
+            background.start("fence", worker.fence_forever)
+            await self.stop.wait()
+            await worker.hand_over()
+
+
+class _Unmetered:
+    """All meters; nobody looks."""
+
+    def group_written(self, *, operations: int, seconds: float) -> None: ...
+
+    def refused(self, error: PawlError) -> None: ...
+
+    def relayed(self, events: int) -> None: ...
+
+    def census(self, counts: Mapping[str, float]) -> None: ...
+
+    def model_called(self, outcome: str, usage: Usage) -> None: ...
+
+    def call_executed(self, outcome: str) -> None: ...
+
+    def runs_held(self, count: int) -> None: ...
+
+    def run_left(self, how: str) -> None: ...

@@ -1,0 +1,215 @@
+"""Front ends and watchers: sessions that break off, come back, repeat frames; and readers that join at any seq."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import msgspec
+
+from services.agent_loop.app import frames
+from services.agent_loop.app.frames import ClientFrame, ClientTool, Hello, ServerFrame, ToolResult
+from services.agent_loop.app.public_values import LoggedEvent
+from services.errors import PawlError
+from tests.simulation.cluster import AgentLoop
+from tests.simulation.history import Seen, Sent
+from tests.simulation.people import User
+from tests.simulation.tools import FRONT_END
+
+
+class FrontEnd:
+    """A client of a user that runs front-end tools over a Session."""
+
+    def __init__(self, user: User) -> None:
+        self._user = user
+        self._world = user.world
+        self._draw = user.world.chance.stream("front end", user.name)
+        self._client_id = f"cli_{user.name}"
+        self._unreceipted: dict[str, ClientFrame] = {}
+        self._sent: dict[str, Sent] = {}
+        self._positions: dict[str, int] = {}
+        self._count = 0
+
+    async def live(self) -> None:
+        """Keep a session open, again and again, until the user is done."""
+        while not self._user.done:
+            await self._session(self._world.some_agent(self._draw))
+            await asyncio.sleep(0.2 + self._draw.random())
+
+    async def _session(self, agent: AgentLoop) -> None:
+        to_server: asyncio.Queue[ClientFrame | None] = asyncio.Queue()
+        to_client: asyncio.Queue[ServerFrame | None] = asyncio.Queue()
+
+        async def incoming() -> AsyncIterator[ClientFrame]:
+            while (frame := await to_server.get()) is not None:
+                yield frame
+
+        async def send(frame: ServerFrame) -> None:
+            await asyncio.sleep(0.001)
+            to_client.put_nowait(frame)
+
+        async def serve() -> None:
+            try:
+                await agent.sessions.serve(self._user.caller, incoming(), send)
+            except* PawlError:
+                pass
+            except* Exception as error:  # noqa: BLE001  # a fault of the program
+                self._world.history.unexpected("session", error)
+            finally:
+                to_client.put_nowait(None)
+
+        def broken() -> None:
+            to_client.put_nowait(None)
+
+        if not agent.process.alive:
+            return
+        agent.process.on_kill[broken] = None
+        serving = agent.process.spawn(serve(), "session")
+        breaks = 30.0 * self._draw.random() if self._draw.random() < 0.7 else 200.0
+        try:
+            async with asyncio.timeout(breaks):
+                await self._talk(to_server, to_client)
+        except TimeoutError:
+            self._world.history.tell(f"session of {self._client_id} breaks")
+        finally:
+            agent.process.on_kill.pop(broken, None)
+            serving.cancel()
+
+    async def _talk(
+        self, to_server: asyncio.Queue[ClientFrame | None], to_client: asyncio.Queue[ServerFrame | None]
+    ) -> None:
+        tools = tuple(ClientTool(name=name) for name in FRONT_END)
+        to_server.put_nowait(self._frame(Hello(client_id=self._client_id, tools=tools, calls_max=2)))
+        attached: set[str] = set()
+        running: list[asyncio.Task[None]] = []
+        for unreceipted in self._unreceipted.values():
+            to_server.put_nowait(unreceipted)
+        self._unreceipted = {key: f for key, f in self._unreceipted.items() if isinstance(f.content, ToolResult)}
+        async with asyncio.TaskGroup() as tasks:
+            while not self._user.done:
+                for run_id in self._user.run_ids:
+                    if run_id not in attached and run_id not in self._user.ended:
+                        attached.add(run_id)
+                        after = self._positions.get(run_id, 0)
+                        to_server.put_nowait(self._frame(frames.Attach(run_id=run_id, after_seq=after)))
+                try:
+                    async with asyncio.timeout(2.0):
+                        frame = await to_client.get()
+                except TimeoutError:
+                    to_server.put_nowait(self._frame(frames.ClientHeartbeat()))
+                    continue
+                if frame is None:
+                    break
+                if isinstance(frame, frames.Offer):
+                    running.append(tasks.create_task(self._run(frame, to_server)))
+                self._take(frame)
+            for task in running:
+                task.cancel()
+
+    def _take(self, frame: ServerFrame) -> None:
+        match frame:
+            case frames.Event(run_id=run_id, event=event):
+                if event.seq != self._positions.get(run_id, 0) + 1:
+                    text = f"{self._client_id} got seq {event.seq} of {run_id} after {self._positions.get(run_id, 0)}"
+                    self._world.history.violation("seqs_without_gaps", text)
+                self._positions[run_id] = event.seq
+                see(self._user, f"session {self._client_id}", run_id, event)
+            case frames.Receipt(frame_id=frame_id, status=status):
+                self._unreceipted.pop(frame_id, None)
+                if frame_id in self._sent:
+                    self._sent[frame_id].outcomes.append(status.value)
+            case _:
+                pass
+
+    async def _run(self, offer: frames.Offer, to_server: asyncio.Queue[ClientFrame | None]) -> None:
+        """Do what the model asked the front end to do, and say what came of it, perhaps twice."""
+        call = offer.call
+        await asyncio.sleep(self._draw.choice([0.1, 1.0, 8.0]) * self._draw.random())
+        self._count += 1
+        content = msgspec.json.encode(f"shown {self._client_id} {self._count}")
+        frame = self._frame(
+            ToolResult(
+                run_id=call.run_id,
+                call_id=call.call_id,
+                content_json=content,
+                is_error=False,
+                offer_epoch=call.offer_epoch,
+            )
+        )
+        sent = Sent(
+            user_id=self._user.name,
+            command_id=frame.frame_id,
+            run_id=call.run_id,
+            kind="RESULT",
+            call_id=call.call_id,
+            content=content,
+        )
+        self._world.history.commands.append(sent)
+        self._sent[frame.frame_id] = sent
+        self._unreceipted[frame.frame_id] = frame
+        for _ in range(2 if self._draw.random() < 0.2 else 1):
+            to_server.put_nowait(frame)
+
+    def _frame(self, content: frames.Content) -> ClientFrame:
+        self._count += 1
+        return ClientFrame(frame_id=f"frame_{self._count}", content=content)
+
+
+class Reader:
+    """Watches the runs of a user, from changing places, and leaves in the middle."""
+
+    def __init__(self, user: User) -> None:
+        self._user = user
+        self._draw = user.world.chance.stream("reader", user.name)
+        self._count = 0
+
+    async def live(self) -> None:
+        while not self._user.done:
+            await asyncio.sleep(0.5 + 4.0 * self._draw.random())
+            if self._user.run_ids:
+                self._count += 1
+                name = f"reader {self._user.name} {self._count}"
+                await self._watch(name, self._draw.choice(list(self._user.run_ids)))
+
+    async def _watch(self, name: str, run_id: str) -> None:
+        agent = self._user.world.some_agent(self._draw)
+        events_max = self._draw.choice([1, 3, 10, 1000])
+        watching = agent.process.spawn(self._read(agent, name, run_id, events_max))
+        await asyncio.wait([watching], timeout=4.0 * self._draw.random())
+        watching.cancel()
+
+    async def _read(self, agent: AgentLoop, name: str, run_id: str, events_max: int) -> None:
+        position = 0
+        try:
+            async with (
+                agent.watches.open(self._user.caller, run_id, 0) as watcher,
+                aclosing(watcher.events(silence_seconds=5.0)) as events,
+            ):
+                async for event in events:
+                    if event is None:
+                        continue
+                    if event.seq != position + 1:
+                        text = f"{name} got seq {event.seq} of {run_id} after {position}"
+                        self._user.world.history.violation("seqs_without_gaps", text)
+                    position = event.seq
+                    see(self._user, name, run_id, event)
+                    if position >= events_max:
+                        return
+        except PawlError:
+            return
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001  # a fault of the program
+            self._user.world.history.unexpected("watch", error)
+
+
+def see(user: User, watcher: str, run_id: str, event: LoggedEvent) -> None:
+    """I8, where it can be seen: what is shown is in the ledger by now."""
+    document = event.document
+    payload: bytes = document.SerializeToString()  # type: ignore[attr-defined]
+    log = user.world.tables.events.get((user.caller.store_id, run_id), [])
+    if event.seq > len(log):
+        text = f"{watcher} saw seq {event.seq} of {run_id}, whose log ends at {len(log)}"
+        user.world.history.violation("durable_before_visible", text)
+    user.world.history.seen.append(Seen(watcher=watcher, run_id=run_id, seq=event.seq, payload=payload))

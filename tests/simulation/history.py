@@ -1,0 +1,102 @@
+"""What happened, as those outside saw it: the material of the checkers."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+# A run that cannot go on says the same for ever.
+_VIOLATIONS_MAX = 50
+
+
+@dataclass(slots=True, kw_only=True)
+class Message:
+    """A message that a user brought; `run_ids` are all answers that came."""
+
+    user_id: str
+    request_id: str
+    conversation_id: str
+    text: str
+    policy: str
+    run_ids: list[str] = field(default_factory=list)
+    steered: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Sent:
+    """A command that somebody sent; `outcomes` are all receipts that came, with when."""
+
+    user_id: str
+    command_id: str
+    run_id: str
+    kind: str
+    call_id: str = ""
+    content: bytes = b""
+    digest: str = ""
+    outcomes: list[str] = field(default_factory=list)
+    taken_at: float | None = None
+
+    @property
+    def taken(self) -> bool:
+        return "ACCEPTED" in self.outcomes or "DUPLICATE" in self.outcomes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """An effect of a tool in the outside world."""
+
+    time: float
+    call_id: str
+    run_id: str
+    user_id: str
+    tool_name: str
+    arguments_json: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """An event that a watcher got."""
+
+    watcher: str
+    run_id: str
+    seq: int
+    payload: bytes
+
+
+@dataclass
+class History:
+    """Everything that is judged, and the trace that proves that a seed replays."""
+
+    messages: list[Message] = field(default_factory=list)
+    commands: list[Sent] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    printed: Callable[[str], None] | None = None
+    _hash: Any = field(default_factory=hashlib.sha256)
+    lines: int = 0
+
+    def tell(self, line: str) -> None:
+        """Add a line to the trace."""
+        text = f"{asyncio.get_running_loop().time() - 1000:10.4f} {line}"
+        self._hash.update(text.encode())
+        self.lines += 1
+        if self.printed is not None:
+            self.printed(text)
+
+    def violation(self, checker: str, text: str) -> None:
+        """Add what a checker saw while the simulation ran."""
+        if len(self.violations) < _VIOLATIONS_MAX:
+            self.tell(f"VIOLATION {checker}: {text}")
+            self.violations.append(f"{checker}: {text}")
+
+    def unexpected(self, where: str, error: BaseException) -> None:
+        """Add an exception that the code under test should not raise."""
+        self.violation("no_crash", f"{where}: {type(error).__name__}: {error}")
+
+    @property
+    def trace_hash(self) -> str:
+        return str(self._hash.hexdigest())

@@ -1,0 +1,128 @@
+"""A model that answers by the seed, fails in every way a stream can, and refuses histories that a provider would."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections import Counter
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+
+from services.agent_loop.domain.failure import FailureClass
+from services.agent_loop.domain.model import (
+    CallPiece,
+    Finished,
+    ModelError,
+    ModelRequest,
+    Piece,
+    ReasoningPiece,
+    TextPiece,
+    UsageReport,
+)
+from tests.fakes.provider import check_history
+from tests.simulation.chance import Chance
+from tests.simulation.history import History
+
+_PLAN = re.compile(r"plan-(\w+)")
+_ROUNDS_MAX = 3
+
+
+class SimulatedModel:
+    """A `ModelPort`: a server that all agent-loops share and that never dies."""
+
+    def __init__(self, chance: Chance, history: History) -> None:
+        self._chance = chance
+        self._history = history
+        self._asked: Counter[tuple[str, int]] = Counter()
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
+        try:
+            check_history(request.messages, request.tools)
+        except Exception as error:  # noqa: BLE001  # whatever it is, a provider would have refused
+            self._history.violation("one_result_per_call", f"the provider refuses: {error}")
+        plan, round_number = _place(request)
+        self._asked[plan, round_number] += 1
+        attempt = self._asked[plan, round_number]
+        self._history.tell(f"model {plan} round {round_number} attempt {attempt}")
+        draw = self._chance.stream("model", plan, round_number, attempt)
+        async for piece in self._answer(request, round_number, draw):
+            yield piece
+
+    async def _answer(
+        self, request: ModelRequest, round_number: int, draw: random.Random
+    ) -> AsyncGenerator[Piece, None]:
+        strikes = self._chance.strikes
+        if strikes(draw, "model refused", 0.05):
+            raise _error("HTTP_503", retryable=True)
+        if strikes(draw, "model hung before headers", 0.02):
+            await asyncio.sleep(min(request.headers_timeout_seconds, request.deadline_seconds))
+            raise _error("HEADERS_TIMEOUT", retryable=True)
+        if strikes(draw, "model failed for good", 0.01):
+            raise _error("HTTP_400", retryable=False)
+        pieces = _pieces(request, round_number, draw)
+        cut_after = draw.randrange(len(pieces)) if strikes(draw, "stream cut", 0.06) else None
+        hang_after = draw.randrange(len(pieces)) if strikes(draw, "stream hung", 0.02) else None
+        for number, piece in enumerate(pieces):
+            if draw.random() < 0.4:
+                await asyncio.sleep(draw.choice([0.01, 0.1, 0.5]) * draw.random())
+            if number == cut_after:
+                raise _error("STREAM_TRUNCATED", retryable=True)
+            if number == hang_after:
+                await asyncio.sleep(min(request.idle_timeout_seconds, request.deadline_seconds))
+                raise _error("IDLE_TIMEOUT", retryable=True)
+            yield piece
+
+
+def _place(request: ModelRequest) -> tuple[str, int]:
+    """Return which plan is played, and how many rounds of it are over."""
+    plan, said = "none", 0
+    for message in request.messages:
+        found = _PLAN.findall(_text(message)) if message["role"] == "user" else []
+        if found:
+            plan, said = found[-1], 0
+        elif message["role"] == "assistant":
+            said += 1
+    return plan, said
+
+
+def _text(message: Any) -> str:
+    content = message.get("content")
+    return content if isinstance(content, str) else ""
+
+
+def _pieces(request: ModelRequest, round_number: int, draw: random.Random) -> list[Piece]:
+    names = [tool["function"]["name"] for tool in request.tools]
+    pieces: list[Piece] = []
+    if draw.random() < 0.3:
+        pieces.append(ReasoningPiece(text="Let me think. "))
+    has_calls = bool(names) and round_number < _ROUNDS_MAX and draw.random() < 0.75
+    if not has_calls or draw.random() < 0.4:
+        pieces += [TextPiece(text=f"word {number} ") for number in range(draw.randrange(1, 6))]
+    if has_calls:
+        for index in range(draw.choice([1, 1, 2, 3, 4])):
+            pieces += _call(index, names, draw)
+    pieces.append(UsageReport(input_tokens=10, output_tokens=5))
+    pieces.append(Finished(reason="tool_calls" if has_calls else "stop"))
+    return pieces
+
+
+def _call(index: int, names: list[str], draw: random.Random) -> list[Piece]:
+    name = draw.choice(names) if draw.random() < 0.97 else "absent"
+    arguments = msgspec.json.encode({"n": draw.randrange(100)}).decode()
+    if draw.random() < 0.04:
+        arguments = draw.choice(["{", '{"n":"bad"}', "[]", ""])
+    half = len(arguments) // 2
+    provider_id = "" if draw.random() < 0.05 else f"provider_{index if draw.random() < 0.95 else 0}"
+    return [
+        CallPiece(index=index, call_id=provider_id, name=name, arguments=arguments[:half]),
+        CallPiece(index=index, arguments=arguments[half:]),
+    ]
+
+
+def _error(reason: str, *, retryable: bool) -> ModelError:
+    return ModelError(
+        reason=reason, failure_class=FailureClass.PROVIDER, retryable=retryable, message="The model server failed."
+    )

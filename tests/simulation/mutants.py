@@ -1,0 +1,281 @@
+"""Faults planted in the product, each of which a named checker must find: `make mutants`.
+
+A checker that no mutant turns red proves nothing. A mutant replaces pieces of text
+of modules while they are imported: of the product, and where one line of defence
+stands before another, or the promise is one of a stand-in, of the stand-in.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import CodeType, ModuleType
+
+_SECONDS_MAX = 240
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """In `module`, `text` becomes `instead`; `checker` must see it within `seeds`."""
+
+    name: str
+    module: str
+    text: str
+    instead: str
+    checker: str
+    seeds: int = 200
+    also: tuple[tuple[str, str, str], ...] = ()
+
+    @property
+    def edits(self) -> tuple[tuple[str, str, str], ...]:
+        return ((self.module, self.text, self.instead), *self.also)
+
+
+_COMMIT = "services.job_store.domain.commit"
+_COMMAND = "services.job_store.domain.command"
+
+MUTANTS = (
+    Mutant(
+        name="steers_are_dropped",
+        module="services.agent_loop.domain.planning",
+        text="messages = [Message(role=Role.USER, run_id=state.run.run_id, text=text) for text in state.loop.steers]",
+        instead="messages = []",
+        checker="accepted_messages_are_kept",
+    ),
+    Mutant(
+        name="messages_withdraw_what_was_taken",
+        module="services.agent_loop.domain.planning",
+        text="sorted(base.commands, key=lambda command: isinstance(command.kind, Steer))",
+        instead="base.commands",
+        checker="accepted_commands_have_their_effect",
+    ),
+    Mutant(
+        name="requests_are_forgotten",
+        module="services.job_store.domain.submit",
+        text="if earlier is not None:",
+        instead="if earlier is not None and False:",
+        checker="accepted_messages_are_kept",
+    ),
+    Mutant(
+        name="commands_come_again",
+        module=_COMMAND,
+        text="outcome = CommandOutcome.DUPLICATE if is_taken else earlier.outcome",
+        instead="outcome = earlier.outcome",
+        checker="commands_are_accepted_once",
+    ),
+    Mutant(
+        name="anybody_may_decide",
+        module=_COMMAND,
+        text="if run is None or run.user_id != self.user_id:",
+        instead="if run is None:",
+        checker="strangers_are_refused",
+    ),
+    Mutant(
+        name="leases_are_not_fenced",
+        module=_COMMIT,
+        text="if run.epoch != self.epoch or run.worker_id is None:",
+        instead="if False:",
+        checker="stale_epochs_change_nothing",
+    ),
+    Mutant(
+        name="parked_runs_sleep_on",
+        module=_COMMIT,
+        text="claim_at = now if unread else self.wake_time",
+        instead="claim_at = None",
+        checker="runs_end",
+    ),
+    Mutant(
+        name="the_next_run_gets_no_turn",
+        module="services.job_store.domain.turn",
+        text="run = replace(run, queued_message=None, claim_at=now)",
+        instead="run = replace(run, queued_message=None, claim_at=None if before == () else now)",
+        checker="runs_end",
+    ),
+    Mutant(
+        name="approved_calls_of_a_stopped_run_wait",
+        module="services.agent_loop.domain.decide",
+        text="if not_begun:",
+        instead="if not_begun and len(not_begun) == len(state.open_calls):",
+        checker="runs_end",
+        seeds=1000,
+    ),
+    Mutant(
+        name="the_journal_runs_the_unknown_again",
+        module="services.tool_registry.domain.journal",
+        text="Step.RECONCILE if entry.effect is Effect.RECONCILABLE else Step.CONCLUDE_UNKNOWN",
+        instead="Step.RUN",
+        checker="effects_happen_once",
+    ),
+    Mutant(
+        name="calls_run_before_the_commit",
+        module="services.agent_loop.app.drive",
+        text="        planned = self._step(plan)\n",
+        instead="        planned = self._step(plan)\n"
+        "        for work in plan.work:\n"
+        "            if type(work).__name__ == 'Execute':\n"
+        "                self._jobs.start(work, plan.state)\n"
+        "                await asyncio.sleep(1.0)\n",
+        checker="intent_before_effect",
+    ),
+    Mutant(
+        name="rounds_do_not_wait_for_calls",
+        module="services.agent_loop.domain.decide",
+        text="    if state.open_calls:\n        return _go_on_with_batch(state, now)",
+        instead="    if len(state.open_calls) > 1:\n        return _go_on_with_batch(state, now)",
+        checker="one_result_per_call",
+    ),
+    Mutant(
+        name="feeds_give_what_they_did_not_see_in_order",
+        module="services.agent_loop.adapters.views",
+        text="seq=event.seq,",
+        instead="seq=event.seq - event.seq // 7,",
+        checker="seqs_without_gaps",
+    ),
+    Mutant(
+        name="events_are_shown_before_they_are_written",
+        module="tests.simulation.store",
+        text="        store(tables, book, events)\n",
+        instead="        asyncio.get_running_loop().call_later(3.0, store, tables, book, events)\n",
+        checker="durable_before_visible",
+    ),
+    Mutant(
+        name="edits_are_run_unedited",
+        module="services.agent_loop.domain.commands",
+        text="replace(call, arguments_json=decision.arguments_json)",
+        instead="call",
+        checker="accepted_commands_have_their_effect",
+    ),
+    Mutant(
+        name="edited_calls_run_unedited",
+        module="services.agent_loop.app.hands",
+        text="arguments_json=call.arguments_json,",
+        instead="arguments_json=call.proposed_arguments.encode(),",
+        checker="gated_calls_run_as_approved",
+        also=(("tests.simulation.registry", "if verdict.disposition is Disposition.APPROVE and", "if False and"),),
+    ),
+    Mutant(
+        name="results_come_twice",
+        module=_COMMAND,
+        text="if call.state.is_terminal or call.reserved_by:",
+        instead="if call.state.is_terminal:",
+        checker="one_front_end_result",
+    ),
+    Mutant(
+        name="stopped_runs_go_on",
+        module=_COMMIT,
+        text="        if run.state is not RunState.CANCELLING:\n            return\n",
+        instead="        return\n",
+        checker="nothing_starts_after_a_cancel",
+    ),
+    Mutant(
+        name="stops_are_taken_and_forgotten",
+        module=_COMMAND,
+        text="return stop.request(book, run, command.cause, now=now, ids=ids)",
+        instead="return inbox.accept(book, run, letter, now=now, consumed=True)",
+        checker="accepted_cancels_stop",
+    ),
+    Mutant(
+        name="runs_that_are_stopped_come_from_nowhere",
+        module="services.job_store.domain.stop",
+        text="RunChanged(from_state=run.state, run=stopping)",
+        instead="RunChanged(from_state=None, run=stopping)",
+        checker="states_move_along_the_tables",
+    ),
+    Mutant(
+        name="events_say_another_attempt",
+        module=_COMMIT,
+        text="happenings.append(calls.changed(before, call))",
+        instead="happenings.append(calls.changed(before, replace(call, attempt=call.attempt + 1)))",
+        checker="state_is_the_fold_of_the_log",
+    ),
+    Mutant(
+        name="messages_guess_their_seqs",
+        module="services.agent_loop.domain.step",
+        text="after_seq=old.last_seq if names_own_seqs else None",
+        instead="after_seq=None",
+        checker="what_was_shown_was_said",
+        seeds=600,
+    ),
+    Mutant(
+        name="late_copies_are_written",
+        module=_COMMIT,
+        text="if last is not None and last.epoch == self.epoch and self.commit_id < last.commit_id:",
+        instead="if False:",
+        checker="rounds_begin_in_order",
+        seeds=600,
+    ),
+)
+
+
+class _Planter(SourceFileLoader):
+    def __init__(self, spec: ModuleSpec, edits: Sequence[tuple[str, str]]) -> None:
+        super().__init__(spec.name, str(spec.origin))
+        self._edits = edits
+
+    def get_code(self, fullname: str) -> CodeType:
+        source = self.get_data(self.path).decode()
+        for text, instead in self._edits:
+            if text not in source:
+                raise SystemExit(f"{fullname} has no {text!r} any more: the mutant needs a new place")
+            source = source.replace(text, instead, 1)
+        return compile(source, self.path, "exec")
+
+
+class _Finder(MetaPathFinder):
+    def __init__(self, mutant: Mutant) -> None:
+        self._mutant = mutant
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        edits = [(text, instead) for module, text, instead in self._mutant.edits if module == fullname]
+        spec = PathFinder.find_spec(fullname, path, target) if edits else None
+        if spec is not None:
+            spec.loader = _Planter(spec, edits)
+        return spec
+
+
+def play(name: str) -> str:
+    """Play seeds with a mutant; return what its checker said, empty if nothing."""
+    mutant = next(mutant for mutant in MUTANTS if mutant.name == name)
+    sys.meta_path.insert(0, _Finder(mutant))
+    from tests.simulation.simulate import simulate  # noqa: PLC0415  # not before the mutant is planted
+
+    for seed in range(mutant.seeds):
+        for violation in simulate(seed).violations:
+            if violation.startswith(f"{mutant.checker}:"):
+                return f"seed {seed}: {violation}"
+    return ""
+
+
+def hunt(name: str) -> str:
+    """Play a mutant in a process of its own; return what was found, empty if nothing."""
+    command = [sys.executable, "-m", "tests.simulation.mutants", name]
+    environment = os.environ | {"PYTHONHASHSEED": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS_MAX, env=environment, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def main() -> int:
+    """Hunt all mutants, two at a time, or play the one that is named; 1 if a checker missed one."""
+    if len(sys.argv) > 1:
+        found = play(sys.argv[1])
+        print(found)  # noqa: T201
+        return 0 if found else 1
+    missed = 0
+    with ThreadPoolExecutor(2) as pool:
+        names = [mutant.name for mutant in MUTANTS]
+        for name, found in zip(names, pool.map(hunt, names), strict=True):
+            missed += not found
+            print(f"{name}: {found or 'MISSED'}", flush=True)  # noqa: T201
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""Calls between processes, which fail before, fail after, wait, come twice, overtake each other and are cut off."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from services.errors import DeadlineExceeded, DependencyUnavailable, Internal, PawlError
+from tests.simulation.chance import Chance
+from tests.simulation.history import History
+from tests.simulation.process import Process
+
+T = TypeVar("T")
+
+DEADLINE_SECONDS = 10.0
+_WAY_SECONDS = 0.002
+_SLOW_SECONDS = 4.0
+_SECOND_COPY_SECONDS = 6.0
+
+
+class Network:
+    """Carries calls of one caller; randomness is its own."""
+
+    def __init__(self, chance: Chance, history: History, caller: str) -> None:
+        self._chance = chance
+        self._history = history
+        self._draw = chance.stream("network", caller)
+
+    async def call(
+        self,
+        target: Process,
+        what: str,
+        work: Callable[[], Awaitable[T]],
+        *,
+        deadline_seconds: float | None = DEADLINE_SECONDS,
+    ) -> T:
+        """Have `target` do `work`; return what it returns.
+
+        Raises:
+            DependencyUnavailable: it could not be reached, or its answer got lost.
+            DeadlineExceeded: no answer came in time; the work may go on.
+            PawlError: what the work raised.
+        """
+        draw = self._draw
+        strikes = self._chance.strikes
+        fails_before = strikes(draw, "request lost", 0.02)
+        comes_twice = strikes(draw, "request doubled", 0.01)
+        is_slow = strikes(draw, "request delayed", 0.02)
+        fails_after = strikes(draw, "answer lost", 0.02)
+        is_late = strikes(draw, "answer delayed", 0.02)
+        pause = _WAY_SECONDS * (0.5 + draw.random()) + (_SLOW_SECONDS * draw.random() ** 2 if is_slow else 0.0)
+        second_pause = _SECOND_COPY_SECONDS * draw.random() ** 2
+        way_back = _SLOW_SECONDS * draw.random() ** 2 if is_late else 0.0
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        serving: list[asyncio.Task[None]] = []
+
+        def lost() -> None:
+            if not answer.done():
+                answer.set_exception(DependencyUnavailable("the connection broke"))
+
+        try:
+            async with asyncio.timeout(deadline_seconds):
+                await asyncio.sleep(pause)
+                if fails_before or not target.alive:
+                    raise DependencyUnavailable("the connection was refused")
+                target.on_kill[lost] = None
+                serving.append(target.spawn(self._serve(work, answer, what), what))
+                if comes_twice:
+                    target.spawn(self._serve_late(second_pause, work, what), what)
+                result = await answer
+                if way_back:
+                    await asyncio.sleep(way_back)
+        except TimeoutError:
+            raise DeadlineExceeded(f"{what} took too long") from None
+        except asyncio.CancelledError:
+            for task in serving:
+                task.cancel()
+            raise
+        finally:
+            target.on_kill.pop(lost, None)
+        if fails_after:
+            raise DependencyUnavailable("the connection broke")
+        return result
+
+    async def _serve(self, work: Callable[[], Awaitable[T]], answer: asyncio.Future[T], what: str) -> None:
+        try:
+            result = await work()
+        except PawlError as error:
+            if not answer.done():
+                answer.set_exception(error)
+        except Exception as error:  # noqa: BLE001  # a fault of the program: told, and never hidden
+            self._history.unexpected(what, error)
+            if not answer.done():
+                answer.set_exception(Internal())
+        else:
+            if not answer.done():
+                answer.set_result(result)
+        finally:
+            if not answer.done():
+                answer.cancel()
+            elif not answer.cancelled():
+                answer.exception()
+
+    async def _serve_late(self, seconds: float, work: Callable[[], Awaitable[Any]], what: str) -> None:
+        await asyncio.sleep(seconds)
+        nobody: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        await self._serve(work, nobody, what)

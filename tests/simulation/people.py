@@ -1,0 +1,256 @@
+"""Users: they bring messages, decide, answer, change their minds, repeat themselves; and strangers who meddle."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from services.agent_loop.app.frames import CallDecision, ToolResult
+from services.agent_loop.app.public_values import ActiveRunPolicy, Caller, CallView, Reply, RunView
+from services.agent_loop.domain.call import CallState, DecisionKind
+from services.agent_loop.domain.command import CallResolution
+from services.agent_loop.domain.options import AskedOptions
+from services.agent_loop.domain.run import ENDED, BatchOrder, RunState, UnknownOutcomePolicy
+from services.errors import ConversationBusy, ConversationNotFound, PawlError, QueueFull
+from tests.simulation.cluster import AgentLoop
+from tests.simulation.history import Message, Sent
+from tests.simulation.network import Network
+from tests.simulation.tools import FRONT_END, TOOLS
+from tests.simulation.world import World
+
+STORE = "store"
+SETTLING_SECONDS = 600.0
+_STRANGER = Caller(store_id=STORE, user_id="stranger", roles=frozenset({"operator"}))
+_POLICIES = (ActiveRunPolicy.QUEUE, ActiveRunPolicy.STEER, ActiveRunPolicy.INTERRUPT, ActiveRunPolicy.REJECT)
+
+
+class User:
+    """One person with one conversation. With `front_end` false, front-end calls are answered without a stream."""
+
+    def __init__(self, world: World, name: str, *, front_end: bool) -> None:
+        self.world = world
+        self.name = name
+        self.caller = Caller(store_id=STORE, user_id=name, roles=frozenset({"operator"}))
+        self.run_ids: dict[str, None] = {}
+        self.ended: set[str] = set()
+        self.draw = world.chance.stream("user", name)
+        self.network = Network(world.chance, world.history, name)
+        self.conversation_id = f"conv_{name}"
+        self.done = False
+        self._has_front_end = front_end
+        self._attention = self.draw.choice([0.05, 0.5, 0.9])
+        self._handled: set[tuple[str, str]] = set()
+        self._count = 0
+
+    async def live(self) -> None:
+        """Bring messages for a while, then see to it that every run ends."""
+        more = self.draw.choice([0, 1, 2, 3])
+        await asyncio.sleep(8.0 * self.draw.random() ** 2)
+        await self._bring(ActiveRunPolicy.QUEUE)
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(0.3 + 2.0 * self.draw.random())
+            if more and not self.world.chance.calm and self.draw.random() < 0.3:
+                more -= 1
+                await self._bring(self.draw.choice(_POLICIES))
+            await self._tend()
+            if self.world.chance.calm and len(self.ended) == len(self.run_ids):
+                break
+            if loop.time() > 1000.0 + SETTLING_SECONDS:
+                break
+        self.done = True
+
+    async def _bring(self, policy: ActiveRunPolicy) -> None:
+        self._count += 1
+        name = f"{self.name}x{self._count}"
+        message = Message(
+            user_id=self.name,
+            request_id=f"req_{name}",
+            conversation_id=self.conversation_id,
+            text=f"plan-{name} please",
+            policy=policy.value,
+        )
+        self.world.history.messages.append(message)
+        asked = AskedOptions(
+            tool_names=tuple(sorted(self.draw.sample(list(TOOLS), self.draw.randrange(2, len(TOOLS) + 1)))),
+            batch_order=self.draw.choice(list(BatchOrder)),
+            unknown_outcome_policy=self.draw.choice(list(UnknownOutcomePolicy)),
+        )
+        times = 2 if self.draw.random() < 0.15 else 1
+        await asyncio.gather(*(self._submit(message, asked, policy) for _ in range(times)))
+
+    async def _submit(self, message: Message, asked: AskedOptions, policy: ActiveRunPolicy) -> None:
+        async def work(agent: AgentLoop) -> RunView:
+            if policy is ActiveRunPolicy.STEER:
+                run, message.steered = await agent.messages.send(
+                    self.caller,
+                    request_id=message.request_id,
+                    conversation_id=self.conversation_id,
+                    text=message.text,
+                    asked=asked,
+                    policy=policy,
+                )
+                return run
+            return await agent.messages.start(
+                self.caller,
+                request_id=message.request_id,
+                conversation_id=self.conversation_id if self._count > 1 else "",
+                text=message.text,
+                asked=asked,
+                policy=policy,
+            )
+
+        try:
+            run = await self.world.insist(self.network, self.draw, "submit", work)
+        except (ConversationBusy, QueueFull, ConversationNotFound) as error:
+            self.world.history.tell(f"{message.request_id} refused: {error.reason}")
+            return
+        message.run_ids.append(run.run_id)
+        document = run.document
+        self.conversation_id = message.conversation_id = document.conversation_id  # type: ignore[attr-defined]
+        self.run_ids[run.run_id] = None
+
+    async def _tend(self) -> None:
+        for run_id in [run_id for run_id in self.run_ids if run_id not in self.ended]:
+            run = await self._read(run_id)
+            if run.state in ENDED:
+                self.ended.add(run_id)
+                if self.draw.random() < 0.1:
+                    await self._cancel(run_id)
+                continue
+            for call in run.pending_calls:
+                await self._see(run, call)
+            if not self.world.chance.calm and self.draw.random() < 0.04:
+                await self._cancel(run_id)
+
+    async def _read(self, run_id: str) -> RunView:
+        return await self.world.insist(
+            self.network, self.draw, "get_run", lambda agent: agent.ledger.get_run(self.caller, run_id)
+        )
+
+    async def _see(self, run: RunView, call: CallView) -> None:
+        calm = self.world.chance.calm
+        key = (call.call_id, call.state.value)
+        if key in self._handled and (not calm or self.draw.random() < 0.5):
+            return
+        if not calm and self.draw.random() > self._attention:
+            return
+        if call.tool_name in FRONT_END and call.state is CallState.OFFERED and not self._answers_itself(call):
+            return
+        self._handled.add(key)
+        times = 2 if self.draw.random() < 0.15 else 1
+        command_id = f"cmd_{self.name}_{self._next()}"
+        if self.draw.random() < 0.1:
+            await self._respond(_STRANGER, run, call, f"cmd_stranger_{self._next()}")
+        await asyncio.gather(*(self._respond(self.caller, run, call, command_id) for _ in range(times)))
+        if self.draw.random() < 0.1:
+            await self._respond(self.caller, run, call, f"cmd_{self.name}_{self._next()}")
+
+    def _answers_itself(self, call: CallView) -> bool:
+        """Whether the user brings the result without a stream, though a front end may be about to."""
+        if not self._has_front_end:
+            return True
+        nobody_has_it = self.world.chance.calm and not call.holder_client_id
+        return self.draw.random() < (0.3 if nobody_has_it else 0.1)
+
+    def _next(self) -> int:
+        self._count += 1
+        return self._count
+
+    async def _respond(self, caller: Caller, run: RunView, call: CallView, command_id: str) -> None:
+        match call.state:
+            case CallState.AWAITING_APPROVAL:
+                await self._decide(caller, call, command_id)
+            case CallState.ASKED:
+                await self._answer(caller, call, command_id)
+            case CallState.OFFERED:
+                await self._return(caller, call, command_id)
+            case _ if run.state is RunState.NEEDS_ATTENTION:
+                await self._resolve(caller, call, command_id)
+            case _:
+                return
+
+    async def _decide(self, caller: Caller, call: CallView, command_id: str) -> None:
+        draw = self.world.chance.stream("decision", command_id)
+        document = call.document
+        arguments: bytes = document.arguments_json  # type: ignore[attr-defined]
+        kind = draw.choice([DecisionKind.APPROVE, DecisionKind.APPROVE, DecisionKind.EDIT, DecisionKind.REJECT])
+        digest: str = document.approval.digest if draw.random() < 0.95 else "0" * 64  # type: ignore[attr-defined]
+        edited = msgspec.json.encode({"n": 1000 + draw.randrange(100)}) if kind is DecisionKind.EDIT else b""
+        decision = CallDecision(
+            run_id=call.run_id, call_id=call.call_id, kind=kind, digest=digest, arguments_json=edited
+        )
+        sent = self._sent(caller, command_id, call, kind.value, content=edited or arguments, digest=digest)
+        await self._send(sent, lambda agent: agent.inbox.decide(caller, command_id, decision))
+
+    async def _answer(self, caller: Caller, call: CallView, command_id: str) -> None:
+        draw = self.world.chance.stream("decision", command_id)
+        kind = draw.choice([DecisionKind.ANSWER, DecisionKind.ANSWER, DecisionKind.REJECT])
+        answer = f"answer {command_id}" if kind is DecisionKind.ANSWER else ""
+        decision = CallDecision(run_id=call.run_id, call_id=call.call_id, kind=kind, answer=answer)
+        sent = self._sent(caller, command_id, call, kind.value, content=answer.encode())
+        await self._send(sent, lambda agent: agent.inbox.decide(caller, command_id, decision))
+
+    async def _return(self, caller: Caller, call: CallView, command_id: str) -> None:
+        content = msgspec.json.encode(f"result {command_id}")
+        result = ToolResult(
+            run_id=call.run_id, call_id=call.call_id, content_json=content, is_error=False, offer_epoch=0
+        )
+        sent = self._sent(caller, command_id, call, "RESULT", content=content)
+        await self._send(
+            sent, lambda agent: agent.inbox.submit_result(caller, command_id, call.run_id, result, client_id="")
+        )
+
+    async def _resolve(self, caller: Caller, call: CallView, command_id: str) -> None:
+        draw = self.world.chance.stream("decision", command_id)
+        resolution = draw.choice(list(CallResolution))
+        content = msgspec.json.encode(f"it happened {command_id}") if resolution is CallResolution.HAPPENED else b""
+        sent = self._sent(caller, command_id, call, resolution.value, content=content)
+        await self._send(
+            sent,
+            lambda agent: agent.inbox.resolve(
+                caller,
+                command_id,
+                run_id=call.run_id,
+                call_id=call.call_id,
+                resolution=resolution,
+                content_json=content,
+            ),
+        )
+
+    async def _cancel(self, run_id: str) -> None:
+        command_id = f"cmd_{self.name}_{self._next()}"
+        sent = Sent(user_id=self.name, command_id=command_id, run_id=run_id, kind="CANCEL")
+        self.world.history.commands.append(sent)
+        await self._send(sent, lambda agent: agent.inbox.cancel(self.caller, command_id, run_id, ""))
+
+    def _sent(
+        self, caller: Caller, command_id: str, call: CallView, kind: str, *, content: bytes, digest: str = ""
+    ) -> Sent:
+        for earlier in self.world.history.commands:
+            if earlier.command_id == command_id:
+                return earlier
+        sent = Sent(
+            user_id=caller.user_id,
+            command_id=command_id,
+            run_id=call.run_id,
+            kind=kind,
+            call_id=call.call_id,
+            content=content,
+            digest=digest,
+        )
+        self.world.history.commands.append(sent)
+        return sent
+
+    async def _send(self, sent: Sent, work: Callable[[AgentLoop], Awaitable[Reply]]) -> None:
+        try:
+            reply = await self.world.insist(self.network, self.draw, sent.kind, work)
+        except PawlError as error:
+            sent.outcomes.append(error.reason)
+            return
+        sent.outcomes.append(reply.outcome.value)
+        self.world.history.tell(f"receipt {sent.command_id} {sent.kind} {reply.outcome}")
+        if reply.taken and sent.taken_at is None:
+            sent.taken_at = asyncio.get_running_loop().time()

@@ -1,0 +1,132 @@
+"""Processes on one virtual event loop: each can be frozen, continued and killed at any await.
+
+Whatever a process does runs in a context that names it. While a process is
+stopped its callbacks are kept back instead of run, so a frozen process does
+nothing at all, and a killed one never cleans up: no `finally` runs. At the end
+of a simulation the dead are woken once more, only to be cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import events
+from collections.abc import Callable, Coroutine
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, TypeVar
+
+from tests.fakes.virtual_time import VirtualLoop
+
+T = TypeVar("T")
+
+_process: ContextVar[Process | None] = ContextVar("process", default=None)
+
+
+class Process:
+    """What is frozen and killed as a whole."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.alive = True
+        self.frozen = False
+        self.on_kill: dict[Callable[[], None], None] = {}
+        self._kept: list[asyncio.Handle] = []
+        self._context = copy_context()
+        self._context.run(_process.set, self)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing of it runs now."""
+        return self.frozen or not self.alive
+
+    def spawn(self, work: Coroutine[Any, Any, T], name: str = "") -> asyncio.Task[T]:
+        """Start a task of this process."""
+        context = self._context.copy()
+        return asyncio.get_running_loop().create_task(work, name=name or self.name, context=context)
+
+    def freeze(self) -> None:
+        """Stop it in its tracks."""
+        self.frozen = True
+
+    def thaw(self) -> None:
+        """Let it go on as if no time had passed for it."""
+        self.frozen = False
+        if self.alive:
+            self._run_kept()
+
+    def kill(self) -> None:
+        """Stop it for good and tell those who wait for its answers."""
+        self.alive = False
+        waiting, self.on_kill = list(self.on_kill), {}
+        for tell in waiting:
+            tell()
+
+    def bury(self) -> None:
+        """Wake it for the end of the simulation, where everything is cancelled."""
+        self.alive, self.frozen = True, False
+        self._run_kept()
+
+    def keep(self, handle: asyncio.Handle) -> None:
+        """Keep a callback until the process goes on."""
+        self._kept.append(handle)
+
+    def _run_kept(self) -> None:
+        kept, self._kept = self._kept, []
+        loop: Any = asyncio.get_running_loop()
+        loop._ready.extend(kept)
+
+
+class SimulatedLoop(VirtualLoop):
+    """A virtual loop that knows which process each callback belongs to."""
+
+    def call_soon(  # type: ignore[override]  # any callback
+        self, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        process = _process.get() if context is None else context.get(_process)
+        if process is None or not process.stopped:
+            return super().call_soon(callback, *args, context=context)
+        handle = events.Handle(callback, args, self, context)
+        process.keep(handle)
+        return handle
+
+    def call_at(  # type: ignore[override]  # any callback
+        self, when: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        process = _process.get() if context is None else context.get(_process)
+        if process is None:
+            return super().call_at(when, callback, *args, context=context)
+        timers: list[asyncio.TimerHandle] = []
+        fire = _Fire(self, process, callback, args, timers)
+        timers.append(super().call_at(when, fire, context=context))
+        return timers[0]
+
+
+class _Fire:
+    """Runs the callback of a timer, now or when its process goes on."""
+
+    __slots__ = ("_args", "_callback", "_loop", "_process", "_timers")
+
+    def __init__(
+        self,
+        loop: SimulatedLoop,
+        process: Process,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        timers: list[asyncio.TimerHandle],
+    ) -> None:
+        self._loop = loop
+        self._process = process
+        self._callback = callback
+        self._args = args
+        self._timers = timers
+
+    def __call__(self) -> None:
+        if self._process.stopped:
+            self._process.keep(events.Handle(self, (), self._loop, copy_context()))
+        elif not self._timers[0].cancelled():
+            self._callback(*self._args)
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run a simulation to its end."""
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        return runner.run(main)

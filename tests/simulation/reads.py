@@ -1,0 +1,181 @@
+"""Leases and reads of the ledger in memory, behind the ports of job-store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import TypeVar
+
+from services.errors import CallNotFound, ConversationNotFound, LeaseLost, RunNotFound
+from services.job_store.app.reading import Claimed, Loaded, LogPart, Page, Renewed, RunView
+from services.job_store.domain.offers import is_pending
+from services.job_store.domain.rows import CallRow, CommandRow, MessageRow, RunRow
+from services.job_store.domain.states import RunState
+from tests.simulation.store import Database, lease_end, now, with_lease
+
+R = TypeVar("R")
+
+
+class MemoryLeases:
+    """See `reading.Leases`. Fairness between stores is not its matter: the oldest run comes first."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def claim(self, worker_id: str, *, runs_max: int, lease_seconds: float) -> list[Claimed]:
+        await self._database.reach()
+        runs, time = self._database.tables.runs, now()
+        due = [row for row in runs.values() if row.claim_at is not None and row.claim_at <= time]
+        claimed = []
+        for row in sorted(due, key=lambda row: (row.claim_at, row.run_id))[:runs_max]:
+            runs[row.key] = with_lease(row, worker_id, lease_end(lease_seconds))
+            claimed.append(_claimed(runs[row.key]))
+            self._database.history.tell(f"ledger claim {row.run_id} by {worker_id} epoch {row.epoch + 1}")
+        await self._database.answer()
+        return claimed
+
+    async def renew(self, worker_id: str, *, lease_seconds: float) -> Renewed:
+        await self._database.reach()
+        tables = self._database.tables
+        held = [row for row in tables.runs.values() if row.worker_id == worker_id]
+        for row in held:
+            tables.runs[row.key] = replace(row, claim_at=lease_end(lease_seconds))
+        renewed = Renewed(
+            runs=tuple(map(_claimed, held)),
+            with_commands=tuple(_claimed(row) for row in held if tables.unread(row.key)),
+            time=now(),
+        )
+        await self._database.answer()
+        return renewed
+
+    async def release(self, worker_id: str) -> int:
+        await self._database.reach()
+        runs = self._database.tables.runs
+        held = [row for row in runs.values() if row.worker_id == worker_id]
+        for row in held:
+            runs[row.key] = replace(row, worker_id=None, claim_at=now())
+            self._database.history.tell(f"ledger release {row.run_id} by {worker_id}")
+        await self._database.answer()
+        return len(held)
+
+
+class MemoryReads:
+    """See `reading.Reads`. Pages are cut by number alone."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._tables = database.tables
+
+    async def run(self, store_id: str, user_id: str, run_id: str) -> RunView:
+        await self._database.reach()
+        run = self._run(store_id, user_id, run_id)
+        calls = [call for call in self._tables.calls_of(run.key) if not call.state.is_terminal]
+        return RunView(run=run, pending=tuple(call for call in calls if is_pending(run.state, call)))
+
+    async def load(self, store_id: str, run_id: str, epoch: int) -> Loaded:
+        await self._database.reach()
+        run = self._run(store_id, "", run_id)
+        if run.epoch != epoch or run.worker_id is None:
+            raise LeaseLost
+        every = self._tables.messages.get((store_id, run.conversation_id), [])
+        summarised = max((row.summarised_to for row in every), default=0)
+        messages = [row for row in every if row.number > summarised]
+        run_ids = {row.run_id for row in messages} | {run_id}
+        calls = [row for row in self._tables.calls.values() if row.store_id == store_id and row.run_id in run_ids]
+        calls.sort(key=lambda call: (call.create_time, call.round, call.index, call.call_id))
+        return Loaded(
+            run=run,
+            messages=messages,
+            calls=calls,
+            omitted_bytes={call.call_id: 0 for call in calls},
+            commands=self._tables.unread(run.key),
+            loop_state=self._tables.loop_states.get(run.key, b""),
+            time=now(),
+        )
+
+    async def commands(self, store_id: str, run_id: str) -> list[CommandRow]:
+        await self._database.reach()
+        return self._tables.unread(self._run(store_id, "", run_id).key)
+
+    async def call(self, store_id: str, user_id: str, call_id: str) -> CallRow:
+        await self._database.reach()
+        row = self._tables.calls.get((store_id, call_id))
+        if row is None or user_id not in {"", row.user_id}:
+            raise CallNotFound
+        return row
+
+    async def runs(
+        self,
+        store_id: str,
+        user_id: str,
+        *,
+        conversation_id: str,
+        states: Sequence[RunState],
+        before: tuple[datetime, str] | None,
+        rows_max: int,
+    ) -> Page[RunRow]:
+        await self._database.reach()
+        rows = [
+            row
+            for row in self._tables.runs.values()
+            if (row.store_id, row.user_id) == (store_id, user_id)
+            and conversation_id in {"", row.conversation_id}
+            and (not states or row.state in states)
+            and (before is None or (row.create_time, row.run_id) < before)
+        ]
+        return _page(sorted(rows, key=lambda row: (row.create_time, row.run_id), reverse=True), rows_max)
+
+    async def calls(
+        self, store_id: str, user_id: str, run_id: str, *, after: tuple[int, int, str] | None, rows_max: int
+    ) -> Page[CallRow]:
+        await self._database.reach()
+        rows = self._tables.calls_of(self._run(store_id, user_id, run_id).key)
+        return _page([row for row in rows if after is None or (row.round, row.index, row.call_id) > after], rows_max)
+
+    async def pending(
+        self, store_id: str, user_id: str, *, after: tuple[datetime, str] | None, rows_max: int
+    ) -> Page[CallRow]:
+        await self._database.reach()
+        rows = [
+            row
+            for row in self._tables.calls.values()
+            if (row.store_id, row.user_id) == (store_id, user_id)
+            and is_pending(self._tables.runs[row.store_id, row.run_id].state, row)
+            and (after is None or (row.create_time, row.call_id) > after)
+        ]
+        return _page(sorted(rows, key=lambda row: (row.create_time, row.call_id)), rows_max)
+
+    async def messages(
+        self, store_id: str, user_id: str, conversation_id: str, *, after: int, rows_max: int
+    ) -> Page[MessageRow]:
+        await self._database.reach()
+        conversation = self._tables.conversations.get((store_id, conversation_id))
+        if conversation is None or user_id not in {"", conversation.user_id}:
+            raise ConversationNotFound
+        rows = self._tables.messages.get((store_id, conversation_id), [])
+        return _page([row for row in rows if row.number > after], rows_max)
+
+    async def events(self, store_id: str, user_id: str, run_id: str, *, after_seq: int, events_max: int) -> LogPart:
+        await self._database.reach()
+        run = self._run(store_id, user_id, run_id)
+        await self._database.reach()
+        start = min(after_seq, run.last_seq)
+        payloads = self._tables.events[run.key][start : start + events_max]
+        return LogPart(
+            payloads=payloads, last_seq=max(run.last_seq, start + len(payloads)), ended=run.state.is_terminal
+        )
+
+    def _run(self, store_id: str, user_id: str, run_id: str) -> RunRow:
+        row = self._tables.runs.get((store_id, run_id))
+        if row is None or user_id not in {"", row.user_id}:
+            raise RunNotFound
+        return row
+
+
+def _page(rows: Sequence[R], rows_max: int) -> Page[R]:
+    return Page(rows=rows[:rows_max], has_more=len(rows) > rows_max)
+
+
+def _claimed(row: RunRow) -> Claimed:
+    return Claimed(store_id=row.store_id, run_id=row.run_id, epoch=row.epoch)

@@ -1,0 +1,64 @@
+"""The record that is judged: what those outside saw, and what the ledger says, read as the contract words it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+
+from services.job_store.rpc import messages
+from tests.simulation.history import History
+from tests.simulation.store import Tables
+
+
+class Record:
+    """Everything when all is quiet, by id."""
+
+    def __init__(self, tables: Tables, history: History) -> None:
+        self.tables = tables
+        self.history = history
+
+    @cached_property
+    def runs(self) -> dict[str, run_pb2.Run]:
+        return {row.run_id: messages.run(row) for row in self.tables.runs.values()}
+
+    @cached_property
+    def calls(self) -> dict[str, call_pb2.Call]:
+        return {row.call_id: messages.call(row) for row in self.tables.calls.values()}
+
+    @cached_property
+    def messages(self) -> dict[str, list[message_pb2.Message]]:
+        """By conversation, in order."""
+        return {key[1]: [messages.message(row) for row in rows] for key, rows in self.tables.messages.items()}
+
+    @cached_property
+    def logs(self) -> dict[str, list[event_pb2.RunEvent]]:
+        """By run, in order."""
+        return {
+            key[1]: [event_pb2.RunEvent.FromString(payload) for payload in payloads]
+            for key, payloads in self.tables.events.items()
+        }
+
+    def texts(self, text: str) -> int:
+        """Return how often a user's text stands in the conversations."""
+        return sum(
+            message.text.count(text)
+            for conversation in self.messages.values()
+            for message in conversation
+            if message.role == message_pb2.ROLE_USER
+        )
+
+
+def run_state(number: int) -> str:
+    """Return the short name of a state."""
+    return run_pb2.RunState.Name(run_pb2.RunState.ValueType(number)).removeprefix("RUN_STATE_") if number else ""
+
+
+def call_state(number: int) -> str:
+    """Return the short name of a state."""
+    return call_pb2.CallState.Name(call_pb2.CallState.ValueType(number)).removeprefix("CALL_STATE_") if number else ""
+
+
+def seconds(event: event_pb2.RunEvent) -> float:
+    """Return when an event was written."""
+    return event.time.seconds + event.time.nanos / 1e9

@@ -1,0 +1,279 @@
+"""A tool registry that keeps the promises of docs/tools.md, dies in the middle of effects, and counts them.
+
+The journal outlives the process, as in the database of the real one. What the
+journal says about asking again is the real registry's own rule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from services.agent_loop.app.ports import Execution, OnBehalfOf
+from services.agent_loop.app.public_values import Caller, CallView
+from services.agent_loop.app.public_values import Verdict as EditVerdict
+from services.agent_loop.domain.call import REPEATABLE, CallResult, EffectClass
+from services.agent_loop.domain.run import PinnedTool
+from services.agent_loop.domain.tool import (
+    Disposition,
+    ExecutionPiece,
+    ExecutionProgress,
+    ExecutionResult,
+    Outcome,
+    ProposedCall,
+    Stopped,
+    Tool,
+    Verdict,
+)
+from services.errors import ApprovalRequired, DependencyUnavailable, InvalidArguments, ToolNotFound
+from services.tool_registry.domain import execution as recorded
+from services.tool_registry.domain.definition import Effect as EffectOf
+from services.tool_registry.domain.journal import Entry, Step, next_step
+from tests.simulation.chance import Chance
+from tests.simulation.history import Effect, History
+from tests.simulation.network import Network
+from tests.simulation.process import Process
+from tests.simulation.tools import TOOLS
+
+LEASE_SECONDS = 4.0
+"""So long after its death the open entries of a process are still its own."""
+
+_SCHEMA = b'{"type":"object","properties":{"n":{"type":"integer"}}}'
+_NULL = CallResult(content_json=b"null")
+_UNKNOWN = ExecutionResult(outcome=Outcome.UNKNOWN, result=_NULL)
+
+
+@dataclass(slots=True)
+class _Entry:
+    server: Server | None
+    effect: EffectClass
+    unknowns: int = 0
+    result: ExecutionResult | None = None
+
+
+@dataclass
+class Journal:
+    """What all registry processes share: entries, and the effects in the world outside."""
+
+    chance: Chance
+    history: History
+    entries: dict[str, _Entry] = field(default_factory=dict)
+
+
+def _error(reason: str, outcome: Outcome = Outcome.FAILED) -> ExecutionResult:
+    content = msgspec.json.encode({"error": reason.lower()})
+    return ExecutionResult(outcome=outcome, result=CallResult(content_json=content, is_error=True, error_reason=reason))
+
+
+class Server:
+    """One process of the registry."""
+
+    def __init__(self, process: Process, journal: Journal) -> None:
+        self.process = process
+        self._journal = journal
+        self._draw = journal.chance.stream("registry", process.name)
+        self._running: dict[str, asyncio.Task[ExecutionResult]] = {}
+        self.died_at: float | None = None
+
+    async def resolve(self, names: Sequence[str]) -> tuple[Tool, ...]:
+        for name in names:
+            if name not in TOOLS:
+                raise ToolNotFound(tool_name=name)
+        return tuple(
+            Tool(
+                name=name,
+                version=1,
+                description=name,
+                arguments_schema_json=_SCHEMA,
+                fallback_tool_name=TOOLS[name].fallback_tool_name,
+            )
+            for name in (names or TOOLS)
+        )
+
+    async def check(self, context: OnBehalfOf, calls: Sequence[ProposedCall]) -> tuple[Verdict, ...]:
+        return tuple(_verdict(context, call) for call in calls)
+
+    async def execute(self, context: OnBehalfOf, execution: Execution) -> ExecutionResult:
+        """Run a call, join it, or say what is in the journal."""
+        verdict = TOOLS[execution.tool_name]
+        if verdict.disposition is Disposition.APPROVE and execution.approved_digest != digest_of(
+            context, execution.call_id, execution.tool_name, execution.arguments_json
+        ):
+            raise ApprovalRequired
+        if verdict.effect_class in REPEATABLE:
+            return await self._perform(context, execution)
+        running = self._running.get(execution.call_id)
+        if running is None:
+            entry = self._journal.entries.get(execution.call_id)
+            if entry is not None:
+                known = self._known(execution, entry)
+                if known is not None:
+                    return known
+            unknowns = entry.unknowns if entry else 0
+            self._journal.entries[execution.call_id] = _Entry(self, verdict.effect_class, unknowns)
+            running = self._running[execution.call_id] = asyncio.get_running_loop().create_task(
+                self._record(context, execution)
+            )
+        return await asyncio.shield(running)
+
+    async def cancel(self, call_id: str, wait_seconds: float) -> Stopped:
+        entry = self._journal.entries.setdefault(call_id, _Entry(None, EffectClass.AT_MOST_ONCE))
+        if entry.server is None and entry.result is None:
+            entry.result = _error("CANCELLED", Outcome.CANCELLED)
+            return Stopped(stopped=True)
+        running = self._running.get(call_id)
+        if running is None:
+            if entry.result is None and entry.server is not None and entry.server.holds():
+                return Stopped(stopped=False)
+            return Stopped(stopped=True, result=entry.result)
+        running.cancel()
+        await asyncio.wait([running], timeout=wait_seconds)
+        return Stopped(stopped=running.done(), result=entry.result)
+
+    def holds(self) -> bool:
+        """Whether its lease has not run out."""
+        return self.died_at is None or asyncio.get_running_loop().time() < self.died_at + LEASE_SECONDS
+
+    def _known(self, execution: Execution, entry: _Entry) -> ExecutionResult | None:
+        """Return what the journal says; None if the call is to be run."""
+        effect = EffectOf[entry.effect.value]
+        read = Entry(
+            fingerprint="",
+            effect=effect,
+            unknowns=entry.unknowns,
+            is_own=entry.server is self,
+            is_unacted=False,
+            is_holder_alive=entry.server is not None and entry.server.holds(),
+            result=None if entry.result is None else _recorded(entry.result),
+        )
+        match next_step(read, fingerprint="", unknowns_resolved=execution.unknowns_resolved):
+            case Step.RUN:
+                return None
+            case Step.STORED:
+                return entry.result
+            case Step.RECONCILE:
+                happened = any(effect.call_id == execution.call_id for effect in self._journal.history.effects)
+                if not happened:
+                    return None
+                entry.result = _result(execution.tool_name)
+                return entry.result
+            case Step.CONCLUDE_UNKNOWN:
+                entry.result, entry.unknowns = _UNKNOWN, entry.unknowns + 1
+                return entry.result
+            case _:
+                raise DependencyUnavailable("another process runs the call")
+
+    async def _record(self, context: OnBehalfOf, execution: Execution) -> ExecutionResult:
+        entry = self._journal.entries[execution.call_id]
+        try:
+            entry.result = await self._perform(context, execution)
+        except asyncio.CancelledError:
+            entry.result = _error("CANCELLED", Outcome.CANCELLED)
+        return entry.result
+
+    async def _perform(self, context: OnBehalfOf, execution: Execution) -> ExecutionResult:
+        draw = self._draw
+        seconds = draw.choice([0.01, 0.2, 1.0, 3.0]) * draw.random()
+        fails = self._journal.chance.strikes(draw, "tool failed", 0.1)
+        try:
+            async with asyncio.timeout(execution.timeout_seconds or None):
+                await asyncio.sleep(seconds * draw.random())
+                if fails:
+                    return _error("TOOL_ERROR")
+                if TOOLS[execution.tool_name].effect_class is not EffectClass.READ_ONLY:
+                    self._have_effect(context, execution)
+                await asyncio.sleep(seconds * draw.random())
+        except TimeoutError:
+            return _error("TOOL_TIMEOUT")
+        return _result(execution.tool_name)
+
+    def _have_effect(self, context: OnBehalfOf, execution: Execution) -> None:
+        history = self._journal.history
+        history.tell(f"effect {execution.tool_name} {execution.call_id}")
+        history.effects.append(
+            Effect(
+                time=asyncio.get_running_loop().time(),
+                call_id=execution.call_id,
+                run_id=context.run_id,
+                user_id=context.user_id,
+                tool_name=execution.tool_name,
+                arguments_json=execution.arguments_json,
+            )
+        )
+
+
+def _recorded(result: ExecutionResult) -> recorded.ExecutionResult:
+    outcome = recorded.Outcome[result.outcome.value]
+    return recorded.ExecutionResult(outcome=outcome, content=result.result.content_json)
+
+
+def _result(tool_name: str) -> ExecutionResult:
+    content = msgspec.json.encode(f"{tool_name} done")
+    return ExecutionResult(outcome=Outcome.SUCCEEDED, result=CallResult(content_json=content))
+
+
+def digest_of(context: OnBehalfOf | Caller, call_id: str, tool_name: str, arguments_json: bytes) -> str:
+    """Return what an approval is bound to."""
+    parts = (context.store_id, call_id, tool_name, arguments_json.decode())
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _verdict(context: OnBehalfOf, call: ProposedCall) -> Verdict:
+    verdict = TOOLS.get(call.tool_name)
+    if verdict is None or b'"bad"' in call.arguments_json:
+        reason = "TOOL_NOT_FOUND" if verdict is None else "INVALID_ARGUMENTS"
+        return Verdict(
+            call_id=call.call_id, disposition=Disposition.REFUSE, error_reason=reason, error_message="It may not run."
+        )
+    gated = verdict.disposition is Disposition.APPROVE
+    return replace(
+        verdict,
+        call_id=call.call_id,
+        tool_version=1,
+        arguments_json=call.arguments_json,
+        digest=digest_of(context, call.call_id, call.tool_name, call.arguments_json) if gated else "",
+    )
+
+
+class Client:
+    """The registry as an agent-loop sees it: a `Registry` and a `CallChecker`. `current` is the process now."""
+
+    def __init__(self, network: Network, current: Sequence[Server]) -> None:
+        self._network = network
+        self._current = current
+
+    async def resolve(
+        self, context: OnBehalfOf, names: Sequence[str], pinned: Sequence[PinnedTool] = ()
+    ) -> tuple[Tool, ...]:
+        server = self._current[-1]
+        return await self._network.call(server.process, "resolve", lambda: server.resolve(names))
+
+    async def check(
+        self, context: OnBehalfOf, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]
+    ) -> tuple[Verdict, ...]:
+        server = self._current[-1]
+        return await self._network.call(server.process, "check", lambda: server.check(context, calls))
+
+    async def execute(self, context: OnBehalfOf, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
+        server = self._current[-1]
+        if execution.call_id.endswith(("1", "5", "a")):
+            yield ExecutionProgress(fraction=0.5, message="half")
+        yield await self._network.call(
+            server.process, "execute", lambda: server.execute(context, execution), deadline_seconds=None
+        )
+
+    async def cancel(self, context: OnBehalfOf, call_id: str, *, wait_seconds: float) -> Stopped:
+        server = self._current[-1]
+        return await self._network.call(
+            server.process, "cancel", lambda: server.cancel(call_id, wait_seconds), deadline_seconds=wait_seconds + 2
+        )
+
+    async def check_edit(self, caller: Caller, call: CallView, arguments_json: bytes) -> EditVerdict:
+        if b'"bad"' in arguments_json:
+            raise InvalidArguments("they may not run")
+        digest = digest_of(caller, call.call_id, call.tool_name, arguments_json)
+        return EditVerdict(arguments_json=arguments_json, digest=digest)

@@ -1,0 +1,141 @@
+"""One simulation from a seed to its verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from tests.simulation import process
+from tests.simulation.chance import Chance
+from tests.simulation.checkers import CHECKERS
+from tests.simulation.front_end import FrontEnd, Reader
+from tests.simulation.history import History
+from tests.simulation.people import User
+from tests.simulation.record import Record
+from tests.simulation.world import Trouble, World
+
+_QUIET_SECONDS = 3.0
+# What the code under test logs when something happens that it holds for impossible.
+_FAULTS = {
+    "run.crashed",
+    "run.cannot_be_failed",
+    "ledger.operation_failed",
+    "ledger.announcement_failed",
+    "background.crashed",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What came of a seed."""
+
+    seed: int
+    violations: tuple[str, ...]
+    trace_hash: str
+    trace_lines: int
+    faults: Counter[str]
+    runs: int
+    calls: int
+    effects: int
+    virtual_seconds: float
+
+
+def simulate(seed: int, *, printed: Callable[[str], None] | None = None) -> Verdict:
+    """Play a seed to its end and judge it.
+
+    The same seed gives the same trace in every process that begins with the same hashes.
+    """
+    history = History(printed=printed)
+    _listen(history)
+    gc.disable()
+    try:
+        return process.run(_play(seed, history))
+    finally:
+        gc.enable()
+
+
+async def _play(seed: int, history: History) -> Verdict:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: _unhandled(history, context))
+    chance = Chance(seed)
+    world = World(chance, history)
+    world.start()
+    users = _users(world)
+    trouble = loop.create_task(Trouble(world).make())
+    lives = [loop.create_task(user.live()) for user in users]
+    beside = [loop.create_task(other.live()) for other in _others(users)]
+    await trouble
+    await asyncio.wait(lives)
+    for task in lives:
+        task.result()
+    await asyncio.sleep(_QUIET_SECONDS)
+    for task in beside:
+        task.cancel()
+    await asyncio.gather(*beside, return_exceptions=True)
+    record = Record(world.tables, history)
+    for checker in CHECKERS:
+        for text in checker(record):
+            history.violation(checker.__name__, text)
+    verdict = Verdict(
+        seed=seed,
+        violations=tuple(history.violations),
+        trace_hash=history.trace_hash,
+        trace_lines=history.lines,
+        faults=chance.faults,
+        runs=len(world.tables.runs),
+        calls=len(world.tables.calls),
+        effects=len(history.effects),
+        virtual_seconds=loop.time() - 1000,
+    )
+    loop.set_exception_handler(lambda *_: None)
+    world.bury()
+    return verdict
+
+
+def _users(world: World) -> list[User]:
+    draw = world.chance.stream("users")
+    return [User(world, f"user{number}", front_end=draw.random() < 0.5) for number in range(draw.choice([1, 1, 2, 3]))]
+
+
+def _others(users: list[User]) -> list[FrontEnd | Reader]:
+    others: list[FrontEnd | Reader] = [FrontEnd(user) for user in users if user._has_front_end]
+    return others + [Reader(user) for user in users if user.draw.random() < 0.5]
+
+
+def _unhandled(history: History, context: dict[str, Any]) -> None:
+    error = context.get("exception")
+    history.violation("no_crash", f"{context.get('message')}: {error!r}")
+
+
+def _listen(history: History) -> None:
+    """Take the logs of the code under test: only what should never happen is of interest."""
+
+    def note(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        if event["event"] in _FAULTS:
+            error = event.get("exc_info")
+            history.violation("no_crash", f"{event['event']}: {_described(error)}")
+        raise structlog.DropEvent
+
+    structlog.configure(
+        processors=[structlog.dev.set_exc_info, note],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+        cache_logger_on_first_use=False,
+    )
+
+
+def _described(error: object) -> str:
+    found = sys.exc_info()[1] if error is True else error
+    if not isinstance(found, BaseException):
+        return str(found)
+    places = traceback.extract_tb(found.__traceback__)[-3:]
+    where = " < ".join(f"{place.filename.rpartition('/')[2]}:{place.lineno}" for place in reversed(places))
+    return f"{type(found).__name__}: {found} ({where})"

@@ -1,0 +1,307 @@
+"""The ledger's database in memory, behind the ports of job-store.
+
+What it takes for granted of PostgreSQL:
+
+1. Transactions that lock common rows are serial: each group is applied in one
+   instant of virtual time, to the rows as the one before has left them.
+2. A transaction is all or nothing, also when the process dies in it; what was
+   answered is durable.
+3. An unhappy transaction may be refused as a whole (`GroupConflict`) and may then
+   be tried again; a lost connection leaves open whether it was committed.
+4. One statement sees one state. Statements of a read without a transaction see
+   states one after the other.
+5. `clock_timestamp()` is the same clock for all and never goes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from services.chassis.ids import IdSource
+from services.errors import DependencyUnavailable, PawlError
+from services.job_store.app.ports import GroupConflict, LiveEvent, Operation, Written
+from services.job_store.domain.book import Book, Names
+from services.job_store.domain.commit import Commit
+from services.job_store.domain.events import Event
+from services.job_store.domain.rows import (
+    CallKey,
+    CallRow,
+    CommandKey,
+    CommandRow,
+    ConversationKey,
+    ConversationRow,
+    MessageRow,
+    RequestKey,
+    RequestRow,
+    RunKey,
+    RunRow,
+)
+from services.job_store.domain.states import CallState
+from services.job_store.rpc.messages import encode_event
+from tests.simulation.chance import Chance
+from tests.simulation.history import History
+
+_TRANSACTION_SECONDS = 0.003
+_SLOW_ANSWERS = 0.3
+
+
+@dataclass
+class Tables:
+    """All rows. Nothing but a transaction changes them."""
+
+    requests: dict[RequestKey, RequestRow] = field(default_factory=dict)
+    conversations: dict[ConversationKey, ConversationRow] = field(default_factory=dict)
+    runs: dict[RunKey, RunRow] = field(default_factory=dict)
+    calls: dict[CallKey, CallRow] = field(default_factory=dict)
+    commands: dict[CommandKey, CommandRow] = field(default_factory=dict)
+    loop_states: dict[RunKey, bytes] = field(default_factory=dict)
+    messages: dict[ConversationKey, list[MessageRow]] = field(default_factory=dict)
+    events: dict[RunKey, list[bytes]] = field(default_factory=dict)
+
+    def calls_of(self, key: RunKey) -> list[CallRow]:
+        """Return the calls of a run in call order."""
+        calls = [call for call in self.calls.values() if (call.store_id, call.run_id) == key]
+        return sorted(calls, key=lambda call: (call.round, call.index, call.call_id))
+
+    def unread(self, key: RunKey) -> list[CommandRow]:
+        """Return the unread commands of a run in order of arrival."""
+        commands = [row for row in self.commands.values() if (row.store_id, row.run_id) == key and not row.consumed]
+        return sorted(commands, key=lambda row: row.number)
+
+
+def now() -> datetime:
+    """Return the database's time."""
+    return datetime.fromtimestamp(round(asyncio.get_running_loop().time(), 6), UTC)
+
+
+class Database:
+    """The tables, and a way to them that can fail. `owner` is who is connected."""
+
+    def __init__(self, tables: Tables, chance: Chance, history: History, owner: str) -> None:
+        self.tables = tables
+        self.history = history
+        self._chance = chance
+        self._draw = chance.stream("database", owner)
+
+    async def reach(self) -> None:
+        """Return when a statement has got there."""
+        if self._chance.strikes(self._draw, "database away", 0.004):
+            raise DependencyUnavailable("the database cannot be reached")
+        await asyncio.sleep(_TRANSACTION_SECONDS * self._draw.random())
+
+    async def answer(self) -> None:
+        """Return when the answer of a statement that was carried out is there."""
+        if self._draw.random() < _SLOW_ANSWERS:
+            await asyncio.sleep(_TRANSACTION_SECONDS * self._draw.random())
+        if self._chance.strikes(self._draw, "commit unanswered", 0.004):
+            raise DependencyUnavailable("the connection broke")
+
+    def conflicts(self) -> bool:
+        """Return whether another transaction came between."""
+        return self._chance.strikes(self._draw, "conflict", 0.01)
+
+
+class MemoryJournal:
+    """See `ports.Journal`."""
+
+    def __init__(self, database: Database, ids: IdSource) -> None:
+        self._database = database
+        self._ids = ids
+
+    async def write(self, operations: Sequence[Operation[Any]]) -> Written:
+        await self._database.reach()
+        if self._database.conflicts():
+            raise GroupConflict
+        written = self._apply(operations)
+        await self._database.answer()
+        return written
+
+    def _apply(self, operations: Sequence[Operation[Any]]) -> Written:
+        tables, time = self._database.tables, now()
+        book = load(tables, [operation.names for operation in operations])
+        outcomes: list[Any] = []
+        for operation in operations:
+            before = _fenced_row(book, operation)
+            try:
+                with book.attempt():
+                    outcomes.append(operation.apply(book, time, self._ids))
+            except PawlError as error:
+                outcomes.append(error)
+            except Exception as error:  # noqa: BLE001  # as the real one does; here it is a finding
+                self._database.history.unexpected(type(operation).__name__, error)
+                outcomes.append(error)
+            self._check_fence(book, operation, before)
+            self._tell(operation, outcomes[-1])
+        events = [(event, encode_event(event)) for event in book.events.rows]
+        store(tables, book, events)
+        return Written(
+            outcomes=outcomes,
+            events=[
+                LiveEvent(store_id=event.store_id, run_id=event.run_id, type=event.type, payload=payload)
+                for event, payload in events
+            ],
+            pokes=book.pokes.rows,
+            work_ready=book.work_ready,
+            lifecycle_count=0,
+        )
+
+    def _check_fence(self, book: Book, operation: Operation[Any], before: RunRow | None) -> None:
+        """I4, where it can be seen: a step under an old epoch leaves the row as it was."""
+        if not isinstance(operation, Commit) or before is None:
+            return
+        after = book.runs.get(before.key)
+        if after is not before and (before.epoch != operation.epoch or before.worker_id is None):
+            text = f"run {before.run_id} at epoch {before.epoch} was changed by epoch {operation.epoch}"
+            self._database.history.violation("stale_epochs_change_nothing", text)
+
+    def _tell(self, operation: Operation[Any], outcome: Any) -> None:
+        what = type(operation).__name__
+        run_id = getattr(operation, "run_id", "")
+        more = getattr(operation, "commit_id", "") or getattr(operation, "command_id", "")
+        said = outcome.reason if isinstance(outcome, PawlError) else getattr(outcome, "outcome", "ok")
+        self._database.history.tell(f"ledger {what} {run_id} {more} {said}")
+
+
+def _fenced_row(book: Book, operation: Operation[Any]) -> RunRow | None:
+    return book.runs.get((operation.store_id, operation.run_id)) if isinstance(operation, Commit) else None
+
+
+def load(tables: Tables, named: Sequence[Names]) -> Book:
+    """Return a book with all rows that are named, as `adapters.loading` finds them."""
+    book = Book()
+    requests = _put(named, lambda names: names.requests, tables.requests, book.requests.load)
+    of_runs = [tables.runs[key] for key in _keys(named, lambda n: (*n.conversations_of, *n.ends)) if key in tables.runs]
+    submitted = _keys(named, lambda names: names.conversations)
+    wanted = [*submitted, *((run.store_id, run.conversation_id) for run in of_runs)]
+    conversations = [tables.conversations[key] for key in dict.fromkeys(wanted) if key in tables.conversations]
+    for row in conversations:
+        book.conversations.load((row.store_id, row.conversation_id), row)
+    keys: dict[RunKey, None] = dict.fromkeys(_keys(named, lambda names: names.runs))
+    keys.update(dict.fromkeys((row.store_id, row.run_id) for row in requests))
+    endings = _endings(tables, named)
+    entered: list[RunKey] = []
+    for row in conversations:
+        key = (row.store_id, row.conversation_id)
+        if key in submitted and row.active_run_id is not None:
+            entered.append((row.store_id, row.active_run_id))
+        keys.update(dict.fromkeys((row.store_id, run_id) for run_id in row.queue[: endings[key]]))
+    for run_key in [*keys, *entered]:
+        if run_key in tables.runs and book.runs.get(run_key) is None:
+            book.runs.load(run_key, tables.runs[run_key])
+    calls = [call for key in _keys(named, lambda n: n.calls_of) for call in tables.calls_of(key)]
+    for call in calls:
+        if not call.state.is_terminal:
+            book.load_call(call)
+    for call_key in _keys(named, lambda names: names.calls):
+        if call_key in tables.calls and book.calls.get(call_key) is None:
+            book.load_call(tables.calls[call_key])
+    for run_key in dict.fromkeys([*_keys(named, lambda n: n.commands_of), *entered]):
+        for command in tables.unread(run_key):
+            book.load_command(command)
+    for command_key in _keys(named, lambda names: names.commands):
+        if command_key in tables.commands and book.commands.get(command_key) is None:
+            book.load_command(tables.commands[command_key])
+    return book
+
+
+def store(tables: Tables, book: Book, events: Iterable[tuple[Event, bytes]]) -> None:
+    """Write what changed; keys are unique."""
+    tables.requests.update(book.requests.items())
+    tables.conversations.update(book.conversations.items())
+    tables.runs.update(book.runs.items())
+    tables.calls.update(book.calls.items())
+    tables.commands.update(book.commands.items())
+    tables.loop_states.update(book.loop_states.items())
+    for message in book.messages.rows:
+        messages = tables.messages.setdefault((message.store_id, message.conversation_id), [])
+        assert not messages or messages[-1].number < message.number, "message numbers are unique"
+        messages.append(message)
+    for event, payload in events:
+        log = tables.events.setdefault((event.store_id, event.run_id), [])
+        assert len(log) + 1 == event.seq, "seqs are unique and without gaps"
+        log.append(payload)
+
+
+def _endings(tables: Tables, named: Sequence[Names]) -> Counter[ConversationKey]:
+    """Return how many operations may pass the turn of each conversation on."""
+    endings: Counter[ConversationKey] = Counter()
+    for names in named:
+        endings.update(names.conversations)
+        for key in names.ends:
+            if key in tables.runs:
+                endings[key[0], tables.runs[key].conversation_id] += 1
+    return endings
+
+
+def _keys(named: Sequence[Names], pick: Callable[[Names], Iterable[Any]]) -> list[Any]:
+    return list(dict.fromkeys(key for names in named for key in pick(names)))
+
+
+def _put(
+    named: Sequence[Names],
+    pick: Callable[[Names], Iterable[Any]],
+    rows: Mapping[Any, Any],
+    take: Callable[[Any, Any], None],
+) -> list[Any]:
+    found = [key for key in _keys(named, pick) if key in rows]
+    for key in found:
+        take(key, rows[key])
+    return [rows[key] for key in found]
+
+
+class MemoryOfferBook:
+    """See `ports.OfferBook`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def held_by(
+        self, store_id: str, user_id: str, client_id: str, run_id: str
+    ) -> tuple[tuple[RunKey, CallKey], ...]:
+        await self._database.reach()
+        return tuple(
+            _both(call)
+            for call in self._held()
+            if (call.store_id, call.user_id) == (store_id, user_id)
+            and call.offer is not None
+            and call.offer.client_id == client_id
+            and run_id in {"", call.run_id}
+        )
+
+    async def run_out(self, *, calls_max: int) -> tuple[tuple[RunKey, CallKey], ...]:
+        await self._database.reach()
+        out = [
+            call
+            for call in self._held()
+            if call.offer is not None
+            and call.offer.expire_time is not None
+            and call.offer.expire_time <= now()
+            and not call.reserved_by
+        ]
+        return tuple(map(_both, out[:calls_max]))
+
+    def _held(self) -> list[CallRow]:
+        return [
+            call
+            for call in self._database.tables.calls.values()
+            if call.state is CallState.OFFERED and call.offer is not None and call.offer.client_id
+        ]
+
+
+def _both(call: CallRow) -> tuple[RunKey, CallKey]:
+    return (call.store_id, call.run_id), (call.store_id, call.call_id)
+
+
+def lease_end(seconds: float) -> datetime:
+    """Return when a lease taken now ends."""
+    return now() + timedelta(seconds=seconds)
+
+
+def with_lease(row: RunRow, worker_id: str, end: datetime) -> RunRow:
+    """Return a run that a worker has claimed."""
+    return replace(row, worker_id=worker_id, epoch=row.epoch + 1, claim_at=end, start_time=row.start_time or now())

@@ -1,0 +1,32 @@
+"""The tools of a simulation: one of each kind."""
+
+from __future__ import annotations
+
+from services.agent_loop.domain.call import EffectClass, OfferFallback, Question
+from services.agent_loop.domain.tool import Verdict
+from tests.fakes.registry import tool
+
+TOOLS: dict[str, Verdict] = {
+    "look": tool(effect="READ_ONLY", parallel=True),
+    "note": tool(effect="IDEMPOTENT"),
+    "pay": tool(effect="AT_MOST_ONCE", parallel=True),
+    "book": tool(effect="RECONCILABLE"),
+    "mail": tool("APPROVE", effect="AT_MOST_ONCE"),
+    "show": tool("OFFER", context="FRONTEND"),
+    "draw": tool(
+        "OFFER",
+        context="FRONTEND",
+        offer_fallback=OfferFallback.BACKEND_TOOL,
+        fallback_tool_name="note",
+    ),
+    "pick": tool("OFFER", context="FRONTEND", offer_fallback=OfferFallback.ASK_USER, question=Question(question="?")),
+    "ask": tool("ASK", context="HUMAN", question=Question(question="Which colour?")),
+}
+
+FRONT_END = ("show", "draw", "pick")
+BACK_END = ("look", "note", "pay", "book", "mail")
+
+
+def effect_class(name: str) -> EffectClass:
+    """Return what may be done when nobody knows whether a call happened."""
+    return TOOLS[name].effect_class

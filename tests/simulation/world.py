@@ -1,0 +1,200 @@
+"""Everything of one simulation, and what troubles it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from services.errors import Aborted, Cancelled, DeadlineExceeded, Overloaded, Unavailable
+from tests.simulation import registry
+from tests.simulation.bus import Broker
+from tests.simulation.chance import Chance
+from tests.simulation.cluster import AgentLoop, JobStore
+from tests.simulation.history import History
+from tests.simulation.model import SimulatedModel
+from tests.simulation.network import Network
+from tests.simulation.process import Process
+from tests.simulation.store import Tables
+
+T = TypeVar("T")
+
+CHAOS_SECONDS = 15.0
+_PAUSE_SECONDS = 0.3
+_AGAIN = (Unavailable, DeadlineExceeded, Cancelled, Overloaded, Aborted)
+
+
+@dataclass
+class World:
+    """The processes that there are, and were."""
+
+    chance: Chance
+    history: History
+    tables: Tables = field(default_factory=Tables)
+    agents: list[AgentLoop] = field(default_factory=list)
+    job_stores: list[JobStore] = field(default_factory=list)
+    registries: list[registry.Server] = field(default_factory=list)
+    processes: list[Process] = field(default_factory=list)
+    broker: Broker = field(init=False)
+    journal: registry.Journal = field(init=False)
+    model: SimulatedModel = field(init=False)
+    _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    def __post_init__(self) -> None:
+        self.broker = Broker(self.chance)
+        self.journal = registry.Journal(self.chance, self.history)
+        self.model = SimulatedModel(self.chance, self.history)
+
+    def start(self) -> None:
+        """Start one to three agent-loops, one or two job-stores, and a registry."""
+        draw = self.chance.stream("world")
+        for _ in range(draw.choice([1, 1, 2])):
+            self.start_job_store()
+        self.start_registry()
+        for _ in range(draw.choice([1, 2, 2, 3])):
+            self.start_agent()
+
+    def start_job_store(self) -> None:
+        store = JobStore(self._process("store"), self.tables, self.broker, self.chance, self.history)
+        self.job_stores.append(store)
+        store.process.spawn(store.serve())
+
+    def start_registry(self) -> None:
+        self.registries.append(registry.Server(self._process("registry"), self.journal))
+
+    def start_agent(self) -> None:
+        process = self._process("agent")
+        agent = AgentLoop(
+            process,
+            job_stores=self.job_stores,
+            registries=self.registries,
+            model=self.model,
+            broker=self.broker,
+            chance=self.chance,
+            history=self.history,
+        )
+        self.agents.append(agent)
+        process.spawn(agent.serve())
+
+    def some_agent(self, draw: random.Random) -> AgentLoop:
+        """Return an agent-loop that a load balancer would choose: one that lives, if any does."""
+        alive = [agent for agent in self.agents if agent.process.alive]
+        return draw.choice(alive or self.agents)
+
+    async def insist(
+        self, network: Network, draw: random.Random, what: str, work: Callable[[AgentLoop], Awaitable[T]]
+    ) -> T:
+        """Ask some agent-loop, and again, the same, until one answers.
+
+        Raises:
+            PawlError: the answer.
+        """
+        while True:
+            agent = self.some_agent(draw)
+            try:
+                return await network.call(agent.process, what, lambda agent=agent: work(agent))  # type: ignore[misc]
+            except _AGAIN:
+                await asyncio.sleep(_PAUSE_SECONDS * (0.5 + draw.random()))
+
+    def bury(self) -> None:
+        """Let the dead be cancelled with the living."""
+        for process in self.processes:
+            process.bury()
+
+    def _process(self, kind: str) -> Process:
+        process = Process(f"{kind}-{next(self._numbers)}")
+        self.processes.append(process)
+        self.history.tell(f"start {process.name}")
+        return process
+
+
+class Trouble:
+    """Kills, freezes and stops processes for a while, then leaves a world that works."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._draw = world.chance.stream("trouble")
+
+    async def make(self) -> None:
+        """Make trouble until it is over."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + CHAOS_SECONDS
+        while loop.time() < end:
+            await asyncio.sleep(self._draw.expovariate(1 / 2.5))
+            await self._one()
+        self._make_peace()
+
+    async def _one(self) -> None:
+        draw, strikes = self._draw, self._world.chance.strikes
+        agents = [agent for agent in self._world.agents if agent.process.alive]
+        agent = draw.choice(agents)
+        seconds = draw.choice([0.5, 2.0, 8.0, 15.0]) * (0.5 + draw.random())
+        if strikes(draw, "agent-loop killed", 0.15):
+            self._tell(f"kill {agent.process.name}")
+            agent.process.kill()
+            self._world.start_agent()
+        if strikes(draw, "agent-loop frozen", 0.15):
+            self._freeze(agent.process, seconds)
+        if strikes(draw, "agent-loop stopped", 0.1) and agent.process.alive:
+            self._stop(agent)
+        if strikes(draw, "job-store killed", 0.1):
+            store = draw.choice([store for store in self._world.job_stores if store.process.alive])
+            self._tell(f"kill {store.process.name}")
+            store.process.kill()
+            self._world.start_job_store()
+        if strikes(draw, "job-store frozen", 0.1):
+            store = draw.choice([store for store in self._world.job_stores if store.process.alive])
+            self._freeze(store.process, seconds)
+        if strikes(draw, "registry killed", 0.15):
+            self._kill_registry()
+        if strikes(draw, "bus away", 0.1) and not self._world.broker.absent:
+            self._tell("bus away")
+            self._world.broker.absent = True
+            asyncio.get_running_loop().call_later(seconds, self._bus_back)
+
+    def _freeze(self, process: Process, seconds: float) -> None:
+        if not process.alive:
+            return
+        self._tell(f"freeze {process.name} for {seconds:.2f}")
+        process.freeze()
+        asyncio.get_running_loop().call_later(seconds, self._thaw, process)
+
+    def _thaw(self, process: Process) -> None:
+        if process.frozen:
+            self._tell(f"thaw {process.name}")
+            process.thaw()
+
+    def _stop(self, agent: AgentLoop) -> None:
+        """SIGTERM: runs are handed over, then the process is gone."""
+        self._tell(f"stop {agent.process.name}")
+        agent.stop.set()
+        self._world.start_agent()
+        asyncio.get_running_loop().call_later(3.0, self._gone, agent.process)
+
+    def _gone(self, process: Process) -> None:
+        self._tell(f"gone {process.name}")
+        process.kill()
+
+    def _kill_registry(self) -> None:
+        server = self._world.registries[-1]
+        self._tell(f"kill {server.process.name}")
+        server.process.kill()
+        server.died_at = asyncio.get_running_loop().time()
+        self._world.start_registry()
+
+    def _bus_back(self) -> None:
+        self._tell("bus back")
+        self._world.broker.absent = False
+
+    def _make_peace(self) -> None:
+        self._tell("peace")
+        self._world.chance.calm = True
+        self._world.broker.absent = False
+        for process in self._world.processes:
+            self._thaw(process)
+
+    def _tell(self, line: str) -> None:
+        self._world.history.tell(line)
