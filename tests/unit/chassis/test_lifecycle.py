@@ -8,9 +8,10 @@ import subprocess
 import sys
 
 import pytest
+import structlog
 
 from services.chassis.lifecycle import Background, Stop
-from services.errors import DependencyUnavailable
+from services.errors import DeadlineExceeded, DependencyUnavailable, PawlError
 
 PROGRAM = """
 import asyncio
@@ -123,6 +124,26 @@ async def test_a_loop_that_crashes_is_started_again() -> None:
     async with Background() as background:
         background.start("loop", loop)
         await third.wait()
+
+
+@pytest.mark.parametrize("error", [DependencyUnavailable, DeadlineExceeded])
+async def test_a_loop_whose_dependency_is_away_or_slow_is_told_in_one_line(error: type[PawlError]) -> None:
+    began_again = asyncio.Event()
+    runs = 0
+
+    async def loop() -> None:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            raise error
+        began_again.set()
+        await asyncio.Event().wait()
+
+    with structlog.testing.capture_logs() as lines:
+        async with Background() as background:
+            background.start("loop", loop)
+            await began_again.wait()
+    assert [line["event"] for line in lines] == ["background.interrupted"]
 
 
 async def test_loops_are_cancelled_at_the_end_and_may_clean_up() -> None:
