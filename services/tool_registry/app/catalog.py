@@ -114,7 +114,8 @@ class Catalog:
         entry = await self._entry(store_id, name, version)
         if entry is None:
             return None
-        validator = compile_schema(entry.definition.arguments_schema, recursion=not owner)
+        by_store = entry.definition.context is ExecutionContext.FRONTEND and bool(owner)
+        validator = compile_schema(entry.definition.arguments_schema, recursion=not by_store)
         found = self._versions[key] = CatalogTool(entry=entry, validator=validator, loaded=loaded)
         if len(self._versions) > _CACHED_VERSIONS_MAX:
             self._versions.popitem(last=False)
@@ -189,5 +190,6 @@ class Catalog:
     async def _entry(self, store_id: str, name: str, version: int) -> ToolVersion | None:
         loaded = self._loaded.get(name)
         if loaded is None:
-            return await self._book.version(store_id, name, version)
+            # Runs outlive tools: one that was loaded once is still known, though nothing here can run it.
+            return await self._book.version(store_id, name, version) or await self._book.version("", name, version)
         return loaded.entry if loaded.entry.version == version else await self._book.version("", name, version)

@@ -230,6 +230,24 @@ async def test_versions_of_loaded_tools_are_the_same_after_a_restart_and_in_ever
         assert await resolve(restarted) == {"add": 1}
 
 
+async def test_a_run_goes_on_without_a_tool_that_is_not_loaded_any_more(database_url: str, tmp_path: Path) -> None:
+    """TOOL-1: only a call of it is refused."""
+
+    @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+    def invite(names: str) -> str:
+        """Invite people."""
+        return names
+
+    async with running(database_url, tmp_path, [add, invite]) as registry:
+        assert await resolve(registry) == {"add": 1, "invite": 1}
+    async with running(database_url, tmp_path, [add]) as registry:
+        assert await resolve(registry) == {"add": 1}
+        assert await resolve(registry, pinned={"add": 1, "invite": 1}) == {"add": 1, "invite": 1}
+        verdict = await registry.check("invite", {"names": "a"})
+        assert (verdict.disposition, verdict.error_reason) == (execution_pb2.DISPOSITION_REFUSE, "TOOL_NOT_FOUND")
+        assert "not available any more" in verdict.error_message
+
+
 async def test_users_cannot_reach_the_execution_service(registry: Registry, tmp_path: Path) -> None:
     async with open_channel(registry.address, service_key="key-of-ann-of-acme") as channel:
         resolved = ExecutionServiceStub(channel).ResolveTools(execution_pb2.ResolveToolsRequest(context=context()))
