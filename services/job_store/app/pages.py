@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -16,6 +16,12 @@ T = TypeVar("T")
 PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 200
 _SEAL_BYTES: Final = 8
+
+# What a position may be made of: the seal is no secret, and what no row has must
+# not reach the database.
+Id: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
+Small: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Large: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
 
 
 def page_size(asked: int) -> int:

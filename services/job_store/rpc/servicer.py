@@ -13,7 +13,7 @@ from pawl.job.v1 import ledger_pb2_grpc
 from services.chassis.ids import check_id
 from services.errors import InvalidField, SeqBeyondEnd
 from services.job_store.app.ledger import Ledger
-from services.job_store.app.pages import make_token, page_size, read_token
+from services.job_store.app.pages import Id, Large, Small, make_token, page_size, read_token
 from services.job_store.app.reading import Claimed, RunView
 from services.job_store.domain.command import Receipt
 from services.job_store.rpc import messages, operations
@@ -153,7 +153,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             request.user_id,
             conversation_id=request.conversation_id,
             states=states,
-            before=read_token(request.page_token, "ListRuns", selection, tuple[datetime, str]),
+            before=read_token(request.page_token, "ListRuns", selection, tuple[datetime, Id]),
             rows_max=page_size(request.page_size),
         )
         response = pb.ListRunsResponse(runs=map(messages.run, page.rows))
@@ -175,7 +175,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             store_id,
             user_id,
             request.run_id,
-            after=read_token(request.page_token, "ListCalls", selection, tuple[int, int, str]),
+            after=read_token(request.page_token, "ListCalls", selection, tuple[Small, Small, Id]),
             rows_max=page_size(request.page_size),
         )
         response = pb.ListCallsResponse(calls=map(messages.call, page.rows))
@@ -193,7 +193,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         page = await self._ledger.reads.pending(
             request.store_id,
             request.user_id,
-            after=read_token(request.page_token, "ListPendingCalls", selection, tuple[datetime, str]),
+            after=read_token(request.page_token, "ListPendingCalls", selection, tuple[datetime, Id]),
             rows_max=page_size(request.page_size),
         )
         response = pb.ListPendingCallsResponse(calls=map(messages.call, page.rows))
@@ -211,12 +211,12 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             store_id,
             user_id,
             request.conversation_id,
-            after=read_token(request.page_token, "ListMessages", selection, int) or 0,
+            after=(read_token(request.page_token, "ListMessages", selection, tuple[Large]) or (0,))[0],
             rows_max=page_size(request.page_size),
         )
         response = pb.ListMessagesResponse(messages=map(messages.message, page.rows))
         if page.has_more:
-            response.next_page_token = make_token("ListMessages", selection, page.rows[-1].number)
+            response.next_page_token = make_token("ListMessages", selection, (page.rows[-1].number,))
         return response
 
     async def ListEvents(self, request: pb.ListEventsRequest, context: Context) -> pb.ListEventsResponse:

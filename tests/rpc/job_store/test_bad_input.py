@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import grpc
@@ -11,6 +12,7 @@ from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 
 from services.chassis.status import from_rpc_error
+from services.job_store.app.pages import make_token
 from tests.rpc.job_store.user import DIGEST, User, result
 
 CALL: dict[str, Any] = {"call_id": "call", "state": call_pb2.CALL_STATE_PROPOSED}
@@ -155,3 +157,21 @@ async def test_text_that_the_database_cannot_hold_as_text_is_kept_byte_for_byte(
     loaded = await owner.load()
     assert [message.text for message in loaded.messages] == [text, text]
     assert (loaded.calls[0].tool_name, loaded.run.output_text, loaded.run.failure.message) == (text, text, text)
+
+
+async def test_a_page_token_cannot_carry_to_the_database_what_no_row_has(user: User) -> None:
+    """Whoever makes tokens himself, with the right seal, is refused as well."""
+    began = datetime(2026, 1, 1, tzinfo=UTC)
+    run_id = (await user.submit(conversation_id="c1")).run.run_id
+    runs = make_token("ListRuns", ("acme", "ann", "", ()), (began, "a\0b"))
+    calls = make_token("ListCalls", ("acme", "ann", run_id), (2**40, 0, "x"))
+    pending = make_token("ListPendingCalls", ("acme", "ann"), (began, "x" * 65))
+    messages = make_token("ListMessages", ("acme", "ann", "c1"), (2**63,))
+    me = {"store_id": "acme", "user_id": "ann"}
+    wrong = [
+        user.stub.ListRuns(pb.ListRunsRequest(**me, page_token=runs)),
+        user.stub.ListCalls(pb.ListCallsRequest(**me, run_id=run_id, page_token=calls)),
+        user.stub.ListPendingCalls(pb.ListPendingCallsRequest(**me, page_token=pending)),
+        user.stub.ListMessages(pb.ListMessagesRequest(**me, conversation_id="c1", page_token=messages)),
+    ]
+    assert [await reason(call) for call in wrong] == ["INVALID_PAGE_TOKEN"] * len(wrong)
