@@ -21,7 +21,7 @@ _SEAL_BYTES: Final = 8
 # not reach the database.
 Id: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
 Small: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-Large: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+Large: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 def page_size(asked: int) -> int:

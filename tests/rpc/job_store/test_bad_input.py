@@ -167,7 +167,7 @@ async def test_a_page_token_cannot_carry_to_the_database_what_no_row_has(user: U
     calls = make_token("ListCalls", ("acme", "ann", run_id), (2**40, 0, "x"))
     pending = make_token("ListPendingCalls", ("acme", "ann"), (began, "x" * 65))
     messages = make_token("ListMessages", ("acme", "ann", "c1"), (2**63,))
-    me = {"store_id": "acme", "user_id": "ann"}
+    me: dict[str, Any] = {"store_id": "acme", "user_id": "ann"}
     wrong = [
         user.stub.ListRuns(pb.ListRunsRequest(**me, page_token=runs)),
         user.stub.ListCalls(pb.ListCallsRequest(**me, run_id=run_id, page_token=calls)),
