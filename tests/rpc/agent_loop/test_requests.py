@@ -14,7 +14,6 @@ from pawl.event.v1 import call_pb2, run_pb2
 from services.agent_loop.app.public_values import Caller, DecisionCommand, ResultCommand
 from services.agent_loop.domain.call import DecisionKind
 from services.agent_loop.domain.run import RunState
-from services.agent_loop.rpc import convert
 from services.chassis.rpc_server import RpcServer
 from services.errors import InvalidArguments, InvalidField
 from tests.fakes.public_ledger import FakeLedger, FakeLive
@@ -245,14 +244,6 @@ async def test_1_to_64_results_come_at_once(stub: AgentServiceAsyncStub, ledger:
     assert await reason(stub.SubmitToolResults(request, metadata=ME)) == "INVALID_FIELD"
 
 
-async def test_too_many_results_are_not_looked_at_one_by_one(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
-    """A message full of results must not keep the process busy."""
-    await ledger.add_run()
-    results = [types_pb2.ToolResult(call_id="a.b", content_json=b"1")] * 1000
-    request = agent_pb2.SubmitToolResultsRequest(run_id="run_1", results=results)
-    assert (await failure(stub.SubmitToolResults(request, metadata=ME))).metadata == {"field": "results"}
-
-
 async def test_a_result_of_another_run_than_the_requests_is_refused(
     stub: AgentServiceAsyncStub, ledger: FakeLedger
 ) -> None:
@@ -455,33 +446,6 @@ async def test_bad_pages_are_refused(stub: AgentServiceAsyncStub, ledger: FakeLe
     ]
     for call in calls:
         assert await reason(call) == expected
-
-
-async def test_each_state_of_a_filter_is_looked_at_once(
-    stub: AgentServiceAsyncStub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A filter of millions must not keep the process busy."""
-    looked_at = []
-    real = convert.enum
-
-    def enum(*args: Any, **kwargs: Any) -> Any:
-        looked_at.append(args)
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(convert, "enum", enum)
-    states = [run_pb2.RUN_STATE_FAILED, run_pb2.RUN_STATE_COMPLETED] * 1000
-    await stub.ListRuns(agent_pb2.ListRunsRequest(states=states), metadata=ME)
-    assert len(looked_at) == 2
-
-
-async def test_what_waits_fits_into_a_message(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
-    """A client with gRPC's own limit of 4 MiB can read every run; the calls left out come as others are settled."""
-    await ledger.add_run()
-    for number in range(8):
-        await ledger.offer(f"call_{number}")
-        ledger.runs["run_1"].calls[f"call_{number}"].arguments_json = b"x" * 500_000
-    run = (await stub.GetRun(agent_pb2.GetRunRequest(run_id="run_1"), metadata=ME)).run
-    assert [call.call_id for call in run.pending_calls] == [f"call_{number}" for number in range(4)]
 
 
 async def test_an_unknown_state_in_a_filter_is_refused(stub: AgentServiceAsyncStub) -> None:

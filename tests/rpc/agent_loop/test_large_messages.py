@@ -1,0 +1,52 @@
+"""Messages as large as gRPC lets them be: none keeps a replica busy, and none is too large for a client."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pawl.agent.v1 import agent_pb2, types_pb2
+from pawl.event.v1 import run_pb2
+
+from services.agent_loop.rpc import convert
+from tests.fakes.public_ledger import FakeLedger
+from tests.rpc.agent_loop.conftest import ME
+from tests.rpc.agent_loop.errors import failure
+
+if TYPE_CHECKING:
+    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+
+
+async def test_too_many_results_are_not_looked_at_one_by_one(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+    """A message full of results must not keep the process busy."""
+    await ledger.add_run()
+    results = [types_pb2.ToolResult(call_id="a.b", content_json=b"1")] * 1000
+    request = agent_pb2.SubmitToolResultsRequest(run_id="run_1", results=results)
+    assert (await failure(stub.SubmitToolResults(request, metadata=ME))).metadata == {"field": "results"}
+
+
+async def test_each_state_of_a_filter_is_looked_at_once(
+    stub: AgentServiceAsyncStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A filter of millions must not keep the process busy."""
+    looked_at = []
+    real = convert.enum
+
+    def enum(*args: Any, **kwargs: Any) -> Any:
+        looked_at.append(args)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(convert, "enum", enum)
+    states = [run_pb2.RUN_STATE_FAILED, run_pb2.RUN_STATE_COMPLETED] * 1000
+    await stub.ListRuns(agent_pb2.ListRunsRequest(states=states), metadata=ME)
+    assert len(looked_at) == 2
+
+
+async def test_what_waits_fits_into_a_message(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+    """A client with gRPC's own limit of 4 MiB can read every run; the calls left out come as others are settled."""
+    await ledger.add_run()
+    for number in range(8):
+        await ledger.offer(f"call_{number}")
+        ledger.runs["run_1"].calls[f"call_{number}"].arguments_json = b"x" * 500_000
+    run = (await stub.GetRun(agent_pb2.GetRunRequest(run_id="run_1"), metadata=ME)).run
+    assert [call.call_id for call in run.pending_calls] == [f"call_{number}" for number in range(4)]
