@@ -141,7 +141,8 @@ MUTANTS = (
         name="events_are_shown_before_they_are_written",
         module="tests.simulation.store",
         text="        store(tables, book, events)\n",
-        instead="        asyncio.get_running_loop().call_later(3.0, store, tables, book, events)\n",
+        instead="        store(tables, book, [])\n"
+        "        asyncio.get_running_loop().call_later(0.5, store, tables, Book(), events)\n",
         checker="durable_before_visible",
     ),
     Mutant(
@@ -258,7 +259,12 @@ def hunt(name: str) -> str:
     """Play a mutant in a process of its own; return what was found, empty if nothing."""
     command = [sys.executable, "-m", "tests.simulation.mutants", name]
     environment = os.environ | {"PYTHONHASHSEED": "0"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS_MAX, env=environment, check=False)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SECONDS_MAX, env=environment, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return ""
     return done.stdout.strip() if done.returncode == 0 else ""
 
 

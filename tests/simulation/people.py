@@ -145,6 +145,8 @@ class User:
         if self.draw.random() < 0.1:
             await self._respond(_STRANGER, run, call, f"cmd_stranger_{self._next()}")
         await asyncio.gather(*(self._respond(self.caller, run, call, command_id) for _ in range(times)))
+        if not calm and self.draw.random() < 0.06:
+            await self._cancel(run.run_id)
         if self.draw.random() < 0.1:
             await self._respond(self.caller, run, call, f"cmd_{self.name}_{self._next()}")
 

@@ -18,6 +18,8 @@ from tests.fakes.virtual_time import VirtualLoop
 
 T = TypeVar("T")
 
+_RESOLUTION_SECONDS = 1e-6
+
 _process: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
@@ -76,7 +78,17 @@ class Process:
 
 
 class SimulatedLoop(VirtualLoop):
-    """A virtual loop that knows which process each callback belongs to."""
+    """A virtual loop that knows which process each callback belongs to; it has no files to look at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._jumping.select = self._jump  # type: ignore[method-assign]
+
+    def _jump(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None:
+            raise RuntimeError("every task waits for something that nothing will do")
+        self._jumping.now += max(timeout, _RESOLUTION_SECONDS)
+        return []
 
     def call_soon(  # type: ignore[override]  # any callback
         self, callback: Any, *args: Any, context: Context | None = None

@@ -161,7 +161,7 @@ class MemoryReads:
         run = self._run(store_id, user_id, run_id)
         await self._database.reach()
         start = min(after_seq, run.last_seq)
-        payloads = self._tables.events[run.key][start : start + events_max]
+        payloads = self._tables.events.get(run.key, [])[start : start + events_max]
         return LogPart(
             payloads=payloads, last_seq=max(run.last_seq, start + len(payloads)), ended=run.state.is_terminal
         )
