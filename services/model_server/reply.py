@@ -6,7 +6,7 @@ script file, so a misspelt field is reported with its place instead of being ign
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -35,7 +35,7 @@ class ToolCall(_Value, frozen=True, kw_only=True):
 class Status(_Value, frozen=True, kw_only=True, tag="status"):
     """Answers with an HTTP error. `body` is any JSON, or text sent as it is; the default is OpenAI's error object."""
 
-    status: int
+    status: Annotated[int, msgspec.Meta(ge=400, le=599)]
     body: Any = msgspec.UNSET
     retry_after: str | int | float | None = None
 

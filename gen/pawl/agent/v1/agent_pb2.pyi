@@ -12,7 +12,8 @@ Ids match ^[A-Za-z0-9_-]{1,64}$. Every mutation takes a `request_id`: the
 same id with the same payload has its effect once and gets the same answer,
 for 24 hours at least; with another payload it is ALREADY_EXISTS
 REQUEST_ID_REUSED. An empty request id means that a repetition is a new
-request.
+request. Request ids of StartRun and SendMessage are known per user, those of
+methods that name a run per run.
 
 Every method may also fail with UNAUTHENTICATED, INVALID_ARGUMENT
 (MALFORMED_REQUEST, INVALID_FIELD, INVALID_ID), RESOURCE_EXHAUSTED

@@ -1,0 +1,71 @@
+"""Commands that are read together, and steps that depend on where the log ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from services.agent_loop.domain import planning, step
+from services.agent_loop.domain.call import CallResult, CallState, DecisionKind
+from services.agent_loop.domain.command import Cancel, Command, CommandKind, Decide, Steer, ToolResult
+from services.agent_loop.domain.decision import StopCalls
+from services.agent_loop.domain.message import Message, Role
+from services.agent_loop.domain.run import StopCause
+from tests.unit.agent_loop.simulation import Simulation, answer
+
+
+@pytest.mark.parametrize(
+    ("tool_name", "taken"),
+    [
+        ("front", lambda call_id: ToolResult(call_id=call_id, result=CallResult(content_json=b'"seen"'))),
+        ("ask", lambda call_id: Decide(call_id=call_id, kind=DecisionKind.ANSWER, answer="blue")),
+    ],
+)
+def test_what_was_taken_about_a_call_counts_though_a_message_came_before_it(
+    tool_name: str, taken: Callable[[str], CommandKind]
+) -> None:
+    """I1: the receipt is final, also when the owner reads it together with an earlier message."""
+    run = Simulation([answer(tool_name)])
+    run.turn()
+    run.model_answers()
+    [call] = run.calls
+
+    run.sends(Steer(text="never mind"), taken(call.call_id))
+
+    assert run.base.calls[call.call_id].state is CallState.SUCCEEDED
+
+
+@pytest.mark.parametrize(("last_output_seq", "after_seq"), [(7, None), (8, 7)])
+def test_a_step_says_where_the_log_must_end_if_its_messages_name_seqs_of_its_own_events(
+    last_output_seq: int, after_seq: int | None
+) -> None:
+    """EVT-1: somebody else's event may come between, and the step is then planned again."""
+    base = Simulation([answer()]).base
+    base = replace(base, run=replace(base.run, last_seq=7))
+    message = Message(role=Role.ASSISTANT, run_id="r", text="hi", first_output_seq=7, last_output_seq=last_output_seq)
+
+    planned = step.between(base, replace(base, messages=(*base.messages, message)), (), 0.0)
+
+    assert planned.after_seq == after_seq
+
+
+def test_a_call_that_was_approved_just_before_the_stop_is_withdrawn_while_others_are_being_stopped() -> None:
+    """I3, I12: a step that made it runnable would be refused for ever, and the run would never end."""
+    run = Simulation([answer("parallel", "gated")])
+    run.turn()
+    run.model_answers()
+    gated = run.calls[1]
+    kinds: tuple[CommandKind, ...] = (
+        Decide(call_id=gated.call_id, kind=DecisionKind.APPROVE),
+        Cancel(cause=StopCause.USER),
+    )
+    commands = tuple(
+        Command(command_id=f"cmd_{number}", user_id="u", time=run.now, kind=kind) for number, kind in enumerate(kinds)
+    )
+
+    planned = planning.plan(replace(run.base, commands=commands), (), run.now)
+
+    assert planned.state.calls[gated.call_id].state is CallState.CANCELLED
+    assert planned.work == (StopCalls(call_ids=(run.calls[0].call_id,)),)
