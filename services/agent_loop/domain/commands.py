@@ -125,7 +125,8 @@ def _resolved(state: State, command: Resolve, now: float) -> State:
             result = settle.error("TOOL_ERROR", _DID_NOT_HAPPEN)
             return state.with_calls([settle.settled(call, CallState.FAILED, result, now, note)])
         case CallResolution.RUN_AGAIN:
-            # It is RUNNING and nobody runs it: it will be started again.
+            # Runnable again: so it moves with this command, also when the run is stopped and it is withdrawn instead.
             found = {**state.loop.unknowns_resolved}
             found[call.call_id] = found.get(call.call_id, 0) + 1
+            state = state.with_calls([replace(call, state=CallState.RUNNABLE)])
             return replace(state, loop=replace(state.loop, unknowns_resolved=found))
