@@ -449,19 +449,3 @@ class TestRetries:
     def test_the_last_attempt_and_what_cannot_be_retried_are_final(self) -> None:
         assert delay(self.PROBLEM, attempt=4, attempts_max=4, left=100, jitter=0) is None
         assert delay(replace(self.PROBLEM, retryable=False), attempt=1, attempts_max=4, left=100, jitter=0) is None
-
-
-def test_a_call_that_was_to_run_again_just_before_the_stop_is_withdrawn_in_the_step_that_reads_both() -> None:
-    """I3, I12: the ledger wants a command to be consumed by the step that moves its call."""
-    run = started(("serial",), options=RunOptions(unknown_outcome_policy=UnknownOutcomePolicy.NEEDS_ATTENTION))
-    [call] = run.calls
-    run.ends(call.call_id, UNKNOWN)
-    again = Resolve(call_id=call.call_id, resolution=CallResolution.RUN_AGAIN)
-    commands = tuple(
-        Command(command_id=f"cmd_{number}", user_id="u", time=run.now, kind=kind)
-        for number, kind in enumerate((again, Cancel(cause=StopCause.USER)))
-    )
-
-    planned = planning.plan(replace(run.base, commands=commands), (), run.now)
-
-    assert planned.state.calls[call.call_id].state is CallState.CANCELLED

@@ -9,11 +9,20 @@ import pytest
 
 from services.agent_loop.domain import planning, step
 from services.agent_loop.domain.call import CallResult, CallState, DecisionKind
-from services.agent_loop.domain.command import Cancel, Command, CommandKind, Decide, Steer, ToolResult
+from services.agent_loop.domain.command import (
+    CallResolution,
+    Cancel,
+    Command,
+    CommandKind,
+    Decide,
+    Resolve,
+    Steer,
+    ToolResult,
+)
 from services.agent_loop.domain.decision import StopCalls
 from services.agent_loop.domain.message import Message, Role
-from services.agent_loop.domain.run import StopCause
-from tests.unit.agent_loop.simulation import Simulation, answer
+from services.agent_loop.domain.run import RunOptions, StopCause, UnknownOutcomePolicy
+from tests.unit.agent_loop.simulation import UNKNOWN, Simulation, answer
 
 
 @pytest.mark.parametrize(
@@ -69,3 +78,22 @@ def test_a_call_that_was_approved_just_before_the_stop_is_withdrawn_while_others
 
     assert planned.state.calls[gated.call_id].state is CallState.CANCELLED
     assert planned.work == (StopCalls(call_ids=(run.calls[0].call_id,)),)
+
+
+def test_a_call_that_was_to_run_again_just_before_the_stop_is_withdrawn_in_the_step_that_reads_both() -> None:
+    """I3, I12: the ledger wants a command to be consumed by the step that moves its call."""
+    options = RunOptions(unknown_outcome_policy=UnknownOutcomePolicy.NEEDS_ATTENTION)
+    run = Simulation([answer("serial")], options)
+    run.turn()
+    run.model_answers()
+    [call] = run.calls
+    run.ends(call.call_id, UNKNOWN)
+    again = Resolve(call_id=call.call_id, resolution=CallResolution.RUN_AGAIN)
+    commands = tuple(
+        Command(command_id=f"cmd_{number}", user_id="u", time=run.now, kind=kind)
+        for number, kind in enumerate((again, Cancel(cause=StopCause.USER)))
+    )
+
+    planned = planning.plan(replace(run.base, commands=commands), (), run.now)
+
+    assert planned.state.calls[call.call_id].state is CallState.CANCELLED
