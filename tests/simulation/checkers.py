@@ -258,8 +258,10 @@ def what_was_shown_was_said(record: Record) -> Iterator[str]:
     """LOOP-6: the output of a round, as watchers saw it, is its message."""
     for conversation in record.messages.values():
         for message in conversation:
-            if message.role != message_pb2.ROLE_ASSISTANT or message.interrupted:
+            if message.role != message_pb2.ROLE_ASSISTANT:
                 continue
+            if message.interrupted and not message.first_output_seq:
+                continue  # It is of an attempt whose output is void.
             if message.text != _shown(record, message):
                 shown = _shown(record, message)
                 yield f"message {message.number} of {message.run_id} is {message.text!r}, and {shown!r} was shown"

@@ -12,6 +12,9 @@ from tests.simulation.mutants import hunt
 
 _SEEDS_PER_TEST = 50
 
+# Far beyond what they take, also on a machine that is busy with other things.
+pytestmark = pytest.mark.timeout(600)
+
 
 def _play(*options: str, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.simulation", *options]

@@ -62,7 +62,8 @@ def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[Ow
     if opened is None:
         return state, ()
     limits = state.run.options.limits
-    loop = replace(state.loop, partial_text=text.clean(fact.answer.text) or state.loop.partial_text)
+    written = text.clean(fact.answer.text)
+    loop = replace(state.loop, partial_text=written or state.loop.partial_text)
     run = replace(state.run, usage=state.run.usage + usage_of(fact.answer.usage))
     left = limits.round_timeout_seconds - state.round_active_seconds(now)
     delay = retry.delay(
@@ -70,7 +71,7 @@ def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[Ow
     )
     if delay is None:
         loop = replace(loop, failure=retry.failure_of(fact.error))
-        return with_partial(replace(state, run=run, loop=loop)), ()
+        return with_partial(replace(state, run=run, loop=loop), fact.shown if written else Shown()), ()
     event = RoundRetrying(
         round=state.run.round + opened.summary,
         model_attempt=opened.attempt,
@@ -89,18 +90,30 @@ def cut(state: State, fact: ModelCut) -> State:
     if opened is None:
         return state
     run = replace(state.run, usage=state.run.usage + usage_of(fact.answer.usage))
-    partial = text.clean(fact.answer.text) or state.loop.partial_text
-    return with_partial(replace(state, run=run, loop=replace(state.loop, partial_text=partial)))
+    written = text.clean(fact.answer.text)
+    loop = replace(state.loop, partial_text=written or state.loop.partial_text)
+    return with_partial(replace(state, run=run, loop=loop), fact.shown if written else Shown())
 
 
-def with_partial(state: State) -> State:
-    """Keep what the last attempt had written as an interrupted message."""
+def with_partial(state: State, shown: Shown) -> State:
+    """Keep what the last attempt had written as an interrupted message.
+
+    `shown` is where its output is in the log; nowhere if it is of an attempt
+    whose output is void.
+    """
     partial = state.loop.partial_text
     opened = state.loop.model_call
     state = replace(state, loop=replace(state.loop, model_call=None, partial_text=""))
     if not partial or (opened and opened.summary):
         return state
-    message = Message(role=Role.ASSISTANT, run_id=state.run.run_id, text=partial, interrupted=True)
+    message = Message(
+        role=Role.ASSISTANT,
+        run_id=state.run.run_id,
+        text=partial,
+        interrupted=True,
+        first_output_seq=shown.first_seq,
+        last_output_seq=shown.last_seq,
+    )
     return replace(state, run=replace(state.run, output_text=partial)).with_message(message)
 
 

@@ -156,6 +156,8 @@ def test_a_cancel_stops_the_model_at_once_and_keeps_what_it_wrote() -> None:
         assert (run.state, run.stop_cause, run.output_text) == (RunState.CANCELLED, StopCause.USER, "Once upo")
         message = world.ledger.messages(key)[-1]
         assert (message.text, message.interrupted) == ("Once upo", True)
+        told = world.ledger.events(key)[message.first_output_seq - 1 : message.last_output_seq]
+        assert "".join(event.text for event in told if isinstance(event, OutputDelta)) == "Once upo"
 
     virtual_time.run(main())
 

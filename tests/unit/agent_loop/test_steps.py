@@ -22,7 +22,16 @@ from services.agent_loop.domain.command import (
 from services.agent_loop.domain.decision import StopCalls
 from services.agent_loop.domain.message import Message, Role
 from services.agent_loop.domain.run import RunOptions, StopCause, UnknownOutcomePolicy
+from services.agent_loop.domain.state import State
 from tests.unit.agent_loop.simulation import UNKNOWN, Simulation, answer
+
+
+def with_commands(run: Simulation, *kinds: CommandKind) -> State:
+    """What the ledger has of a run, with these commands unread."""
+    commands = tuple(
+        Command(command_id=f"cmd_{number}", user_id="u", time=run.now, kind=kind) for number, kind in enumerate(kinds)
+    )
+    return replace(run.base, commands=commands)
 
 
 @pytest.mark.parametrize(
@@ -66,14 +75,6 @@ def test_a_call_that_was_approved_just_before_the_stop_is_withdrawn_while_others
     run.turn()
     run.model_answers()
     gated = run.calls[1]
-    kinds: tuple[CommandKind, ...] = (
-        Decide(call_id=gated.call_id, kind=DecisionKind.APPROVE),
-        Cancel(cause=StopCause.USER),
-    )
-    commands = tuple(
-        Command(command_id=f"cmd_{number}", user_id="u", time=run.now, kind=kind) for number, kind in enumerate(kinds)
-    )
-
     planned = planning.plan(replace(run.base, commands=commands), (), run.now)
 
     assert planned.state.calls[gated.call_id].state is CallState.CANCELLED
@@ -89,11 +90,7 @@ def test_a_call_that_was_to_run_again_just_before_the_stop_is_withdrawn_in_the_s
     [call] = run.calls
     run.ends(call.call_id, UNKNOWN)
     again = Resolve(call_id=call.call_id, resolution=CallResolution.RUN_AGAIN)
-    commands = tuple(
-        Command(command_id=f"cmd_{number}", user_id="u", time=run.now, kind=kind)
-        for number, kind in enumerate((again, Cancel(cause=StopCause.USER)))
-    )
 
-    planned = planning.plan(replace(run.base, commands=commands), (), run.now)
+    planned = planning.plan(with_commands(run, again, Cancel(cause=StopCause.USER)), (), run.now)
 
     assert planned.state.calls[call.call_id].state is CallState.CANCELLED
