@@ -75,7 +75,9 @@ def test_a_call_that_was_approved_just_before_the_stop_is_withdrawn_while_others
     run.turn()
     run.model_answers()
     gated = run.calls[1]
-    planned = planning.plan(replace(run.base, commands=commands), (), run.now)
+    approve = Decide(call_id=gated.call_id, kind=DecisionKind.APPROVE)
+
+    planned = planning.plan(with_commands(run, approve, Cancel(cause=StopCause.USER)), (), run.now)
 
     assert planned.state.calls[gated.call_id].state is CallState.CANCELLED
     assert planned.work == (StopCalls(call_ids=(run.calls[0].call_id,)),)
