@@ -98,14 +98,6 @@ MUTANTS = (
         checker="runs_end",
     ),
     Mutant(
-        name="approved_calls_of_a_stopped_run_wait",
-        module="services.agent_loop.domain.decide",
-        text="if not_begun:",
-        instead="if not_begun and len(not_begun) == len(state.open_calls):",
-        checker="runs_end",
-        seeds=1000,
-    ),
-    Mutant(
         name="the_journal_runs_the_unknown_again",
         module="services.tool_registry.domain.journal",
         text="Step.RECONCILE if entry.effect is Effect.RECONCILABLE else Step.CONCLUDE_UNKNOWN",
@@ -144,13 +136,6 @@ MUTANTS = (
         instead="        store(tables, book, [])\n"
         "        asyncio.get_running_loop().call_later(0.5, store, tables, Book(), events)\n",
         checker="durable_before_visible",
-    ),
-    Mutant(
-        name="edits_are_run_unedited",
-        module="services.agent_loop.domain.commands",
-        text="replace(call, arguments_json=decision.arguments_json)",
-        instead="call",
-        checker="accepted_commands_have_their_effect",
     ),
     Mutant(
         name="edited_calls_run_unedited",

@@ -85,7 +85,7 @@ async def test_what_was_acknowledged_survives_a_crash_of_the_database(crashing: 
         while steps < 20 or not crashed.is_set() or not refusals:
             delta = event_pb2.OutputDelta(text=str(steps))
             try:
-                await owner.commit(f"step_{steps}", events=[event_pb2.RunEvent(output_delta=delta)])
+                await owner.commit(f"step_{steps:06}", events=[event_pb2.RunEvent(output_delta=delta)])
             except DependencyUnavailable:
                 refusals += 1
                 await asyncio.sleep(0.05)
