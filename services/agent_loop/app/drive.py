@@ -104,7 +104,7 @@ class Drive:
         plan = planning.plan(self._planning_base(taken), self._facts_with_seqs(taken), self._now())
         if isinstance(plan.rest, StopModel):
             # Cut first: then one step says all.
-            await self._cut_model()
+            await self._cut_model(plan.state.loop.failure)
             return None
         planned = self._step(plan)
         if not planned.changes_nothing and not await self._commit(planned, plan.state, facts_taken=taken):
@@ -215,11 +215,12 @@ class Drive:
         self._outbox += self._jobs.progress()
         self._outbox += self._jobs.output(at_once=at_once or bool(self._facts))
 
-    async def _cut_model(self) -> None:
+    async def _cut_model(self, failure: RunFailure | None) -> None:
         cut = await self._jobs.cut_model()
         self._collect(at_once=True)
         if cut is not None:
-            self._facts.append(cut)
+            # Why goes along: without the model call, no rule would see the round's limit again.
+            self._facts.append(replace(cut, failure=failure))
 
     def _facts_with_seqs(self, taken: int) -> tuple[Fact, ...]:
         """Return the first facts; those that end a model call say where its output is, also that of this very step."""

@@ -91,7 +91,11 @@ def cut(state: State, fact: ModelCut) -> State:
         return state
     run = replace(state.run, usage=state.run.usage + usage_of(fact.answer.usage))
     written = text.clean(fact.answer.text)
-    loop = replace(state.loop, partial_text=written or state.loop.partial_text)
+    loop = replace(
+        state.loop,
+        partial_text=written or state.loop.partial_text,
+        failure=state.loop.failure or fact.failure,
+    )
     return with_partial(replace(state, run=run, loop=loop), fact.shown if written else Shown())
 
 

@@ -57,10 +57,11 @@ class ModelFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCut:
-    """The model call was stopped after it had written `answer`."""
+    """The model call was stopped after it had written `answer`; `failure` is why, if the run is to fail for it."""
 
     answer: ModelAnswer
     shown: Shown = field(default_factory=Shown)
+    failure: RunFailure | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

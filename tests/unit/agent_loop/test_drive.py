@@ -162,6 +162,30 @@ def test_a_cancel_stops_the_model_at_once_and_keeps_what_it_wrote() -> None:
     virtual_time.run(main())
 
 
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (Limits(round_timeout_seconds=5), "ROUND_TIMEOUT"),
+        (Limits(run_timeout_seconds=5), "RUN_TIMEOUT"),
+    ],
+)
+def test_a_run_whose_model_is_cut_at_a_limit_has_failed(limits: Limits, reason: str) -> None:
+    """LOOP-6: what the model had written is kept, and is no answer."""
+
+    async def main() -> None:
+        world = World(VERDICTS, [[*says("Once upon a time", chunks=4)[:2], 60.0]])
+        key = world.ledger.submit("hello", RunOptions(limits=limits))
+
+        await world.finish(key)
+
+        run = world.ledger.run(key)
+        assert (run.state, run.failure and run.failure.reason) == (RunState.FAILED, reason)
+        message = world.ledger.messages(key)[-1]
+        assert (message.text, message.interrupted) == ("Once upo", True)
+
+    virtual_time.run(main())
+
+
 def test_a_cancel_stops_running_tools_and_says_what_became_of_them() -> None:
     """C5, C11."""
 
