@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from asyncio import FIRST_COMPLETED
 from typing import Annotated, Any, Final
 
 import typer
@@ -154,27 +155,30 @@ class Chat:
             self._screen.line(f"{going_on}Come back with: pawl chat --conversation {self._conversation_id}", "dim")
 
     async def _take_next(self) -> None:
-        """Take a frame, a line or a notice, whichever is there first; ask for a line once it is quiet."""
+        """Take a frame, a line and a notice, whatever is there first; ask for a line once it is quiet."""
         frame = asyncio.create_task(self._session.next_frame())
         line = asyncio.create_task(self._next_line())
         notice = asyncio.create_task(self._noticed.wait())
+        tasks = (frame, line, notice)
         try:
-            quiet = _QUIET_SECONDS if self._prompt_due else None
-            await asyncio.wait((frame, line, notice), timeout=quiet, return_when=asyncio.FIRST_COMPLETED)
-            if frame.done() or line.done():
-                self._prompting = False
-            if frame.done():
-                self._show(frame.result())
-            elif line.done():
-                await self._obey(line.result())
-            elif not notice.done():
-                self._prompt()
-            self._prompt_due = frame.done() or line.done() or notice.done()
-            self._noticed.clear()
+            await asyncio.wait(tasks, timeout=_QUIET_SECONDS if self._prompt_due else None, return_when=FIRST_COMPLETED)
         finally:
-            for task in (frame, line, notice):
+            # Before anything else is awaited: what a task takes from now on is left for its successor.
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(frame, line, notice, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if not notice.cancelled():
+            self._noticed.clear()
+        if not frame.cancelled() or not line.cancelled():
+            self._prompting = False
+        quiet = all(task.cancelled() for task in tasks)
+        if quiet:
+            self._prompt()
+        self._prompt_due = not quiet
+        if not frame.cancelled():
+            self._show(frame.result())
+        if not line.cancelled():
+            await self._obey(line.result())
 
     async def _next_line(self) -> str | None:
         """Return the next line. People may type at any time; the lines of a file wait until they are wanted."""
