@@ -1,0 +1,85 @@
+"""The chat takes whatever comes, and drops nothing of it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from typing import Any, Self
+
+import pytest
+from pawl.agent.v1 import session_pb2
+from pawl.event.v1 import event_pb2, run_pb2
+from rich.console import Console
+
+from services.cli import chat as chat_module
+from services.cli.chat import Chat
+from services.cli.target import Target
+from services.cli.transcript import Transcript
+
+
+class Session:
+    """Stands for the client of the stream: starts runs whose end is there before the start is answered."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.frames: asyncio.Queue[session_pb2.SessionResponse] = asyncio.Queue()
+        self.started: list[str] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return
+
+    async def next_frame(self) -> session_pb2.SessionResponse:
+        return await self.frames.get()
+
+    async def start(self, text: str, *, conversation_id: str = "") -> str:
+        self.started.append(text)
+        await asyncio.sleep(0)
+        run_id = f"run_{len(self.started)}"
+        completed = event_pb2.RunEvent(
+            run_id=run_id,
+            conversation_id=conversation_id or "conv_1",
+            run_changed=event_pb2.RunChanged(run=run_pb2.Run(run_id=run_id, state=run_pb2.RUN_STATE_COMPLETED)),
+        )
+        self.frames.put_nowait(session_pb2.SessionResponse(event=completed))
+        # Whoever waits for a frame gets it before the answer.
+        for _turn in range(3):
+            await asyncio.sleep(0)
+        return run_id
+
+
+class Keyboard:
+    """Lines that are there already."""
+
+    def __init__(self, *lines: str) -> None:
+        self._lines: list[str | None] = [*lines, None]
+
+    async def line(self) -> str | None:
+        return self._lines.pop(0)
+
+
+async def test_a_line_and_a_frame_that_come_in_the_same_moment_are_both_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_module, "SessionClient", Session)
+    target = Target(agent=("127.0.0.1:1",), tools=(), notifications=())
+    output = io.StringIO()
+    console = Console(file=output, width=200)
+    keyboard: Any = Keyboard("first", "second")
+    talk = Chat(target, console, Transcript(console), keyboard)
+    session: Any = talk._session
+    for _ in range(2):
+        session.frames.put_nowait(session_pb2.SessionResponse(heartbeat=session_pb2.ServerHeartbeat()))
+
+    async def end_runs() -> None:
+        while True:
+            await asyncio.sleep(0)
+            for run_id in list(talk._active):
+                session.frames.put_nowait(session_pb2.SessionResponse(end=session_pb2.End(run_id=run_id)))
+                await asyncio.sleep(0.01)
+
+    ending = asyncio.create_task(end_runs())
+    async with asyncio.timeout(10):
+        assert await talk.run() == 0
+    ending.cancel()
+    assert session.started == ["first", "second"]
+    assert output.getvalue().count("completed (") == 2
