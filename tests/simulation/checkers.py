@@ -15,11 +15,12 @@ from pawl.event.v1 import event_pb2, message_pb2
 
 from services.agent_loop.domain.call import EffectClass
 from tests.simulation.history import Sent
-from tests.simulation.record import Record, call_state, run_state, seconds
+from tests.simulation.record import Ledger, Record, call_state, run_state, seconds
 from tests.simulation.reference import CALL_MOVES, ENDED, RUN_MOVES, SETTLED
 from tests.simulation.tools import BACK_END, TOOLS, effect_class
 
 Checker = Callable[[Record], Iterator[str]]
+LedgerChecker = Callable[[Ledger], Iterator[str]]
 
 _ONCE = (EffectClass.AT_MOST_ONCE, EffectClass.RECONCILABLE)
 _STRANGERS_HEAR = {"UNKNOWN", "RUN_NOT_FOUND", "CALL_NOT_FOUND", "INVALID_ARGUMENTS"}
@@ -131,7 +132,7 @@ def intent_before_effect(record: Record) -> Iterator[str]:
             yield f"{effect.tool_name} {effect.call_id} happened before the ledger knew that it should"
 
 
-def one_result_per_call(record: Record) -> Iterator[str]:
+def one_result_per_call(record: Ledger) -> Iterator[str]:
     """I6: no run ends, and no round begins, with a call that has no result."""
     for call_id, call in record.calls.items():
         if call_state(call.state) not in SETTLED or not call.HasField("result"):
@@ -185,7 +186,7 @@ def one_front_end_result(record: Record) -> Iterator[str]:
             yield f"call {call_id} took {len(commands)} results"
 
 
-def nothing_starts_after_a_cancel(record: Record) -> Iterator[str]:
+def nothing_starts_after_a_cancel(record: Ledger) -> Iterator[str]:
     """I12."""
     for run_id, log in record.logs.items():
         cancelled = False
@@ -202,7 +203,7 @@ def nothing_starts_after_a_cancel(record: Record) -> Iterator[str]:
                     yield f"call {call.call_id} became {state} after its run was stopped"
 
 
-def states_move_along_the_tables(record: Record) -> Iterator[str]:
+def states_move_along_the_tables(record: Ledger) -> Iterator[str]:
     """I16: by a table of our own."""
     for run_id, log in record.logs.items():
         at = ""
@@ -223,7 +224,7 @@ def states_move_along_the_tables(record: Record) -> Iterator[str]:
             yield f"the log of {run_id} goes on after its end"
 
 
-def state_is_the_fold_of_the_log(record: Record) -> Iterator[str]:
+def state_is_the_fold_of_the_log(record: Ledger) -> Iterator[str]:
     """I17."""
     for run_id, log in record.logs.items():
         run = next(event.run_changed.run for event in reversed(log) if event.HasField("run_changed"))
@@ -254,7 +255,7 @@ def state_is_the_fold_of_the_log(record: Record) -> Iterator[str]:
             yield f"conversation {conversation}: numbers of messages have gaps"
 
 
-def what_was_shown_was_said(record: Record) -> Iterator[str]:
+def what_was_shown_was_said(record: Ledger) -> Iterator[str]:
     """LOOP-6: the output of a round, as watchers saw it, is its message."""
     for conversation in record.messages.values():
         for message in conversation:
@@ -267,14 +268,14 @@ def what_was_shown_was_said(record: Record) -> Iterator[str]:
                 yield f"message {message.number} of {message.run_id} is {message.text!r}, and {shown!r} was shown"
 
 
-def _shown(record: Record, message: message_pb2.Message) -> str:
+def _shown(record: Ledger, message: message_pb2.Message) -> str:
     if not message.first_output_seq:
         return ""
     part = record.logs[message.run_id][message.first_output_seq - 1 : message.last_output_seq]
     return "".join(event.output_delta.text for event in part if event.HasField("output_delta"))
 
 
-def rounds_begin_in_order(record: Record) -> Iterator[str]:
+def rounds_begin_in_order(record: Ledger) -> Iterator[str]:
     """LOOP-2: rounds are counted, attempts within them too, and each begins once."""
     for run_id, log in record.logs.items():
         begun = [_round(event) for event in log if event.HasField("round_started")]
@@ -289,6 +290,16 @@ def _round(event: event_pb2.RunEvent) -> tuple[int, int]:
     return event.round_started.round, event.round_started.model_attempt
 
 
+LEDGER_CHECKERS: tuple[LedgerChecker, ...] = (
+    one_result_per_call,
+    nothing_starts_after_a_cancel,
+    states_move_along_the_tables,
+    state_is_the_fold_of_the_log,
+    what_was_shown_was_said,
+    rounds_begin_in_order,
+)
+"""Those that need nothing but the ledger."""
+
 CHECKERS: tuple[Checker, ...] = (
     accepted_messages_are_kept,
     accepted_commands_have_their_effect,
@@ -298,13 +309,8 @@ CHECKERS: tuple[Checker, ...] = (
     runs_end,
     effects_happen_once,
     intent_before_effect,
-    one_result_per_call,
     seqs_without_gaps,
     gated_calls_run_as_approved,
     one_front_end_result,
-    nothing_starts_after_a_cancel,
-    states_move_along_the_tables,
-    state_is_the_fold_of_the_log,
-    what_was_shown_was_said,
-    rounds_begin_in_order,
+    *LEDGER_CHECKERS,
 )

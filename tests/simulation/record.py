@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Protocol
 
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 
 from services.job_store.rpc import messages
 from tests.simulation.history import History
 from tests.simulation.store import Tables
+
+
+class Ledger(Protocol):
+    """What the ledger says, by id: the part of a record that real processes have too."""
+
+    @property
+    def runs(self) -> Mapping[str, run_pb2.Run]: ...
+    @property
+    def calls(self) -> Mapping[str, call_pb2.Call]: ...
+    @property
+    def logs(self) -> Mapping[str, Sequence[event_pb2.RunEvent]]:
+        """By run, in order."""
+        ...
+
+    @property
+    def messages(self) -> Mapping[str, Sequence[message_pb2.Message]]:
+        """By conversation, in order."""
+        ...
 
 
 class Record:
