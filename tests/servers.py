@@ -22,8 +22,8 @@ _POSTGRES_SETTINGS = "fsync = off\nsynchronous_commit = off\nfull_page_writes = 
 
 
 @contextmanager
-def postgres(folder: Path) -> Iterator[str]:
-    """Run a PostgreSQL with its data in `folder`, also as root; gives its URL."""
+def postgres(folder: Path, settings: str = _POSTGRES_SETTINGS) -> Iterator[str]:
+    """Run a PostgreSQL with its data in `folder`, also as root; gives its URL. By default it is quick, not safe."""
     with warnings.catch_warnings():
         # Importing it complains about machines without XDG_RUNTIME_DIR.
         warnings.simplefilter("ignore")
@@ -34,8 +34,8 @@ def postgres(folder: Path) -> Iterator[str]:
     server = get_server(data, cleanup_mode="stop", start=False)
     try:
         server.ensure_pgdata_inited()
-        with (data / "postgresql.conf").open("a") as settings:
-            settings.write(_POSTGRES_SETTINGS)
+        with (data / "postgresql.conf").open("a") as configuration:
+            configuration.write(settings)
         server.start()
     except (OSError, subprocess.SubprocessError, AssertionError) as error:
         pytest.fail(f"the embedded PostgreSQL does not start: {error}", pytrace=False)

@@ -29,6 +29,7 @@ from services.chassis.auth import authenticator
 from services.chassis.bus import Bus
 from services.chassis.clock import SystemClock
 from services.chassis.database import Database
+from services.chassis.durability import require_durable
 from services.chassis.health import HealthMonitor
 from services.chassis.http_server import HttpServer, Response
 from services.chassis.ids import IdSource
@@ -84,7 +85,8 @@ class Service:
         """Return the connected database; the service's health follows it.
 
         Raises:
-            StartError: PAWL_DATABASE_URL is missing or leads nowhere.
+            StartError: PAWL_DATABASE_URL is missing, leads nowhere, or to a database
+                that does not keep what it acknowledges; see `durability`.
         """
         if self._settings.database_url is None:
             raise StartError("PAWL_DATABASE_URL: is required")
@@ -96,6 +98,7 @@ class Service:
                 statement_timeout_seconds=self._settings.database_statement_timeout_seconds,
             )
         )
+        await require_durable(database, unsafe_allowed=self._settings.database_unsafe)
         self.health.add("database", database.ping)
         return database
 

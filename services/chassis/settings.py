@@ -113,6 +113,7 @@ class ServiceSettings(BaseSettings):
     drain_seconds: float = Field(default=1.5, ge=0)
     database_connections_max: int = Field(default=10, ge=1)
     database_statement_timeout_seconds: float = Field(default=10.0, gt=0)
+    database_unsafe: bool = False
 
     @model_validator(mode="after")
     def _refuse_strangers(self) -> Self:

@@ -45,6 +45,7 @@ async def test_a_service_starts_serves_and_stops(database_url: str, nats_url: st
     address_file = tmp_path / "addresses.json"
     process = start(
         PAWL_DATABASE_URL=database_url,
+        PAWL_DATABASE_UNSAFE="true",
         PAWL_NATS_URL=nats_url,
         PAWL_ADDRESS_FILE=str(address_file),
         PAWL_INSTANCE_ID="i-1",
@@ -70,6 +71,15 @@ async def test_a_service_starts_serves_and_stops(database_url: str, nats_url: st
     events = [json.loads(line)["event"] for line in log.splitlines()]
     assert events[-2:] == ["grpc.stopped", "process.stopped"]
     assert all(json.loads(line)["instance"] == "i-1" for line in log.splitlines())
+
+
+def test_a_service_refuses_a_database_that_may_lose_what_it_acknowledged(database_url: str) -> None:
+    """I1: by one sentence, and with the exit code that says that another try is no use."""
+    process = start(PAWL_DATABASE_URL=database_url)
+    _, log = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert "fsync is off" in json.loads(log.splitlines()[-1])["error"]
+    assert "Traceback" not in log
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ async def process(database_url: str, folder: Path, name: str) -> AsyncIterator[t
         | {
             "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]),
             "PAWL_DATABASE_URL": database_url,
+            "PAWL_DATABASE_UNSAFE": "true",
             "PAWL_LISTEN": "127.0.0.1:0",
             "PAWL_METRICS_LISTEN": "127.0.0.1:0",
             "PAWL_ADDRESS_FILE": str(address_file),

@@ -50,6 +50,7 @@ def job_store(postgres_url: str, nats_url: str) -> Iterator[str]:
         environment = {
             **os.environ,
             "PAWL_DATABASE_URL": asyncio.run(_create_database(postgres_url)),
+            "PAWL_DATABASE_UNSAFE": "true",
             "PAWL_NATS_URL": nats_url,
             "PAWL_LISTEN": "127.0.0.1:0",
             "PAWL_METRICS_LISTEN": "127.0.0.1:0",

@@ -88,7 +88,7 @@ class Suite:
         replica = Replica(
             dict(os.environ)
             | {"PAWL_DATABASE_URL": self._database_url, "PAWL_NATS_URL": self.nats.url, "PAWL_LOG_FORMAT": "json"}
-            | {"PAWL_LISTEN": "127.0.0.1:0", "PAWL_METRICS_LISTEN": "127.0.0.1:0"},
+            | {"PAWL_LISTEN": "127.0.0.1:0", "PAWL_METRICS_LISTEN": "127.0.0.1:0", "PAWL_DATABASE_UNSAFE": "true"},
             folder,
         )
         self._replicas.append(replica)
