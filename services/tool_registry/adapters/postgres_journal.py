@@ -57,6 +57,11 @@ _TO_CANCEL: Final = """
 SELECT store_id, call_id FROM tool_registry.executions
 WHERE instance_id = $1 AND ended_at IS NULL AND cancel_requested
 """
+# Of calls that are not journaled there is an entry only if somebody cancelled them.
+_CANCELLED: Final = """
+SELECT store_id, call_id FROM tool_registry.executions
+JOIN unnest($1::text[], $2::text[]) AS k (store_id, call_id) USING (store_id, call_id) WHERE cancel_requested
+"""
 _RELEASE: Final = "DELETE FROM tool_registry.instances WHERE instance_id = $1"
 _FORGET: Final = """
 DELETE FROM tool_registry.executions WHERE (store_id, call_id) IN (
@@ -133,10 +138,12 @@ class PostgresJournal:
             return None
         return self._standing(row)
 
-    async def renew(self) -> Collection[CallKey]:
+    async def renew(self, others: Collection[CallKey] = ()) -> Collection[CallKey]:
         async with self._database.acquire() as connection:
             await connection.execute(_RENEW, self._instance_id, self._lease_seconds)
             rows = await connection.fetch(_TO_CANCEL, self._instance_id)
+            if others:
+                rows += await connection.fetch(_CANCELLED, *map(list, zip(*others, strict=True)))
         return [(row["store_id"], row["call_id"]) for row in rows]
 
     async def release(self) -> None:
@@ -187,9 +194,11 @@ class PostgresJournal:
 
     def _standing(self, row: asyncpg.Record) -> ExecutionResult | HeldElsewhere | None:
         result = _result(row)
-        if result is None and row["holder_alive"] and row["instance_id"] != self._instance_id:
+        if result is not None or not row["fingerprint"]:
+            return result
+        if row["holder_alive"] and row["instance_id"] != self._instance_id:
             return HeldElsewhere()
-        return result
+        return outcome.of_doubt(row["tool_name"])
 
     async def _write_end(self, connection: Connection, key: CallKey, result: ExecutionResult) -> bool:
         tag = await connection.execute(

@@ -62,12 +62,12 @@ class Attempt:
         """Whether the outcome is not this attempt's own."""
         self.task = asyncio.get_running_loop().create_task(self._run(), name=f"attempt {job.definition.name}")
 
-    async def stop(self, unwind_seconds: float) -> None:
-        """Cancel the tool; an async one has `unwind_seconds` to clean up, a sync one is left to itself."""
+    async def stop(self, unwind_seconds: float) -> bool:
+        """Cancel the tool and give it `unwind_seconds` to end; returns whether none of its code runs any more."""
         self._cancelled.set()
         self.task.cancel()
-        if self._job.tool.is_async:
-            await asyncio.wait({self.task}, timeout=unwind_seconds)
+        await asyncio.wait({self.task}, timeout=unwind_seconds)
+        return self.task.done()
 
     async def _run(self) -> None:
         try:

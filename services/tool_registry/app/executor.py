@@ -25,7 +25,7 @@ from services.tool_registry.app.execution import CancelCause, Execution, wait_an
 from services.tool_registry.app.jobs import ExecuteRequest, Job, admit
 from services.tool_registry.app.ports import CallKey, HeldElsewhere, Journal, Observer
 from services.tool_registry.domain.definition import Effect
-from services.tool_registry.domain.execution import ExecutionResult, Progress
+from services.tool_registry.domain.execution import NOT_STOPPED, ExecutionResult, Progress
 
 _POLL_SECONDS: Final = 0.1
 _END_RETRY_SECONDS: Final = (0.05, 0.2, 0.5, 1.0)
@@ -133,12 +133,18 @@ class Executor:
             await asyncio.wait({execution.ended}, timeout=wait_seconds)
             if not execution.ended.done():
                 return False, None
-            return True, None if execution.ended.exception() else execution.ended.result()
+            if execution.ended.exception() is None:
+                return _has_stopped(execution.ended.result()), execution.ended.result()
+        if execution is not None or isinstance(known, ExecutionResult):
+            # It may have ended since the journal was asked.
+            known = await self._journal.look(key)
         give_up = self._clock.monotonic() + wait_seconds
         while isinstance(known, HeldElsewhere) and self._clock.monotonic() < give_up:
             await self._clock.sleep(_POLL_SECONDS)
             known = await self._journal.look(key)
-        return not isinstance(known, HeldElsewhere), known if isinstance(known, ExecutionResult) else None
+        if isinstance(known, ExecutionResult):
+            return _has_stopped(known), known
+        return known is None, None
 
     async def _execution_of(self, job: Job) -> Execution:
         existing = self._running.get(job.key)
@@ -207,8 +213,10 @@ class Executor:
             if attempt.was_known or not isinstance(known, ExecutionResult):
                 return known
         else:
-            await attempt.stop(_UNWIND_SECONDS)
-            known = self._interrupted(execution, job, attempt, seconds)
+            # A thread that is over its time keeps nobody waiting; who cancels wants to know whether it stops.
+            waits = job.tool.is_async or execution.cancelled.done()
+            has_stopped = await attempt.stop(_UNWIND_SECONDS if waits else 0)
+            known = self._interrupted(execution, job, attempt, seconds, goes_on=not has_stopped)
         result = await self._write_end(job, known) if attempt.has_asked_journal else known
         self._observer.ended(job.tool.name, result.outcome, seconds)
         _log.info(
@@ -222,7 +230,9 @@ class Executor:
         )
         return result
 
-    def _interrupted(self, execution: Execution, job: Job, attempt: Attempt, seconds: float) -> ExecutionResult:
+    def _interrupted(
+        self, execution: Execution, job: Job, attempt: Attempt, seconds: float, *, goes_on: bool
+    ) -> ExecutionResult:
         """Return what an attempt came to that was ended from outside."""
         cause = execution.cancelled.result() if execution.cancelled.done() else None
         if cause in (CancelCause.SHUTDOWN, CancelCause.LEASE_LOST):
@@ -234,7 +244,7 @@ class Executor:
             return outcome.of_doubt(job.definition.name, seconds)
         if cause is None:
             return outcome.of_timeout(job.definition, job.timeout_seconds, seconds)
-        return outcome.of_cancel(job.definition, seconds)
+        return outcome.of_cancel(job.definition, seconds, goes_on=goes_on)
 
     async def _write_end(self, job: Job, result: ExecutionResult) -> ExecutionResult:
         """Make the result durable before anybody sees it, however long the database is away."""
@@ -261,7 +271,9 @@ class Executor:
             asked_at = self._clock.monotonic()
             try:
                 async with asyncio.timeout(self._options.lease_seconds / 2):
-                    to_cancel = await self._journal.renew()
+                    to_cancel = await self._journal.renew(
+                        [key for key, execution in self._running.items() if not execution.effect.is_journaled]
+                    )
             except Exception as error:  # noqa: BLE001  # whatever it is, the lease runs out and this loop must see it
                 _log.warning("journal.lease_not_renewed", error=type(error).__name__)
             else:
@@ -285,3 +297,7 @@ class Executor:
             except Exception as error:  # noqa: BLE001  # the next round may succeed
                 _log.warning("journal.not_cleaned", error=type(error).__name__)
             await self._clock.sleep(self._options.forget_seconds)
+
+
+def _has_stopped(result: ExecutionResult) -> bool:
+    return result.error_reason != NOT_STOPPED

@@ -9,8 +9,8 @@ from typing import Any, Final
 from services.chassis import logs
 from services.chassis.strict_json import dumps_canonical
 from services.errors import InvalidJson
-from services.tool_registry.domain.definition import RESULT_BYTES_MAX, ToolDefinition
-from services.tool_registry.domain.execution import ExecutionResult, Outcome, ended_badly, succeeded
+from services.tool_registry.domain.definition import RESULT_BYTES_MAX, Effect, ToolDefinition
+from services.tool_registry.domain.execution import NOT_STOPPED, ExecutionResult, Outcome, ended_badly, succeeded
 from services.tool_registry.sdk.context import ToolError
 from services.tool_registry.sdk.values import hide, plain, without
 
@@ -68,14 +68,19 @@ def of_timeout(definition: ToolDefinition, limit_seconds: float, seconds: float)
     return ended_badly(
         Outcome.FAILED,
         "TOOL_TIMEOUT",
-        f"{definition.name} did not end within {limit_seconds:g} s and was stopped{_doubt(definition)}",
+        f"{definition.name} did not end within {limit_seconds:g} s and was cancelled{_doubt(definition)}",
         seconds,
     )
 
 
-def of_cancel(definition: ToolDefinition, seconds: float) -> ExecutionResult:
-    """Return the result of a cancelled execution."""
-    return ended_badly(Outcome.CANCELLED, "CANCELLED", f"{definition.name} was cancelled{_doubt(definition)}", seconds)
+def of_cancel(definition: ToolDefinition, seconds: float, *, goes_on: bool = False) -> ExecutionResult:
+    """Return the result of a cancelled execution; `goes_on` if code of the tool still runs."""
+    if not goes_on:
+        message = f"{definition.name} was cancelled{_doubt(definition)}"
+        return ended_badly(Outcome.CANCELLED, "CANCELLED", message, seconds)
+    effect = "" if definition.effect is Effect.READ_ONLY else " and may still have its effect"
+    message = f"{definition.name} was cancelled and could not be stopped: it goes on{effect}"
+    return ended_badly(Outcome.CANCELLED, NOT_STOPPED, message, seconds)
 
 
 def of_doubt(name: str, seconds: float = 0.0) -> ExecutionResult:

@@ -111,7 +111,11 @@ class Journal(Protocol):
         ...
 
     async def look(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
-        """Return the result of a call if it has ended, or that another process runs it."""
+        """Return the result of a call that has begun, or that another process runs it.
+
+        To be asked only by a process that does not run the call at the moment: the
+        outcome of what began and has no end, and that nobody runs, is UNKNOWN.
+        """
         ...
 
     async def end(self, key: CallKey, result: ExecutionResult) -> ExecutionResult:
@@ -124,12 +128,15 @@ class Journal(Protocol):
     async def cancel(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
         """Ask for the end of a call, durably; one that was not begun can not begin any more.
 
-        Returns its result if it has ended, None if it can not begin or its process died.
+        Returns as `look`, but None for a call that was cancelled before it began.
         """
         ...
 
-    async def renew(self) -> Collection[CallKey]:
-        """Renew the lease of all calls of this process; returns those to be cancelled."""
+    async def renew(self, others: Collection[CallKey] = ()) -> Collection[CallKey]:
+        """Renew the lease of all calls of this process; returns those to be cancelled.
+
+        `others` are calls without an entry of their own that the process runs.
+        """
         ...
 
     async def release(self) -> None:

@@ -11,6 +11,9 @@ from services.chassis.strict_json import dumps_canonical
 
 PROGRESS_BYTES_MAX: Final = 1024
 
+NOT_STOPPED: Final = "NOT_STOPPED"
+"""Reason of the result of a cancelled execution whose tool goes on."""
+
 
 class Outcome(StrEnum):
     """How an execution ended."""

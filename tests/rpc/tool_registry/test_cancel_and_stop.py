@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from services.tool_registry.sdk import happened
+from services.tool_registry.sdk import Category, Effect, ToolContext, happened, tool
 from tests.poll import until
 from tests.rpc.tool_registry.registry import Registry, content, outcome, reason, running
 from tests.rpc.tool_registry.world import World, database_is_told, dead_process
@@ -73,6 +75,98 @@ async def test_a_cancel_that_cannot_wait_longer_says_so(database_url: str, regis
     async with dead_process(database_url, registry, "pay", "call"):
         await database_is_told(database_url, alive=True)
         assert not (await registry.cancel(wait=0.2)).stopped
+
+
+@pytest.fixture
+def deaf() -> Iterator[threading.Event]:
+    """Ends a thread that does not listen to its cancel."""
+    release = threading.Event()
+    yield release
+    release.set()
+
+
+async def test_a_thread_that_cannot_be_stopped_is_said_to_go_on(
+    database_url: str, tmp_path: Path, deaf: threading.Event
+) -> None:
+    """C5, I5: its effect may still come, and everybody who asks is told so."""
+    begun = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    @tool(category=Category.SAFE)
+    def ship() -> str:
+        """Ship."""
+        loop.call_soon_threadsafe(begun.set)
+        deaf.wait(30)
+        return "shipped"
+
+    async with running(database_url, tmp_path, [ship]) as registry:
+        asked = asyncio.ensure_future(registry.run("ship"))
+        await begun.wait()
+        answer = await registry.cancel()
+        assert not answer.stopped
+        assert outcome(answer.result) == "CANCELLED NOT_STOPPED"
+        assert "may still have its effect" in content(answer.result)["error"]
+        assert await asked == answer.result
+        deaf.set()
+        assert await registry.run("ship") == answer.result
+        again = await registry.cancel()
+        assert (again.stopped, again.result) == (False, answer.result)
+
+
+async def test_a_thread_that_listens_is_stopped(database_url: str, tmp_path: Path) -> None:
+    begun = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    @tool(category=Category.SAFE)
+    def ship(context: ToolContext) -> str:
+        """Ship."""
+        loop.call_soon_threadsafe(begun.set)
+        context.wait_cancelled(30)
+        context.check_cancelled()
+        return "shipped"
+
+    async with running(database_url, tmp_path, [ship]) as registry:
+        asked = asyncio.ensure_future(registry.run("ship"))
+        await begun.wait()
+        answer = await registry.cancel()
+        assert answer.stopped
+        assert outcome(answer.result) == "CANCELLED CANCELLED"
+        assert await asked == answer.result
+
+
+async def test_a_cancelled_call_whose_process_died_is_unknown(
+    database_url: str, registry: Registry, world: World
+) -> None:
+    """I5: nothing of it runs any more, and nobody knows what it has done."""
+    async with dead_process(database_url, registry, "pay", "call"):
+        answer = await registry.cancel()
+        assert answer.stopped
+        assert outcome(answer.result) == "UNKNOWN OUTCOME_UNKNOWN"
+    assert world.effects == []
+
+
+async def test_a_call_without_a_journal_is_cancelled_in_whatever_replica_it_runs(
+    database_url: str, tmp_path: Path
+) -> None:
+    """I12: its caller may be cut off from the replica, or hang, and never end its stream."""
+    begun = asyncio.Event()
+
+    @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+    async def look() -> str:
+        """Look for ever."""
+        begun.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    async with (
+        running(database_url, tmp_path, [look]) as registry,
+        running(database_url, tmp_path, [look], name="b") as other,
+    ):
+        asked = asyncio.ensure_future(registry.run("look", timeout_seconds=300))
+        await begun.wait()
+        assert (await other.cancel()).stopped
+        assert outcome(await asked) == "CANCELLED CANCELLED"
+        assert registry.executor.running_count == 0
 
 
 @pytest.mark.parametrize("wait", [-1.0, 10.5, float("nan")])

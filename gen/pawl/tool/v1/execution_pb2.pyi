@@ -70,7 +70,9 @@ class _ExecutionOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Exec
     EXECUTION_OUTCOME_FAILED: _ExecutionOutcome.ValueType  # 2
     """The tool failed, or took too long (TOOL_TIMEOUT), or returned too much."""
     EXECUTION_OUTCOME_CANCELLED: _ExecutionOutcome.ValueType  # 3
-    """It was cancelled."""
+    """It was cancelled. With the reason NOT_STOPPED the tool goes on, and may
+    still have its effect.
+    """
     EXECUTION_OUTCOME_UNKNOWN: _ExecutionOutcome.ValueType  # 4
     """The process that ran it died in the middle; it is unknown whether the
     effect happened.
@@ -86,7 +88,9 @@ EXECUTION_OUTCOME_SUCCEEDED: ExecutionOutcome.ValueType  # 1
 EXECUTION_OUTCOME_FAILED: ExecutionOutcome.ValueType  # 2
 """The tool failed, or took too long (TOOL_TIMEOUT), or returned too much."""
 EXECUTION_OUTCOME_CANCELLED: ExecutionOutcome.ValueType  # 3
-"""It was cancelled."""
+"""It was cancelled. With the reason NOT_STOPPED the tool goes on, and may
+still have its effect.
+"""
 EXECUTION_OUTCOME_UNKNOWN: ExecutionOutcome.ValueType  # 4
 """The process that ran it died in the middle; it is unknown whether the
 effect happened.
@@ -597,10 +601,16 @@ class CancelExecutionResponse(_message.Message):
     STOPPED_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     stopped: _builtins.bool
-    """True if nothing of the call runs any more."""
+    """True if nothing of the call runs any more. False if that could not be
+    found out in time, and for a tool that goes on in spite of its cancel (then
+    `result` has the reason NOT_STOPPED).
+    """
     @_builtins.property
     def result(self) -> Global___ExecutionResult:
-        """The result it came to, if it had one before it could be stopped."""
+        """The result that the call has now: the one it came to before it could be
+        stopped, CANCELLED, or UNKNOWN if its process died in the middle. Absent if
+        it never began, or nobody knows it.
+        """
 
     def __init__(
         self,

@@ -104,11 +104,11 @@ class ExecutionServiceServicer(object):
 
     def CancelExecution(self, request, context):
         """Cancels the execution of a call, and waits until it has ended or
-        `wait_seconds` have passed. Journaled executions are reached wherever they
-        run, and one that has not begun can not begin any more. READ_ONLY and
-        IDEMPOTENT ones are known only to the replica that runs them: anywhere else
-        they count as absent, and end with the stream of their caller. An absent
-        execution is answered with `stopped`. Idempotent.
+        `wait_seconds` have passed. Executions are reached wherever they run. A
+        journaled one that has not begun can not begin any more. READ_ONLY and
+        IDEMPOTENT ones are waited for only by the replica that runs them: any other
+        one answers with `stopped` at once, and they end within about a second. An
+        absent execution is answered with `stopped`. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

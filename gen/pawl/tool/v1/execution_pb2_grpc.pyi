@@ -64,11 +64,11 @@ class ExecutionServiceStub:
     """
     CancelExecution: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CancelExecutionRequest, _execution_pb2.CancelExecutionResponse]
     """Cancels the execution of a call, and waits until it has ended or
-    `wait_seconds` have passed. Journaled executions are reached wherever they
-    run, and one that has not begun can not begin any more. READ_ONLY and
-    IDEMPOTENT ones are known only to the replica that runs them: anywhere else
-    they count as absent, and end with the stream of their caller. An absent
-    execution is answered with `stopped`. Idempotent.
+    `wait_seconds` have passed. Executions are reached wherever they run. A
+    journaled one that has not begun can not begin any more. READ_ONLY and
+    IDEMPOTENT ones are waited for only by the replica that runs them: any other
+    one answers with `stopped` at once, and they end within about a second. An
+    absent execution is answered with `stopped`. Idempotent.
     """
 
 @_typing.type_check_only
@@ -107,11 +107,11 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     """
     CancelExecution: _aio.UnaryUnaryMultiCallable[_execution_pb2.CancelExecutionRequest, _execution_pb2.CancelExecutionResponse]  # type: ignore[assignment]
     """Cancels the execution of a call, and waits until it has ended or
-    `wait_seconds` have passed. Journaled executions are reached wherever they
-    run, and one that has not begun can not begin any more. READ_ONLY and
-    IDEMPOTENT ones are known only to the replica that runs them: anywhere else
-    they count as absent, and end with the stream of their caller. An absent
-    execution is answered with `stopped`. Idempotent.
+    `wait_seconds` have passed. Executions are reached wherever they run. A
+    journaled one that has not begun can not begin any more. READ_ONLY and
+    IDEMPOTENT ones are waited for only by the replica that runs them: any other
+    one answers with `stopped` at once, and they end within about a second. An
+    absent execution is answered with `stopped`. Idempotent.
     """
 
 class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -171,11 +171,11 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.CancelExecutionResponse, _abc.Awaitable[_execution_pb2.CancelExecutionResponse]]:
         """Cancels the execution of a call, and waits until it has ended or
-        `wait_seconds` have passed. Journaled executions are reached wherever they
-        run, and one that has not begun can not begin any more. READ_ONLY and
-        IDEMPOTENT ones are known only to the replica that runs them: anywhere else
-        they count as absent, and end with the stream of their caller. An absent
-        execution is answered with `stopped`. Idempotent.
+        `wait_seconds` have passed. Executions are reached wherever they run. A
+        journaled one that has not begun can not begin any more. READ_ONLY and
+        IDEMPOTENT ones are waited for only by the replica that runs them: any other
+        one answers with `stopped` at once, and they end within about a second. An
+        absent execution is answered with `stopped`. Idempotent.
         """
 
 def add_ExecutionServiceServicer_to_server(servicer: ExecutionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
