@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 from services.errors import CallNotFound, ConversationNotFound, LeaseLost, RunNotFound
@@ -12,7 +12,7 @@ from services.job_store.app.reading import Claimed, Loaded, LogPart, Page, Renew
 from services.job_store.domain.offers import is_pending
 from services.job_store.domain.rows import CallRow, CommandRow, MessageRow, RunRow
 from services.job_store.domain.states import RunState
-from tests.simulation.store import Database, lease_end, now, with_lease
+from tests.simulation.store import Database, with_lease
 
 R = TypeVar("R")
 
@@ -25,11 +25,11 @@ class MemoryLeases:
 
     async def claim(self, worker_id: str, *, runs_max: int, lease_seconds: float) -> list[Claimed]:
         await self._database.reach()
-        runs, time = self._database.tables.runs, now()
+        runs, time = self._database.tables.runs, self._database.now()
         due = [row for row in runs.values() if row.claim_at is not None and row.claim_at <= time]
         claimed = []
         for row in sorted(due, key=lambda row: (row.claim_at, row.run_id))[:runs_max]:
-            runs[row.key] = with_lease(row, worker_id, lease_end(lease_seconds))
+            runs[row.key] = with_lease(row, worker_id, time, lease_seconds)
             claimed.append(_claimed(runs[row.key]))
             self._database.history.tell(f"ledger claim {row.run_id} by {worker_id} epoch {row.epoch + 1}")
         await self._database.answer()
@@ -37,14 +37,14 @@ class MemoryLeases:
 
     async def renew(self, worker_id: str, *, lease_seconds: float) -> Renewed:
         await self._database.reach()
-        tables = self._database.tables
+        tables, time = self._database.tables, self._database.now()
         held = [row for row in tables.runs.values() if row.worker_id == worker_id]
         for row in held:
-            tables.runs[row.key] = replace(row, claim_at=lease_end(lease_seconds))
+            tables.runs[row.key] = replace(row, claim_at=time + timedelta(seconds=lease_seconds))
         renewed = Renewed(
             runs=tuple(map(_claimed, held)),
             with_commands=tuple(_claimed(row) for row in held if tables.unread(row.key)),
-            time=now(),
+            time=time,
         )
         await self._database.answer()
         return renewed
@@ -54,7 +54,7 @@ class MemoryLeases:
         runs = self._database.tables.runs
         held = [row for row in runs.values() if row.worker_id == worker_id]
         for row in held:
-            runs[row.key] = replace(row, worker_id=None, claim_at=now())
+            runs[row.key] = replace(row, worker_id=None, claim_at=self._database.now())
             self._database.history.tell(f"ledger release {row.run_id} by {worker_id}")
         await self._database.answer()
         return len(held)
@@ -91,7 +91,7 @@ class MemoryReads:
             omitted_bytes={call.call_id: 0 for call in calls},
             commands=self._tables.unread(run.key),
             loop_state=self._tables.loop_states.get(run.key, b""),
-            time=now(),
+            time=self._database.now(),
         )
 
     async def commands(self, store_id: str, run_id: str) -> list[CommandRow]:

@@ -74,11 +74,6 @@ class Tables:
         return sorted(commands, key=lambda row: row.number)
 
 
-def now() -> datetime:
-    """Return the database's time."""
-    return datetime.fromtimestamp(round(asyncio.get_running_loop().time(), 6), UTC)
-
-
 class Database:
     """The tables, and a way to them that can fail. `owner` is who is connected."""
 
@@ -87,6 +82,10 @@ class Database:
         self.history = history
         self._chance = chance
         self._draw = chance.stream("database", owner)
+
+    def now(self) -> datetime:
+        """Return the database's time."""
+        return datetime.fromtimestamp(round(asyncio.get_running_loop().time(), 6), UTC)
 
     async def reach(self) -> None:
         """Return when a statement has got there."""
@@ -122,7 +121,7 @@ class MemoryJournal:
         return written
 
     def _apply(self, operations: Sequence[Operation[Any]]) -> Written:
-        tables, time = self._database.tables, now()
+        tables, time = self._database.tables, self._database.now()
         book = load(tables, [operation.names for operation in operations])
         outcomes: list[Any] = []
         for operation in operations:
@@ -280,7 +279,7 @@ class MemoryOfferBook:
             for call in self._held()
             if call.offer is not None
             and call.offer.expire_time is not None
-            and call.offer.expire_time <= now()
+            and call.offer.expire_time <= self._database.now()
             and not call.reserved_by
         ]
         return tuple(map(_both, out[:calls_max]))
@@ -297,11 +296,7 @@ def _both(call: CallRow) -> tuple[RunKey, CallKey]:
     return (call.store_id, call.run_id), (call.store_id, call.call_id)
 
 
-def lease_end(seconds: float) -> datetime:
-    """Return when a lease taken now ends."""
-    return now() + timedelta(seconds=seconds)
-
-
-def with_lease(row: RunRow, worker_id: str, end: datetime) -> RunRow:
-    """Return a run that a worker has claimed."""
-    return replace(row, worker_id=worker_id, epoch=row.epoch + 1, claim_at=end, start_time=row.start_time or now())
+def with_lease(row: RunRow, worker_id: str, time: datetime, seconds: float) -> RunRow:
+    """Return a run that a worker has claimed at `time`."""
+    end = time + timedelta(seconds=seconds)
+    return replace(row, worker_id=worker_id, epoch=row.epoch + 1, claim_at=end, start_time=row.start_time or time)
