@@ -54,21 +54,7 @@ class World:
         return next(self._numbers)
 
     def submit(self, policy: ActiveRunPolicy = ActiveRunPolicy.QUEUE, **fields: Any) -> Submitted:
-        values: dict[str, Any] = {
-            "store_id": STORE,
-            "user_id": USER,
-            "request_id": "",
-            "fingerprint": b"f",
-            "conversation_id": "conv",
-            "conversation_must_exist": False,
-            "policy": policy,
-            "message": b"message",
-            "steer": b"steer",
-            "interrupt": b"interrupt",
-            "options": b"",
-            "queue_max": 100,
-        }
-        submitted: Submitted = self.apply(Submit(**(values | fields)))
+        submitted: Submitted = self.apply(submission(policy, **fields))
         return submitted
 
     def claim(self, run_id: str, worker_id: str = "w1") -> int | None:
@@ -148,6 +134,25 @@ class World:
 
     def event_types(self, run_id: str) -> list[str]:
         return [event.type for event in self.book.events.rows if event.run_id == run_id]
+
+
+def submission(policy: ActiveRunPolicy = ActiveRunPolicy.QUEUE, **fields: Any) -> Submit:
+    """A message of ann to one conversation."""
+    values: dict[str, Any] = {
+        "store_id": STORE,
+        "user_id": USER,
+        "request_id": "",
+        "fingerprint": b"f",
+        "conversation_id": "conv",
+        "conversation_must_exist": False,
+        "policy": policy,
+        "message": b"message",
+        "steer": b"steer",
+        "interrupt": b"interrupt",
+        "options": b"",
+        "queue_max": 100,
+    }
+    return Submit(**(values | fields))
 
 
 def change(call_id: str, state: CallState, **fields: Any) -> CallChange:
