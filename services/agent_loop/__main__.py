@@ -28,7 +28,6 @@ from services.agent_loop.domain.options import RunDefaults
 from services.agent_loop.rpc.servicer import AgentServicer
 from services.agent_loop.settings import AgentLoopSettings
 from services.chassis.lifecycle import Stop, run_service
-from services.chassis.rpc_client import open_channel
 from services.chassis.service import Service
 from services.chassis.settings import load
 
@@ -38,13 +37,11 @@ async def main(stop: Stop) -> None:
     settings = load(AgentLoopSettings)
     async with Service("agent_loop", settings) as service:
         bus = await service.open_bus()
-        service_key = settings.service_key.get_secret_value() if settings.service_key else None
-        job_store = await service.enter(
-            open_channel(
-                settings.job_store_address, service_key=service_key, message_bytes_max=LEDGER_MESSAGE_BYTES_MAX
-            )
+        job_store = await service.open_channel(
+            "job_store", settings.job_store_address, message_bytes_max=LEDGER_MESSAGE_BYTES_MAX
         )
-        tool_registry = await service.open_channel(settings.tool_registry_address)
+        # Without it there are still runs to read, to answer and to end.
+        tool_registry = await service.open_channel("tool_registry", settings.tool_registry_address, optional=True)
         model = await service.enter(
             OpenAiModel(
                 base_url=settings.openai_base_url,

@@ -10,13 +10,16 @@ from typing import Any, Final, Self
 
 import grpc
 import msgspec
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.chassis.rpc_interceptor import REQUEST_ID_KEY, current_request_id
 from services.chassis.settings import split_address
 from services.chassis.start import StartError
 from services.chassis.status import from_rpc_error
+from services.errors import DependencyUnavailable
 
 DEFAULT_DEADLINE_SECONDS: Final = 10.0
+PEER_MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
 
 # Retries are the caller's: it alone knows what is safe to send again, and one
 # layer of them is enough. gRPC still repeats by itself what never left this side.
@@ -30,7 +33,7 @@ def open_channel(
     addresses: str,
     *,
     service_key: str | None = None,
-    message_bytes_max: int = 8 * 1024 * 1024,
+    message_bytes_max: int = PEER_MESSAGE_BYTES_MAX,
     deadline_seconds: float = DEFAULT_DEADLINE_SECONDS,
 ) -> grpc.aio.Channel:
     """Return a channel to one service; nothing is connected before the first call.
@@ -52,6 +55,19 @@ def open_channel(
     """
     channel = grpc.aio.insecure_channel(_target(addresses), options=_options(message_bytes_max))
     return _Channel(channel, service_key=service_key, deadline_seconds=deadline_seconds)
+
+
+async def ping(channel: grpc.aio.Channel) -> None:
+    """Return if a replica at the other end of the channel can be reached and is healthy.
+
+    Raises:
+        DependencyUnavailable: none is.
+    """
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    with translating():
+        reply = await stub.Check(health_pb2.HealthCheckRequest())
+    if reply.status != health_pb2.HealthCheckResponse.SERVING:
+        raise DependencyUnavailable("the service says that it is not serving")
 
 
 class translating:  # noqa: N801  # reads as a statement: `with translating(): await stub.Method(...)`

@@ -35,7 +35,7 @@ from services.chassis.http_server import HttpServer, Response
 from services.chassis.ids import IdSource
 from services.chassis.lifecycle import Background, Stop
 from services.chassis.metrics import CONTENT_TYPE, Metrics
-from services.chassis.rpc_client import open_channel
+from services.chassis.rpc_client import PEER_MESSAGE_BYTES_MAX, open_channel, ping
 from services.chassis.rpc_server import RpcServer
 from services.chassis.settings import ServiceSettings
 from services.chassis.start import StartError
@@ -109,10 +109,22 @@ class Service:
         self.health.add("nats", bus.ping, optional=True)
         return bus
 
-    async def open_channel(self, addresses: str) -> grpc.aio.Channel:
-        """Return a channel to another service, with the service key."""
+    async def open_channel(
+        self,
+        peer: str,
+        addresses: str,
+        *,
+        message_bytes_max: int = PEER_MESSAGE_BYTES_MAX,
+        optional: bool = False,
+    ) -> grpc.aio.Channel:
+        """Return a channel to another service, with the service key; health reports whether it answers.
+
+        Unless `optional`, health depends on it.
+        """
         key = self._settings.service_key.get_secret_value() if self._settings.service_key else None
-        return await self.enter(open_channel(addresses, service_key=key))
+        channel = await self.enter(open_channel(addresses, service_key=key, message_bytes_max=message_bytes_max))
+        self.health.add(peer, lambda: ping(channel), optional=optional)
+        return channel
 
     def rpc_server(self) -> RpcServer:
         """Return the server that the settings describe; add the servicers, then `serve` it."""

@@ -40,7 +40,7 @@ async def main(stop: Stop) -> None:
     async with Service("tool_registry", settings) as service:
         database = await service.open_database()
         await database.migrate("tool_registry", "services.tool_registry.adapters.sql.migrations")
-        job_store = await service.open_channel(settings.job_store_address)
+        job_store = await service.open_channel("job_store", settings.job_store_address, optional=True)
 
         # An entry of the journal must not look alive because a later process has the same name.
         instance_id = service.ids.new(settings.instance_id)

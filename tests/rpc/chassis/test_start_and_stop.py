@@ -13,9 +13,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from services.chassis.health import HealthMonitor
-from services.chassis.rpc_client import open_channel, translating
+from services.chassis.rpc_client import open_channel, ping, translating
 from services.chassis.start import StartError
 from services.errors import DependencyUnavailable, ShuttingDown, Unavailable
+from tests.poll import until
 from tests.rpc.chassis.echo import SERVICE, EchoServicer, EchoStub, Serve
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -76,6 +77,27 @@ async def test_health_follows_what_is_required_and_only_reports_the_rest(serve: 
         assert monitor.page().status == "503 Service Unavailable"
         broken["database"] = False
         assert await state() == [SERVING, SERVING]
+
+
+async def test_the_health_of_a_peer_is_that_of_its_server(serve: Serve, tmp_path: Path) -> None:
+    """A peer that has lost its own database is as good as gone."""
+    async with serve() as server, open_channel(server.address) as channel:
+        await ping(channel)
+        await server.health.set("", NOT_SERVING)
+        with pytest.raises(DependencyUnavailable):
+            await ping(channel)
+        await server.health.set("", SERVING)
+        await until(lambda: _answers(channel))
+    async with open_channel(f"unix:{tmp_path}/nobody") as channel:
+        assert not await _answers(channel)
+
+
+async def _answers(channel: grpc.aio.Channel) -> bool:
+    try:
+        await ping(channel)
+    except DependencyUnavailable:
+        return False
+    return True
 
 
 async def test_health_says_not_serving_before_the_server_ends(serve: Serve, servicer: EchoServicer) -> None:

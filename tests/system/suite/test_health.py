@@ -1,0 +1,55 @@
+"""What a process says of itself is what it can do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import httpx2
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.launcher.endpoints import Replica
+from services.launcher.suite import Suite
+from tests.poll import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def _page(replica: Replica) -> tuple[int, dict[str, Any]]:
+    async with httpx2.AsyncClient() as http:
+        answer = await http.get(f"http://{replica.metrics}/healthz")
+    return answer.status_code, answer.json()["checks"]
+
+
+async def _serves(replica: Replica) -> bool:
+    async with grpc.aio.insecure_channel(replica.grpc) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        status = (await stub.Check(health_pb2.HealthCheckRequest())).status
+    return bool(status == health_pb2.HealthCheckResponse.SERVING)
+
+
+async def test_an_agent_loop_without_job_store_says_that_it_cannot_serve(suite: Suite) -> None:
+    """OPS-2: as the others say of their database; and it says so no more when job-store is back."""
+    replica = suite.endpoints.services["agent-loop"][0]
+    registry = suite.endpoints.services["tool-registry"][0]
+
+    async def is_down() -> bool:
+        status, checks = await _page(replica)
+        return status == 503 and checks["job_store"] != "ok" and not await _serves(replica)
+
+    async def is_up() -> bool:
+        return (await _page(replica)) == (200, {"nats": "ok", "job_store": "ok", "tool_registry": "ok"})
+
+    async def both_serve() -> bool:
+        return await is_up() and await _serves(replica) and (await _page(registry))[1]["job_store"] == "ok"
+
+    await until(both_serve)
+    await suite.stop_process("job-store")
+    try:
+        await until(is_down)
+        # The registry can do without: it only reads long results there.
+        assert await _serves(registry)
+    finally:
+        await suite.start_process("job-store")
+    await until(both_serve)
