@@ -53,6 +53,7 @@ async def main(stop: Stop) -> None:
         )
         retention = Retention(
             requests_seconds=timedelta(hours=settings.request_retention_hours).total_seconds(),
+            events_seconds=timedelta(days=settings.event_retention_days).total_seconds(),
             conversations_seconds=timedelta(days=settings.conversation_retention_days).total_seconds(),
             interval_seconds=settings.retention_interval_seconds,
         )

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from google.protobuf.timestamp_pb2 import Timestamp
-from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 
 from services.agent_loop.adapters.public_ledger import options_message
-from services.agent_loop.adapters.views import call_view, logged_event, run_view
+from services.agent_loop.adapters.views import call_view, log_gap, logged_event, run_view
 from services.agent_loop.app.public_values import (
     ActiveRunPolicy,
     Caller,
@@ -62,6 +62,7 @@ class StoredRun:
     events: list[event_pb2.RunEvent] = field(default_factory=list)
     calls: dict[str, call_pb2.Call] = field(default_factory=dict)
     replies: dict[str, tuple[object, Reply]] = field(default_factory=dict)
+    trimmed_seq: int = 0
 
 
 class FakeLive:
@@ -140,6 +141,11 @@ class FakeLedger:
     async def finish(self, run_id: str = "run_1") -> None:
         """Let the run complete."""
         await self.change(run_id, RunState.COMPLETED)
+
+    def trim(self, run_id: str = "run_1", to_seq: int = 0) -> None:
+        """Remove the events up to `to_seq`, or all but the last."""
+        stored = self.runs[run_id]
+        stored.trimmed_seq = to_seq or len(stored.events) - 1
 
     async def offer(self, call_id: str, tool_name: str = "show", *, run_id: str = "run_1", version: int = 1) -> None:
         """Let the model have asked for a front-end call."""
@@ -270,10 +276,22 @@ class FakeLedger:
         last_seq = len(stored.events)
         if after_seq > last_seq:
             raise SeqBeyondEnd(last_seq=last_seq)
+        start = max(after_seq, stored.trimmed_seq)
         return EventPage(
-            events=tuple(logged_event(event) for event in stored.events[after_seq : after_seq + PAGE_EVENTS]),
+            events=tuple(logged_event(event) for event in stored.events[start : start + PAGE_EVENTS]),
             last_seq=last_seq,
             ended=run_view(stored.run).state in ENDED,
+            gap=log_gap(self.gap(run_id, after_seq)) if after_seq < start else None,
+        )
+
+    def gap(self, run_id: str, after_seq: int) -> gap_pb2.Gap:
+        """Return what stands for the removed events after `after_seq`."""
+        stored = self.runs[run_id]
+        return gap_pb2.Gap(
+            run_id=run_id,
+            from_seq=after_seq + 1,
+            to_seq=stored.trimmed_seq,
+            snapshot=gap_pb2.RunSnapshot(run=stored.run, calls=stored.calls.values()),
         )
 
     async def list_runs(

@@ -187,7 +187,7 @@ class Reader:
                 aclosing(watcher.events(silence_seconds=5.0)) as events,
             ):
                 async for event in events:
-                    if event is None:
+                    if not isinstance(event, LoggedEvent):
                         continue
                     if event.seq != position + 1:
                         text = f"{name} got seq {event.seq} of {run_id} after {position}"

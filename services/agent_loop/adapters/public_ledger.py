@@ -6,7 +6,7 @@ import grpc
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2, ledger_pb2_grpc
 
-from services.agent_loop.adapters.views import call_view, logged_event, run_view
+from services.agent_loop.adapters.views import call_view, log_gap, logged_event, run_view
 from services.agent_loop.app.public_values import (
     Caller,
     CallView,
@@ -123,6 +123,7 @@ class LedgerClient:
             events=tuple(logged_event(event) for event in response.events),
             last_seq=response.last_seq,
             ended=response.ended,
+            gap=log_gap(response.gap) if response.HasField("gap") else None,
         )
 
     async def list_runs(

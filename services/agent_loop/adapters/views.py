@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from google.protobuf.timestamp_pb2 import Timestamp
-from pawl.event.v1 import call_pb2, event_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
 
-from services.agent_loop.app.public_values import CallView, LoggedEvent, RunView
+from services.agent_loop.app.public_values import CallView, LogGap, LoggedEvent, RunView
 from services.agent_loop.domain.call import CallState
 from services.agent_loop.domain.run import RunState
 
@@ -58,6 +58,11 @@ def logged_event(event: event_pb2.RunEvent) -> LoggedEvent:
         call=call_view(event.call_changed.call) if kind == "call_changed" else None,
         document=event,
     )
+
+
+def log_gap(gap: gap_pb2.Gap) -> LogGap:
+    """Return the view of a gap."""
+    return LogGap(to_seq=gap.to_seq, document=gap)
 
 
 def _seconds(time: Timestamp) -> float:

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 from services.agent_loop.app.public_ports import LiveEvents, LiveSubscription, PublicLedger
-from services.agent_loop.app.public_values import Caller, EventPage, LoggedEvent
+from services.agent_loop.app.public_values import Caller, EventPage, LogGap, LoggedEvent
 from services.agent_loop.domain.run import ENDED
 from services.chassis import logs
 from services.errors import NotFound, OutOfRange, PawlError, PermissionDenied, Unauthenticated
@@ -36,14 +36,20 @@ class Watcher:
         """Seq of the last event that the client took: it came back for more."""
         self.cut = False
 
-    async def events(self, *, silence_seconds: float) -> AsyncGenerator[LoggedEvent | None, None]:
+    async def events(self, *, silence_seconds: float) -> AsyncGenerator[LoggedEvent | LogGap | None, None]:
         """Give the events in order, and None after each `silence_seconds` without one; end after the last.
+
+        A gap comes in place of events that are not kept any more, also of those
+        that were removed while the watcher was on its way to them.
 
         Raises:
             PawlError: the log can no longer be read.
         """
         while True:
             if self._page is not None:
+                if self._page.gap is not None:
+                    yield self._page.gap
+                    self.position = self._page.gap.to_seq
                 for event in self._page.events:
                     yield event
                     self.position = event.seq
@@ -68,6 +74,10 @@ class Watcher:
             RunNotFound, SeqBeyondEnd
         """
         self._page = await self._feed.read(self.position)
+
+    def leave_tail(self) -> None:
+        """Have the watcher read again: the tail goes on behind events that are not kept any more."""
+        self._joined = False
 
     def check_not_behind(self, first_seq: int) -> None:
         """Cut the watcher off if the tail, which now begins at `first_seq`, lacks what it needs next."""
@@ -121,7 +131,7 @@ class Feed:
     async def read(self, after_seq: int) -> EventPage:
         """Read a page of the log; at its end, the tail begins."""
         page = await self._ledger.list_events(self._caller, self._run_id, after_seq)
-        end = page.events[-1].seq if page.events else after_seq
+        end = _end(page, after_seq)
         if self._last_seq is None and end >= page.last_seq:
             self._last_seq = end
             self.ended = page.ended
@@ -219,9 +229,27 @@ class Feed:
         while not self.ended:
             after_seq = self._last_seq or 0
             page = await self._ledger.list_events(self._caller, self._run_id, after_seq)
+            if page.gap is not None:
+                self._skip_to(page.gap.to_seq)
             for event in page.events:
                 if event.seq == (self._last_seq or 0) + 1:
                     self._append(event)
             self._take_ahead()
             if not page.events or page.events[-1].seq >= page.last_seq:
                 return
+
+    def _skip_to(self, seq: int) -> None:
+        """Begin the tail anew after `seq`; the watchers read the gap for themselves."""
+        self._tail.clear()
+        self._tail_bytes = 0
+        self._last_seq = seq
+        for watcher in self.watchers:
+            watcher.leave_tail()
+        self._wake()
+
+
+def _end(page: EventPage, after_seq: int) -> int:
+    """Return the seq up to which a page tells the log."""
+    if page.events:
+        return page.events[-1].seq
+    return page.gap.to_seq if page.gap is not None else after_seq

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from services.agent_loop.app.public_values import ActiveRunPolicy, CallView, LoggedEvent, Outcome
+from services.agent_loop.app.public_values import ActiveRunPolicy, CallView, LogGap, LoggedEvent, Outcome
 from services.agent_loop.domain.call import DecisionKind
 from services.agent_loop.domain.options import AskedOptions
 from services.agent_loop.domain.run import RunState
@@ -142,6 +142,14 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """What stands for events of an attached run that are not kept any more."""
+
+    run_id: str
+    gap: LogGap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """A call that the client now holds."""
 
@@ -183,4 +191,4 @@ class ServerHeartbeat:
     """A life sign."""
 
 
-ServerFrame: TypeAlias = Welcome | Event | Offer | OfferRevoked | Receipt | End | ServerHeartbeat
+ServerFrame: TypeAlias = Welcome | Event | Gap | Offer | OfferRevoked | Receipt | End | ServerHeartbeat

@@ -69,12 +69,24 @@ class LoggedEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogGap:
+    """What stands in place of the events up to `to_seq`, which are not kept any more."""
+
+    to_seq: int
+    document: object = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EventPage:
-    """A part of a run's log, without gaps. `ended`: nothing comes after `last_seq`."""
+    """A part of a run's log: perhaps a gap, then events without gaps among them.
+
+    `ended`: nothing comes after `last_seq`.
+    """
 
     events: tuple[LoggedEvent, ...]
     last_seq: int
     ended: bool
+    gap: LogGap | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from services.agent_loop.app.inbox import REFUSALS, Inbox, derived_id, refusal
 from services.agent_loop.app.messages import Messages
 from services.agent_loop.app.offers import Offers
 from services.agent_loop.app.public_ports import PublicLedger
-from services.agent_loop.app.public_values import Caller, LoggedEvent, Outcome, Reply, RunView
+from services.agent_loop.app.public_values import Caller, LogGap, LoggedEvent, Outcome, Reply, RunView
 from services.agent_loop.app.watch import Watches
 from services.agent_loop.domain.run import ENDED, RunState
 from services.chassis.clock import Clock
@@ -130,6 +130,8 @@ class Stream:
             await self._send(frame)
             if isinstance(frame, frames.Event):
                 self._sent_seqs[frame.run_id] = frame.event.seq
+            elif isinstance(frame, frames.Gap):
+                self._sent_seqs[frame.run_id] = frame.gap.to_seq
             self._outgoing.task_done()
 
     async def _watch_over(self) -> None:
@@ -281,11 +283,15 @@ class Stream:
             del self._attachments[run_id]
             await self._offers.leave(run_id, release=False)
 
-    async def _show(self, run: RunView, after_seq: int, events: AsyncIterator[LoggedEvent | None]) -> None:
+    async def _show(self, run: RunView, after_seq: int, events: AsyncIterator[LoggedEvent | LogGap | None]) -> None:
         """Send the events of a run, and its end."""
         last_seq, state = after_seq, run.state
         async for event in events:
             if event is None:
+                continue
+            if isinstance(event, LogGap):
+                await self._outgoing.put(frames.Gap(run_id=run.run_id, gap=event))
+                last_seq = event.to_seq
                 continue
             await self._outgoing.put(frames.Event(run_id=run.run_id, event=event))
             last_seq, state = event.seq, event.run_state or state

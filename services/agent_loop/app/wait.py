@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Final
 
 from services.agent_loop.app.public_ports import PublicLedger
-from services.agent_loop.app.public_values import Caller, RunView
+from services.agent_loop.app.public_values import Caller, LogGap, RunView
 from services.agent_loop.app.watch import Watches
 from services.agent_loop.domain.run import ENDED, RunState
 from services.errors import SlowConsumer
@@ -41,5 +41,5 @@ async def _rests(watches: Watches, caller: Caller, run: RunView) -> None:
         aclosing(watcher.events(silence_seconds=60.0)) as events,
     ):
         async for event in events:
-            if event is not None and event.run_state in RESTING:
+            if isinstance(event, LogGap) or (event is not None and event.run_state in RESTING):
                 return

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final, assert_never, cast
 
 from pawl.agent.v1 import session_pb2, types_pb2
-from pawl.event.v1 import call_pb2, event_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
 
 from services.agent_loop.app import frames
 from services.agent_loop.rpc import convert
@@ -108,6 +108,8 @@ def server_frame(frame: frames.ServerFrame) -> session_pb2.SessionResponse:
     match frame:
         case frames.Event():
             return session_pb2.SessionResponse(event=cast("event_pb2.RunEvent", frame.event.document))
+        case frames.Gap():
+            return session_pb2.SessionResponse(gap=cast("gap_pb2.Gap", frame.gap.document))
         case frames.Receipt():
             return session_pb2.SessionResponse(receipt=receipt(frame))
         case frames.Offer():

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, assert_never, cast
 
 import grpc
 from pawl.agent.v1 import agent_pb2, agent_pb2_grpc, session_pb2, types_pb2
-from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 
 from services.agent_loop.app import inbox as commands
 from services.agent_loop.app.frames import Receipt, ServerFrame
 from services.agent_loop.app.inbox import Inbox
 from services.agent_loop.app.messages import Messages
 from services.agent_loop.app.public_ports import PublicLedger
-from services.agent_loop.app.public_values import Caller, CallView, Page, Reply, RunView
+from services.agent_loop.app.public_values import Caller, CallView, LogGap, LoggedEvent, Page, Reply, RunView
 from services.agent_loop.app.session import Sessions
 from services.agent_loop.app.wait import wait_for_rest
 from services.agent_loop.app.watch import Watches
@@ -98,8 +98,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
             aclosing(watcher.events(silence_seconds=self._heartbeat_seconds)) as events,
         ):
             async for event in events:
-                document = cast("event_pb2.RunEvent", event.document) if event is not None else None
-                await _write(context, agent_pb2.WatchRunResponse(event=document))
+                await _write(context, _watch_response(event))
 
     async def SubmitToolResults(
         self, request: agent_pb2.SubmitToolResultsRequest, context: Context
@@ -194,6 +193,18 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
             _caller(), page_size=checks.page_size(request.page_size), page_token=request.page_token
         )
         return agent_pb2.ListPendingResponse(calls=_calls(page), next_page_token=page.next_page_token)
+
+
+def _watch_response(event: LoggedEvent | LogGap | None) -> agent_pb2.WatchRunResponse:
+    match event:
+        case LoggedEvent():
+            return agent_pb2.WatchRunResponse(event=cast("event_pb2.RunEvent", event.document))
+        case LogGap():
+            return agent_pb2.WatchRunResponse(gap=cast("gap_pb2.Gap", event.document))
+        case None:
+            return agent_pb2.WatchRunResponse()
+        case _:
+            assert_never(event)
 
 
 def _caller() -> Caller:

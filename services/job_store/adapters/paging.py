@@ -38,12 +38,12 @@ async def fetch(
     """Return a page by a statement made with `statement`; at least one row if there is any."""
     records = await connection.fetch(sql, rows_max + 1, PAGE_BYTES_MAX, *arguments)
     found = records[0]["found"] if records else 0
-    rows = [read(_without_count(record)) for record in records[:rows_max]]
+    rows = [read(without_count(record)) for record in records[:rows_max]]
     return Page(rows=rows, has_more=found > len(rows))
 
 
-def _without_count(record: Record) -> Record:
-    """Return the columns of the table alone: readers take all that they are given."""
+def without_count(record: Record) -> Record:
+    """Return a record without its column `found`: readers take all that they are given."""
     values = dict(record)
     del values["found"]
     return cast("Record", values)

@@ -8,7 +8,7 @@ from typing import Final
 
 from services.chassis.database import Connection, Database
 from services.errors import CallNotFound, ConversationNotFound, LeaseLost, RunNotFound
-from services.job_store.adapters import paging, tables
+from services.job_store.adapters import log_reads, paging, tables
 from services.job_store.app.reading import Loaded, LogPart, Page, RunView
 from services.job_store.domain.offers import is_pending
 from services.job_store.domain.rows import CallRow, CommandRow, MessageRow, RunRow
@@ -89,13 +89,6 @@ FROM (
     FROM job_store.calls WHERE store_id = $1 AND run_id = ANY ($2::text[])
 ) AS c
 ORDER BY create_time, round, batch_index, call_id
-"""
-_EVENTS_BYTES_MAX: Final = 1024 * 1024
-_EVENTS: Final = """
-SELECT payload FROM (
-    SELECT seq, payload, sum(length(payload)) OVER (ORDER BY seq) - length(payload) AS bytes_before
-    FROM job_store.events WHERE store_id = $1 AND run_id = $2 AND seq > $3 ORDER BY seq LIMIT $4
-) AS e WHERE bytes_before < $5 ORDER BY seq
 """
 
 
@@ -193,14 +186,9 @@ class PostgresReads:
 
     async def events(self, store_id: str, user_id: str, run_id: str, *, after_seq: int, events_max: int) -> LogPart:
         async with self._database.acquire() as connection:
-            # First the run, then the events: so none up to its last seq is missing.
-            run = await _fetch_run(connection, store_id, user_id, run_id)
-            start = min(after_seq, run.last_seq)
-            records = await connection.fetch(_EVENTS, store_id, run_id, start, events_max, _EVENTS_BYTES_MAX)
-        payloads = [record["payload"] for record in records]
-        return LogPart(
-            payloads=payloads, last_seq=max(run.last_seq, start + len(payloads)), ended=run.state.is_terminal
-        )
+            return await log_reads.read(
+                connection, store_id, user_id, run_id, after_seq=after_seq, events_max=events_max
+            )
 
     async def _run_and_open_calls(
         self, connection: Connection, store_id: str, user_id: str, run_id: str

@@ -38,12 +38,34 @@ DELETE FROM job_store.requests WHERE (store_id, user_id, request_id) IN (
     WHERE create_time < now() - make_interval(secs => $1) ORDER BY create_time LIMIT $2
 )
 """
+# The events of a run whose end is still in the outbox have not all been sent.
+_TRIM: Final = """
+WITH old AS MATERIALIZED (
+    SELECT store_id, run_id, end_time, last_seq FROM job_store.runs AS r
+    WHERE trimmed_seq = 0 AND end_time < now() - make_interval(secs => $1) AND last_seq > 1
+    AND NOT EXISTS (SELECT FROM job_store.outbox AS o WHERE o.store_id = r.store_id AND o.run_id = r.run_id)
+    ORDER BY end_time LIMIT $3 FOR UPDATE SKIP LOCKED
+), part AS MATERIALIZED (
+    SELECT store_id, run_id, last_seq FROM (
+        SELECT *, sum(last_seq) OVER (ORDER BY end_time, store_id, run_id) - last_seq AS events_before FROM old
+    ) AS counted WHERE events_before < $2
+), trimmed AS (
+    DELETE FROM job_store.events AS e USING part AS p
+    WHERE e.store_id = p.store_id AND e.run_id = p.run_id AND e.seq < p.last_seq
+)
+UPDATE job_store.runs AS r SET trimmed_seq = p.last_seq - 1 FROM part AS p
+WHERE r.store_id = p.store_id AND r.run_id = p.run_id
+"""
+_TRIMMED_RUNS_MAX: Final = 100
 _OLD_CONVERSATIONS: Final = """
 SELECT store_id, conversation_id FROM job_store.conversations
 WHERE active_run_id IS NULL AND update_time < now() - make_interval(secs => $1)
 ORDER BY update_time LIMIT $2 FOR UPDATE SKIP LOCKED
 """
 _REMOVALS: Final = (
+    # First the runs, as whoever trims logs does: else two would wait for each other.
+    """SELECT FROM job_store.runs AS t, unnest($1::text[], $2::text[]) AS k (s, c)
+    WHERE t.store_id = k.s AND t.conversation_id = k.c FOR UPDATE OF t""",
     """DELETE FROM job_store.events AS t USING job_store.runs AS r, unnest($1::text[], $2::text[]) AS k (s, c)
     WHERE r.store_id = k.s AND r.conversation_id = k.c AND t.store_id = r.store_id AND t.run_id = r.run_id""",
     """DELETE FROM job_store.commands AS t USING job_store.runs AS r, unnest($1::text[], $2::text[]) AS k (s, c)
@@ -114,6 +136,11 @@ class PostgresAttic:
     async def remove_requests(self, *, older_than_seconds: float, rows_max: int) -> int:
         async with self._database.acquire() as connection:
             tag = await connection.execute(_OLD_REQUESTS, older_than_seconds, rows_max)
+        return int(tag.rpartition(" ")[2])
+
+    async def trim_logs(self, *, older_than_seconds: float, events_max: int) -> int:
+        async with self._database.acquire() as connection:
+            tag = await connection.execute(_TRIM, older_than_seconds, events_max, _TRIMMED_RUNS_MAX)
         return int(tag.rpartition(" ")[2])
 
     async def remove_conversations(self, *, older_than_seconds: float, rows_max: int) -> int:

@@ -138,6 +138,14 @@ class Attic(Protocol):
         """Forget request ids; returns how many."""
         ...
 
+    async def trim_logs(self, *, older_than_seconds: float, events_max: int) -> int:
+        """Remove all events but the last one of runs that ended so long ago; returns how many runs.
+
+        Of one run at least, then as many as have `events_max` events in all. Runs whose life-cycle events
+        the stream does not have yet are left.
+        """
+        ...
+
     async def remove_conversations(self, *, older_than_seconds: float, rows_max: int) -> int:
         """Remove conversations in which nothing happened for so long, with all that they hold; returns how many."""
         ...

@@ -57,12 +57,38 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunSnapshot:
+    """A run that has ended, with its newest messages and calls, as far as they go, and the number of the others.
+
+    Large results are left out: `omitted_bytes` has the size of each by call, 0 for those that are there.
+    """
+
+    run: RunRow
+    messages: Sequence[MessageRow]
+    calls: Sequence[CallRow]
+    omitted_bytes: Mapping[str, int]
+    omitted_messages: int
+    omitted_calls: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogGap:
+    """What there is in place of the events from `from_seq` to `to_seq`, which were removed."""
+
+    run_id: str
+    from_seq: int
+    to_seq: int
+    snapshot: RunSnapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogPart:
-    """A part of the log of a run: the bytes of its events."""
+    """A part of the log of a run: the bytes of its events, and what stands before them if some were removed."""
 
     payloads: Sequence[bytes]
     last_seq: int
     ended: bool
+    gap: LogGap | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +199,8 @@ class Reads(Protocol):
 
     async def events(self, store_id: str, user_id: str, run_id: str, *, after_seq: int, events_max: int) -> LogPart:
         """Return events of a run after a seq: at least one if there is any, then up to the limit and 1 MiB.
+
+        Those that were removed are a gap, and the events are those that follow it.
 
         Raises:
             RunNotFound: there is none for this user.

@@ -12,6 +12,7 @@ from services.job_store.app.ports import Attic, Census, LifecycleStream, Meter, 
 
 _RELAY_BATCH: Final = 256
 _REMOVAL_BATCH: Final = 100
+_TRIMMED_EVENTS_MAX: Final = 5000
 _OFFERS_SECONDS: Final = 1.0
 _RELAY_SECONDS: Final = 1.0
 _CENSUS_SECONDS: Final = 5.0
@@ -72,6 +73,7 @@ class Retention:
     """How long what is kept."""
 
     requests_seconds: float
+    events_seconds: float
     conversations_seconds: float
     interval_seconds: float
 
@@ -94,6 +96,8 @@ class RetentionSweep:
         """Remove all that is too old now."""
         keep = self._retention
         while await self._attic.remove_requests(older_than_seconds=keep.requests_seconds, rows_max=_REMOVAL_BATCH):
+            await self._clock.sleep(0)
+        while await self._attic.trim_logs(older_than_seconds=keep.events_seconds, events_max=_TRIMMED_EVENTS_MAX):
             await self._clock.sleep(0)
         while await self._attic.remove_conversations(
             older_than_seconds=keep.conversations_seconds, rows_max=_REMOVAL_BATCH

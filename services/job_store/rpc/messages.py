@@ -6,9 +6,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, assert_never
 
 from google.protobuf.timestamp_pb2 import Timestamp
-from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 
+from services.job_store.app.reading import LogGap
 from services.job_store.domain.events import (
     CallChanged,
     Event,
@@ -126,6 +127,26 @@ def message(row: MessageRow) -> message_pb2.Message:
     entry.summarised_to_number = row.summarised_to
     entry.create_time.CopyFrom(timestamp(row.create_time))
     return entry
+
+
+def gap(gap: LogGap) -> gap_pb2.Gap:
+    """Return what stands in place of removed events."""
+    snapshot = gap.snapshot
+    return gap_pb2.Gap(
+        run_id=gap.run_id,
+        from_seq=gap.from_seq,
+        to_seq=gap.to_seq,
+        snapshot=gap_pb2.RunSnapshot(
+            run=run(snapshot.run),
+            messages=map(message, snapshot.messages),
+            calls=[
+                call(row, result_bytes_max=EVENT_RESULT_BYTES_MAX, omitted_bytes=snapshot.omitted_bytes[row.call_id])
+                for row in snapshot.calls
+            ],
+            omitted_message_count=snapshot.omitted_messages,
+            omitted_call_count=snapshot.omitted_calls,
+        ),
+    )
 
 
 def command(row: CommandRow) -> ledger_pb2.Command:

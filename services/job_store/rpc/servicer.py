@@ -234,7 +234,10 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         if request.after_seq > part.last_seq:
             raise SeqBeyondEnd(f"the log ends at seq {part.last_seq}", last_seq=part.last_seq)
         return pb.ListEventsResponse(
-            events=map(event_pb2.RunEvent.FromString, part.payloads), last_seq=part.last_seq, ended=part.ended
+            events=map(event_pb2.RunEvent.FromString, part.payloads),
+            last_seq=part.last_seq,
+            ended=part.ended,
+            gap=None if part.gap is None else messages.gap(part.gap),
         )
 
 

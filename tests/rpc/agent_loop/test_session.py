@@ -171,6 +171,25 @@ async def test_attaching_again_moves_the_position(stub: AgentServiceAsyncStub, l
     assert await client.events(1) == [6]
 
 
+async def test_a_log_that_was_trimmed_is_shown_as_a_gap_then_the_rest_and_the_end(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger
+) -> None:
+    """EVT-1: the same as WatchRun shows."""
+    await ledger.add_run()
+    await ledger.append(count=4)
+    await ledger.finish()
+    ledger.trim()
+    client = Client(stub)
+    await client.hello()
+    for after_seq in range(5):
+        await client.attach(after_seq=after_seq)
+        assert (await client.next("gap", "event", "end")).gap == ledger.gap("run_1", after_seq)
+        assert await client.events(1) == [6]
+        assert (await client.next("end")).end.last_seq == 6
+    await client.attach(after_seq=5)
+    assert (await client.next("gap", "event", "end")).event.seq == 6
+
+
 async def test_after_a_detach_nothing_more_comes(
     stub: AgentServiceAsyncStub, ledger: FakeLedger, watches: Watches
 ) -> None:

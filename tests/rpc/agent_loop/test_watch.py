@@ -13,12 +13,12 @@ from pawl.agent.v1 import agent_pb2
 from pawl.event.v1 import event_pb2
 
 from services.agent_loop.app.feed import BEHIND_EVENTS_MAX
-from services.agent_loop.app.public_values import EventPage
+from services.agent_loop.app.public_values import EventPage, LogGap, LoggedEvent
 from services.agent_loop.app.watch import Watches
 from services.chassis.rpc_server import RpcServer
 from services.errors import DeadlineExceeded, Internal, Overloaded, PawlError, SeqBeyondEnd, SlowConsumer
 from tests.fakes.public_ledger import ME as CALLER
-from tests.fakes.public_ledger import FakeLedger, FakeLive
+from tests.fakes.public_ledger import PAGE_EVENTS, FakeLedger, FakeLive
 from tests.rpc.agent_loop.conftest import ME, STRANGERS
 from tests.rpc.agent_loop.errors import failure, reason
 
@@ -153,7 +153,8 @@ async def test_a_gap_is_filled_at_once_not_at_the_next_poll(ledger: FakeLedger, 
     ):
         await ledger.append(count=2)
         events = watcher.events(silence_seconds=60)
-        assert [event and event.seq for event in (await anext(events), await anext(events))] == [2, 3]
+        found = [await anext(events), await anext(events)]
+        assert [event.seq for event in found if isinstance(event, LoggedEvent)] == [2, 3]
         await events.aclose()
 
 
@@ -240,7 +241,7 @@ async def test_a_watcher_that_falls_behind_is_cut_off_in_the_middle_of_a_write(
     async def slow() -> None:
         async with watches.open(CALLER, "run_1", 0) as watcher:
             async for event in watcher.events(silence_seconds=60):
-                assert event is not None
+                assert isinstance(event, LoggedEvent)
                 if event.seq == 3:
                     stuck.set()
                     await asyncio.Event().wait()
@@ -248,7 +249,7 @@ async def test_a_watcher_that_falls_behind_is_cut_off_in_the_middle_of_a_write(
     async def fast() -> None:
         async with watches.open(CALLER, "run_1", 0) as watcher:
             async for event in watcher.events(silence_seconds=60):
-                assert event is not None
+                assert isinstance(event, LoggedEvent)
                 seen.append(event.seq)
 
     slow_task, fast_task = asyncio.create_task(slow()), asyncio.create_task(fast())
@@ -274,13 +275,82 @@ async def test_a_watcher_of_the_past_is_never_cut_off(ledger: FakeLedger, watche
     seen: list[int] = []
     async with watches.open(CALLER, "run_1", 0) as watcher:
         async for event in watcher.events(silence_seconds=60):
-            assert event is not None
+            assert isinstance(event, LoggedEvent)
             seen.append(event.seq)
             if event.seq <= 100:
                 await ledger.append(count=5)
             if event.seq == 601:
                 await ledger.finish()
     assert seen == list(range(1, 603))
+
+
+async def test_a_log_that_was_trimmed_is_shown_as_a_gap_and_the_rest(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger
+) -> None:
+    """EVT-1, I7: wherever one attaches, and the same for everybody."""
+    await ledger.add_run()
+    await ledger.append(count=5)
+    await ledger.finish()
+    ledger.trim(to_seq=4)
+
+    async def answers(after_seq: int) -> list[agent_pb2.WatchRunResponse]:
+        request = agent_pb2.WatchRunRequest(run_id="run_1", after_seq=after_seq)
+        return [answer async for answer in stub.WatchRun(request, metadata=ME)]
+
+    rest = [agent_pb2.WatchRunResponse(event=event) for event in ledger.runs["run_1"].events[4:]]
+    for after_seq in range(4):
+        gap = agent_pb2.WatchRunResponse(gap=ledger.gap("run_1", after_seq))
+        assert list(await asyncio.gather(answers(after_seq), answers(after_seq))) == [[gap, *rest]] * 2
+    assert await answers(4) == rest
+    assert await answers(5) == rest[1:]
+
+
+async def test_a_watcher_on_its_way_when_the_log_is_trimmed_gets_a_gap(ledger: FakeLedger, watches: Watches) -> None:
+    """Between two pages of the past."""
+    await ledger.add_run()
+    await ledger.append(count=3 * PAGE_EVENTS)
+    await ledger.finish()
+    seen: list[int | LogGap] = []
+    async with watches.open(CALLER, "run_1", 0) as watcher:
+        async for event in watcher.events(silence_seconds=60):
+            assert event is not None
+            seen.append(event if isinstance(event, LogGap) else event.seq)
+            if len(seen) == 5:
+                ledger.trim()
+    last = 3 * PAGE_EVENTS + 2
+    gap = seen[PAGE_EVENTS]
+    assert isinstance(gap, LogGap)
+    assert gap.document == ledger.gap("run_1", PAGE_EVENTS)
+    assert seen == [*range(1, PAGE_EVENTS + 1), gap, last]
+
+
+async def test_watchers_who_missed_the_end_until_the_log_was_trimmed_get_a_gap(
+    ledger: FakeLedger, live: FakeLive, watches: Watches
+) -> None:
+    """Their replica was cut off from everything meanwhile: none hangs, none gets a hole."""
+    await ledger.add_run()
+    seen: list[list[int | LogGap]] = [[], []]
+
+    async def watch(mine: list[int | LogGap]) -> None:
+        async with watches.open(CALLER, "run_1", 0) as watcher:
+            async for event in watcher.events(silence_seconds=60):
+                assert event is not None
+                mine.append(event if isinstance(event, LogGap) else event.seq)
+
+    watching = [asyncio.create_task(watch(mine)) for mine in seen]
+    await until(lambda: seen == [[1], [1]])
+    live.connected = False
+    ledger.down = True
+    await ledger.append(count=9)
+    await ledger.finish()
+    ledger.trim()
+    ledger.down = False
+    async with asyncio.timeout(10):
+        await asyncio.gather(*watching)
+    for mine in seen:
+        assert isinstance(mine[1], LogGap)
+        assert mine[1].document == ledger.gap("run_1", 1)
+        assert mine == [1, mine[1], 11]
 
 
 async def test_a_client_that_leaves_takes_its_feed_with_it(

@@ -32,7 +32,12 @@ async def count(database: Database) -> dict[str, int]:
 
 
 def sweep(database: Database) -> RetentionSweep:
-    keep = Retention(requests_seconds=DAY_SECONDS, conversations_seconds=30 * DAY_SECONDS, interval_seconds=600)
+    keep = Retention(
+        requests_seconds=DAY_SECONDS,
+        events_seconds=7 * DAY_SECONDS,
+        conversations_seconds=30 * DAY_SECONDS,
+        interval_seconds=600,
+    )
     return RetentionSweep(PostgresAttic(database), SystemClock(), keep)
 
 

@@ -26,67 +26,68 @@ from pawl.agent.v1 import session_pb2 as pawl_dot_agent_dot_v1_dot_session__pb2
 from pawl.agent.v1 import types_pb2 as pawl_dot_agent_dot_v1_dot_types__pb2
 from pawl.event.v1 import call_pb2 as pawl_dot_event_dot_v1_dot_call__pb2
 from pawl.event.v1 import event_pb2 as pawl_dot_event_dot_v1_dot_event__pb2
+from pawl.event.v1 import gap_pb2 as pawl_dot_event_dot_v1_dot_gap__pb2
 from pawl.event.v1 import message_pb2 as pawl_dot_event_dot_v1_dot_message__pb2
 from pawl.event.v1 import run_pb2 as pawl_dot_event_dot_v1_dot_run__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pawl/agent/v1/agent.proto\x12\rpawl.agent.v1\x1a\x1bpawl/agent/v1/session.proto\x1a\x19pawl/agent/v1/types.proto\x1a\x18pawl/event/v1/call.proto\x1a\x19pawl/event/v1/event.proto\x1a\x1bpawl/event/v1/message.proto\x1a\x17pawl/event/v1/run.proto\"\xa6\x01\n\x0fStartRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12*\n\x07options\x18\x04 \x01(\x0b\x32\x19.pawl.event.v1.RunOptions\x12,\n\x06policy\x18\x05 \x01(\x0e\x32\x1c.pawl.agent.v1.MessagePolicy\"3\n\x10StartRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.pawl.event.v1.Run\"4\n\x0fWatchRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tafter_seq\x18\x02 \x01(\x04\":\n\x10WatchRunResponse\x12&\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x17.pawl.event.v1.RunEvent\"j\n\x18SubmitToolResultsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12*\n\x07results\x18\x03 \x03(\x0b\x32\x19.pawl.agent.v1.ToolResult\"f\n\x19SubmitToolResultsResponse\x12(\n\x08receipts\x18\x01 \x03(\x0b\x32\x16.pawl.agent.v1.Receipt\x12\x1f\n\x03run\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Run\"b\n\rDecideRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12-\n\x08\x64\x65\x63ision\x18\x03 \x01(\x0b\x32\x1b.pawl.agent.v1.CallDecision\"Z\n\x0e\x44\x65\x63ideResponse\x12\'\n\x07receipt\x18\x01 \x01(\x0b\x32\x16.pawl.agent.v1.Receipt\x12\x1f\n\x03run\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Run\"\xa9\x01\n\x12SendMessageRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12,\n\x06policy\x18\x04 \x01(\x0e\x32\x1c.pawl.agent.v1.MessagePolicy\x12*\n\x07options\x18\x05 \x01(\x0b\x32\x19.pawl.event.v1.RunOptions\"G\n\x13SendMessageResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.pawl.event.v1.Run\x12\x0f\n\x07steered\x18\x02 \x01(\x08\"F\n\x10\x43\x61ncelRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"4\n\x11\x43\x61ncelRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.pawl.event.v1.Run\"\x8e\x01\n\x12ResolveCallRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x03 \x01(\t\x12-\n\nresolution\x18\x04 \x01(\x0e\x32\x19.pawl.agent.v1.Resolution\x12\x14\n\x0c\x63ontent_json\x18\x05 \x01(\x0c\"_\n\x13ResolveCallResponse\x12\'\n\x07receipt\x18\x01 \x01(\x0b\x32\x16.pawl.agent.v1.Receipt\x12\x1f\n\x03run\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Run\"5\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x14\n\x0cwait_seconds\x18\x02 \x01(\x01\"1\n\x0eGetRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.pawl.event.v1.Run\"z\n\x0fListRunsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x03 \x01(\t\x12\'\n\x06states\x18\x04 \x03(\x0e\x32\x17.pawl.event.v1.RunState\"M\n\x10ListRunsResponse\x12 \n\x04runs\x18\x01 \x03(\x0b\x32\x12.pawl.event.v1.Run\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"I\n\x10ListCallsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"P\n\x11ListCallsResponse\x12\"\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x13.pawl.event.v1.Call\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"U\n\x13ListMessagesRequest\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"Y\n\x14ListMessagesResponse\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.pawl.event.v1.Message\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\";\n\x12ListPendingRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"R\n\x13ListPendingResponse\x12\"\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x13.pawl.event.v1.Call\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*v\n\nResolution\x12\x1a\n\x16RESOLUTION_UNSPECIFIED\x10\x00\x12\x17\n\x13RESOLUTION_HAPPENED\x10\x01\x12\x18\n\x14RESOLUTION_RUN_AGAIN\x10\x02\x12\x19\n\x15RESOLUTION_TELL_MODEL\x10\x03\x32\xb6\x08\n\x0c\x41gentService\x12K\n\x08StartRun\x12\x1e.pawl.agent.v1.StartRunRequest\x1a\x1f.pawl.agent.v1.StartRunResponse\x12L\n\x07Session\x12\x1d.pawl.agent.v1.SessionRequest\x1a\x1e.pawl.agent.v1.SessionResponse(\x01\x30\x01\x12M\n\x08WatchRun\x12\x1e.pawl.agent.v1.WatchRunRequest\x1a\x1f.pawl.agent.v1.WatchRunResponse0\x01\x12\x66\n\x11SubmitToolResults\x12\'.pawl.agent.v1.SubmitToolResultsRequest\x1a(.pawl.agent.v1.SubmitToolResultsResponse\x12\x45\n\x06\x44\x65\x63ide\x12\x1c.pawl.agent.v1.DecideRequest\x1a\x1d.pawl.agent.v1.DecideResponse\x12T\n\x0bSendMessage\x12!.pawl.agent.v1.SendMessageRequest\x1a\".pawl.agent.v1.SendMessageResponse\x12N\n\tCancelRun\x12\x1f.pawl.agent.v1.CancelRunRequest\x1a .pawl.agent.v1.CancelRunResponse\x12T\n\x0bResolveCall\x12!.pawl.agent.v1.ResolveCallRequest\x1a\".pawl.agent.v1.ResolveCallResponse\x12\x45\n\x06GetRun\x12\x1c.pawl.agent.v1.GetRunRequest\x1a\x1d.pawl.agent.v1.GetRunResponse\x12K\n\x08ListRuns\x12\x1e.pawl.agent.v1.ListRunsRequest\x1a\x1f.pawl.agent.v1.ListRunsResponse\x12N\n\tListCalls\x12\x1f.pawl.agent.v1.ListCallsRequest\x1a .pawl.agent.v1.ListCallsResponse\x12W\n\x0cListMessages\x12\".pawl.agent.v1.ListMessagesRequest\x1a#.pawl.agent.v1.ListMessagesResponse\x12T\n\x0bListPending\x12!.pawl.agent.v1.ListPendingRequest\x1a\".pawl.agent.v1.ListPendingResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pawl/agent/v1/agent.proto\x12\rpawl.agent.v1\x1a\x1bpawl/agent/v1/session.proto\x1a\x19pawl/agent/v1/types.proto\x1a\x18pawl/event/v1/call.proto\x1a\x19pawl/event/v1/event.proto\x1a\x17pawl/event/v1/gap.proto\x1a\x1bpawl/event/v1/message.proto\x1a\x17pawl/event/v1/run.proto\"\xa6\x01\n\x0fStartRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12*\n\x07options\x18\x04 \x01(\x0b\x32\x19.pawl.event.v1.RunOptions\x12,\n\x06policy\x18\x05 \x01(\x0e\x32\x1c.pawl.agent.v1.MessagePolicy\"3\n\x10StartRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.pawl.event.v1.Run\"4\n\x0fWatchRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tafter_seq\x18\x02 \x01(\x04\"[\n\x10WatchRunResponse\x12&\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x17.pawl.event.v1.RunEvent\x12\x1f\n\x03gap\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Gap\"j\n\x18SubmitToolResultsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12*\n\x07results\x18\x03 \x03(\x0b\x32\x19.pawl.agent.v1.ToolResult\"f\n\x19SubmitToolResultsResponse\x12(\n\x08receipts\x18\x01 \x03(\x0b\x32\x16.pawl.agent.v1.Receipt\x12\x1f\n\x03run\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Run\"b\n\rDecideRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12-\n\x08\x64\x65\x63ision\x18\x03 \x01(\x0b\x32\x1b.pawl.agent.v1.CallDecision\"Z\n\x0e\x44\x65\x63ideResponse\x12\'\n\x07receipt\x18\x01 \x01(\x0b\x32\x16.pawl.agent.v1.Receipt\x12\x1f\n\x03run\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Run\"\xa9\x01\n\x12SendMessageRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12,\n\x06policy\x18\x04 \x01(\x0e\x32\x1c.pawl.agent.v1.MessagePolicy\x12*\n\x07options\x18\x05 \x01(\x0b\x32\x19.pawl.event.v1.RunOptions\"G\n\x13SendMessageResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.pawl.event.v1.Run\x12\x0f\n\x07steered\x18\x02 \x01(\x08\"F\n\x10\x43\x61ncelRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"4\n\x11\x43\x61ncelRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.pawl.event.v1.Run\"\x8e\x01\n\x12ResolveCallRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x03 \x01(\t\x12-\n\nresolution\x18\x04 \x01(\x0e\x32\x19.pawl.agent.v1.Resolution\x12\x14\n\x0c\x63ontent_json\x18\x05 \x01(\x0c\"_\n\x13ResolveCallResponse\x12\'\n\x07receipt\x18\x01 \x01(\x0b\x32\x16.pawl.agent.v1.Receipt\x12\x1f\n\x03run\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Run\"5\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x14\n\x0cwait_seconds\x18\x02 \x01(\x01\"1\n\x0eGetRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.pawl.event.v1.Run\"z\n\x0fListRunsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x03 \x01(\t\x12\'\n\x06states\x18\x04 \x03(\x0e\x32\x17.pawl.event.v1.RunState\"M\n\x10ListRunsResponse\x12 \n\x04runs\x18\x01 \x03(\x0b\x32\x12.pawl.event.v1.Run\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"I\n\x10ListCallsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"P\n\x11ListCallsResponse\x12\"\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x13.pawl.event.v1.Call\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"U\n\x13ListMessagesRequest\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"Y\n\x14ListMessagesResponse\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.pawl.event.v1.Message\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\";\n\x12ListPendingRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"R\n\x13ListPendingResponse\x12\"\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x13.pawl.event.v1.Call\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*v\n\nResolution\x12\x1a\n\x16RESOLUTION_UNSPECIFIED\x10\x00\x12\x17\n\x13RESOLUTION_HAPPENED\x10\x01\x12\x18\n\x14RESOLUTION_RUN_AGAIN\x10\x02\x12\x19\n\x15RESOLUTION_TELL_MODEL\x10\x03\x32\xb6\x08\n\x0c\x41gentService\x12K\n\x08StartRun\x12\x1e.pawl.agent.v1.StartRunRequest\x1a\x1f.pawl.agent.v1.StartRunResponse\x12L\n\x07Session\x12\x1d.pawl.agent.v1.SessionRequest\x1a\x1e.pawl.agent.v1.SessionResponse(\x01\x30\x01\x12M\n\x08WatchRun\x12\x1e.pawl.agent.v1.WatchRunRequest\x1a\x1f.pawl.agent.v1.WatchRunResponse0\x01\x12\x66\n\x11SubmitToolResults\x12\'.pawl.agent.v1.SubmitToolResultsRequest\x1a(.pawl.agent.v1.SubmitToolResultsResponse\x12\x45\n\x06\x44\x65\x63ide\x12\x1c.pawl.agent.v1.DecideRequest\x1a\x1d.pawl.agent.v1.DecideResponse\x12T\n\x0bSendMessage\x12!.pawl.agent.v1.SendMessageRequest\x1a\".pawl.agent.v1.SendMessageResponse\x12N\n\tCancelRun\x12\x1f.pawl.agent.v1.CancelRunRequest\x1a .pawl.agent.v1.CancelRunResponse\x12T\n\x0bResolveCall\x12!.pawl.agent.v1.ResolveCallRequest\x1a\".pawl.agent.v1.ResolveCallResponse\x12\x45\n\x06GetRun\x12\x1c.pawl.agent.v1.GetRunRequest\x1a\x1d.pawl.agent.v1.GetRunResponse\x12K\n\x08ListRuns\x12\x1e.pawl.agent.v1.ListRunsRequest\x1a\x1f.pawl.agent.v1.ListRunsResponse\x12N\n\tListCalls\x12\x1f.pawl.agent.v1.ListCallsRequest\x1a .pawl.agent.v1.ListCallsResponse\x12W\n\x0cListMessages\x12\".pawl.agent.v1.ListMessagesRequest\x1a#.pawl.agent.v1.ListMessagesResponse\x12T\n\x0bListPending\x12!.pawl.agent.v1.ListPendingRequest\x1a\".pawl.agent.v1.ListPendingResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pawl.agent.v1.agent_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RESOLUTION']._serialized_start=2349
-  _globals['_RESOLUTION']._serialized_end=2467
-  _globals['_STARTRUNREQUEST']._serialized_start=208
-  _globals['_STARTRUNREQUEST']._serialized_end=374
-  _globals['_STARTRUNRESPONSE']._serialized_start=376
-  _globals['_STARTRUNRESPONSE']._serialized_end=427
-  _globals['_WATCHRUNREQUEST']._serialized_start=429
-  _globals['_WATCHRUNREQUEST']._serialized_end=481
-  _globals['_WATCHRUNRESPONSE']._serialized_start=483
-  _globals['_WATCHRUNRESPONSE']._serialized_end=541
-  _globals['_SUBMITTOOLRESULTSREQUEST']._serialized_start=543
-  _globals['_SUBMITTOOLRESULTSREQUEST']._serialized_end=649
-  _globals['_SUBMITTOOLRESULTSRESPONSE']._serialized_start=651
-  _globals['_SUBMITTOOLRESULTSRESPONSE']._serialized_end=753
-  _globals['_DECIDEREQUEST']._serialized_start=755
-  _globals['_DECIDEREQUEST']._serialized_end=853
-  _globals['_DECIDERESPONSE']._serialized_start=855
-  _globals['_DECIDERESPONSE']._serialized_end=945
-  _globals['_SENDMESSAGEREQUEST']._serialized_start=948
-  _globals['_SENDMESSAGEREQUEST']._serialized_end=1117
-  _globals['_SENDMESSAGERESPONSE']._serialized_start=1119
-  _globals['_SENDMESSAGERESPONSE']._serialized_end=1190
-  _globals['_CANCELRUNREQUEST']._serialized_start=1192
-  _globals['_CANCELRUNREQUEST']._serialized_end=1262
-  _globals['_CANCELRUNRESPONSE']._serialized_start=1264
-  _globals['_CANCELRUNRESPONSE']._serialized_end=1316
-  _globals['_RESOLVECALLREQUEST']._serialized_start=1319
-  _globals['_RESOLVECALLREQUEST']._serialized_end=1461
-  _globals['_RESOLVECALLRESPONSE']._serialized_start=1463
-  _globals['_RESOLVECALLRESPONSE']._serialized_end=1558
-  _globals['_GETRUNREQUEST']._serialized_start=1560
-  _globals['_GETRUNREQUEST']._serialized_end=1613
-  _globals['_GETRUNRESPONSE']._serialized_start=1615
-  _globals['_GETRUNRESPONSE']._serialized_end=1664
-  _globals['_LISTRUNSREQUEST']._serialized_start=1666
-  _globals['_LISTRUNSREQUEST']._serialized_end=1788
-  _globals['_LISTRUNSRESPONSE']._serialized_start=1790
-  _globals['_LISTRUNSRESPONSE']._serialized_end=1867
-  _globals['_LISTCALLSREQUEST']._serialized_start=1869
-  _globals['_LISTCALLSREQUEST']._serialized_end=1942
-  _globals['_LISTCALLSRESPONSE']._serialized_start=1944
-  _globals['_LISTCALLSRESPONSE']._serialized_end=2024
-  _globals['_LISTMESSAGESREQUEST']._serialized_start=2026
-  _globals['_LISTMESSAGESREQUEST']._serialized_end=2111
-  _globals['_LISTMESSAGESRESPONSE']._serialized_start=2113
-  _globals['_LISTMESSAGESRESPONSE']._serialized_end=2202
-  _globals['_LISTPENDINGREQUEST']._serialized_start=2204
-  _globals['_LISTPENDINGREQUEST']._serialized_end=2263
-  _globals['_LISTPENDINGRESPONSE']._serialized_start=2265
-  _globals['_LISTPENDINGRESPONSE']._serialized_end=2347
-  _globals['_AGENTSERVICE']._serialized_start=2470
-  _globals['_AGENTSERVICE']._serialized_end=3548
+  _globals['_RESOLUTION']._serialized_start=2407
+  _globals['_RESOLUTION']._serialized_end=2525
+  _globals['_STARTRUNREQUEST']._serialized_start=233
+  _globals['_STARTRUNREQUEST']._serialized_end=399
+  _globals['_STARTRUNRESPONSE']._serialized_start=401
+  _globals['_STARTRUNRESPONSE']._serialized_end=452
+  _globals['_WATCHRUNREQUEST']._serialized_start=454
+  _globals['_WATCHRUNREQUEST']._serialized_end=506
+  _globals['_WATCHRUNRESPONSE']._serialized_start=508
+  _globals['_WATCHRUNRESPONSE']._serialized_end=599
+  _globals['_SUBMITTOOLRESULTSREQUEST']._serialized_start=601
+  _globals['_SUBMITTOOLRESULTSREQUEST']._serialized_end=707
+  _globals['_SUBMITTOOLRESULTSRESPONSE']._serialized_start=709
+  _globals['_SUBMITTOOLRESULTSRESPONSE']._serialized_end=811
+  _globals['_DECIDEREQUEST']._serialized_start=813
+  _globals['_DECIDEREQUEST']._serialized_end=911
+  _globals['_DECIDERESPONSE']._serialized_start=913
+  _globals['_DECIDERESPONSE']._serialized_end=1003
+  _globals['_SENDMESSAGEREQUEST']._serialized_start=1006
+  _globals['_SENDMESSAGEREQUEST']._serialized_end=1175
+  _globals['_SENDMESSAGERESPONSE']._serialized_start=1177
+  _globals['_SENDMESSAGERESPONSE']._serialized_end=1248
+  _globals['_CANCELRUNREQUEST']._serialized_start=1250
+  _globals['_CANCELRUNREQUEST']._serialized_end=1320
+  _globals['_CANCELRUNRESPONSE']._serialized_start=1322
+  _globals['_CANCELRUNRESPONSE']._serialized_end=1374
+  _globals['_RESOLVECALLREQUEST']._serialized_start=1377
+  _globals['_RESOLVECALLREQUEST']._serialized_end=1519
+  _globals['_RESOLVECALLRESPONSE']._serialized_start=1521
+  _globals['_RESOLVECALLRESPONSE']._serialized_end=1616
+  _globals['_GETRUNREQUEST']._serialized_start=1618
+  _globals['_GETRUNREQUEST']._serialized_end=1671
+  _globals['_GETRUNRESPONSE']._serialized_start=1673
+  _globals['_GETRUNRESPONSE']._serialized_end=1722
+  _globals['_LISTRUNSREQUEST']._serialized_start=1724
+  _globals['_LISTRUNSREQUEST']._serialized_end=1846
+  _globals['_LISTRUNSRESPONSE']._serialized_start=1848
+  _globals['_LISTRUNSRESPONSE']._serialized_end=1925
+  _globals['_LISTCALLSREQUEST']._serialized_start=1927
+  _globals['_LISTCALLSREQUEST']._serialized_end=2000
+  _globals['_LISTCALLSRESPONSE']._serialized_start=2002
+  _globals['_LISTCALLSRESPONSE']._serialized_end=2082
+  _globals['_LISTMESSAGESREQUEST']._serialized_start=2084
+  _globals['_LISTMESSAGESREQUEST']._serialized_end=2169
+  _globals['_LISTMESSAGESRESPONSE']._serialized_start=2171
+  _globals['_LISTMESSAGESRESPONSE']._serialized_end=2260
+  _globals['_LISTPENDINGREQUEST']._serialized_start=2262
+  _globals['_LISTPENDINGREQUEST']._serialized_end=2321
+  _globals['_LISTPENDINGRESPONSE']._serialized_start=2323
+  _globals['_LISTPENDINGRESPONSE']._serialized_end=2405
+  _globals['_AGENTSERVICE']._serialized_start=2528
+  _globals['_AGENTSERVICE']._serialized_end=3606
 # @@protoc_insertion_point(module_scope)

@@ -30,6 +30,7 @@ from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from pawl.agent.v1 import types_pb2 as _types_pb2
 from pawl.event.v1 import call_pb2 as _call_pb2
 from pawl.event.v1 import event_pb2 as _event_pb2
+from pawl.event.v1 import gap_pb2 as _gap_pb2
 from pawl.event.v1 import message_pb2 as _message_pb2
 from pawl.event.v1 import run_pb2 as _run_pb2
 import builtins as _builtins
@@ -167,23 +168,31 @@ Global___WatchRunRequest: _TypeAlias = WatchRunRequest  # noqa: Y015
 
 @_typing.final
 class WatchRunResponse(_message.Message):
-    """WatchRunResponse is one event."""
+    """WatchRunResponse is one event or one gap; a heartbeat (sent after 15 s of
+    silence) has neither.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     EVENT_FIELD_NUMBER: _builtins.int
+    GAP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def event(self) -> _event_pb2.RunEvent:
-        """The event; empty in a heartbeat (sent after 15 s of silence)."""
+        """The event."""
+
+    @_builtins.property
+    def gap(self) -> _gap_pb2.Gap:
+        """What stands for events that are not kept any more."""
 
     def __init__(
         self,
         *,
         event: _event_pb2.RunEvent | None = ...,
+        gap: _gap_pb2.Gap | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "gap", b"gap"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "gap", b"gap"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

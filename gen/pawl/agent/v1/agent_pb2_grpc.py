@@ -139,7 +139,8 @@ class AgentServiceServicer(object):
     def WatchRun(self, request, context):
         """Streams the events of a run after `after_seq`, first those of the past,
         then live ones, and ends with OK after the last event of the run. Safe to
-        repeat from the last seq seen; every watcher gets the same bytes.
+        repeat from the last seq seen; every watcher gets the same bytes. In place
+        of events that are not kept any more comes one gap.
 
         Errors: RUN_NOT_FOUND, SEQ_BEYOND_END, SLOW_CONSUMER (more than 256 events
         or 1 MiB behind; metadata says where to resume).

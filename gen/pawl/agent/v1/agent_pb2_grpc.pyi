@@ -77,7 +77,8 @@ class AgentServiceStub:
     WatchRun: _grpc.UnaryStreamMultiCallable[_agent_pb2.WatchRunRequest, _agent_pb2.WatchRunResponse]
     """Streams the events of a run after `after_seq`, first those of the past,
     then live ones, and ends with OK after the last event of the run. Safe to
-    repeat from the last seq seen; every watcher gets the same bytes.
+    repeat from the last seq seen; every watcher gets the same bytes. In place
+    of events that are not kept any more comes one gap.
 
     Errors: RUN_NOT_FOUND, SEQ_BEYOND_END, SLOW_CONSUMER (more than 256 events
     or 1 MiB behind; metadata says where to resume).
@@ -177,7 +178,8 @@ class AgentServiceAsyncStub(AgentServiceStub):
     WatchRun: _aio.UnaryStreamMultiCallable[_agent_pb2.WatchRunRequest, _agent_pb2.WatchRunResponse]  # type: ignore[assignment]
     """Streams the events of a run after `after_seq`, first those of the past,
     then live ones, and ends with OK after the last event of the run. Safe to
-    repeat from the last seq seen; every watcher gets the same bytes.
+    repeat from the last seq seen; every watcher gets the same bytes. In place
+    of events that are not kept any more comes one gap.
 
     Errors: RUN_NOT_FOUND, SEQ_BEYOND_END, SLOW_CONSUMER (more than 256 events
     or 1 MiB behind; metadata says where to resume).
@@ -292,7 +294,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_agent_pb2.WatchRunResponse], _abc.AsyncIterator[_agent_pb2.WatchRunResponse]]:
         """Streams the events of a run after `after_seq`, first those of the past,
         then live ones, and ends with OK after the last event of the run. Safe to
-        repeat from the last seq seen; every watcher gets the same bytes.
+        repeat from the last seq seen; every watcher gets the same bytes. In place
+        of events that are not kept any more comes one gap.
 
         Errors: RUN_NOT_FOUND, SEQ_BEYOND_END, SLOW_CONSUMER (more than 256 events
         or 1 MiB behind; metadata says where to resume).

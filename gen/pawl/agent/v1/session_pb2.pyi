@@ -11,6 +11,7 @@ from google.protobuf.internal import containers as _containers
 from pawl.agent.v1 import types_pb2 as _types_pb2
 from pawl.event.v1 import call_pb2 as _call_pb2
 from pawl.event.v1 import event_pb2 as _event_pb2
+from pawl.event.v1 import gap_pb2 as _gap_pb2
 from pawl.event.v1 import run_pb2 as _run_pb2
 import builtins as _builtins
 import sys
@@ -130,6 +131,7 @@ class SessionResponse(_message.Message):
     RECEIPT_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
+    GAP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """Answers `hello`, first of all."""
@@ -158,6 +160,10 @@ class SessionResponse(_message.Message):
     def heartbeat(self) -> Global___ServerHeartbeat:
         """Life sign, after 15 s of silence."""
 
+    @_builtins.property
+    def gap(self) -> _gap_pb2.Gap:
+        """Stands for events of an attached run that are not kept any more."""
+
     def __init__(
         self,
         *,
@@ -168,12 +174,13 @@ class SessionResponse(_message.Message):
         receipt: _types_pb2.Receipt | None = ...,
         end: Global___End | None = ...,
         heartbeat: Global___ServerHeartbeat | None = ...,
+        gap: _gap_pb2.Gap | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "event", b"event", "frame", b"frame", "heartbeat", b"heartbeat", "offer", b"offer", "offer_revoked", b"offer_revoked", "receipt", b"receipt", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "event", b"event", "frame", b"frame", "gap", b"gap", "heartbeat", b"heartbeat", "offer", b"offer", "offer_revoked", b"offer_revoked", "receipt", b"receipt", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "event", b"event", "frame", b"frame", "heartbeat", b"heartbeat", "offer", b"offer", "offer_revoked", b"offer_revoked", "receipt", b"receipt", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "event", b"event", "frame", b"frame", "gap", b"gap", "heartbeat", b"heartbeat", "offer", b"offer", "offer_revoked", b"offer_revoked", "receipt", b"receipt", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["welcome", "event", "offer", "offer_revoked", "receipt", "end", "heartbeat"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["welcome", "event", "offer", "offer_revoked", "receipt", "end", "heartbeat", "gap"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 

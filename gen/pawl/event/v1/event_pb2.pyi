@@ -30,7 +30,8 @@ class RunEvent(_message.Message):
     Guarantees: `seq` starts at 1 and has no gaps; every watcher gets the same
     bytes for the same seq; an event is durable before anyone sees it; a run has
     exactly one event that ends it, and it is the last one; all output comes
-    before it.
+    before it. Some days after the end of a run the events before its last one
+    are removed; then a watcher gets a `Gap` in their place.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -17,6 +17,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from pawl.event.v1 import call_pb2 as _call_pb2
 from pawl.event.v1 import event_pb2 as _event_pb2
+from pawl.event.v1 import gap_pb2 as _gap_pb2
 from pawl.event.v1 import message_pb2 as _message_pb2
 from pawl.event.v1 import run_pb2 as _run_pb2
 import builtins as _builtins
@@ -1710,13 +1711,20 @@ class ListEventsResponse(_message.Message):
     EVENTS_FIELD_NUMBER: _builtins.int
     LAST_SEQ_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
+    GAP_FIELD_NUMBER: _builtins.int
     last_seq: _builtins.int
     """Seq of the run's last event."""
     ended: _builtins.bool
     """True if the run has ended: nothing comes after `last_seq`."""
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[_event_pb2.RunEvent]:
-        """The events, in order, without gaps."""
+        """The events, in order, without gaps among them."""
+
+    @_builtins.property
+    def gap(self) -> _gap_pb2.Gap:
+        """Stands before the events for those that are not kept any more; absent if
+        all after the seq asked for are there.
+        """
 
     def __init__(
         self,
@@ -1724,10 +1732,11 @@ class ListEventsResponse(_message.Message):
         events: _abc.Iterable[_event_pb2.RunEvent] | None = ...,
         last_seq: _builtins.int = ...,
         ended: _builtins.bool = ...,
+        gap: _gap_pb2.Gap | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["gap", b"gap"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "events", b"events", "last_seq", b"last_seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "events", b"events", "gap", b"gap", "last_seq", b"last_seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -289,7 +289,7 @@ class LedgerServiceServicer(object):
 
     def ListEvents(self, request, context):
         """Lists the events of a run after a seq, in order, cut at `events_max` and
-        1 MiB. Read-only.
+        1 MiB. In place of those that are not kept any more comes a gap. Read-only.
 
         Errors: RUN_NOT_FOUND, SEQ_BEYOND_END.
         """

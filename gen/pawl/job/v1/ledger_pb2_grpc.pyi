@@ -128,7 +128,7 @@ class LedgerServiceStub:
     """
     ListEvents: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListEventsRequest, _ledger_pb2.ListEventsResponse]
     """Lists the events of a run after a seq, in order, cut at `events_max` and
-    1 MiB. Read-only.
+    1 MiB. In place of those that are not kept any more comes a gap. Read-only.
 
     Errors: RUN_NOT_FOUND, SEQ_BEYOND_END.
     """
@@ -227,7 +227,7 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     """
     ListEvents: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListEventsRequest, _ledger_pb2.ListEventsResponse]  # type: ignore[assignment]
     """Lists the events of a run after a seq, in order, cut at `events_max` and
-    1 MiB. Read-only.
+    1 MiB. In place of those that are not kept any more comes a gap. Read-only.
 
     Errors: RUN_NOT_FOUND, SEQ_BEYOND_END.
     """
@@ -431,7 +431,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.ListEventsResponse, _abc.Awaitable[_ledger_pb2.ListEventsResponse]]:
         """Lists the events of a run after a seq, in order, cut at `events_max` and
-        1 MiB. Read-only.
+        1 MiB. In place of those that are not kept any more comes a gap. Read-only.
 
         Errors: RUN_NOT_FOUND, SEQ_BEYOND_END.
         """

@@ -41,6 +41,7 @@ CREATE TABLE runs (
     worker_id text COLLATE "C",
     claim_at timestamptz,
     last_seq bigint NOT NULL,
+    trimmed_seq bigint NOT NULL DEFAULT 0,    -- events up to this one were removed
     command_count integer NOT NULL,
     round integer NOT NULL,
     active_seconds double precision NOT NULL,
@@ -62,6 +63,8 @@ CREATE INDEX runs_claimable ON runs (store_id, claim_at) WHERE claim_at IS NOT N
 CREATE INDEX runs_of_worker ON runs (worker_id, store_id, run_id) WHERE worker_id IS NOT NULL;
 CREATE INDEX runs_of_user ON runs (store_id, user_id, create_time, run_id);
 CREATE INDEX runs_of_conversation ON runs (store_id, conversation_id, create_time, run_id);
+-- For the retention sweep.
+CREATE INDEX runs_untrimmed ON runs (end_time) WHERE trimmed_seq = 0 AND end_time IS NOT NULL;
 CREATE INDEX runs_open ON runs (state) WHERE state < 10;
 
 CREATE TABLE calls (
