@@ -196,6 +196,8 @@ class Chat:
         match frame.WhichOneof("frame"):
             case "event":
                 self._show_event(frame.event)
+            case "gap":
+                self._screen.show_gap(frame.gap)
             case "end":
                 self._active.pop(frame.end.run_id, None)
             case _:

@@ -46,7 +46,7 @@ class Refused(Exception):
 
 
 class SessionClient:
-    """One front end. An async context manager, and an iterator over event and end frames.
+    """One front end. An async context manager, and an iterator over event, gap and end frames.
 
     `metadata` goes with every connection (the credential). A `client_id` that is kept over
     restarts of the program takes its calls back. `on_connected` is told the address of each
@@ -100,7 +100,7 @@ class SessionClient:
             yield await self.next_frame()
 
     async def next_frame(self) -> wire.SessionResponse:
-        """Return the next event or end. Safe to cancel."""
+        """Return the next event, gap or end. Safe to cancel."""
         frame = await self._incoming.get()
         if isinstance(frame, Exception):
             self._incoming.put_nowait(frame)
@@ -209,6 +209,9 @@ class SessionClient:
         match frame.WhichOneof("frame"):
             case "event" if frame.event.seq > self._last_seq.get(frame.event.run_id, 0):
                 self._last_seq[frame.event.run_id] = frame.event.seq
+                self._incoming.put_nowait(frame)
+            case "gap" if frame.gap.to_seq > self._last_seq.get(frame.gap.run_id, 0):
+                self._last_seq[frame.gap.run_id] = frame.gap.to_seq
                 self._incoming.put_nowait(frame)
             case "end" if self._last_seq.pop(frame.end.run_id, None) is not None:
                 self._incoming.put_nowait(frame)

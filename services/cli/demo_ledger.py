@@ -70,7 +70,7 @@ async def read_ledger(target: Target, run_id: str, outbox: Path) -> Ledger:
         run=run,
         calls=calls.calls,
         messages=messages.messages,
-        events=[event async for event in watch(target, run_id)],
+        events=[event async for event in watch(target, run_id) if isinstance(event, event_pb2.RunEvent)],
         notifications=listed.notifications,
         mails=await asyncio.to_thread(_mails, outbox),
     )

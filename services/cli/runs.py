@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import typer
 from google.protobuf.json_format import MessageToJson
 from pawl.agent.v1 import agent_pb2
-from pawl.event.v1 import event_pb2, run_pb2
+from pawl.event.v1 import event_pb2, gap_pb2, run_pb2
 from rich.console import Console
 from rich.table import Table
 
@@ -92,10 +92,12 @@ async def _follow(target: Target, console: Console, run_id: str, after_seq: int,
     state = run_pb2.RUN_STATE_UNSPECIFIED
     try:
         async for event in watch_events(target, run_id, after_seq):
-            if event.HasField("run_changed"):
+            if isinstance(event, event_pb2.RunEvent) and event.HasField("run_changed"):
                 state = event.run_changed.run.state
             if json:
                 print(event_line(event), flush=True)
+            elif isinstance(event, gap_pb2.Gap):
+                transcript.show_gap(event)
             else:
                 transcript.show(event)
     except asyncio.CancelledError:
@@ -111,8 +113,8 @@ async def _follow(target: Target, console: Console, run_id: str, after_seq: int,
     return 0 if state == _GOOD else EXIT_UNSUCCESSFUL
 
 
-def event_line(event: event_pb2.RunEvent) -> str:
-    """Return an event as one line of the JSON that protobuf defines."""
+def event_line(event: event_pb2.RunEvent | gap_pb2.Gap) -> str:
+    """Return an event, or the gap that stands for some, as one line of the JSON that protobuf defines."""
     return MessageToJson(event, preserving_proto_field_name=True, indent=None)
 
 

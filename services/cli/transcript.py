@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Final
 
-from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
@@ -73,6 +73,27 @@ class Transcript:
                 self.line(f"! {wording.one_line(event.warning.message, 300)}", "yellow")
             case _:
                 pass  # An event of a later version, or one that says nothing new to a reader.
+
+    def show_gap(self, gap: gap_pb2.Gap) -> None:
+        """Say that events are gone, and show what they had led to: messages, and calls with their outcomes."""
+        snapshot = gap.snapshot
+        omitted = [
+            wording.count_text(count, noun)
+            for count, noun in (
+                (snapshot.omitted_message_count, "earlier message"),
+                (snapshot.omitted_call_count, "earlier call"),
+            )
+            if count
+        ]
+        without = f", without {' and '.join(omitted)}" if omitted else ""
+        self.line(f"… events {gap.from_seq} to {gap.to_seq} are not kept any more; they came to this{without}:", "dim")
+        calls = {call.call_id: call for call in snapshot.calls}
+        self._begin_round()
+        for message in snapshot.messages:
+            self._message_added(message)
+            for call_id in message.call_ids:
+                if call_id in calls:
+                    self._call_changed(event_pb2.CallChanged(call=calls[call_id]))
 
     def line(self, text: str, style: str = "") -> None:
         """Show a line of its own."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import grpc
 from pawl.agent.v1 import agent_pb2
-from pawl.event.v1 import event_pb2
+from pawl.event.v1 import event_pb2, gap_pb2
 
 from services.chassis.status import from_rpc_error
 from services.cli.target import Target
@@ -19,8 +19,8 @@ _SILENCE_SECONDS_MAX: Final = 45.0
 _PAUSE_SECONDS: Final = 0.5
 
 
-async def watch(target: Target, run_id: str, after_seq: int = 0) -> AsyncIterator[event_pb2.RunEvent]:
-    """Yield the events of a run after `after_seq`, each once, until its last one.
+async def watch(target: Target, run_id: str, after_seq: int = 0) -> AsyncIterator[event_pb2.RunEvent | gap_pb2.Gap]:
+    """Yield the events of a run after `after_seq`, each once, until its last one; a gap for those that are gone.
 
     Survives what a watcher can survive: a replica that goes away, a stream that is
     silent for too long, being too slow.
@@ -44,6 +44,9 @@ async def watch(target: Target, run_id: str, after_seq: int = 0) -> AsyncIterato
                     if response.HasField("event"):
                         after_seq = response.event.seq
                         yield response.event
+                    elif response.HasField("gap"):
+                        after_seq = response.gap.to_seq
+                        yield response.gap
             except TimeoutError:
                 stream.cancel()
             except grpc.aio.AioRpcError as error:

@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 from pawl.agent.v1 import agent_pb2_grpc, session_pb2, types_pb2
-from pawl.event.v1 import call_pb2, event_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
 
 RUN = "run_1"
 
@@ -25,6 +25,7 @@ class Book:
 
     events: list[event_pb2.RunEvent] = field(default_factory=list)
     ended: bool = False
+    trimmed_seq: int = 0
     offers: list[session_pb2.Offer] = field(default_factory=list)
     frames: list[session_pb2.SessionRequest] = field(default_factory=list)
     receipts: dict[str, types_pb2.Receipt] = field(default_factory=dict)
@@ -140,6 +141,8 @@ class _Stream:
             if frame.HasField("event"):
                 self._next = frame.event.seq
                 self._events_sent += 1
+            if frame.HasField("gap"):
+                self._next = frame.gap.to_seq
             if frame.HasField("end"):
                 self._next = None
             if frame.HasField("offer"):
@@ -155,6 +158,9 @@ class _Stream:
                 return session_pb2.SessionResponse(offer=offer)
         if self._next is None:
             return None
+        if self._next < self._book.trimmed_seq:
+            gap = gap_pb2.Gap(run_id=RUN, from_seq=self._next + 1, to_seq=self._book.trimmed_seq)
+            return session_pb2.SessionResponse(gap=gap)
         if self._next < len(self._book.events):
             return session_pb2.SessionResponse(event=self._book.events[self._next])
         if self._book.ended:

@@ -77,6 +77,22 @@ async def test_a_stream_that_breaks_goes_on_after_the_last_event_seen(cluster: C
     assert cluster.book.sent("attach")[0].attach.after_seq == break_after
 
 
+async def test_events_that_are_gone_are_a_gap_that_is_given_once(cluster: Cluster) -> None:
+    """EVT-1: also when the stream breaks just behind it."""
+    await cluster.book.append(10, ended=True)
+    cluster.book.trimmed_seq = 7
+    cluster.first.break_after_events = 1
+    seen: list[tuple[str, int]] = []
+    async with cluster.client() as client, asyncio.timeout(10):
+        await client.start("go")
+        async for frame in client:
+            if frame.HasField("end"):
+                break
+            seen.append(("gap", frame.gap.to_seq) if frame.HasField("gap") else ("event", frame.event.seq))
+    assert seen == [("gap", 7), ("event", 8), ("event", 9), ("event", 10)]
+    assert cluster.book.sent("attach")[0].attach.after_seq == 8
+
+
 async def test_a_client_keeps_its_id_over_reconnects(cluster: Cluster) -> None:
     """FE-2: by it, it keeps the calls that it holds."""
     cluster.first.break_before_receipt = "cancel"

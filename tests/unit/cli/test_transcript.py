@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import io
 
-from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from rich.console import Console
 
 from services.cli.transcript import REASONING_CHARACTERS_MAX, Transcript, hint
 
 
-def shown(*events: event_pb2.RunEvent, terminal: bool = False, **options: bool) -> str:
+def shown(*events: event_pb2.RunEvent | gap_pb2.Gap, terminal: bool = False, **options: bool) -> str:
     output = io.StringIO()
     console = Console(file=output, force_terminal=terminal, width=100, highlight=False, color_system=None)
     transcript = Transcript(console, **options)
     for event in events:
-        transcript.show(event)
+        if isinstance(event, gap_pb2.Gap):
+            transcript.show_gap(event)
+        else:
+            transcript.show(event)
     transcript.end_line()
     return output.getvalue()
 
@@ -133,3 +136,31 @@ def test_nothing_that_a_model_or_a_tool_says_steers_the_terminal() -> None:
 
 def test_an_event_of_a_later_version_shows_nothing() -> None:
     assert shown(event_pb2.RunEvent(type="later.invented")) == ""
+
+
+def test_a_gap_is_a_sentence_and_what_the_events_had_led_to() -> None:
+    """EVT-1."""
+    done = call(call_pb2.CALL_STATE_SUCCEEDED)
+    done.result.content_json = b'"sent"'
+    snapshot = gap_pb2.RunSnapshot(
+        messages=[
+            message_pb2.Message(role=message_pb2.ROLE_USER, text="Tell ann"),
+            message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="I will.", call_ids=["call_0", "call_1"]),
+            message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="Done."),
+        ],
+        calls=[done],
+        omitted_call_count=1,
+    )
+    ended = run_pb2.Run(run_id="run_1", state=run_pb2.RUN_STATE_COMPLETED)
+    lines = shown(
+        gap_pb2.Gap(from_seq=3, to_seq=40, snapshot=snapshot),
+        event_pb2.RunEvent(run_changed=event_pb2.RunChanged(run=ended)),
+    ).splitlines()
+    assert lines[:-1] == [
+        "… events 3 to 40 are not kept any more; they came to this, without 1 earlier call:",
+        "> Tell ann",
+        "I will.",
+        "✓ send_email → sent",
+        "Done.",
+    ]
+    assert "completed" in lines[-1]
