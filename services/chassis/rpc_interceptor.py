@@ -31,6 +31,7 @@ from services.chassis.ids import IdSource, is_id
 from services.chassis.metrics import RpcMetrics
 from services.chassis.rpc_kinds import Behaviour, Context, read_raw
 from services.errors import (
+    Cancelled,
     DeadlineExceeded,
     Internal,
     MethodNotFound,
@@ -204,7 +205,10 @@ class _Method:
                 code, reason = refusal.kind.value, refusal.reason
                 if context.done():
                     raise grpc.aio.AbortError from None  # Nobody listens any more.
-                await status.abort(context, refusal)
+                try:
+                    await status.abort(context, refusal)
+                except grpc.aio.InternalError:
+                    raise grpc.aio.AbortError from None  # It went in this moment.
             finally:
                 self.interceptor.leave(call)
                 self._in_flight.dec()
@@ -283,13 +287,15 @@ _CODE_NAMES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 def _leading(error: Exception) -> Exception:
-    """Return the one error that a failed task group stands for, where all its failures are for the client."""
-    if not isinstance(error, ExceptionGroup):
-        return error
-    leaves = _leaves(error)
+    """Return the one error that a failed call or task group stands for, where all its failures are for the client.
+
+    gRPC raises an InternalError where a message cannot be sent because the client has gone and nobody has said so yet.
+    """
+    leaves = _leaves(error) if isinstance(error, ExceptionGroup) else [error]
     for leaf in leaves:
         if isinstance(leaf, grpc.aio.AbortError):
             return leaf
+    leaves = [Cancelled("the client has gone") if isinstance(leaf, grpc.aio.InternalError) else leaf for leaf in leaves]
     return leaves[0] if all(isinstance(leaf, PawlError) for leaf in leaves) else error
 
 

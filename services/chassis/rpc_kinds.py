@@ -94,17 +94,19 @@ class _ParsingContext:
         return raw if raw is grpc.aio.EOF else self._parse(raw)
 
 
-async def _send(responses: Any, context: Context) -> None:
-    """Write what an async generator yields; a coroutine writes for itself.
+async def _send(call: Callable[[], Any], context: Context) -> None:
+    """Call a servicer's method and write what an async generator yields; a coroutine writes for itself.
 
     grpc.aio would drive the generator too, but leaves closing it to the garbage
     collector when the client goes away in the middle of a write.
 
     The initial metadata goes first: if it went with the first response and that
     write was cancelled, gRPC would refuse the status that follows, and the client
-    would wait for ever.
+    would wait for ever. The client may be gone before that is done: then nothing
+    is called.
     """
     await context.send_initial_metadata(())
+    responses = call()
     if inspect.isawaitable(responses):
         await responses
         return
@@ -126,7 +128,8 @@ def _unary_stream(handler: Handler, parse: Parser) -> Wrapped:
     inner: Any = handler.unary_stream
 
     async def run(raw: bytes, context: Context) -> None:
-        await _send(inner(parse(raw), context), context)
+        request = parse(raw)
+        await _send(lambda: inner(request, context), context)
 
     return grpc.unary_stream_rpc_method_handler, run
 
@@ -146,7 +149,7 @@ def _stream_stream(handler: Handler, parse: Parser) -> Wrapped:
 
     async def run(raw: AsyncIterator[bytes], context: Context) -> None:
         async with _Requests(raw, parse) as requests:
-            await _send(inner(requests, _ParsingContext(context, parse)), context)
+            await _send(lambda: inner(requests, _ParsingContext(context, parse)), context)
 
     return grpc.stream_stream_rpc_method_handler, run
 

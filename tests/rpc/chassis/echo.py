@@ -41,6 +41,11 @@ class EchoServicer:
             case ["crash-group"]:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(_raise(RuntimeError("hunter2")))
+            case ["gone"]:
+                raise grpc.aio.InternalError("what gRPC raises when a write fails")
+            case ["gone-group"]:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(_raise(grpc.aio.InternalError("what gRPC raises when a write fails")))
             case ["abort"]:
                 await context.abort(grpc.StatusCode.DATA_LOSS, "as the servicer says")
             case ["abort-group"]:

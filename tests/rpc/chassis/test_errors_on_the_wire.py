@@ -11,7 +11,9 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
 from services.chassis.rpc_client import open_channel, translating
+from services.chassis.rpc_kinds import read_raw
 from services.errors import (
+    Cancelled,
     DeadlineExceeded,
     Internal,
     MalformedRequest,
@@ -87,6 +89,31 @@ async def test_what_a_servicer_aborts_with_is_what_arrives(
             await EchoStub(channel).call(kind, how)
         assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.DATA_LOSS, "as the servicer says")
     assert "rpc.failed" not in capfd.readouterr().out
+
+
+@every_kind
+@pytest.mark.parametrize("how", ["gone", "gone-group"])
+async def test_a_client_that_goes_away_in_a_write_is_no_fault_of_the_program(
+    serve: Serve, kind: str, how: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with serve() as server, open_channel(server.address) as channel:
+        assert type(await refusal(EchoStub(channel).call(kind, how))) is Cancelled
+    assert "rpc.failed" not in capfd.readouterr().out
+
+
+async def test_a_client_that_is_gone_before_the_answer_begins_costs_nothing(servicer: EchoServicer) -> None:
+    """A method that was called and never awaited would be a warning in the log."""
+
+    class Gone:
+        async def send_initial_metadata(self, _: object) -> None:
+            raise asyncio.CancelledError
+
+    handler: Any = grpc.unary_stream_rpc_method_handler(servicer.generate, StringValue.FromString)
+    _, behaviour = read_raw(handler, bytes_max=1000)
+    context: Any = Gone()
+    with pytest.raises(asyncio.CancelledError):
+        await behaviour(b"", context)
+    assert servicer.generator is None
 
 
 @pytest.mark.parametrize("size", [200_000, 2_000_000])
