@@ -35,6 +35,7 @@ a reason that comes from a peer back into the same class.
         ConversationBusy
         DeadlinePassed
         ApprovalRequired
+        AttentionNotNeeded
       OutOfRange
         SeqBeyondEnd
       Aborted
@@ -256,6 +257,12 @@ class RunEnded(FailedPrecondition):
     reason = "RUN_ENDED"
 
 
+class NoTokenBudget(FailedPrecondition):
+    """The run has no token budget, so there is nothing to add to."""
+
+    reason = "NO_TOKEN_BUDGET"
+
+
 class CallNotPending(FailedPrecondition):
     """The call is not waiting for what was sent."""
 
@@ -299,6 +306,12 @@ class ApprovalRequired(FailedPrecondition):
     """The tool needs an approval that was not given."""
 
     reason = "APPROVAL_REQUIRED"
+
+
+class AttentionNotNeeded(FailedPrecondition):
+    """The run does not wait for an operator, or not for this."""
+
+    reason = "ATTENTION_NOT_NEEDED"
 
 
 class OutOfRange(PawlError):
@@ -356,6 +369,12 @@ class QueueFull(ResourceExhausted):
     """The conversation's queue of waiting messages is full."""
 
     reason = "QUEUE_FULL"
+
+
+class TokenCeiling(ResourceExhausted):
+    """The run's token budget may not become that large. Add fewer tokens."""
+
+    reason = "TOKEN_CEILING"
 
 
 class SlowConsumer(ResourceExhausted):

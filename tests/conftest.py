@@ -11,10 +11,15 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 
 from services.chassis.ids import IdSource
 from tests import servers
 from tests.fakes.manual_clock import ManualClock
+
+# A slow machine is no reason for a test to fail.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 @pytest.fixture(autouse=True, scope="session")

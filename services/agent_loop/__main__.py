@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable
 
 from pawl.agent.v1.agent_pb2_grpc import add_AgentServiceServicer_to_server
+from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
 
 from services.agent_loop.adapters.call_checker import RegistryCallChecker
 from services.agent_loop.adapters.live import BusEvents
@@ -20,11 +21,13 @@ from services.agent_loop.app.drive import Drive
 from services.agent_loop.app.inbox import Inbox
 from services.agent_loop.app.jobs import Workshop
 from services.agent_loop.app.messages import Messages
+from services.agent_loop.app.operators import Operators
 from services.agent_loop.app.session import Sessions
 from services.agent_loop.app.watch import Watches
 from services.agent_loop.app.worker import Worker, WorkerLimits
 from services.agent_loop.domain.history import Dialect
 from services.agent_loop.domain.options import RunDefaults
+from services.agent_loop.rpc.operator_servicer import OperatorServicer
 from services.agent_loop.rpc.servicer import AgentServicer
 from services.agent_loop.settings import AgentLoopSettings
 from services.chassis.lifecycle import Stop, run_service
@@ -98,6 +101,8 @@ async def main(stop: Stop) -> None:
             add_AgentServiceServicer_to_server,
             AgentServicer(ledger=ledger, messages=messages, inbox=inbox, watches=watches, sessions=sessions),
         )
+        operators = Operators(ledger=ledger, ids=service.ids)
+        server.add(add_OperatorServiceServicer_to_server, OperatorServicer(operators))
         await _beside(service.serve(server, stop), stop, worker.hand_over)
 
 

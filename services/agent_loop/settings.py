@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from services.agent_loop.domain.history import ReasoningEcho
-from services.agent_loop.domain.limits import Limits
+from services.agent_loop.domain.limits import TOKENS_MAX, Limits
 from services.agent_loop.domain.options import INSTRUCTIONS_BYTES_MAX
 from services.chassis.settings import ListenAddress, PeerAddresses, ServiceSettings
 
@@ -66,6 +66,9 @@ class AgentLoopSettings(ServiceSettings):
     offer_deadline_seconds: float = Field(default=600.0, gt=0)
     answer_timeout_seconds: float = Field(default=86_400.0, gt=0)
     context_bytes_max: int = Field(default=400_000, ge=10_000)
+    total_tokens_max: int = Field(default=0, ge=0, le=TOKENS_MAX)
+    topped_up_tokens_max: int = Field(default=0, ge=0, le=TOKENS_MAX)
+    top_up_timeout_seconds: float = Field(default=86_400.0, gt=0)
 
     @model_validator(mode="after")
     def _check_lease(self) -> Self:

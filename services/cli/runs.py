@@ -42,6 +42,7 @@ def run(
     *,
     conversation: Annotated[str, typer.Option(help="Go on with this conversation.")] = "",
     model: Annotated[str, typer.Option(help="Model to use instead of the deployment's.")] = "",
+    tokens_max: Annotated[int, typer.Option(help="Tokens that it may use; 0 for the deployment's budget.", min=0)] = 0,
     detach: Annotated[bool, typer.Option("--detach", help="Print the run's id and leave.")] = False,
     json: Json = False,
     reasoning: Reasoning = False,
@@ -58,6 +59,8 @@ def run(
             text=text,
             options=run_pb2.RunOptions(model=model),
         )
+        if tokens_max:
+            request.options.limits.total_tokens_max = tokens_max
         async with target.agents() as agents:
             started = (await agents.StartRun(request, metadata=target.metadata)).run
         if detach:
@@ -174,6 +177,24 @@ def show_table(console: Console, headings: Sequence[str], rows: Sequence[tuple[s
 def _state_and_waits(run: run_pb2.Run) -> str:
     name = wording.state_name(run.state)
     return f"{name} for {wording.wait_names(run.waits)}" if run.waits else name
+
+
+def top_up(
+    context: typer.Context,
+    run_id: RunId,
+    tokens: Annotated[int, typer.Argument(help="How many to add.", min=1, show_default=False)],
+) -> None:
+    """Add tokens to the budget of a run. It goes on if it waits for them."""
+
+    async def work(target: Target, console: Console) -> int:
+        request = agent_pb2.TopUpRunRequest(request_id=f"cli_{secrets.token_hex(12)}", run_id=run_id, tokens=tokens)
+        async with target.agents() as agents:
+            run = (await agents.TopUpRun(request, metadata=target.metadata)).run
+        used = run.usage.input_tokens + run.usage.output_tokens
+        console.print(f"{run_id} may use {run.token_budget} tokens; it has used {used}.", markup=False)
+        return 0
+
+    perform(context, work)
 
 
 def cancel(

@@ -69,6 +69,9 @@ class Transcript:
                 self.line(
                     f"  … {wording.clean(progress.tool_name)}{fraction} {wording.one_line(progress.message)}", "dim"
                 )
+            case "run_topped_up":
+                added = wording.count_text(event.run_topped_up.tokens, "token")
+                self.line(f"+ {added} added: it may use {event.run_topped_up.token_budget}", "green")
             case "warning":
                 self.line(f"! {wording.one_line(event.warning.message, 300)}", "yellow")
             case _:
@@ -204,6 +207,8 @@ class Transcript:
         match run.state:
             case run_pb2.RUN_STATE_WAITING:
                 self.line(f"‖ waits for {wording.wait_names(run.waits)}", "yellow")
+                if self._hints and run_pb2.WAIT_KIND_BUDGET in run.waits:
+                    self.line(f"  add some with: pawl top-up {run.run_id} TOKENS", "bold")
             case run_pb2.RUN_STATE_NEEDS_ATTENTION:
                 self.line("‖ needs an operator: the outcome of a call is unknown, see `pawl inbox`", "red")
             case run_pb2.RUN_STATE_CANCELLING:

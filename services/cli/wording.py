@@ -23,6 +23,7 @@ _WAITS: Final = {
     run_pb2.WAIT_KIND_APPROVAL: "an approval",
     run_pb2.WAIT_KIND_ANSWER: "an answer",
     run_pb2.WAIT_KIND_TOOL_RESULT: "a front end",
+    run_pb2.WAIT_KIND_BUDGET: "more tokens",
 }
 
 

@@ -10,6 +10,7 @@ from services.chassis.lifecycle import Stop, run_service
 from services.chassis.service import Service
 from services.chassis.settings import load
 from services.job_store.adapters.announcer import NatsAnnouncer
+from services.job_store.adapters.attention import PostgresAttentionBook
 from services.job_store.adapters.journal import PostgresJournal
 from services.job_store.adapters.leases import PostgresLeases
 from services.job_store.adapters.lifecycle_stream import JetStreamLifecycle
@@ -18,7 +19,8 @@ from services.job_store.adapters.reads import PostgresReads
 from services.job_store.adapters.upkeep import PostgresAttic, PostgresCensus, PostgresOfferBook, PostgresOutbox
 from services.job_store.app.group_commit import GroupCommit
 from services.job_store.app.ledger import Ledger
-from services.job_store.app.sweeps import CensusTaker, OfferSweep, Relay, Retention, RetentionSweep
+from services.job_store.app.sweeps import CensusTaker, OfferSweep, QuarantineSweep, Relay, Retention, RetentionSweep
+from services.job_store.domain.places import PlaceLimits
 from services.job_store.rpc.messages import encode_event
 from services.job_store.rpc.servicer import LedgerServicer
 from services.job_store.settings import JobStoreSettings
@@ -44,12 +46,15 @@ async def main(stop: Stop) -> None:
                 lifecycle_written=relay.wake,
             )
         )
+        places = PlaceLimits(per_store=settings.active_runs_per_store, per_user=settings.active_runs_per_user)
         ledger = Ledger(
             group_commit=group_commit,
-            leases=CountedLeases(PostgresLeases(database), service.metrics),
+            leases=CountedLeases(PostgresLeases(database, places, crashes_max=settings.crashes_max), service.metrics),
             reads=PostgresReads(database),
             offer_book=PostgresOfferBook(database),
+            attention_book=PostgresAttentionBook(database),
             announcer=announcer,
+            crashes_max=settings.crashes_max,
         )
         retention = Retention(
             requests_seconds=timedelta(hours=settings.request_retention_hours).total_seconds(),
@@ -60,13 +65,18 @@ async def main(stop: Stop) -> None:
 
         service.background.start("relay", relay.run)
         service.background.start("offers", OfferSweep(ledger, service.clock).run)
+        service.background.start("quarantine", QuarantineSweep(ledger, meter, service.clock).run)
         service.background.start("retention", RetentionSweep(PostgresAttic(database), service.clock, retention).run)
-        service.background.start("census", CensusTaker(PostgresCensus(database), meter, service.clock).run)
+        service.background.start("census", CensusTaker(PostgresCensus(database, places), meter, service.clock).run)
 
         server = service.rpc_server()
         server.add(
             add_LedgerServiceServicer_to_server,
-            LedgerServicer(ledger, queue_max=settings.conversation_queue_max),
+            LedgerServicer(
+                ledger,
+                queue_max=settings.conversation_queue_max,
+                store_queue_max=settings.queued_runs_per_store,
+            ),
             service_only=True,
         )
         await service.serve(server, stop)

@@ -13,15 +13,25 @@ from typing import Any, TypeVar
 from services.agent_loop.app.ports import Claim, Loaded, Renewal, RunKey
 from services.agent_loop.domain import loop_state
 from services.agent_loop.domain.call import Call, CallState
-from services.agent_loop.domain.command import Cancel, Command, CommandKind, Decide, Resolve, Steer, ToolResult
+from services.agent_loop.domain.command import (
+    Cancel,
+    Command,
+    CommandKind,
+    Decide,
+    Resolve,
+    Steer,
+    ToolResult,
+    TopUp,
+)
 from services.agent_loop.domain.event import OwnerEvent as DomainEvent
 from services.agent_loop.domain.event import RoundStarted
 from services.agent_loop.domain.message import Message, Role
-from services.agent_loop.domain.run import Run, RunFailure, RunOptions, RunState, StopCause, WaitKind
+from services.agent_loop.domain.run import Run, RunFailure, RunOptions, RunState, StopCause, Usage, WaitKind
 from services.agent_loop.domain.step import Committed, Step
 from services.errors import LeaseLost, PawlError, RunNotFound
 from services.job_store.domain import command as commands
 from services.job_store.domain import states
+from services.job_store.domain.attention import ReportCrash
 from services.job_store.domain.book import Book
 from services.job_store.domain.calls import CallChange
 from services.job_store.domain.commit import ROUND_STARTED, Commit, NewMessage
@@ -83,6 +93,9 @@ class FakeLedger:
                 interrupt=b"",
                 options=pickle.dumps(options or RunOptions()),
                 queue_max=10,
+                store_queue_max=1000,
+                token_budget=options.limits.total_tokens_max if options else 0,
+                token_ceiling=options.limits.topped_up_tokens_max if options else 0,
             )
         )
         return RunKey(store_id=STORE, run_id=submitted.run.run_id)
@@ -126,10 +139,12 @@ class FakeLedger:
             tools=pickle.loads(row.tools) if row.tools else (),  # noqa: S301
             round=row.round,
             last_seq=row.last_seq,
+            usage=pickle.loads(row.usage) if row.usage else Usage(),  # noqa: S301
             failure=failure,
             stop_cause=StopCause[row.stop_cause.name] if row.stop_cause else None,
             output_text=output,
             active_seconds=row.active_seconds,
+            unstopped_call_ids=pickle.loads(row.unstopped) if row.unstopped else (),  # noqa: S301
         )
 
     def calls(self, key: RunKey) -> list[Call]:
@@ -166,7 +181,9 @@ class FakeLedger:
         for key, run in list(self.book.runs.items()):
             if len(claims) < runs_max and run.claim_at is not None and run.claim_at <= self.time():
                 end = self.time() + timedelta(seconds=lease_seconds)
-                self.book.put_run(replace(run, worker_id=worker_id, epoch=run.epoch + 1, claim_at=end))
+                crashes = run.crashes + (run.worker_id is not None)
+                claimed = replace(run, worker_id=worker_id, epoch=run.epoch + 1, claim_at=end, crashes=crashes)
+                self.book.put_run(claimed)
                 claims.append(Claim(key=RunKey(store_id=key[0], run_id=key[1]), epoch=run.epoch + 1))
         await self._maybe_fail("claim", done=True)
         return tuple(claims)
@@ -213,6 +230,14 @@ class FakeLedger:
             commands_pending=committed.commands_pending,
             time=committed.time.timestamp(),
         )
+
+    async def report_crash(self, claim: Claim) -> bool:
+        await self._maybe_fail("report_crash", done=False)
+        key = claim.key
+        quarantined: bool = self._apply(
+            ReportCrash(store_id=key.store_id, run_id=key.run_id, epoch=claim.epoch, crashes_max=3)
+        )
+        return quarantined
 
     async def list_commands(self, claim: Claim) -> tuple[Command, ...]:
         await self._maybe_fail("list_commands", done=False)
@@ -276,6 +301,8 @@ def _command(kind: CommandKind, ledger: FakeLedger) -> commands.Command:
             return commands.Cancel(cause=states.StopCause[kind.cause])
         case Resolve():
             return commands.Resolve(call_id=kind.call_id)
+        case TopUp():
+            return commands.TopUp(tokens=kind.tokens)
         case _:
             raise NotImplementedError
 
@@ -307,6 +334,7 @@ def _commit(claim: Claim, commit_id: str, step: Step) -> Commit:
         lease=states.LeaseAction[step.lease_action],
         wake_time=time,
         after_seq=step.after_seq,
+        unstopped=pickle.dumps(step.unstopped_call_ids) if step.unstopped_call_ids else None,
     )
 
 

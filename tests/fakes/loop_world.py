@@ -14,7 +14,7 @@ from services.agent_loop.app.worker import Worker, WorkerLimits
 from services.agent_loop.domain.call import Call, CallResult, CallState, DecisionKind
 from services.agent_loop.domain.command import Decide, ToolResult
 from services.agent_loop.domain.history import Dialect
-from services.agent_loop.domain.run import ENDED, Usage
+from services.agent_loop.domain.run import ENDED, RunFailure, Usage
 from services.agent_loop.domain.tool import Verdict
 from services.errors import LeaseLost, RunEnded
 from tests.fakes.ledger import FakeLedger
@@ -76,14 +76,22 @@ class World:
         """Claim the run and drive it until it is let go of."""
         return await Drive(await self.claim(worker_id), self.shop).run()
 
-    def worker(self, worker_id: str = "worker", new_drive: Callable[[Claim], Drive] | None = None) -> Worker:
-        """A worker that is not running yet."""
+    def worker(
+        self,
+        worker_id: str = "worker",
+        new_drive: Callable[[Claim], Drive] | None = None,
+        ending_drive: Callable[[Claim], Drive] | None = None,
+    ) -> Worker:
+        """A worker that is not running yet, with drives of the test's own: to drive, and to end what crashed."""
+
+        def drive(claim: Claim, failure: RunFailure | None) -> Drive:
+            own = new_drive if failure is None else ending_drive
+            return own(claim) if own else Drive(claim, self.shop, failure=failure)
+
         return Worker(
             worker_id,
             ledger=self.ledger,
-            new_drive=lambda claim, failure: (
-                new_drive(claim) if new_drive and failure is None else Drive(claim, self.shop, failure=failure)
-            ),
+            new_drive=drive,
             clock=self.clock,
             ids=self.ledger.ids,  # type: ignore[arg-type]
             random=lambda: 0.5,

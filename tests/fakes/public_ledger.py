@@ -27,14 +27,17 @@ from services.agent_loop.app.public_values import (
     Outcome,
     Page,
     PublicCommand,
+    RedriveCommand,
     Reply,
     ResultCommand,
     RunView,
+    TopUpCommand,
     Verdict,
 )
 from services.agent_loop.domain.call import DecisionKind
-from services.agent_loop.domain.run import ENDED, RunState
+from services.agent_loop.domain.run import ENDED, RunState, StopCause
 from services.errors import (
+    AttentionNotNeeded,
     CallNotFound,
     CallNotPending,
     ConversationBusy,
@@ -42,6 +45,7 @@ from services.errors import (
     DependencyUnavailable,
     InvalidArguments,
     InvalidPageToken,
+    NoTokenBudget,
     RequestIdReused,
     RunEnded,
     RunNotFound,
@@ -138,6 +142,11 @@ class FakeLedger:
         """Let the run change its state."""
         await self._changed(self.runs[run_id], run_pb2.RunState.Value(f"RUN_STATE_{state}"))
 
+    async def need_attention(self, reason: run_pb2.AttentionReason.ValueType, run_id: str = "run_1") -> None:
+        """Let the run need an operator."""
+        self.runs[run_id].run.attention.reason = reason
+        await self.change(run_id, RunState.NEEDS_ATTENTION)
+
     async def finish(self, run_id: str = "run_1") -> None:
         """Let the run complete."""
         await self.change(run_id, RunState.COMPLETED)
@@ -209,10 +218,14 @@ class FakeLedger:
             self._requests[message.request_id] = (message, stored.run.run_id)
         return self._view(stored), message.policy is ActiveRunPolicy.STEER
 
-    async def send_command(self, caller: Caller, run_id: str, command_id: str, command: PublicCommand) -> Reply:
+    async def send_command(
+        self, caller: Caller, run_id: str, command_id: str, command: PublicCommand, *, as_operator: bool = False
+    ) -> Reply:
         self._check_up()
         stored = self.runs.get(run_id)
-        if stored is None or not self._belongs(stored, caller):
+        if stored is None or not (
+            self._belongs(stored, caller) or (as_operator and stored.run.store_id == caller.store_id)
+        ):
             return Reply(outcome=Outcome.UNKNOWN, reason=RunNotFound.reason)
         if command_id in stored.replies:
             before, reply = stored.replies[command_id]
@@ -314,6 +327,15 @@ class FakeLedger:
             raise ConversationNotFound
         return Page(items=(message_pb2.Message(message_id="msg_1", text="Hello"),), next_page_token="")
 
+    async def list_attention(self, caller: Caller, *, run_id: str, page_size: int, page_token: str) -> Page[RunView]:
+        self._check_page(page_token)
+        runs = [
+            self._view(stored)
+            for stored in self.runs.values()
+            if stored.run.store_id == caller.store_id and stored.run.HasField("attention")
+        ]
+        return Page(items=tuple(run for run in runs if run_id in {"", run.run_id}), next_page_token="")
+
     async def list_pending(self, caller: Caller, *, page_size: int, page_token: str) -> Page[CallView]:
         self._check_page(page_token)
         mine = [stored for stored in self.runs.values() if self._belongs(stored, caller)]
@@ -326,8 +348,21 @@ class FakeLedger:
         ended = run_view(stored.run).state in ENDED
         if ended:
             return self._reply(stored, Outcome.LATE, RunEnded.reason)
+        if isinstance(command, RedriveCommand):
+            if stored.run.attention.reason != run_pb2.ATTENTION_REASON_QUARANTINED:
+                return self._reply(stored, Outcome.REFUSED, AttentionNotNeeded.reason)
+            stored.run.ClearField("attention")
+            await self._changed(stored, run_pb2.RUN_STATE_QUEUED)
+            return self._reply(stored, Outcome.ACCEPTED)
         if isinstance(command, CancelCommand):
+            if command.cause is StopCause.OPERATOR and not stored.run.HasField("attention"):
+                return self._reply(stored, Outcome.REFUSED, AttentionNotNeeded.reason)
             await self._changed(stored, run_pb2.RUN_STATE_CANCELLING)
+            return self._reply(stored, Outcome.ACCEPTED)
+        if isinstance(command, TopUpCommand):
+            if not stored.run.token_budget:
+                return self._reply(stored, Outcome.REFUSED, NoTokenBudget.reason)
+            stored.run.token_budget += command.tokens
             return self._reply(stored, Outcome.ACCEPTED)
         call = stored.calls.get(command.call_id)
         if call is None:

@@ -46,7 +46,7 @@ def accepted_messages_are_kept(record: Record) -> Iterator[str]:
 def accepted_commands_have_their_effect(record: Record) -> Iterator[str]:
     """I1: what was accepted about a call is what became of it, unless its run was stopped."""
     for sent in record.history.commands:
-        if not sent.taken or sent.kind == "CANCEL":
+        if not sent.taken or not sent.call_id:
             continue
         call = record.calls[sent.call_id]
         state, stopped = call_state(call.state), run_state(record.runs[sent.run_id].state) in {"CANCELLED", "FAILED"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from services.agent_loop.adapters.live import BusEvents
@@ -14,6 +14,7 @@ from services.agent_loop.app.drive import Drive
 from services.agent_loop.app.inbox import Inbox
 from services.agent_loop.app.jobs import Workshop
 from services.agent_loop.app.messages import Messages
+from services.agent_loop.app.operators import Operators
 from services.agent_loop.app.session import Sessions
 from services.agent_loop.app.stream import SessionTimes
 from services.agent_loop.app.watch import Watches
@@ -28,7 +29,8 @@ from services.errors import PawlError
 from services.job_store.adapters.announcer import NatsAnnouncer
 from services.job_store.app.group_commit import GroupCommit
 from services.job_store.app.ledger import Ledger
-from services.job_store.app.sweeps import OfferSweep
+from services.job_store.app.sweeps import OfferSweep, QuarantineSweep
+from services.job_store.domain.places import PlaceLimits
 from services.job_store.rpc.servicer import LedgerServicer
 from tests.fakes.virtual_time import VirtualClock
 from tests.simulation import registry
@@ -38,7 +40,7 @@ from tests.simulation.history import History
 from tests.simulation.model import SimulatedModel
 from tests.simulation.network import Network
 from tests.simulation.process import Process
-from tests.simulation.reads import MemoryLeases, MemoryReads
+from tests.simulation.reads import MemoryAttentionBook, MemoryLeases, MemoryReads
 from tests.simulation.store import Database, MemoryJournal, MemoryOfferBook, Tables
 
 LIMITS = Limits(
@@ -50,15 +52,28 @@ LIMITS = Limits(
     answer_timeout_seconds=40.0,
     model_headers_timeout_seconds=10.0,
     model_idle_timeout_seconds=10.0,
+    top_up_timeout_seconds=50.0,
 )
 _QUEUE_MAX = 3
+_STORE_QUEUE_MAX = 6
+_CRASHES_MAX = 3
 
 
 class JobStore:
     """One process of job-store."""
 
-    def __init__(self, process: Process, tables: Tables, broker: Broker, chance: Chance, history: History) -> None:
+    def __init__(
+        self,
+        process: Process,
+        tables: Tables,
+        broker: Broker,
+        *,
+        chance: Chance,
+        history: History,
+        places: PlaceLimits,
+    ) -> None:
         self.process = process
+        self._places = places
         self._database = Database(tables, chance, history, process.name)
         self._bus = SimulatedBus(broker, process)
         self._ids = IdSource(VirtualClock(), chance.stream("ids", process.name).getrandbits)
@@ -67,31 +82,35 @@ class JobStore:
     async def serve(self) -> None:
         """Serve until the process ends."""
         announcer = NatsAnnouncer(self._bus)  # type: ignore[arg-type]  # the part of a bus that it uses
-        clock = VirtualClock()
+        clock, meter = VirtualClock(), Unmetered()
         commit = GroupCommit(
             MemoryJournal(self._database, self._ids),
             announcer,
-            _Unmetered(),
+            meter,
             monotonic=clock.monotonic,
             lifecycle_written=lambda: None,
         )
         async with commit, Background() as background:
             ledger = Ledger(
                 group_commit=commit,
-                leases=MemoryLeases(self._database),
+                leases=MemoryLeases(self._database, self._places, crashes_max=_CRASHES_MAX),
                 reads=MemoryReads(self._database),
                 offer_book=MemoryOfferBook(self._database),
+                attention_book=MemoryAttentionBook(self._database),
                 announcer=announcer,
+                crashes_max=_CRASHES_MAX,
             )
             background.start("offers", OfferSweep(ledger, clock).run)
-            self._servicer = LedgerServicer(ledger, queue_max=_QUEUE_MAX)
+            background.start("quarantine", QuarantineSweep(ledger, meter, clock).run)
+            self._servicer = LedgerServicer(ledger, queue_max=_QUEUE_MAX, store_queue_max=_STORE_QUEUE_MAX)
             await asyncio.Event().wait()
 
-    async def answer(self, method: str, request: Any) -> Any:
-        """Serve one request."""
+    async def answer(self, method: str, request: Any) -> list[Any]:
+        """Serve one request; returns all responses."""
         while self._servicer is None:
             await asyncio.sleep(0.001)
-        return await getattr(self._servicer, method)(request, None)
+        answer = getattr(self._servicer, method)(request, None)
+        return [part async for part in answer] if isinstance(answer, AsyncIterator) else [await answer]
 
 
 class Channel:
@@ -103,18 +122,28 @@ class Channel:
         self._pick = pick
 
     def unary_unary(self, path: str, **_: object) -> Callable[..., Any]:
-        method = path.rpartition("/")[2]
-
         async def call(request: Any) -> Any:
-            alive = [replica for replica in self._replicas if replica.process.alive] or self._replicas
-            replica = alive[self._pick(len(alive))]
-            data, kind = request.SerializeToString(), type(request)
-            response = await self._network.call(
-                replica.process, method, lambda: replica.answer(method, kind.FromString(data))
-            )
-            return type(response).FromString(response.SerializeToString())
+            (response,) = await self._responses(path, request)
+            return response
 
         return call
+
+    def unary_stream(self, path: str, **_: object) -> Callable[..., Any]:
+        async def call(request: Any, timeout: float | None = None) -> AsyncIterator[Any]:
+            for response in await self._responses(path, request):
+                yield response
+
+        return call
+
+    async def _responses(self, path: str, request: Any) -> list[Any]:
+        method = path.rpartition("/")[2]
+        alive = [replica for replica in self._replicas if replica.process.alive] or self._replicas
+        replica = alive[self._pick(len(alive))]
+        data, kind = request.SerializeToString(), type(request)
+        responses = await self._network.call(
+            replica.process, method, lambda: replica.answer(method, kind.FromString(data))
+        )
+        return [type(response).FromString(response.SerializeToString()) for response in responses]
 
 
 class AgentLoop:
@@ -146,7 +175,7 @@ class AgentLoop:
             clock=clock,
             ids=ids,
             random=draw.random,
-            meter=_Unmetered(),
+            meter=Unmetered(),
             default_model="model",
             dialect=Dialect(),
         )
@@ -157,13 +186,14 @@ class AgentLoop:
             clock=clock,
             ids=ids,
             random=draw.random,
-            meter=_Unmetered(),
+            meter=Unmetered(),
             limits=WorkerLimits(lease_seconds=6.0, renew_seconds=2.0, poll_seconds=1.5),
         )
         self.ledger = LedgerClient(channel)
         self.watches = Watches(ledger=self.ledger, live=BusEvents(bus), poll_seconds=2.0, connected_poll_seconds=4.0)
         self.messages = Messages(ledger=self.ledger, defaults=RunDefaults(model="model", limits=LIMITS))
         self.inbox = Inbox(ledger=self.ledger, checker=hands, ids=ids)
+        self.operators = Operators(ledger=self.ledger, ids=ids)
         self.sessions = Sessions(
             ledger=self.ledger,
             watches=self.watches,
@@ -188,12 +218,14 @@ class AgentLoop:
             await worker.hand_over()
 
 
-class _Unmetered:
+class Unmetered:
     """All meters; nobody looks."""
 
     def group_written(self, *, operations: int, seconds: float) -> None: ...
 
     def refused(self, error: PawlError) -> None: ...
+
+    def quarantined(self, runs: int) -> None: ...
 
     def relayed(self, events: int) -> None: ...
 

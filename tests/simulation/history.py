@@ -23,6 +23,7 @@ class Message:
     policy: str
     run_ids: list[str] = field(default_factory=list)
     steered: bool = False
+    plan: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,6 +37,8 @@ class Sent:
     call_id: str = ""
     content: bytes = b""
     digest: str = ""
+    tokens: int = 0
+    sent_at: float = 0.0
     outcomes: list[str] = field(default_factory=list)
     taken_at: float | None = None
 
@@ -56,6 +59,18 @@ class Effect:
     arguments_json: bytes
 
 
+@dataclass(slots=True, kw_only=True)
+class Served:
+    """A call that the model took: what it cost, by the model's own count; `whole` if its answer was read to the end."""
+
+    plan: str
+    round: tuple[str, int]
+    began_at: float
+    input_tokens: int
+    output_tokens: int = 0
+    whole: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """An event that a watcher got."""
@@ -73,6 +88,7 @@ class History:
     messages: list[Message] = field(default_factory=list)
     commands: list[Sent] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
+    served: list[Served] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     printed: Callable[[str], None] | None = None

@@ -24,10 +24,13 @@ from services.agent_loop.domain.model import (
 )
 from tests.fakes.provider import check_history
 from tests.simulation.chance import Chance
-from tests.simulation.history import History
+from tests.simulation.history import History, Served
 
 _PLAN = re.compile(r"plan-(\w+)")
 _ROUNDS_MAX = 3
+# Fewer tokens than a careful estimate takes them for, as with real models.
+_BYTES_PER_TOKEN = 4
+_REPORTS_USAGE = 0.7
 
 
 class SimulatedModel:
@@ -48,15 +51,29 @@ class SimulatedModel:
         attempt = self._asked[plan, round_number]
         self._history.tell(f"model {plan} round {round_number} attempt {attempt}")
         draw = self._chance.stream("model", plan, round_number, attempt)
-        async for piece in self._answer(request, round_number, draw):
+        served = Served(
+            plan=plan,
+            round=(plan, round_number),
+            began_at=asyncio.get_running_loop().time(),
+            input_tokens=_prompt_tokens(request),
+        )
+        reports = self._chance.stream("usage", plan, round_number, attempt).random() < _REPORTS_USAGE
+        async for piece in self._answer(request, round_number, draw, served):
+            if isinstance(piece, Finished):
+                served.whole = True
+                if reports:
+                    yield UsageReport(input_tokens=served.input_tokens, output_tokens=served.output_tokens)
             yield piece
+            if isinstance(piece, Finished):
+                return
 
     async def _answer(
-        self, request: ModelRequest, round_number: int, draw: random.Random
+        self, request: ModelRequest, round_number: int, draw: random.Random, served: Served
     ) -> AsyncGenerator[Piece, None]:
         strikes = self._chance.strikes
         if strikes(draw, "model refused", 0.05):
             raise _error("HTTP_503", retryable=True)
+        self._history.served.append(served)
         if strikes(draw, "model hung before headers", 0.02):
             await asyncio.sleep(min(request.headers_timeout_seconds, request.deadline_seconds))
             raise _error("HEADERS_TIMEOUT", retryable=True)
@@ -73,6 +90,10 @@ class SimulatedModel:
             if number == hang_after:
                 await asyncio.sleep(min(request.idle_timeout_seconds, request.deadline_seconds))
                 raise _error("IDLE_TIMEOUT", retryable=True)
+            served.output_tokens += _tokens(piece)
+            if request.output_tokens_max is not None and served.output_tokens > request.output_tokens_max:
+                yield Finished(reason="length")
+                return
             yield piece
 
 
@@ -104,9 +125,22 @@ def _pieces(request: ModelRequest, round_number: int, draw: random.Random) -> li
     if has_calls:
         for index in range(draw.choice([1, 1, 2, 3, 4])):
             pieces += _call(index, names, draw)
-    pieces.append(UsageReport(input_tokens=10, output_tokens=5))
     pieces.append(Finished(reason="tool_calls" if has_calls else "stop"))
     return pieces
+
+
+def _prompt_tokens(request: ModelRequest) -> int:
+    return sum(len(_text(message)) for message in request.messages) // _BYTES_PER_TOKEN
+
+
+def _tokens(piece: Piece) -> int:
+    match piece:
+        case TextPiece() | ReasoningPiece():
+            return len(piece.text) // _BYTES_PER_TOKEN
+        case CallPiece():
+            return len(piece.arguments) // _BYTES_PER_TOKEN
+        case _:
+            return 0
 
 
 def _call(index: int, names: list[str], draw: random.Random) -> list[Piece]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
+from pawl.event.v1 import run_pb2
 
 from services.agent_loop.app.frames import CallDecision, ToolResult
 from services.agent_loop.app.public_values import ActiveRunPolicy, Caller, CallView, Reply, RunView
 from services.agent_loop.domain.call import CallState, DecisionKind
 from services.agent_loop.domain.command import CallResolution
 from services.agent_loop.domain.options import AskedOptions
-from services.agent_loop.domain.run import ENDED, BatchOrder, RunState, UnknownOutcomePolicy
+from services.agent_loop.domain.run import ENDED, BatchOrder, RunState, TokenBudgetPolicy, UnknownOutcomePolicy
 from services.errors import ConversationBusy, ConversationNotFound, PawlError, QueueFull
 from tests.simulation.cluster import AgentLoop
 from tests.simulation.history import Message, Sent
@@ -36,6 +39,7 @@ class User:
         self.run_ids: dict[str, None] = {}
         self.ended: set[str] = set()
         self.draw = world.chance.stream("user", name)
+        self.purse = world.chance.stream("budget", name)
         self.network = Network(world.chance, world.history, name)
         self.conversation_id = f"conv_{name}"
         self.done = False
@@ -70,6 +74,7 @@ class User:
             request_id=f"req_{name}",
             conversation_id=self.conversation_id,
             text=f"plan-{name} please",
+            plan=name,
             policy=policy.value,
         )
         self.world.history.messages.append(message)
@@ -77,6 +82,8 @@ class User:
             tool_names=tuple(sorted(self.draw.sample(list(TOOLS), self.draw.randrange(2, len(TOOLS) + 1)))),
             batch_order=self.draw.choice(list(BatchOrder)),
             unknown_outcome_policy=self.draw.choice(list(UnknownOutcomePolicy)),
+            limits=budget_limits(self.purse),
+            token_budget_policy=TokenBudgetPolicy.FAIL if self.purse.random() < 0.3 else TokenBudgetPolicy.WAIT,
         )
         times = 2 if self.draw.random() < 0.15 else 1
         await asyncio.gather(*(self._submit(message, asked, policy) for _ in range(times)))
@@ -122,6 +129,7 @@ class User:
                 continue
             for call in run.pending_calls:
                 await self._see(run, call)
+            await self._pay(run)
             if not self.world.chance.calm and self.draw.random() < 0.04:
                 await self._cancel(run_id)
 
@@ -222,6 +230,32 @@ class User:
             ),
         )
 
+    async def _pay(self, run: RunView) -> None:
+        """Add to the budget of a run, mostly when it waits for that; some are stingy."""
+        document: Any = run.document
+        waits = run_pb2.WAIT_KIND_BUDGET in document.waits
+        if not document.token_budget or self.purse.random() > (0.4 if waits else 0.03):
+            return
+        command_id, tokens = f"top_{self.name}_{self._next()}", self.purse.choice([1, 20, 150])
+        if self.purse.random() < 0.1:
+            await self._top_up(_STRANGER, run.run_id, f"{command_id}_stranger", tokens)
+        times = 2 if self.purse.random() < 0.2 else 1
+        await asyncio.gather(*(self._top_up(self.caller, run.run_id, command_id, tokens) for _ in range(times)))
+
+    async def _top_up(self, caller: Caller, run_id: str, command_id: str, tokens: int) -> None:
+        sent = next((sent for sent in self.world.history.commands if sent.command_id == command_id), None)
+        if sent is None:
+            sent = Sent(
+                user_id=caller.user_id,
+                command_id=command_id,
+                run_id=run_id,
+                kind="TOP_UP",
+                tokens=tokens,
+                sent_at=asyncio.get_running_loop().time(),
+            )
+            self.world.history.commands.append(sent)
+        await self._send(sent, lambda agent: agent.inbox.top_up(caller, command_id, run_id, tokens))
+
     async def _cancel(self, run_id: str) -> None:
         command_id = f"cmd_{self.name}_{self._next()}"
         sent = Sent(user_id=self.name, command_id=command_id, run_id=run_id, kind="CANCEL")
@@ -256,3 +290,50 @@ class User:
         self.world.history.tell(f"receipt {sent.command_id} {sent.kind} {reply.outcome}")
         if reply.taken and sent.taken_at is None:
             sent.taken_at = asyncio.get_running_loop().time()
+
+
+class Operator:
+    """Looks after the store: lets quarantined runs go on, or ends them."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._caller = Caller(store_id=STORE, user_id="operator", roles=frozenset({"operator"}))
+        self._draw = world.chance.stream("operator")
+        self._network = Network(world.chance, world.history, "operator")
+        self._count = 0
+
+    async def live(self) -> None:
+        """Look at the list now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(5.0 * self._draw.random())
+            page = await self._insist(
+                "list_attention",
+                lambda agent: agent.operators.list_attention(self._caller, run_id="", page_size=50, page_token=""),
+            )
+            for run in page.items:
+                document: Any = run.document
+                if document.attention.reason == run_pb2.ATTENTION_REASON_QUARANTINED:
+                    await self._mend(run.run_id)
+
+    async def _mend(self, run_id: str) -> None:
+        self._count += 1
+        command_id = f"cmd_operator_{self._count}"
+        ends = self._draw.random() < 0.2
+        what = "end" if ends else "redrive"
+        try:
+            await self._insist(
+                what, lambda agent: getattr(agent.operators, what)(self._caller, command_id, run_id, "seen to")
+            )
+        except PawlError as error:
+            self._world.history.tell(f"{command_id} refused: {error.reason}")
+
+    async def _insist(self, what: str, work: Callable[[AgentLoop], Awaitable[Any]]) -> Any:
+        return await self._world.insist(self._network, self._draw, what, work)
+
+
+def budget_limits(draw: random.Random) -> dict[str, float]:
+    """Return the limits of a run that has a budget, with a ceiling or not; most have none."""
+    if draw.random() < 0.6:
+        return {}
+    limits: dict[str, float] = {"total_tokens_max": draw.choice([1, 20, 60, 150])}
+    return limits if draw.random() < 0.5 else limits | {"topped_up_tokens_max": 200}

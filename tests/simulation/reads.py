@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -9,31 +10,84 @@ from typing import TypeVar
 
 from services.errors import CallNotFound, ConversationNotFound, LeaseLost, RunNotFound
 from services.job_store.app.reading import Claimed, Loaded, LogPart, Page, Renewed, RunView
+from services.job_store.domain.attention import GRACE
 from services.job_store.domain.offers import is_pending
-from services.job_store.domain.rows import CallRow, CommandRow, MessageRow, RunRow
+from services.job_store.domain.places import DueRun, Line, PlaceLimits, share_out
+from services.job_store.domain.rows import CallRow, CommandRow, MessageRow, RunKey, RunRow
 from services.job_store.domain.states import RunState
 from tests.simulation.store import Database, with_lease
 
 R = TypeVar("R")
 
+_IN_MOTION = frozenset({"RUNNING", "CANCELLING"})
+
 
 class MemoryLeases:
-    """See `reading.Leases`. Fairness between stores is not its matter: the oldest run comes first."""
+    """See `reading.Leases`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, limits: PlaceLimits, *, crashes_max: int) -> None:
         self._database = database
+        self._limits = limits
+        self._crashes_max = crashes_max
+        self._last_store = ""
 
     async def claim(self, worker_id: str, *, runs_max: int, lease_seconds: float) -> list[Claimed]:
         await self._database.reach()
         runs, time = self._database.tables.runs, self._database.now()
-        due = [row for row in runs.values() if row.claim_at is not None and row.claim_at <= time]
+        holds_one = any(row.worker_id == worker_id and self._is_last_chance(row.crashes) for row in runs.values())
+        picked = share_out(self._lines(time), self._limits, runs_max=runs_max, last_chances_max=0 if holds_one else 1)
         claimed = []
-        for row in sorted(due, key=lambda row: (row.claim_at, row.run_id))[:runs_max]:
-            runs[row.key] = with_lease(row, worker_id, time, lease_seconds)
-            claimed.append(_claimed(runs[row.key]))
-            self._database.history.tell(f"ledger claim {row.run_id} by {worker_id} epoch {row.epoch + 1}")
+        for due in picked:
+            self._last_store = due.store_id
+            row = with_lease(runs[due.key], worker_id, time, lease_seconds)
+            runs[due.key] = row
+            claimed.append(_claimed(row))
+            self._database.history.tell(f"ledger claim {row.run_id} by {worker_id} epoch {row.epoch}")
+            if not due.is_active:
+                self._check_places(row)
         await self._database.answer()
         return claimed
+
+    def _lines(self, time: datetime) -> list[Line]:
+        """Return what is due of each store, beginning after the one that was served last."""
+        rows = self._database.tables.runs.values()
+        due = [row for row in rows if row.claim_at is not None and row.claim_at <= time and not self._is_doomed(row)]
+        due.sort(key=lambda row: (not row.is_active, _crashes(row), row.claim_at, row.run_id))
+        stores = sorted({row.store_id for row in due}, key=lambda store: (store <= self._last_store, store))
+        active = [row for row in rows if row.is_active]
+        return [
+            Line(
+                due=[self._due_run(row) for row in due if row.store_id == store],
+                taken=sum(row.store_id == store for row in active),
+                taken_by_user=Counter(row.user_id for row in active if row.store_id == store),
+            )
+            for store in stores
+        ]
+
+    def _due_run(self, row: RunRow) -> DueRun:
+        return DueRun(
+            store_id=row.store_id,
+            run_id=row.run_id,
+            user_id=row.user_id,
+            is_active=row.is_active,
+            at_last_chance=self._is_last_chance(_crashes(row)),
+        )
+
+    def _is_last_chance(self, crashes: int) -> bool:
+        return crashes + 1 >= self._crashes_max
+
+    def _is_doomed(self, row: RunRow) -> bool:
+        return row.worker_id is not None and _crashes(row) >= self._crashes_max
+
+    def _check_places(self, row: RunRow) -> None:
+        """LOOP-14, where it would break: nobody gets a place that is not free."""
+        active = [
+            run.user_id
+            for run in self._database.tables.runs.values()
+            if run.store_id == row.store_id and (run.worker_id is not None or run.state.name in _IN_MOTION)
+        ]
+        if len(active) > self._limits.per_store or active.count(row.user_id) > self._limits.per_user:
+            self._database.history.violation("limits_hold", f"{row.run_id} was begun beside {len(active) - 1} others")
 
     async def renew(self, worker_id: str, *, lease_seconds: float) -> Renewed:
         await self._database.reach()
@@ -60,6 +114,43 @@ class MemoryLeases:
         return len(held)
 
 
+class MemoryAttentionBook:
+    """See `ports.AttentionBook`. Pages are cut by number alone."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def doomed(self, *, crashes_max: int, runs_max: int) -> tuple[RunKey, ...]:
+        await self._database.reach()
+        latest = self._database.now() - GRACE
+        doomed = [
+            (row.claim_at, row.key)
+            for row in self._database.tables.runs.values()
+            if row.worker_id is not None
+            and row.claim_at is not None
+            and row.claim_at <= latest
+            and _crashes(row) >= crashes_max
+        ]
+        return tuple(key for _, key in sorted(doomed)[:runs_max])
+
+    async def listed(
+        self, store_id: str, *, run_id: str, after: tuple[datetime, str] | None, rows_max: int
+    ) -> Page[RunView]:
+        await self._database.reach()
+        tables = self._database.tables
+        rows = [
+            ((row.attention.since_time, row.run_id), row)
+            for row in tables.runs.values()
+            if row.attention is not None and row.store_id == store_id and run_id in {"", row.run_id}
+        ]
+        views = [
+            RunView(run=row, pending=tuple(call for call in tables.calls_of(row.key) if is_pending(row, call)))
+            for place, row in sorted(rows, key=lambda pair: pair[0])
+            if after is None or place > after
+        ]
+        return _page(views, rows_max)
+
+
 class MemoryReads:
     """See `reading.Reads`. Pages are cut by number alone."""
 
@@ -71,7 +162,7 @@ class MemoryReads:
         await self._database.reach()
         run = self._run(store_id, user_id, run_id)
         calls = [call for call in self._tables.calls_of(run.key) if not call.state.is_terminal]
-        return RunView(run=run, pending=tuple(call for call in calls if is_pending(run.state, call)))
+        return RunView(run=run, pending=tuple(call for call in calls if is_pending(run, call)))
 
     async def load(self, store_id: str, run_id: str, epoch: int) -> Loaded:
         await self._database.reach()
@@ -141,7 +232,7 @@ class MemoryReads:
             row
             for row in self._tables.calls.values()
             if (row.store_id, row.user_id) == (store_id, user_id)
-            and is_pending(self._tables.runs[row.store_id, row.run_id].state, row)
+            and is_pending(self._tables.runs[row.store_id, row.run_id], row)
             and (after is None or (row.create_time, row.call_id) > after)
         ]
         return _page(sorted(rows, key=lambda row: (row.create_time, row.call_id)), rows_max)
@@ -175,6 +266,11 @@ class MemoryReads:
 
 def _page(rows: Sequence[R], rows_max: int) -> Page[R]:
     return Page(rows=rows[:rows_max], has_more=len(rows) > rows_max)
+
+
+def _crashes(row: RunRow) -> int:
+    """Return how many workers have died with a run that is due."""
+    return row.crashes + (row.worker_id is not None)
 
 
 def _claimed(row: RunRow) -> Claimed:

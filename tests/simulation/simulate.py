@@ -14,12 +14,12 @@ from typing import Any
 
 import structlog
 
-from tests.simulation import process
+from tests.simulation import budgets, process
 from tests.simulation.chance import Chance
 from tests.simulation.checkers import CHECKERS
 from tests.simulation.front_end import FrontEnd, Reader
 from tests.simulation.history import History
-from tests.simulation.people import User
+from tests.simulation.people import Operator, User
 from tests.simulation.record import Record
 from tests.simulation.world import Trouble, World
 
@@ -73,12 +73,13 @@ async def _play(seed: int, history: History) -> Verdict:
     users = _users(world)
     trouble = loop.create_task(Trouble(world).make())
     lives = [loop.create_task(user.live()) for user in users]
-    beside = [loop.create_task(other.live()) for other in _others(users)]
+    beside = [loop.create_task(other.live()) for other in (*_others(users), Operator(world))]
     await trouble
     await asyncio.wait(lives)
     for task in lives:
         task.result()
-    # A late copy of a message that was refused may have begun a run that no user knows of: deadlines end it.
+    # A late copy of a message that was refused may begin a run that no user knows of: deadlines end it.
+    await asyncio.sleep(_QUIET_SECONDS)
     while (
         any(not run.state.is_terminal for run in world.tables.runs.values()) and loop.time() < 1000 + _PATIENCE_SECONDS
     ):
@@ -88,7 +89,7 @@ async def _play(seed: int, history: History) -> Verdict:
         task.cancel()
     await asyncio.gather(*beside, return_exceptions=True)
     record = Record(world.tables, history)
-    for checker in CHECKERS:
+    for checker in (*CHECKERS, *budgets.CHECKERS):
         for text in checker(record):
             history.violation(checker.__name__, text)
     verdict = Verdict(

@@ -41,7 +41,7 @@ from services.job_store.domain.rows import (
     RunKey,
     RunRow,
 )
-from services.job_store.domain.states import CallState
+from services.job_store.domain.states import CallState, RunState
 from services.job_store.rpc.messages import encode_event
 from tests.simulation.chance import Chance
 from tests.simulation.history import History
@@ -137,6 +137,7 @@ class MemoryJournal:
             self._check_fence(book, operation, before)
             self._tell(operation, outcomes[-1])
         events = [(event, encode_event(event)) for event in book.events.rows]
+        freed = book.runs.changed()
         store(tables, book, events)
         return Written(
             outcomes=outcomes,
@@ -145,7 +146,7 @@ class MemoryJournal:
                 for event, payload in events
             ],
             pokes=book.pokes.rows,
-            work_ready=book.work_ready,
+            work_ready=book.work_ready or any(before.is_active and not run.is_active for before, run in freed),
             lifecycle_count=0,
         )
 
@@ -202,6 +203,9 @@ def load(tables: Tables, named: Sequence[Names]) -> Book:
     for run_key in dict.fromkeys([*_keys(named, lambda n: n.commands_of), *entered]):
         for command in tables.unread(run_key):
             book.load_command(command)
+    for store_id, _ in _keys(named, lambda names: names.queues):
+        queued = sum(run.store_id == store_id and run.state is RunState.QUEUED for run in tables.runs.values())
+        book.queued.load(store_id, queued)
     for command_key in _keys(named, lambda names: names.commands):
         if command_key in tables.commands and book.commands.get(command_key) is None:
             book.load_command(tables.commands[command_key])
@@ -299,4 +303,11 @@ def _both(call: CallRow) -> tuple[RunKey, CallKey]:
 def with_lease(row: RunRow, worker_id: str, time: datetime, seconds: float) -> RunRow:
     """Return a run that a worker has claimed at `time`."""
     end = time + timedelta(seconds=seconds)
-    return replace(row, worker_id=worker_id, epoch=row.epoch + 1, claim_at=end, start_time=row.start_time or time)
+    return replace(
+        row,
+        worker_id=worker_id,
+        epoch=row.epoch + 1,
+        claim_at=end,
+        start_time=row.start_time or time,
+        crashes=row.crashes + (row.worker_id is not None),
+    )

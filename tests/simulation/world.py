@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from services.errors import Aborted, Cancelled, DeadlineExceeded, Overloaded, Unavailable
+from services.job_store.domain.places import PlaceLimits
 from tests.simulation import registry
 from tests.simulation.bus import Broker
 from tests.simulation.chance import Chance
@@ -41,12 +42,14 @@ class World:
     broker: Broker = field(init=False)
     journal: registry.Journal = field(init=False)
     model: SimulatedModel = field(init=False)
+    places: PlaceLimits = field(init=False)
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def __post_init__(self) -> None:
         self.broker = Broker(self.chance)
         self.journal = registry.Journal(self.chance, self.history)
         self.model = SimulatedModel(self.chance, self.history)
+        self.places = PlaceLimits(per_store=self.chance.stream("places").choice([1, 2, 20]), per_user=5)
 
     def start(self) -> None:
         """Start one to three agent-loops, one or two job-stores, and a registry."""
@@ -58,7 +61,10 @@ class World:
             self.start_agent()
 
     def start_job_store(self) -> None:
-        store = JobStore(self._process("store"), self.tables, self.broker, self.chance, self.history)
+        process = self._process("store")
+        store = JobStore(
+            process, self.tables, self.broker, chance=self.chance, history=self.history, places=self.places
+        )
         self.job_stores.append(store)
         store.process.spawn(store.serve())
 

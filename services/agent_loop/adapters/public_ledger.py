@@ -18,10 +18,12 @@ from services.agent_loop.app.public_values import (
     Page,
     ProgressCommand,
     PublicCommand,
+    RedriveCommand,
     Reply,
     ResolveCommand,
     ResultCommand,
     RunView,
+    TopUpCommand,
 )
 from services.agent_loop.domain.limits import Limits
 from services.agent_loop.domain.run import RunOptions, RunState
@@ -51,12 +53,15 @@ class LedgerClient:
             response = await self._stub.SubmitMessage(request)
         return run_view(response.run), response.steered
 
-    async def send_command(self, caller: Caller, run_id: str, command_id: str, command: PublicCommand) -> Reply:
+    async def send_command(
+        self, caller: Caller, run_id: str, command_id: str, command: PublicCommand, *, as_operator: bool = False
+    ) -> Reply:
         request = ledger_pb2.SendCommandRequest(
             store_id=caller.store_id,
             user_id=caller.user_id,
             run_id=run_id,
             command=_command(command_id, caller, command),
+            as_operator=as_operator,
         )
         with translating():
             response = await self._stub.SendCommand(request)
@@ -167,6 +172,14 @@ class LedgerClient:
             response = await self._stub.ListMessages(request)
         return Page(items=tuple(response.messages), next_page_token=response.next_page_token)
 
+    async def list_attention(self, caller: Caller, *, run_id: str, page_size: int, page_token: str) -> Page[RunView]:
+        request = ledger_pb2.ListAttentionRequest(
+            store_id=caller.store_id, run_id=run_id, page_size=page_size, page_token=page_token
+        )
+        with translating():
+            response = await self._stub.ListAttention(request)
+        return Page(items=tuple(run_view(run) for run in response.runs), next_page_token=response.next_page_token)
+
     async def list_pending(self, caller: Caller, *, page_size: int, page_token: str) -> Page[CallView]:
         request = ledger_pb2.ListPendingCallsRequest(
             store_id=caller.store_id, user_id=caller.user_id, page_size=page_size, page_token=page_token
@@ -193,6 +206,7 @@ def options_message(options: RunOptions) -> run_pb2.RunOptions:
         unknown_outcome_policy=run_pb2.UnknownOutcomePolicy.Value(
             f"UNKNOWN_OUTCOME_POLICY_{options.unknown_outcome_policy}"
         ),
+        token_budget_policy=run_pb2.TokenBudgetPolicy.Value(f"TOKEN_BUDGET_POLICY_{options.token_budget_policy}"),
     )
     if options.temperature is not None:
         message.temperature = options.temperature
@@ -217,6 +231,9 @@ def _limits(limits: Limits) -> run_pb2.RunLimits:
         offer_deadline_seconds=limits.offer_deadline_seconds,
         answer_timeout_seconds=limits.answer_timeout_seconds,
         context_bytes_max=limits.context_bytes_max,
+        total_tokens_max=limits.total_tokens_max,
+        topped_up_tokens_max=limits.topped_up_tokens_max,
+        top_up_timeout_seconds=limits.top_up_timeout_seconds,
     )
 
 
@@ -260,4 +277,9 @@ def _command(command_id: str, caller: Caller, command: PublicCommand) -> ledger_
             message.resolve.call_id = command.call_id
             message.resolve.resolution = ledger_pb2.CallResolution.Value(f"CALL_RESOLUTION_{command.resolution}")
             message.resolve.content_json = command.content_json
+        case RedriveCommand():
+            message.redrive.reason = command.reason
+            message.redrive.SetInParent()
+        case TopUpCommand():
+            message.top_up.tokens = command.tokens
     return message

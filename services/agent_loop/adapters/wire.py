@@ -36,6 +36,7 @@ from services.agent_loop.domain.run import (
     RunOptions,
     RunState,
     StopCause,
+    TokenBudgetPolicy,
     ToolChoice,
     ToolChoiceMode,
     UnknownOutcomePolicy,
@@ -95,6 +96,7 @@ def run(message: run_pb2.Run) -> Run:
         else None,
         output_text=message.output_text,
         active_seconds=message.active_seconds,
+        unstopped_call_ids=tuple(message.unstopped_call_ids),
     )
 
 
@@ -135,6 +137,13 @@ def _options(message: run_pb2.RunOptions) -> RunOptions:
             message.unknown_outcome_policy,
             default=UnknownOutcomePolicy.TELL_MODEL,
         ),
+        token_budget_policy=named(
+            TokenBudgetPolicy,
+            run_pb2.TokenBudgetPolicy,
+            "TOKEN_BUDGET_POLICY_",
+            message.token_budget_policy,
+            default=TokenBudgetPolicy.WAIT,
+        ),
         temperature=message.temperature if message.HasField("temperature") else None,
         output_tokens_max=message.output_tokens_max if message.HasField("output_tokens_max") else None,
     )
@@ -151,6 +160,7 @@ def _usage(message: run_pb2.Usage) -> Usage:
         output_tokens=message.output_tokens,
         reasoning_tokens=message.reasoning_tokens,
         model_calls=message.model_calls,
+        estimated_tokens=message.estimated_tokens,
     )
 
 
@@ -162,6 +172,7 @@ def usage_message(usage: Usage) -> run_pb2.Usage:
         output_tokens=usage.output_tokens,
         reasoning_tokens=usage.reasoning_tokens,
         model_calls=usage.model_calls,
+        estimated_tokens=usage.estimated_tokens,
     )
 
 

@@ -19,6 +19,7 @@ from services.agent_loop.domain.command import (
     Resolve,
     Steer,
     ToolResult,
+    TopUp,
 )
 from services.agent_loop.domain.event import (
     OutputDelta,
@@ -53,6 +54,7 @@ def event_message(event: OwnerEvent) -> event_pb2.RunEvent:
                     message=event.message,
                     delay_seconds=event.delay_seconds,
                     void_from_seq=event.void_from_seq,
+                    usage=wire.usage_message(event.usage),
                 )
             )
         case RoundEnded():
@@ -137,5 +139,7 @@ def _command_kind(message: ledger_pb2.Command) -> CommandKind:
             progress = message.progress
             fraction = progress.fraction if progress.HasField("fraction") else None
             return Progress(call_id=progress.call_id, fraction=fraction, message=progress.message)
+        case "top_up":
+            return TopUp(tokens=message.top_up.tokens)
         case kind:
             raise ValueError(f"a command of kind {kind} is not known to this version")

@@ -16,7 +16,10 @@ from services.agent_loop.domain.step import Committed, Step
 from services.chassis.rpc_client import translating
 
 LEDGER_MESSAGE_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Of a step with the largest results of a whole batch, and of a run that is loaded with them."""
+"""Of a step with the largest results of a whole batch."""
+
+# For what comes in parts. A large conversation takes a while.
+_PARTS_SECONDS_MAX: Final = 60.0
 
 
 class WorkerLedgerClient:
@@ -33,8 +36,10 @@ class WorkerLedgerClient:
 
     async def load(self, claim: Claim) -> Loaded:
         request = ledger_pb2.LoadRunRequest(store_id=claim.key.store_id, run_id=claim.key.run_id, epoch=claim.epoch)
+        response = ledger_pb2.LoadRunResponse()
         with translating():
-            response = await self._stub.LoadRun(request)
+            async for part in self._stub.LoadRun(request, timeout=_PARTS_SECONDS_MAX):
+                response.MergeFrom(part)
         return Loaded(
             run=wire.run(response.run),
             messages=tuple(map(wire.message_of, response.messages)),
@@ -57,6 +62,12 @@ class WorkerLedgerClient:
         with translating():
             await self._stub.ReleaseWorker(ledger_pb2.ReleaseWorkerRequest(worker_id=worker_id))
 
+    async def report_crash(self, claim: Claim) -> bool:
+        request = ledger_pb2.ReportCrashRequest(store_id=claim.key.store_id, run_id=claim.key.run_id, epoch=claim.epoch)
+        with translating():
+            response = await self._stub.ReportCrash(request)
+        return response.quarantined
+
     async def commit(self, claim: Claim, commit_id: str, step: Step) -> Committed:
         request = commit_request(claim, commit_id, step)
         with translating():
@@ -71,8 +82,13 @@ class WorkerLedgerClient:
     async def list_commands(self, claim: Claim) -> tuple[Command, ...]:
         request = ledger_pb2.ListCommandsRequest(store_id=claim.key.store_id, run_id=claim.key.run_id)
         with translating():
-            response = await self._stub.ListCommands(request)
-        return tuple(map(wire_events.command, response.commands))
+            return tuple(
+                [
+                    wire_events.command(command)
+                    async for part in self._stub.ListCommands(request, timeout=_PARTS_SECONDS_MAX)
+                    for command in part.commands
+                ]
+            )
 
 
 def commit_request(claim: Claim, commit_id: str, step: Step) -> ledger_pb2.CommitRunRequest:
@@ -92,6 +108,7 @@ def commit_request(claim: Claim, commit_id: str, step: Step) -> ledger_pb2.Commi
         tools=[run_pb2.PinnedTool(name=tool.name, version=tool.version) for tool in step.tools],
         loop_state=step.loop_state,
         consumed_command_ids=step.consumed_command_ids,
+        unstopped_call_ids=step.unstopped_call_ids,
         lease_action=ledger_pb2.LeaseAction.Value(f"LEASE_ACTION_{step.lease_action}"),
     )
     if step.state is not None:

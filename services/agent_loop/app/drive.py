@@ -137,8 +137,9 @@ class Drive:
 
     async def _show_output(self) -> None:
         if self._outbox:
-            active = self._base.active_seconds(self._now())
-            await self._commit(Step(events=tuple(self._outbox), active_seconds=active), self._base)
+            after, active = self._counting_output(self._base), self._base.active_seconds(self._now())
+            shown = Step(events=tuple(self._outbox), usage=after.run.usage, active_seconds=active)
+            await self._commit(shown, after)
         else:
             await self._wait(self._plan_again_at)
 
@@ -250,7 +251,14 @@ class Drive:
     def _planning_base(self, taken: int) -> State:
         # A call whose end is known and is told by a later step is not to be begun again.
         ended = {fact.call_id for fact in self._facts[taken:] if isinstance(fact, CallExecuted)}
-        return replace(self._base, under_way=self._jobs.under_way | ended)
+        return self._counting_output(replace(self._base, under_way=self._jobs.under_way | ended))
+
+    def _counting_output(self, state: State) -> State:
+        """Count what is about to be shown: should this worker die, the next one does not know what it cost."""
+        opened, usage = state.loop.model_call, self._jobs.model_usage()
+        if opened is None or usage is None or not any(isinstance(event, OutputDelta) for event in self._outbox):
+            return state
+        return replace(state, run=replace(state.run, usage=opened.usage_before + usage))
 
     def _set_time(self, database_time: float) -> None:
         self._clock_offset = database_time - self._shop.clock.monotonic()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from services.agent_loop.app.frames import CallDecision, ToolProgress, ToolResult
+from services.agent_loop.app.operators import audit, require_operator
 from services.agent_loop.app.public_ports import CallChecker, PublicLedger
 from services.agent_loop.app.public_values import (
     Caller,
@@ -23,10 +24,12 @@ from services.agent_loop.app.public_values import (
     ResolveCommand,
     ResultCommand,
     RunView,
+    TopUpCommand,
 )
 from services.agent_loop.domain import checks
 from services.agent_loop.domain.call import DecisionKind
 from services.agent_loop.domain.command import CallResolution
+from services.agent_loop.domain.limits import TOKENS_MAX
 from services.agent_loop.domain.run import StopCause
 from services.chassis.ids import IdSource
 from services.errors import (
@@ -44,8 +47,6 @@ from services.errors import (
     RunEnded,
     RunNotFound,
 )
-
-RESOLVERS: Final = frozenset({"operator", "admin"})
 
 REFUSALS: Final = (
     InvalidArgument,
@@ -181,19 +182,34 @@ class Inbox:
         resolution: CallResolution,
         content_json: bytes,
     ) -> Reply:
-        """Say what became of a call in doubt.
+        """Say what became of a call in doubt, of a run of any user of the store.
 
         Raises:
             PermissionDenied: the caller is neither operator nor admin.
             InvalidField, InvalidJson, TooLarge
         """
-        if not caller.roles & RESOLVERS:
-            raise PermissionDenied("only an operator or an admin may say what became of a call")
+        require_operator(caller)
         if resolution is CallResolution.HAPPENED:
             checks.result_json(content_json)
         elif content_json:
             raise InvalidField("content_json goes with HAPPENED only", field="content_json")
         command = ResolveCommand(call_id=call_id, resolution=resolution, content_json=content_json)
+        reply = await self._ledger.send_command(
+            caller, run_id, command_id or self._ids.new("cmd"), command, as_operator=True
+        )
+        audit(caller, "resolved", run_id, reply)
+        return reply
+
+    async def top_up(self, caller: Caller, command_id: str, run_id: str, tokens: int) -> Reply:
+        """Add to the token budget of a run.
+
+        Raises:
+            InvalidField: no number of tokens that a budget can have.
+            RequestIdReused
+        """
+        if not 1 <= tokens <= TOKENS_MAX:
+            raise InvalidField(f"tokens must be from 1 to {TOKENS_MAX}", field="tokens")
+        command = TopUpCommand(tokens=tokens)
         return await self._ledger.send_command(caller, run_id, command_id or self._ids.new("cmd"), command)
 
 
@@ -213,6 +229,17 @@ def decided(reply: Reply) -> RunView:
         return reply.run
     error = reply.error(CallNotPending if reply.outcome is not Outcome.UNKNOWN else RunNotFound)
     raise CallNotPending(error.message) if isinstance(error, RunEnded) else error
+
+
+def topped_up(reply: Reply) -> RunView:
+    """Return the run after a top-up that was taken.
+
+    Raises:
+        RunNotFound, or the error that the outcome names.
+    """
+    if reply.taken and reply.run is not None:
+        return reply.run
+    raise reply.error(RunNotFound)
 
 
 def stopped(reply: Reply) -> RunView:

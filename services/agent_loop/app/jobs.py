@@ -31,7 +31,7 @@ from services.agent_loop.domain.failure import FailureClass
 from services.agent_loop.domain.history import Dialect
 from services.agent_loop.domain.model import ModelPort
 from services.agent_loop.domain.planning import Work
-from services.agent_loop.domain.run import PinnedTool, Run, RunFailure
+from services.agent_loop.domain.run import PinnedTool, Run, RunFailure, Usage
 from services.agent_loop.domain.state import MODEL, PIN_TOOLS, State, check_of, stop_of
 from services.agent_loop.domain.tool import ExecutionProgress, ProposedCall, Tool
 from services.chassis.clock import Clock
@@ -97,6 +97,10 @@ class Jobs:
     def output_due_at(self) -> float | None:
         """Return when, by the monotonic clock, output is to be shown; None if there is none."""
         return self._model_call.output_due_at() if self._model_call else None
+
+    def model_usage(self) -> Usage | None:
+        """Return what the last model call has used so far, as far as that is known; None if there was none."""
+        return usage_of(self._model_call.usage()) if self._model_call else None
 
     def start(self, work: Work, state: State) -> None:
         """Begin what `state`, which is durable, has announced."""

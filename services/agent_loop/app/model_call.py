@@ -10,13 +10,14 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from services.agent_loop.app.ports import Randomness
-from services.agent_loop.domain import history, text
+from services.agent_loop.domain import budget, history, text
 from services.agent_loop.domain.assembly import Assembly, ModelAnswer
 from services.agent_loop.domain.coalesce import Coalescer, Output
 from services.agent_loop.domain.event import CallFragment, OutputDelta
 from services.agent_loop.domain.fact import ModelFailed
 from services.agent_loop.domain.history import Dialect
 from services.agent_loop.domain.model import (
+    NETWORK,
     CallPiece,
     ModelError,
     ModelPort,
@@ -25,6 +26,7 @@ from services.agent_loop.domain.model import (
     ReasoningPiece,
     RefusalPiece,
     TextPiece,
+    UsageReport,
 )
 from services.agent_loop.domain.retry import Problem
 from services.agent_loop.domain.run import ToolChoice, ToolChoiceMode
@@ -55,14 +57,20 @@ class ModelCall:
         self._on_output = on_output
         self._assembly = Assembly()
         self._coalescer = Coalescer()
+        self._prompt_bytes = 0
+        self._output_bytes = 0
 
     async def stream(self, request: ModelRequest, random: Randomness) -> ModelAnswer | ModelFailed:
         """Return the whole answer, or how the call failed."""
+        self._prompt_bytes = len(msgspec.json.encode((request.messages, request.tools)))
         try:
             async with aclosing(self._model.stream(request)) as pieces:
                 async for piece in pieces:
                     self._take(piece)
         except ModelError as error:
+            if not self._output_bytes and (error.reason == NETWORK or error.reason.startswith("HTTP_")):
+                # The model never saw the prompt.
+                self._prompt_bytes = 0
             problem = Problem(
                 reason=error.reason,
                 failure_class=error.failure_class,
@@ -71,11 +79,17 @@ class ModelCall:
                 retry_after_seconds=error.retry_after_seconds,
             )
             return ModelFailed(error=problem, answer=self.answer(), jitter=random())
-        return self.answer()
+        answer = self.answer()
+        problem_of_budget = budget.cut_short(self._state, answer, request.output_tokens_max)
+        return ModelFailed(error=problem_of_budget, answer=answer, jitter=random()) if problem_of_budget else answer
 
     def answer(self) -> ModelAnswer:
-        """Return what the model has written so far."""
-        return self._assembly.answer()
+        """Return what the model has written so far, with what that cost."""
+        return replace(self._assembly.answer(), usage=self.usage())
+
+    def usage(self) -> UsageReport:
+        """Return what the call has used so far, estimated where the server did not say."""
+        return budget.counted(self._assembly.usage, prompt_bytes=self._prompt_bytes, output_bytes=self._output_bytes)
 
     def output_due_at(self) -> float | None:
         """Return when output is to be shown, by the monotonic clock; None if there is none."""
@@ -87,6 +101,7 @@ class ModelCall:
 
     def _take(self, piece: Piece) -> None:
         shown = self._assembly.add(_cleaned(piece))
+        self._output_bytes += _size(piece)
         if self._opened.summary:
             return
         before = self._coalescer.due_at()
@@ -120,7 +135,7 @@ def request_of(
         model=options.model or default_model,
         messages=(),
         temperature=options.temperature,
-        output_tokens_max=options.output_tokens_max,
+        output_tokens_max=budget.output_tokens_max(state),
         headers_timeout_seconds=limits.model_headers_timeout_seconds,
         idle_timeout_seconds=limits.model_idle_timeout_seconds,
         deadline_seconds=max(0.1, limits.round_timeout_seconds - state.round_active_seconds(now)),
@@ -162,6 +177,16 @@ def _tool_choice(choice: ToolChoice) -> str | dict[str, Any] | None:
             return "required"
         case ToolChoiceMode.TOOL:
             return {"type": "function", "function": {"name": choice.tool_name}}
+
+
+def _size(piece: Piece) -> int:
+    match piece:
+        case TextPiece() | ReasoningPiece() | RefusalPiece():
+            return len(piece.text.encode(errors="replace"))
+        case CallPiece():
+            return len((piece.name + piece.arguments).encode(errors="replace"))
+        case _:
+            return 0
 
 
 def _cleaned(piece: Piece) -> Piece:

@@ -77,6 +77,14 @@ class WorkerLedger(Protocol):
         """Give all runs of the worker back. Idempotent."""
         ...
 
+    async def report_crash(self, claim: Claim) -> bool:
+        """Give a run back that can neither be driven nor ended here; whether it is quarantined.
+
+        Raises:
+            LeaseLost, RunEnded, RunNotFound: the run is not this worker's any more.
+        """
+        ...
+
     async def commit(self, claim: Claim, commit_id: str, step: Step) -> Committed:
         """Write one step. The same commit id again gets the same answer.
 
@@ -163,7 +171,10 @@ class Meter(Protocol):
         ...
 
     def run_left(self, how: str) -> None:
-        """Count a run that this worker let go of: `parked`, `ended`, `handed_over`, `lost` or `crashed`."""
+        """Count a run that this worker let go of.
+
+        `parked`, `ended`, `handed_over`, `lost`, `failed`, `given_up` or `crashed`.
+        """
         ...
 
 

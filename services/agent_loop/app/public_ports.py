@@ -35,8 +35,12 @@ class PublicLedger(Protocol):
         """
         ...
 
-    async def send_command(self, caller: Caller, run_id: str, command_id: str, command: PublicCommand) -> Reply:
+    async def send_command(
+        self, caller: Caller, run_id: str, command_id: str, command: PublicCommand, *, as_operator: bool = False
+    ) -> Reply:
         """Send a command and return the final word on it.
+
+        With `as_operator` the run may be of any user of the caller's store.
 
         Raises:
             RequestIdReused: the id came before with another payload.
@@ -106,6 +110,16 @@ class PublicLedger(Protocol):
 
         Raises:
             ConversationNotFound, InvalidPageToken
+        """
+        ...
+
+    async def list_attention(self, caller: Caller, *, run_id: str, page_size: int, page_token: str) -> Page[RunView]:
+        """Read the runs of the store that need attention, of all users, or the one with `run_id`.
+
+        With their calls in doubt, the longest waiting first.
+
+        Raises:
+            InvalidPageToken
         """
         ...
 

@@ -170,7 +170,23 @@ class ResolveCommand:
     content_json: bytes
 
 
-PublicCommand = ResultCommand | ProgressCommand | DecisionCommand | CancelCommand | ResolveCommand
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopUpCommand:
+    """More tokens for a run."""
+
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedriveCommand:
+    """An operator lets a quarantined run go on."""
+
+    reason: str
+
+
+PublicCommand = (
+    ResultCommand | ProgressCommand | DecisionCommand | CancelCommand | ResolveCommand | RedriveCommand | TopUpCommand
+)
 
 
 class Outcome(StrEnum):

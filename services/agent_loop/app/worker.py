@@ -182,7 +182,8 @@ class Worker:
             elif held.claimed_at < began:
                 self._drop(claim, held, "lease.lost")
         for claim in renewal.held:
-            # Held by this worker and driven by nobody: the answer to the claim was lost, or the drive crashed.
+            # Held by this worker and driven by nobody: the answer to the claim was lost, or its drive crashed and
+            # the ledger could not be told.
             if claim not in self._held and claim not in self._recent:
                 self._start(claim, began)
         for claim in renewal.with_commands:
@@ -223,7 +224,7 @@ class Worker:
             self._forget(claim, "lost")
             raise
         except Exception:  # noqa: BLE001  # one run must not hurt the others
-            left = "crashed" if not await self._fail(claim) else "failed"
+            left = "failed" if await self._fail(claim) else await self._give_up(claim)
         else:
             _log.info("run.left", how=left, epoch=claim.epoch)
         if left != "crashed":
@@ -231,7 +232,7 @@ class Worker:
         self._forget(claim, left)
 
     async def _fail(self, claim: Claim) -> bool:
-        """End a run whose drive crashed; whether it could be ended. If not, the next renewal tries it again."""
+        """End a run whose drive crashed; whether it could be ended."""
         error_id = self._ids.new("err")
         _log.exception("run.crashed", error_id=error_id)
         message = f"{Internal().message} ({error_id})"
@@ -240,7 +241,22 @@ class Worker:
             await self._new_drive(claim, failure).run()
         except (LeaseLost, RunEnded, RunNotFound):
             return True
-        except Exception:  # noqa: BLE001  # logged, and tried again by whoever holds the run next
+        except Exception:  # noqa: BLE001  # logged, and given up
             _log.exception("run.cannot_be_failed", error_id=error_id)
             return False
         return True
+
+    async def _give_up(self, claim: Claim) -> str:
+        """Give a run back that can neither be driven nor ended, as if this worker had died of it.
+
+        Return how it was left. If the ledger cannot be told either, the next renewal tries the run again.
+        """
+        try:
+            quarantined = await self._ledger.report_crash(claim)
+        except (LeaseLost, RunEnded, RunNotFound):
+            return "lost"
+        except TRANSIENT as error:
+            _log.warning("run.not_given_up", error=str(error) or type(error).__name__)
+            return "crashed"
+        _log.error("run.given_up", epoch=claim.epoch, quarantined=quarantined)
+        return "given_up"

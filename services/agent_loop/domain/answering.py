@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from services.agent_loop.domain import proposals, repetition, retry, text
+from services.agent_loop.domain import budget, proposals, repetition, retry, text
 from services.agent_loop.domain.assembly import ModelAnswer
 from services.agent_loop.domain.call import Call, CallState
 from services.agent_loop.domain.event import OwnerEvent, RoundEnded, RoundRetrying, Warned
@@ -32,7 +32,7 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
     )
     state = replace(
         state,
-        run=replace(state.run, usage=state.run.usage + usage),
+        run=replace(state.run, usage=opened.usage_before + usage),
         loop=replace(state.loop, model_call=None, partial_text=""),
     )
     if opened.summary:
@@ -64,14 +64,16 @@ def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[Ow
     limits = state.run.options.limits
     written = text.clean(fact.answer.text)
     loop = replace(state.loop, partial_text=written or state.loop.partial_text)
-    run = replace(state.run, usage=state.run.usage + usage_of(fact.answer.usage))
+    usage = usage_of(fact.answer.usage)
+    state = replace(state, run=replace(state.run, usage=opened.usage_before + usage))
     left = limits.round_timeout_seconds - state.round_active_seconds(now)
     delay = retry.delay(
         fact.error, attempt=opened.attempt, attempts_max=limits.model_attempts_max, left=left, jitter=fact.jitter
     )
-    if delay is None:
-        loop = replace(loop, failure=retry.failure_of(fact.error))
-        return with_partial(replace(state, run=run, loop=loop), fact.shown if written else Shown()), ()
+    if delay is None or budget.ends_run(state):
+        failure = retry.failure_of(fact.error) if delay is None else budget.failure(state)
+        loop = replace(loop, failure=failure)
+        return with_partial(replace(state, loop=loop), fact.shown if written else Shown()), ()
     event = RoundRetrying(
         round=state.run.round + opened.summary,
         model_attempt=opened.attempt,
@@ -79,9 +81,12 @@ def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[Ow
         message=fact.error.message,
         delay_seconds=delay,
         void_from_seq=fact.shown.first_seq,
+        usage=usage,
     )
-    again = replace(opened, attempt=opened.attempt + 1, output_from_seq=state.run.last_seq + 1)
-    return replace(state, run=run, loop=replace(loop, model_call=again), model_starts_in=delay), (event,)
+    again = replace(
+        opened, attempt=opened.attempt + 1, output_from_seq=state.run.last_seq + 1, usage_before=state.run.usage
+    )
+    return replace(state, loop=replace(loop, model_call=again), model_starts_in=delay), (event,)
 
 
 def cut(state: State, fact: ModelCut) -> State:
@@ -89,7 +94,7 @@ def cut(state: State, fact: ModelCut) -> State:
     opened = state.loop.model_call
     if opened is None:
         return state
-    run = replace(state.run, usage=state.run.usage + usage_of(fact.answer.usage))
+    run = replace(state.run, usage=opened.usage_before + usage_of(fact.answer.usage))
     written = text.clean(fact.answer.text)
     loop = replace(
         state.loop,
@@ -174,4 +179,5 @@ def usage_of(report: UsageReport) -> Usage:
         output_tokens=report.output_tokens,
         reasoning_tokens=report.reasoning_tokens,
         model_calls=1,
+        estimated_tokens=report.estimated_tokens,
     )

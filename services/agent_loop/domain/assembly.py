@@ -107,6 +107,11 @@ class Assembly:
                 assert_never(piece)
         return piece
 
+    @property
+    def usage(self) -> UsageReport:
+        """What the model server has reported so far."""
+        return self._usage
+
     def answer(self) -> ModelAnswer:
         """Return the answer so far."""
         return ModelAnswer(

@@ -71,7 +71,14 @@ class Progress:
     message: str = ""
 
 
-CommandKind: TypeAlias = ToolResult | Decide | Steer | Cancel | Resolve | Progress
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopUp:
+    """Somebody adds to the token budget."""
+
+    tokens: int
+
+
+CommandKind: TypeAlias = ToolResult | Decide | Steer | Cancel | Resolve | Progress | TopUp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from services.agent_loop.domain.command import (
     Resolve,
     Steer,
     ToolResult,
+    TopUp,
 )
 from services.agent_loop.domain.run import RunState
 from services.agent_loop.domain.state import State
@@ -39,6 +40,9 @@ def apply_command(state: State, command: Command, now: float) -> State:
             return replace(state, run=run)
         case Resolve() as resolution:
             return _resolved(state, resolution, now)
+        case TopUp() as top_up:
+            added = state.loop.tokens_added + top_up.tokens
+            return replace(state, loop=replace(state.loop, tokens_added=added, top_up_deadline_time=None))
         case Progress():
             # The ledger has told it; nothing follows from it.
             return state

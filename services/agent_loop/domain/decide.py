@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from services.agent_loop.domain import history, order, settle
+from services.agent_loop.domain import budget, history, order, settle
 from services.agent_loop.domain.call import Call, CallState, OfferFallback
 from services.agent_loop.domain.decision import (
     CallModel,
@@ -51,7 +51,8 @@ def decide(state: State, now: float) -> Decision:
     Guarantees, whatever came before: a model call is announced only when every
     call of the batch has its result, and once per closed batch; serial calls
     start in the model's order; nothing starts once the run is CANCELLING or is
-    about to fail; a run ends only when every call has its result.
+    about to fail, and no model call once the token budget is used up; a run
+    ends only when every call has its result.
     """
     if state.run.state in ENDED:
         return Wait(until=None)
@@ -66,7 +67,7 @@ def decide(state: State, now: float) -> Decision:
         return _go_on_with_model(state, now)
     if state.open_calls:
         return _go_on_with_batch(state, now)
-    return _after_batch(state)
+    return _after_batch(state, now)
 
 
 def _has_begun(state: State) -> bool:
@@ -93,8 +94,6 @@ def _end(state: State, now: float) -> Decision:
         return StopCalls(call_ids=to_stop)
     if running:
         return Wait(until=None)
-    if state.loop.steers:
-        return EnterSteers()
     if state.run.state is RunState.CANCELLING:
         return Finish(state=RunState.CANCELLED)
     return Finish(state=RunState.FAILED, failure=state.loop.failure)
@@ -123,9 +122,23 @@ def _timeout_at(state: State, now: float) -> float:
 def _go_on_with_model(state: State, now: float) -> Decision:
     if MODEL in state.under_way:
         return Wait(until=_timeout_at(state, now))
-    if state.model_starts_in is not None:
-        return StartModel(delay_seconds=state.model_starts_in)
-    return TakeOver()
+    opened = state.loop.model_call
+    if state.model_starts_in is None and (opened is None or not opened.held):
+        return TakeOver()
+    if budget.is_used_up(state):
+        return _without_tokens(state, now)
+    return StartModel(delay_seconds=state.model_starts_in or 0.0)
+
+
+def _without_tokens(state: State, now: float) -> Decision:
+    if budget.ends_run(state):
+        return Fail(failure=budget.failure(state))
+    deadline = state.loop.top_up_deadline_time
+    if deadline is None:
+        deadline = now + state.run.options.limits.top_up_timeout_seconds
+    if deadline <= now:
+        return Finish(state=RunState.EXPIRED)
+    return Park(state=RunState.WAITING, waits=(WaitKind.BUDGET,), wake_time=deadline)
 
 
 def _go_on_with_batch(state: State, now: float) -> Decision:
@@ -171,7 +184,7 @@ def _deadlines(state: State, *, after: float) -> list[float]:
     return [time for time in times if time is not None and time > after]
 
 
-def _after_batch(state: State) -> Decision:
+def _after_batch(state: State, now: float) -> Decision:
     if state.loop.steers:
         return EnterSteers()
     run, last = state.run, state.last_message
@@ -183,6 +196,8 @@ def _after_batch(state: State) -> Decision:
         return Finish(state=RunState.COMPLETED) if run.output_text else _round_limit(limits.rounds_max)
     if run.round >= limits.rounds_max and run.options.round_limit_policy is RoundLimitPolicy.FAIL:
         return _round_limit(limits.rounds_max)
+    if budget.is_used_up(state):
+        return _without_tokens(state, now)
     without_tools = run.round >= limits.rounds_max
     to_number = history.summarise_to(state) if state.loop.summarised_round <= run.round else 0
     return CallModel(round=run.round + 1, without_tools=without_tools, summarise_to_number=to_number)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from services.agent_loop.domain.run import Usage
@@ -24,7 +24,7 @@ class RoundStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRetrying:
-    """An attempt failed and the next one follows; output from `void_from_seq` on is void."""
+    """An attempt failed and the next one follows; output from `void_from_seq` on is void, `usage` is what it used."""
 
     round: int
     model_attempt: int
@@ -32,6 +32,7 @@ class RoundRetrying:
     message: str
     delay_seconds: float = 0.0
     void_from_seq: int = 0
+    usage: Usage = field(default_factory=Usage)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

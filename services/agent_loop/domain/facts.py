@@ -7,7 +7,7 @@ from typing import assert_never
 
 from services.agent_loop.domain import answering, proposals, settle
 from services.agent_loop.domain.call import REPEATABLE, Call, CallState, ExecutionContext
-from services.agent_loop.domain.event import OwnerEvent
+from services.agent_loop.domain.event import OwnerEvent, Warned
 from services.agent_loop.domain.fact import (
     CallExecuted,
     CallStopped,
@@ -43,9 +43,7 @@ def apply_fact(state: State, fact: Fact, now: float) -> tuple[State, tuple[Owner
         case CallExecuted():
             return _executed(state, fact, now), ()
         case CallStopped():
-            call = state.calls[fact.call_id]
-            note = state.loop.notes.get(call.call_id, "")
-            return _settle(state, settle.stopped(call, fact.answer, now, note)), ()
+            return _stopped(state, fact, now)
         case FallbackChecked():
             return _fallen_back(state, fact, now), ()
         case _:
@@ -64,6 +62,19 @@ def _executed(state: State, fact: CallExecuted, now: float) -> State:
         doubted = (*state.loop.in_doubt, call.call_id)
         return replace(state, loop=replace(state.loop, in_doubt=doubted))
     return _settle(state, settle.executed(call, fact.ended, now, state.loop.notes.get(call.call_id, "")))
+
+
+def _stopped(state: State, fact: CallStopped, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
+    call = state.calls[fact.call_id]
+    if call.settled:
+        return state, ()
+    call = settle.stopped(call, fact.answer, now, state.loop.notes.get(call.call_id, ""))
+    state = state.with_calls([call])
+    if call.result is None or call.result.error_reason != settle.NOT_STOPPED:
+        return state, ()
+    run = replace(state.run, unstopped_call_ids=(*state.run.unstopped_call_ids, call.call_id))
+    warned = Warned(reason=settle.NOT_STOPPED, message=f"{call.tool_name} could not be stopped: it may go on.")
+    return replace(state, run=run), (warned,)
 
 
 def _settle(state: State, call: Call) -> State:

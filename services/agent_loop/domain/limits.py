@@ -5,8 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Final
 
 from services.errors import InvalidField
+
+TOKENS_MAX: Final = 2**53
+"""Most tokens that a budget can have."""
+
+_NONE_IS_ZERO: Final = frozenset({"total_tokens_max", "topped_up_tokens_max"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +33,9 @@ class Limits:
     offer_deadline_seconds: float = 600.0
     answer_timeout_seconds: float = 86_400.0
     context_bytes_max: int = 400_000
+    total_tokens_max: int = 0
+    topped_up_tokens_max: int = 0
+    top_up_timeout_seconds: float = 86_400.0
 
     def narrowed(self, asked: Mapping[str, float]) -> Limits:
         """Return these limits with those of `asked`, which may only be smaller.
@@ -38,8 +47,9 @@ class Limits:
         """
         known = {field.name: getattr(self, field.name) for field in fields(self)}
         for name, value in asked.items():
-            most = known[name]
-            if not math.isfinite(value) or value <= 0:
+            is_open = name in _NONE_IS_ZERO and known[name] == 0
+            most = TOKENS_MAX if is_open else known[name]
+            if not math.isfinite(value) or value < 0 or (value == 0 and not is_open):
                 raise InvalidField(f"limits.{name} must be above 0", field=f"options.limits.{name}")
             if value > most:
                 raise InvalidField(

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from services.agent_loop.domain.run import RunFailure
+from services.agent_loop.domain.run import RunFailure, Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,13 +20,17 @@ class OpenModelCall:
     """A model call that was announced and has not ended.
 
     Output of this attempt has seqs from `output_from_seq` on; `summarised_to_number`
-    is 0 unless the call writes a summary.
+    is 0 unless the call writes a summary. `usage_before` is what the run had used
+    before this attempt: while it is open, the run's usage has an estimate of it.
+    `held`: the attempt is not made before the token budget is raised.
     """
 
     attempt: int
     without_tools: bool = False
     output_from_seq: int = 0
     summarised_to_number: int = 0
+    usage_before: Usage = field(default_factory=Usage)
+    held: bool = False
 
     @property
     def summary(self) -> bool:
@@ -60,6 +64,10 @@ class LoopState:
     """What the last attempt that failed had written."""
     summarised_round: int = 0
     """The last round before which history was summarised."""
+    tokens_added: int = 0
+    """What top-ups have added to the token budget."""
+    top_up_deadline_time: float | None = None
+    """Until when the run waits for a top-up; None if it does not."""
 
 
 _decoder: Final = msgspec.json.Decoder(LoopState)

@@ -71,12 +71,16 @@ class ProviderState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageReport:
-    """Tokens of this call so far. A later report replaces an earlier one."""
+    """Tokens of this call so far. A later report replaces an earlier one.
+
+    `estimated_tokens` are those that the model server did not report itself.
+    """
 
     input_tokens: int = 0
     cached_input_tokens: int = 0
     output_tokens: int = 0
     reasoning_tokens: int = 0
+    estimated_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from services.agent_loop.domain.run import (
     BatchOrder,
     RoundLimitPolicy,
     RunOptions,
+    TokenBudgetPolicy,
     ToolChoice,
     ToolChoiceMode,
     UnknownOutcomePolicy,
@@ -47,6 +48,7 @@ class AskedOptions:
     round_limit_policy: RoundLimitPolicy = RoundLimitPolicy.FINAL_ANSWER
     batch_order: BatchOrder = BatchOrder.WAIT_FOR_DECISIONS
     unknown_outcome_policy: UnknownOutcomePolicy = UnknownOutcomePolicy.TELL_MODEL
+    token_budget_policy: TokenBudgetPolicy = TokenBudgetPolicy.WAIT
     temperature: float | None = None
     output_tokens_max: int | None = None
 
@@ -74,6 +76,7 @@ def complete(asked: AskedOptions, defaults: RunDefaults) -> RunOptions:
         round_limit_policy=asked.round_limit_policy,
         batch_order=asked.batch_order,
         unknown_outcome_policy=asked.unknown_outcome_policy,
+        token_budget_policy=asked.token_budget_policy,
         temperature=asked.temperature,
         output_tokens_max=asked.output_tokens_max,
     )

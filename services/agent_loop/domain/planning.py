@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, assert_never
 
+from services.agent_loop.domain import answering, budget
 from services.agent_loop.domain.call import CallState
 from services.agent_loop.domain.command import Steer
 from services.agent_loop.domain.commands import apply_command
@@ -29,12 +30,12 @@ from services.agent_loop.domain.decision import (
     Wait,
 )
 from services.agent_loop.domain.event import TAKEOVER, OwnerEvent, RoundRetrying, RoundStarted, Warned
-from services.agent_loop.domain.fact import Fact
+from services.agent_loop.domain.fact import Fact, Shown
 from services.agent_loop.domain.facts import apply_fact
 from services.agent_loop.domain.failure import FailureClass
 from services.agent_loop.domain.loop_state import OpenModelCall
 from services.agent_loop.domain.message import Message, Role
-from services.agent_loop.domain.run import RunFailure, RunState, Usage
+from services.agent_loop.domain.run import RunFailure, RunState, WaitKind
 from services.agent_loop.domain.state import MODEL, PIN_TOOLS, State, check_of, stop_of
 
 _ROUNDS_NEAR_LIMIT: Final = 0.8
@@ -112,7 +113,7 @@ def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[Ow
         case TakeOver():
             return _take_over(state)
         case StartModel():
-            return replace(_with_work(state, MODEL), model_starts_in=None), ()
+            return _start_model(state), ()
         case Execute():
             return _start_calls(state, decision, now), ()
         case CheckFallback():
@@ -120,10 +121,9 @@ def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[Ow
         case StopCalls():
             return _with_work(state, *map(stop_of, decision.call_ids)), ()
         case Park():
-            return replace(state, run=replace(state.run, state=decision.state, waits=decision.waits)), ()
+            return _park(state, decision), ()
         case Finish():
-            run = replace(state.run, state=decision.state, waits=(), failure=decision.failure)
-            return replace(state, run=run), ()
+            return _finish(state, decision), ()
         case StopModel() | Wait():
             return state, ()
         case _:
@@ -145,6 +145,32 @@ def _start_calls(state: State, decision: Execute, now: float) -> State:
     return _with_work(_running(state.with_calls(started)), *decision.call_ids)
 
 
+def _start_model(state: State) -> State:
+    opened = state.loop.model_call
+    if opened is not None and opened.held:
+        loop = replace(state.loop, model_call=replace(opened, held=False), top_up_deadline_time=None)
+        state = _running(replace(state, loop=loop))
+    return replace(_with_work(state, MODEL), model_starts_in=None)
+
+
+def _park(state: State, decision: Park) -> State:
+    if WaitKind.BUDGET in decision.waits:
+        opened = state.loop.model_call
+        held = replace(opened, held=True) if opened else None
+        loop = replace(state.loop, model_call=held, top_up_deadline_time=decision.wake_time)
+        state = replace(state, loop=loop, model_starts_in=None)
+    return replace(state, run=replace(state.run, state=decision.state, waits=decision.waits))
+
+
+def _finish(state: State, decision: Finish) -> State:
+    if state.loop.model_call is not None:
+        # It is not made any more; what an earlier attempt had written is kept.
+        state = answering.with_partial(state, Shown())
+    # What its user said meanwhile is kept, though only the next run answers it.
+    state = _enter_steers(state)
+    return replace(state, run=replace(state.run, state=decision.state, waits=(), failure=decision.failure))
+
+
 def _running(state: State) -> State:
     return replace(state, run=replace(state.run, state=RunState.RUNNING, waits=()))
 
@@ -156,8 +182,15 @@ def _announce(state: State, decision: CallModel, now: float) -> tuple[State, tup
         without_tools=decision.without_tools,
         output_from_seq=state.run.last_seq + 1,
         summarised_to_number=decision.summarise_to_number,
+        usage_before=state.run.usage,
     )
-    loop = replace(state.loop, model_call=opened, round_began_active_seconds=state.active_seconds(now), in_doubt=())
+    loop = replace(
+        state.loop,
+        model_call=opened,
+        round_began_active_seconds=state.active_seconds(now),
+        in_doubt=(),
+        top_up_deadline_time=None,
+    )
     run = state.run
     if summary:
         loop = replace(loop, summarised_round=decision.round)
@@ -192,7 +225,8 @@ def _take_over(state: State) -> tuple[State, tuple[OwnerEvent, ...]]:
     opened = state.loop.model_call
     if opened is None:
         return state, ()
-    state = replace(state, run=replace(state.run, usage=state.run.usage + Usage(model_calls=1)))
+    usage = budget.with_lost_call(state, opened.usage_before)
+    state = replace(state, run=replace(state.run, usage=usage))
     if opened.attempt >= state.run.options.limits.model_attempts_max:
         message = f"The model call was interrupted or failed {opened.attempt} times."
         failure = RunFailure(failure_class=FailureClass.INTERNAL, reason="INTERNAL", message=message)
@@ -205,6 +239,9 @@ def _take_over(state: State) -> tuple[State, tuple[OwnerEvent, ...]]:
         reason=TAKEOVER,
         message="Another worker goes on with the run.",
         void_from_seq=opened.output_from_seq if showed else 0,
+        usage=usage - opened.usage_before,
     )
-    again = replace(opened, attempt=opened.attempt + 1, output_from_seq=state.run.last_seq + 1)
+    again = replace(
+        opened, attempt=opened.attempt + 1, output_from_seq=state.run.last_seq + 1, usage_before=state.run.usage
+    )
     return replace(state, loop=replace(state.loop, model_call=again), model_starts_in=0.0), (event,)

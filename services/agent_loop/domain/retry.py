@@ -12,6 +12,9 @@ from services.agent_loop.domain.run import RunFailure
 _FIRST_DELAY_SECONDS: Final = 1.0
 _DELAY_SECONDS_MAX: Final = 10.0
 
+BUDGET_EXHAUSTED: Final = "BUDGET_EXHAUSTED"
+"""The token budget is used up, or cut an answer short."""
+
 _REASONS: Final = {
     FailureClass.AUTH: "PROVIDER_AUTH",
     FailureClass.RATE: "PROVIDER_RATE_LIMIT",
@@ -48,7 +51,7 @@ def delay(problem: Problem, *, attempt: int, attempts_max: int, left: float, jit
 
 def failure_of(problem: Problem) -> RunFailure:
     """Return why the run fails after its last attempt."""
-    if problem.reason == ROUND_TIMEOUT:
-        return RunFailure(failure_class=FailureClass.LIMIT, reason=ROUND_TIMEOUT, message=problem.message)
+    if problem.reason in {ROUND_TIMEOUT, BUDGET_EXHAUSTED}:
+        return RunFailure(failure_class=FailureClass.LIMIT, reason=problem.reason, message=problem.message)
     reason = _REASONS.get(problem.failure_class, "PROVIDER_ERROR")
     return RunFailure(failure_class=problem.failure_class, reason=reason, message=problem.message)

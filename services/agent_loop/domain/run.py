@@ -34,6 +34,7 @@ class WaitKind(StrEnum):
     TOOL_RESULT = "TOOL_RESULT"
     APPROVAL = "APPROVAL"
     ANSWER = "ANSWER"
+    BUDGET = "BUDGET"
 
 
 class StopCause(StrEnum):
@@ -41,6 +42,7 @@ class StopCause(StrEnum):
 
     USER = "USER"
     SUPERSEDED = "SUPERSEDED"
+    OPERATOR = "OPERATOR"
 
 
 class RoundLimitPolicy(StrEnum):
@@ -62,6 +64,13 @@ class UnknownOutcomePolicy(StrEnum):
 
     TELL_MODEL = "TELL_MODEL"
     NEEDS_ATTENTION = "NEEDS_ATTENTION"
+
+
+class TokenBudgetPolicy(StrEnum):
+    """What happens when the token budget is used up."""
+
+    WAIT = "WAIT"
+    FAIL = "FAIL"
 
 
 class ToolChoiceMode(StrEnum):
@@ -94,6 +103,7 @@ class RunOptions:
     round_limit_policy: RoundLimitPolicy = RoundLimitPolicy.FINAL_ANSWER
     batch_order: BatchOrder = BatchOrder.WAIT_FOR_DECISIONS
     unknown_outcome_policy: UnknownOutcomePolicy = UnknownOutcomePolicy.TELL_MODEL
+    token_budget_policy: TokenBudgetPolicy = TokenBudgetPolicy.WAIT
     temperature: float | None = None
     output_tokens_max: int | None = None
 
@@ -109,13 +119,22 @@ class RunFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What the model server reported, summed; `model_calls` counts failed attempts too."""
+    """What model calls used, summed; `model_calls` counts failed attempts too.
+
+    `estimated_tokens` are those of the input and output tokens that the model server did not report.
+    """
 
     input_tokens: int = 0
     cached_input_tokens: int = 0
     output_tokens: int = 0
     reasoning_tokens: int = 0
     model_calls: int = 0
+    estimated_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """What counts against the budget: cached input and reasoning are parts of input and output."""
+        return self.input_tokens + self.output_tokens
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -124,6 +143,17 @@ class Usage:
             output_tokens=self.output_tokens + other.output_tokens,
             reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
             model_calls=self.model_calls + other.model_calls,
+            estimated_tokens=self.estimated_tokens + other.estimated_tokens,
+        )
+
+    def __sub__(self, other: Usage) -> Usage:
+        return Usage(
+            input_tokens=self.input_tokens - other.input_tokens,
+            cached_input_tokens=self.cached_input_tokens - other.cached_input_tokens,
+            output_tokens=self.output_tokens - other.output_tokens,
+            reasoning_tokens=self.reasoning_tokens - other.reasoning_tokens,
+            model_calls=self.model_calls - other.model_calls,
+            estimated_tokens=self.estimated_tokens - other.estimated_tokens,
         )
 
 
@@ -154,6 +184,7 @@ class Run:
     stop_cause: StopCause | None = None
     output_text: str = ""
     active_seconds: float = 0.0
+    unstopped_call_ids: tuple[str, ...] = ()
 
     def tool_version(self, name: str) -> int:
         """Return the pinned version of a tool, 0 if the run has no such tool."""

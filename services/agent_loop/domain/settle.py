@@ -29,6 +29,9 @@ _UNKNOWN: Final = (
     "It is not known whether this call had its effect: the process that ran it died. Check before you repeat it."
 )
 
+NOT_STOPPED: Final = "NOT_STOPPED"
+"""Reason of the result of a call that may go on though its run was stopped."""
+
 
 def error(reason: str, message: str) -> CallResult:
     """Return an error for the model."""
@@ -48,16 +51,28 @@ def executed(call: Call, ended: ExecutionResult, now: float, note: str = "") -> 
     result = ended.result
     if ended.outcome is Outcome.UNKNOWN:
         result = error("OUTCOME_UNKNOWN", _UNKNOWN)
+    elif result.error_reason == NOT_STOPPED:
+        return _not_stopped(call, result, now, note)
     return settled(call, _STATE_OF_OUTCOME[ended.outcome], result, now, note)
 
 
 def stopped(call: Call, answer: Stopped, now: float, note: str = "") -> Call:
-    """Return a running call as the cancellation of its execution left it."""
+    """Return a running call as the cancellation of its execution left it.
+
+    What may go on has a result with the reason NOT_STOPPED; if it may then have
+    an effect that nobody knows of, it is OUTCOME_UNKNOWN.
+    """
     if answer.result is not None:
         return executed(call, answer.result, now, note)
-    if answer.stopped or call.effect_class in REPEATABLE:
+    if answer.stopped:
         return withdrawn(call, "The run was stopped before this call ended.", now)
-    return executed(call, ExecutionResult(outcome=Outcome.UNKNOWN, result=CallResult(content_json=b"null")), now, note)
+    message = "The run was stopped, and it could not be found out in time whether this call was: it may go on."
+    return _not_stopped(call, error(NOT_STOPPED, message), now, note)
+
+
+def _not_stopped(call: Call, result: CallResult, now: float, note: str) -> Call:
+    state = CallState.CANCELLED if call.effect_class in REPEATABLE else CallState.OUTCOME_UNKNOWN
+    return settled(call, state, result, now, note)
 
 
 def withdrawn(call: Call, message: str, now: float) -> Call:

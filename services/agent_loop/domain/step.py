@@ -45,6 +45,8 @@ class Step:
     consumed_command_ids: tuple[str, ...] = ()
     lease_action: LeaseAction = LeaseAction.KEEP
     wake_time: float | None = None
+    unstopped_call_ids: tuple[str, ...] = ()
+    """All of them, with a step that adds any."""
     after_seq: int | None = None
     """Where the log must end now, for a step whose messages name seqs of its own events."""
 
@@ -96,6 +98,7 @@ def between(
         consumed_command_ids=after.consumed,
         lease_action=lease_action,
         wake_time=wake_time,
+        unstopped_call_ids=_changed(old.unstopped_call_ids, new.unstopped_call_ids) or (),
         after_seq=old.last_seq if names_own_seqs else None,
     )
 

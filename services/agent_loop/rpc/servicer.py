@@ -144,6 +144,13 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         run = commands.decided(reply)
         return agent_pb2.ResolveCallResponse(receipt=_receipt(reply, run_id, call_id), run=_run(run))
 
+    async def TopUpRun(self, request: agent_pb2.TopUpRunRequest, context: Context) -> agent_pb2.TopUpRunResponse:
+        run_id = check_id(request.run_id, "run_id")
+        request_id = convert.optional_id(request.request_id, "request_id")
+        reply = await self._inbox.top_up(_caller(), request_id, run_id, request.tokens)
+        run = commands.topped_up(reply)
+        return agent_pb2.TopUpRunResponse(receipt=_receipt(reply, run_id, ""), run=_run(run))
+
     async def GetRun(self, request: agent_pb2.GetRunRequest, context: Context) -> agent_pb2.GetRunResponse:
         run = await wait_for_rest(
             self._ledger,

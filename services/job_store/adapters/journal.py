@@ -30,6 +30,14 @@ _CONFLICTS: Final = (
     asyncpg.UniqueViolationError,
 )
 
+_ANY_WAITS: Final = """
+SELECT EXISTS (
+    SELECT FROM unnest($1::text[]) AS k (store_id) CROSS JOIN LATERAL (
+        SELECT FROM job_store.runs AS r WHERE r.store_id = k.store_id AND r.claim_at <= now() AND NOT r.active LIMIT 1
+    ) AS waiting
+)
+"""
+
 _log = logs.get_logger(__name__)
 
 
@@ -62,6 +70,7 @@ class PostgresJournal:
                 outcomes.append(error)
         events = [(event, self._encode(event)) for event in book.events.rows]
         lifecycle = await _store(connection, book, events)
+        work_ready = book.work_ready or await _place_is_wanted(connection, book)
         return Written(
             outcomes=outcomes,
             events=[
@@ -69,9 +78,15 @@ class PostgresJournal:
                 for event, payload in events
             ],
             pokes=book.pokes.rows,
-            work_ready=book.work_ready,
+            work_ready=work_ready,
             lifecycle_count=lifecycle,
         )
+
+
+async def _place_is_wanted(connection: Connection, book: Book) -> bool:
+    """Return whether the group has freed a place in a store where a run may have waited for one."""
+    stores = {run.store_id for before, run in book.runs.changed() if before.is_active and not run.is_active}
+    return bool(stores) and bool(await connection.fetchval(_ANY_WAITS, sorted(stores)))
 
 
 async def _store(connection: Connection, book: Book, events: Sequence[tuple[Event, bytes]]) -> int:

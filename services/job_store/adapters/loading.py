@@ -66,6 +66,26 @@ SELECT clock_timestamp() AS now, c.* FROM (VALUES (1)) AS always LEFT JOIN (
 """
 
 
+# How many runs are queued in some stores, as far as it matters.
+_QUEUED: Final = """
+SELECT k.store_id, (
+    SELECT count(*) FROM (
+        SELECT FROM job_store.runs AS r WHERE r.state = 1 AND r.store_id = k.store_id LIMIT $2
+    ) AS queued
+) AS queued
+FROM unnest($1::text[]) AS k (store_id)
+"""
+
+# In the order of the locks. Whoever holds one waits for no other lock of rows, so nobody deadlocks.
+_LOCK_QUEUES: Final = """
+SELECT pg_advisory_xact_lock(hashtext('job_store.queues'), key)
+FROM (SELECT DISTINCT hashtext(store_id) AS key FROM unnest($1::text[]) AS k (store_id) ORDER BY key) AS keys
+"""
+
+# Fewer places than these may be taken by groups that are being written at the same time: 32 of 128 operations.
+_QUEUED_AT_ONCE_MAX: Final = 4096
+
+
 async def load(connection: Connection, named: Sequence[Names]) -> tuple[Book, datetime]:
     """Return a book with all rows that are named, locked until the end of the transaction, and the time."""
     book = Book()
@@ -73,6 +93,7 @@ async def load(connection: Connection, named: Sequence[Names]) -> tuple[Book, da
     conversations = await _load_conversations(connection, book, named)
     entered = await _load_runs(connection, book, named, requests, conversations)
     await _load_calls(connection, book, named)
+    await _load_queues(connection, book, named)
     # After the locks: the time is later than all that those who held them before have written.
     return book, await _load_commands(connection, book, named, entered)
 
@@ -147,6 +168,25 @@ async def _load_calls(connection: Connection, book: Book, named: Sequence[Names]
     if runs or calls:
         for record in await connection.fetch(_CALLS, *_columns(runs, 2), *_columns(calls, 2)):
             book.load_call(tables.call(record))
+
+
+async def _load_queues(connection: Connection, book: Book, named: Sequence[Names]) -> None:
+    """Load how many runs are queued. Where it is close, those who create runs in a store take turns."""
+    queues: dict[str, int] = dict(_distinct(named, lambda names: names.queues))
+    if not queues:
+        return
+    most = max(queues.values())
+    queued = await _count_queued(connection, list(queues), most)
+    close = [store for store, count in queued.items() if count + _QUEUED_AT_ONCE_MAX > queues[store]]
+    if close:
+        await connection.execute(_LOCK_QUEUES, close)
+        queued |= await _count_queued(connection, close, most)
+    for store, count in queued.items():
+        book.queued.load(store, count)
+
+
+async def _count_queued(connection: Connection, stores: Sequence[str], most: int) -> dict[str, int]:
+    return {record["store_id"]: record["queued"] for record in await connection.fetch(_QUEUED, stores, most)}
 
 
 async def _load_commands(

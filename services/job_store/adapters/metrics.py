@@ -21,9 +21,11 @@ class PrometheusMeter:
         self._operations = metrics.counter("operations_total", "Operations answered, refused ones included.")
         self._refused = metrics.counter("refusals_total", "Operations refused, by reason.", ("reason",))
         self._lease_losses = metrics.counter("lease_losses_total", "Steps refused because the lease was lost.")
+        self._quarantined = metrics.counter("quarantined_runs_total", "Runs quarantined because their workers died.")
         self._relayed = metrics.counter("lifecycle_relayed_total", "Life-cycle events stored by JetStream.")
         self._runs = metrics.gauge("runs", "Runs that have not ended, by state.", ("state",))
         self._claimable = metrics.gauge("claimable_runs", "Runs that a worker could claim now.")
+        self._over_limit = metrics.gauge("over_limit_runs", "Runs that wait for a place, by the limit.", ("limit",))
         self._outbox = metrics.gauge("outbox_events", "Life-cycle events that JetStream does not have yet.")
 
     def group_written(self, *, operations: int, seconds: float) -> None:
@@ -36,6 +38,9 @@ class PrometheusMeter:
         if isinstance(error, LeaseLost):
             self._lease_losses.inc()
 
+    def quarantined(self, runs: int) -> None:
+        self._quarantined.inc(runs)
+
     def relayed(self, events: int) -> None:
         self._relayed.inc(events)
 
@@ -44,6 +49,10 @@ class PrometheusMeter:
             match name:
                 case "claimable":
                     self._claimable.set(count)
+                case "over_user_limit":
+                    self._over_limit.labels("user").set(count)
+                case "over_store_limit":
+                    self._over_limit.labels("store").set(count)
                 case "outbox":
                     self._outbox.set(count)
                 case _:

@@ -57,7 +57,7 @@ _PENDING: Final = paging.statement(
         AND ($5::timestamptz IS NULL OR (create_time, call_id) > ($5, $6))
         AND EXISTS (
             SELECT FROM job_store.runs AS r WHERE r.store_id = t.store_id AND r.run_id = t.run_id
-            AND CASE WHEN t.state = 6 THEN r.state = 5 ELSE r.state < 10 AND r.state <> 4 END
+            AND r.state < 10 AND r.stop_cause IS NULL AND (t.state <> 6 OR (r.state = 5 AND r.attention = 1))
         )""",
     order="create_time, call_id",
     size=_CALL_BYTES,
@@ -101,7 +101,7 @@ class PostgresReads:
     async def run(self, store_id: str, user_id: str, run_id: str) -> RunView:
         async with self._database.acquire() as connection:
             run, calls = await self._run_and_open_calls(connection, store_id, user_id, run_id)
-        return RunView(run=run, pending=tuple(call for call in calls if is_pending(run.state, call)))
+        return RunView(run=run, pending=tuple(call for call in calls if is_pending(run, call)))
 
     async def load(self, store_id: str, run_id: str, epoch: int) -> Loaded:
         async with (

@@ -13,6 +13,7 @@ from asyncpg import Record
 
 from services.job_store.adapters.columns import Column, Columns
 from services.job_store.domain.rows import (
+    Attention,
     CallRow,
     CommandRow,
     ConversationRow,
@@ -23,7 +24,7 @@ from services.job_store.domain.rows import (
     RequestRow,
     RunRow,
 )
-from services.job_store.domain.states import CallState, CommandOutcome, RunState, StopCause
+from services.job_store.domain.states import AttentionReason, CallState, CommandOutcome, RunState, StopCause
 
 _pack: Final = msgspec.msgpack.Encoder().encode
 _unpack_decision: Final = msgspec.msgpack.Decoder(Decision).decode
@@ -113,16 +114,22 @@ RUNS: Final[Columns[RunRow]] = Columns(
         _same("epoch", "bigint"),
         _same("worker_id", "text"),
         _same("claim_at", "timestamptz"),
+        _same("crashes", "integer"),
+        Column("attention", "smallint", lambda row: row.attention and row.attention.reason),
+        Column("attention_time", "timestamptz", lambda row: row.attention and row.attention.since_time),
         _same("last_seq", "bigint"),
         _same("command_count", "integer"),
         _same("round", "integer"),
         _same("active_seconds", "double precision"),
+        _same("token_budget", "bigint"),
+        _fixed("token_ceiling", "bigint"),
         Column("last_commit", "bytea", lambda row: _packed(row.last_commit)),
         _same("queued_message", "bytea"),
         _fixed("options", "bytea"),
         _same("tools", "bytea", heavy=True),
         _same("usage", "bytea"),
         _same("failure", "bytea"),
+        _same("unstopped", "bytea"),
         _same("output", "bytea", heavy=True),
         _fixed("create_time", "timestamptz"),
         _same("start_time", "timestamptz"),
@@ -136,6 +143,9 @@ def run(record: Record) -> RunRow:
     """Return the row of a record with the columns of RUNS."""
     fields = dict(record)
     last_commit, stop_cause = fields["last_commit"], fields["stop_cause"]
+    reason, since_time = fields["attention"], fields.pop("attention_time")
+    attention = None if reason is None else Attention(reason=AttentionReason(reason), since_time=since_time)
+    fields["attention"] = attention
     fields["state"] = RunState(fields["state"])
     fields["waits"] = tuple(fields["waits"])
     fields["stop_cause"] = None if stop_cause is None else StopCause(stop_cause)

@@ -9,6 +9,7 @@ from asyncpg import Record
 
 from services.chassis.database import Database
 from services.job_store.app.ports import Lifecycle, LifecycleStream
+from services.job_store.domain.places import PlaceLimits
 from services.job_store.domain.rows import CallKey, RunKey
 from services.job_store.domain.states import RunState
 
@@ -83,10 +84,25 @@ _REMOVALS: Final = (
 _OPEN_RUNS: Final = "SELECT state, count(*) AS runs FROM job_store.runs WHERE state < 10 GROUP BY state"
 # Counting stops here: more is "very many" to whoever looks.
 _BACKLOG: Final = """
-SELECT (SELECT count(*) FROM (
-            SELECT FROM job_store.runs WHERE claim_at <= now() AND claim_at IS NOT NULL LIMIT 100000
-        ) AS due) AS claimable,
+WITH due AS MATERIALIZED (
+    SELECT store_id, user_id, active FROM job_store.runs WHERE claim_at <= now() AND claim_at IS NOT NULL LIMIT 100000
+), taken AS MATERIALIZED (
+    SELECT store_id, user_id, count(*) AS runs FROM job_store.runs WHERE active GROUP BY store_id, user_id
+), of_users AS (
+    SELECT w.store_id, w.runs, least(w.runs, greatest($2 - coalesce(t.runs, 0), 0)) AS fit
+    FROM (SELECT store_id, user_id, count(*) AS runs FROM due WHERE NOT active GROUP BY store_id, user_id) AS w
+    LEFT JOIN taken AS t USING (store_id, user_id)
+), of_stores AS (
+    SELECT u.runs, u.runs - u.fit AS over_user,
+           u.fit - least(u.fit, greatest($1 - coalesce(t.runs, 0), 0)) AS over_store
+    FROM (SELECT store_id, sum(runs) AS runs, sum(fit) AS fit FROM of_users GROUP BY store_id) AS u
+    LEFT JOIN (SELECT store_id, sum(runs) AS runs FROM taken GROUP BY store_id) AS t USING (store_id)
+)
+SELECT (SELECT count(*) FROM due WHERE active) + coalesce(sum(runs - over_user - over_store), 0) AS claimable,
+       coalesce(sum(over_user), 0) AS over_user_limit,
+       coalesce(sum(over_store), 0) AS over_store_limit,
        (SELECT count(*) FROM (SELECT FROM job_store.outbox LIMIT 100000) AS waiting) AS outbox
+FROM of_stores
 """
 
 
@@ -156,13 +172,14 @@ class PostgresAttic:
 class PostgresCensus:
     """See `ports.Census`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, limits: PlaceLimits) -> None:
         self._database = database
+        self._limits = limits
 
     async def count(self) -> Mapping[str, float]:
         async with self._database.acquire() as connection:
             runs = {record["state"]: record["runs"] for record in await connection.fetch(_OPEN_RUNS)}
-            backlog = await connection.fetchrow(_BACKLOG)
+            backlog = await connection.fetchrow(_BACKLOG, self._limits.per_store, self._limits.per_user)
         counts = {state.name: float(runs.get(state, 0)) for state in RunState if not state.is_terminal}
         return counts | ({} if backlog is None else {name: float(count) for name, count in backlog.items()})
 

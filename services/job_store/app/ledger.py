@@ -7,8 +7,9 @@ from itertools import islice
 from typing import Final, TypeVar
 
 from services.job_store.app.group_commit import GroupCommit
-from services.job_store.app.ports import Announcer, OfferBook, Operation
+from services.job_store.app.ports import Announcer, AttentionBook, OfferBook, Operation
 from services.job_store.app.reading import Leases, Reads
+from services.job_store.domain.attention import Quarantine, ReportCrash
 from services.job_store.domain.offers import ReleaseOffers, RenewOffers
 from services.job_store.domain.rows import CallKey, CallRow, RunKey
 
@@ -16,18 +17,29 @@ T = TypeVar("T")
 
 # So many calls are renewed or given back by one operation.
 _CALLS_PER_OPERATION: Final = 200
+_RUNS_PER_OPERATION: Final = 50
 # What such an operation weighs in a group, at most.
 _SWEEP_BYTES: Final = 64 * 1024
 
 
 class Ledger:
-    """All that can be done with the ledger."""
+    """All that can be done with the ledger. A run whose workers died `crashes_max` times is quarantined."""
 
     def __init__(
-        self, *, group_commit: GroupCommit, leases: Leases, reads: Reads, offer_book: OfferBook, announcer: Announcer
+        self,
+        *,
+        group_commit: GroupCommit,
+        leases: Leases,
+        reads: Reads,
+        offer_book: OfferBook,
+        attention_book: AttentionBook,
+        announcer: Announcer,
+        crashes_max: int,
     ) -> None:
         self.leases = leases
         self.reads = reads
+        self.attention_book = attention_book
+        self._crashes_max = crashes_max
         self._group_commit = group_commit
         self._offer_book = offer_book
         self._announcer = announcer
@@ -42,6 +54,18 @@ class Ledger:
         if released:
             await self._announcer.work_ready()
         return released
+
+    async def report_crash(self, store_id: str, run_id: str, epoch: int) -> bool:
+        """Take a run back that its worker can neither drive nor end; whether it is quarantined. See `ReportCrash`."""
+        report = ReportCrash(store_id=store_id, run_id=run_id, epoch=epoch, crashes_max=self._crashes_max)
+        return await self.change(report, size_bytes=0)
+
+    async def quarantine(self) -> int:
+        """Put the runs under quarantine whose last allowed worker has died; returns how many."""
+        doomed = await self.attention_book.doomed(crashes_max=self._crashes_max, runs_max=_RUNS_PER_OPERATION)
+        if not doomed:
+            return 0
+        return await self.change(Quarantine(runs=doomed, crashes_max=self._crashes_max), size_bytes=_SWEEP_BYTES)
 
     async def renew_offers(
         self, store_id: str, user_id: str, client_id: str, *, lease_seconds: float

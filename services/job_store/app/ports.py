@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
 from services.errors import PawlError
+from services.job_store.app.reading import Page, RunView
 from services.job_store.domain.book import Book, Ids, Names, Poke
 from services.job_store.domain.rows import CallKey, RunKey
 
@@ -131,6 +132,26 @@ class OfferBook(Protocol):
         ...
 
 
+class AttentionBook(Protocol):
+    """Finds runs that need an operator, or are about to."""
+
+    async def doomed(self, *, crashes_max: int, runs_max: int) -> tuple[RunKey, ...]:
+        """Return runs whose last allowed worker has died, the longest ago first.
+
+        A worker that was only cut off from the ledger has a few seconds to come back.
+        """
+        ...
+
+    async def listed(
+        self, store_id: str, *, run_id: str, after: tuple[datetime, str] | None, rows_max: int
+    ) -> Page[RunView]:
+        """Return the runs of a store that need an operator, with their calls in doubt, the longest waiting first.
+
+        All of them, or, if it is not empty, only the one with `run_id`; from the one after `after` on.
+        """
+        ...
+
+
 class Attic(Protocol):
     """Removes what is old."""
 
@@ -155,7 +176,11 @@ class Census(Protocol):
     """Counts the ledger, for metrics."""
 
     async def count(self) -> Mapping[str, float]:
-        """Return runs by open state (`QUEUED`...), `claimable` runs and the `outbox` backlog."""
+        """Return runs by open state (`QUEUED`...), and the `outbox` backlog.
+
+        Of the runs that are due, `claimable` are those that a worker could have now; the others wait for
+        a place, `over_user_limit` of them also if their store had any number of places, `over_store_limit` not.
+        """
         ...
 
 
@@ -168,6 +193,10 @@ class Meter(Protocol):
 
     def refused(self, error: PawlError) -> None:
         """An operation was refused."""
+        ...
+
+    def quarantined(self, runs: int) -> None:
+        """Runs were quarantined because their workers died."""
         ...
 
     def relayed(self, events: int) -> None:

@@ -14,6 +14,7 @@ _RELAY_BATCH: Final = 256
 _REMOVAL_BATCH: Final = 100
 _TRIMMED_EVENTS_MAX: Final = 5000
 _OFFERS_SECONDS: Final = 1.0
+_QUARANTINE_SECONDS: Final = 1.0
 _RELAY_SECONDS: Final = 1.0
 _CENSUS_SECONDS: Final = 5.0
 
@@ -66,6 +67,22 @@ class OfferSweep:
             while await self._ledger.offer_again():
                 pass
             await self._clock.sleep(_OFFERS_SECONDS)
+
+
+class QuarantineSweep:
+    """Quarantines the runs that kill their workers."""
+
+    def __init__(self, ledger: Ledger, meter: Meter, clock: Clock) -> None:
+        self._ledger = ledger
+        self._meter = meter
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Sweep every second."""
+        while True:
+            while count := await self._ledger.quarantine():
+                self._meter.quarantined(count)
+            await self._clock.sleep(_QUARANTINE_SECONDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,7 +128,8 @@ class Names:
     where `calls_of`, `commands_of` or `conversations_of` name it too. With a
     conversation come its active run and the first of those that wait for their
     turn. `ends` names runs that may end: with them come their conversation and
-    the run whose turn is next.
+    the run whose turn is next. `queues` are stores in which a run may be created,
+    each with the most runs that may be queued there: they come with their number.
     """
 
     requests: tuple[tuple[str, str, str], ...] = ()
@@ -140,6 +141,7 @@ class Names:
     calls: tuple[tuple[str, str], ...] = ()
     commands_of: tuple[RunKey, ...] = ()
     commands: tuple[CommandKey, ...] = ()
+    queues: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -147,7 +149,8 @@ class Book:
     """All rows that a group of operations names, and what the operations made of them.
 
     `loop_states` are new states of workers by run, `pokes` the workers to be told
-    of a command, `work_ready` says that a run became claimable.
+    of a command, `work_ready` says that a run became claimable. `queued` is how
+    many runs of a store are queued, as far as anybody asks; none without an entry.
     """
 
     _undo: Undo = field(default_factory=Undo)
@@ -157,6 +160,7 @@ class Book:
     calls: Table[tuple[str, str], CallRow] = field(init=False)
     commands: Table[CommandKey, CommandRow] = field(init=False)
     loop_states: Table[RunKey, bytes] = field(init=False)
+    queued: Table[str, int] = field(init=False)
     messages: Entries[MessageRow] = field(init=False)
     events: Entries[Event] = field(init=False)
     pokes: Entries[Poke] = field(init=False)
@@ -171,6 +175,7 @@ class Book:
         self.calls = Table(self._undo)
         self.commands = Table(self._undo)
         self.loop_states = Table(self._undo)
+        self.queued = Table(self._undo)
         self.messages = Entries(self._undo)
         self.events = Entries(self._undo)
         self.pokes = Entries(self._undo)

@@ -12,22 +12,32 @@ from typing import ClassVar, TypeAlias, assert_never
 
 from services.errors import (
     AlreadyDecided,
+    AttentionNotNeeded,
     CallNotFound,
     CallNotPending,
     DeadlinePassed,
     DigestMismatch,
     DigestRequired,
+    NoTokenBudget,
     PawlError,
     RequestIdReused,
     RunEnded,
     RunNotFound,
+    TokenCeiling,
 )
-from services.job_store.domain import inbox, log, offers, stop, turn
+from services.job_store.domain import attention, inbox, log, offers, stop, turn
 from services.job_store.domain.book import Book, Ids, Names
 from services.job_store.domain.calls import arguments_sha256
-from services.job_store.domain.events import ToolProgressed
-from services.job_store.domain.rows import CallRow, CommandRow, Decision, RunRow
-from services.job_store.domain.states import CallState, CommandOutcome, DecisionKind, RunState, StopCause
+from services.job_store.domain.events import OperatorActed, ToolProgressed, ToppedUp
+from services.job_store.domain.rows import TOKENS_MAX, CallRow, CommandRow, Decision, RunRow
+from services.job_store.domain.states import (
+    CallState,
+    CommandOutcome,
+    DecisionKind,
+    OperatorAct,
+    RunState,
+    StopCause,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +76,7 @@ class Cancel:
 
     name: ClassVar[str] = inbox.CANCEL
     cause: StopCause
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +85,14 @@ class Resolve:
 
     name: ClassVar[str] = "resolve"
     call_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redrive:
+    """An operator lets a quarantined run go on."""
+
+    name: ClassVar[str] = "redrive"
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +107,15 @@ class Progress:
     message: str
 
 
-Command: TypeAlias = ToolResult | Decide | Steer | Cancel | Resolve | Progress
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopUp:
+    """Somebody adds to the token budget."""
+
+    name: ClassVar[str] = inbox.TOP_UP
+    tokens: int
+
+
+Command: TypeAlias = ToolResult | Decide | Steer | Cancel | Resolve | Redrive | Progress | TopUp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +140,10 @@ class _Refused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
-    """Send `command` to a run, as `user_id`. `payload` is opaque: what the owner of the run will read."""
+    """Send `command` to a run, as `user_id`. `payload` is opaque: what the owner of the run will read.
+
+    With `as_operator` the run may be of any user of the store, and its log says who did what.
+    """
 
     store_id: str
     run_id: str
@@ -122,6 +152,7 @@ class Send:
     fingerprint: bytes
     command: Command
     payload: bytes
+    as_operator: bool = False
 
     @property
     def names(self) -> Names:
@@ -144,7 +175,7 @@ class Send:
             RequestIdReused: the command id came before with something else.
         """
         run = book.runs.get((self.store_id, self.run_id))
-        if run is None or run.user_id != self.user_id:
+        if run is None or not (self.as_operator or run.user_id == self.user_id):
             return _unknown(RunNotFound())
         earlier = book.commands.get((self.store_id, self.run_id, self.command_id))
         if earlier is not None:
@@ -178,8 +209,16 @@ class Send:
             raise _Refused(CommandOutcome.LATE, RunEnded())
         command = self.command
         if isinstance(command, Cancel):
-            return _cancel(book, run, letter, command, now=now, ids=ids)
-        if run.state is RunState.CANCELLING:
+            return self._cancel(book, run, letter, command, now=now, ids=ids)
+        if isinstance(command, TopUp):
+            return _top_up(book, run, letter, command, now=now, ids=ids)
+        if isinstance(command, Redrive):
+            if not run.is_quarantined:
+                raise _Refused(CommandOutcome.REFUSED, AttentionNotNeeded("the run is not quarantined"))
+            run = inbox.accept(book, run, letter, now=now, consumed=True)
+            run = self._tell(book, run, OperatorAct.REDRIVEN, now=now, ids=ids, reason=command.reason)
+            return attention.redrive(book, run, now=now, ids=ids)
+        if run.is_stopping:
             raise _Refused(CommandOutcome.LATE, CallNotPending("the run is being stopped"))
         if isinstance(command, Steer):
             return turn.wake(book, inbox.accept(book, run, letter, now=now), now=now)
@@ -193,6 +232,7 @@ class Send:
                 call = self._decide(call, command, now)
             case Resolve():
                 _check_resolve(run, call)
+                run = self._tell(book, run, OperatorAct.RESOLVED, now=now, ids=ids, call_id=call.call_id)
             case Progress():
                 return _progress(book, run, call, command, letter=letter, now=now, ids=ids)
             case _:
@@ -200,6 +240,35 @@ class Send:
         book.put_call(replace(call, reserved_by=letter.command_id))
         run = inbox.accept(book, run, replace(letter, call_id=call.call_id), now=now)
         return turn.wake(book, run, now=now)
+
+    def _cancel(
+        self, book: Book, run: RunRow, letter: inbox.Letter, command: Cancel, *, now: datetime, ids: Ids
+    ) -> RunRow:
+        if run.state is RunState.CANCELLING:
+            # Somebody stopped it before: to the caller it is as if this did.
+            return inbox.accept(book, run, letter, now=now, consumed=True)
+        if self.as_operator and run.state is not RunState.NEEDS_ATTENTION:
+            raise _Refused(CommandOutcome.REFUSED, AttentionNotNeeded("an operator ends only runs that need attention"))
+        run = inbox.accept(book, run, letter, now=now)
+        run = self._tell(book, run, OperatorAct.ENDED, now=now, ids=ids, reason=command.reason)
+        return stop.request(book, run, command.cause, now=now, ids=ids)
+
+    def _tell(
+        self,
+        book: Book,
+        run: RunRow,
+        act: OperatorAct,
+        *,
+        now: datetime,
+        ids: Ids,
+        call_id: str = "",
+        reason: str = "",
+    ) -> RunRow:
+        """Say in the log of the run what an operator does about it."""
+        if not self.as_operator:
+            return run
+        acted = OperatorActed(user_id=self.user_id, act=act, call_id=call_id, reason=reason)
+        return log.write(book, run, [acted], now=now, ids=ids)
 
     def _decide(self, call: CallRow, command: Decide, now: datetime) -> CallRow:
         """Return the call with the decision, if it can be taken."""
@@ -218,7 +287,7 @@ class Send:
 
 
 def _call_of(command: Command) -> str:
-    return "" if isinstance(command, Steer | Cancel) else command.call_id
+    return "" if isinstance(command, Steer | Cancel | Redrive | TopUp) else command.call_id
 
 
 def _unknown(error: PawlError) -> Receipt:
@@ -226,17 +295,24 @@ def _unknown(error: PawlError) -> Receipt:
 
 
 def _receipt(book: Book, run: RunRow, outcome: CommandOutcome, reason: str = "", message: str = "") -> Receipt:
-    pending = tuple(call for call in book.open_calls(run) if offers.is_pending(run.state, call))
+    pending = tuple(call for call in book.open_calls(run) if offers.is_pending(run, call))
     run = book.runs.get(run.key) or run
     return Receipt(outcome=outcome, reason=reason, message=message, run=run, pending=pending)
 
 
-def _cancel(book: Book, run: RunRow, letter: inbox.Letter, command: Cancel, *, now: datetime, ids: Ids) -> RunRow:
-    if run.state is RunState.CANCELLING:
-        # Somebody stopped it before: to the caller it is as if this did.
-        return inbox.accept(book, run, letter, now=now, consumed=True)
-    run = inbox.accept(book, run, letter, now=now)
-    return stop.request(book, run, command.cause, now=now, ids=ids)
+def _top_up(book: Book, run: RunRow, letter: inbox.Letter, command: TopUp, *, now: datetime, ids: Ids) -> RunRow:
+    """Raise the budget at once, so that no two top-ups together pass the ceiling; the owner goes on by it."""
+    if run.is_stopping:
+        raise _Refused(CommandOutcome.LATE, RunEnded("the run is being stopped"))
+    if not run.token_budget:
+        raise _Refused(CommandOutcome.REFUSED, NoTokenBudget())
+    budget, ceiling = run.token_budget + command.tokens, run.token_ceiling or TOKENS_MAX
+    if budget > ceiling:
+        left = max(0, ceiling - run.token_budget)
+        raise _Refused(CommandOutcome.REFUSED, TokenCeiling(f"at most {left} tokens can still be added"))
+    run = inbox.accept(book, replace(run, token_budget=budget), letter, now=now)
+    happening = ToppedUp(tokens=command.tokens, token_budget=budget, user_id=letter.user_id)
+    return turn.wake(book, log.write(book, run, [happening], now=now, ids=ids), now=now)
 
 
 def _check_open(call: CallRow) -> None:
@@ -287,7 +363,8 @@ def _check_decidable(call: CallRow, command: Decide, now: datetime) -> None:
 
 def _check_resolve(run: RunRow, call: CallRow) -> None:
     _check_open(call)
-    if run.state is not RunState.NEEDS_ATTENTION or call.state is not CallState.RUNNING:
+    in_doubt = run.state is RunState.NEEDS_ATTENTION and not run.is_quarantined
+    if not in_doubt or call.state is not CallState.RUNNING:
         raise _Refused(CommandOutcome.REFUSED, CallNotPending("the outcome of the call is not in doubt"))
 
 

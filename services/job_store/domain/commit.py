@@ -12,8 +12,8 @@ from services.job_store.domain import calls, inbox, log, run_table, stop
 from services.job_store.domain.book import Book, Ids, Names
 from services.job_store.domain.calls import CallChange
 from services.job_store.domain.events import Happening, MessageAdded, OwnerEvent, RunChanged
-from services.job_store.domain.rows import CommandRow, LastCommit, MessageRow, RunRow
-from services.job_store.domain.states import LeaseAction, RunState, StopCause
+from services.job_store.domain.rows import Attention, CommandRow, LastCommit, MessageRow, RunRow
+from services.job_store.domain.states import AttentionReason, LeaseAction, RunState, StopCause
 
 ROUND_STARTED: Final = "round.started"
 
@@ -42,7 +42,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """One step. None leaves a figure as it is; `tools`, `usage`, `failure`, `output` and `loop_state` are opaque.
+    """One step. None leaves a figure as it is; those of type `bytes` are opaque.
 
     An owner whose lease has ended may still commit as long as nobody has claimed
     the run: the epoch fences, not the time. The commit ids of one owner ascend, so
@@ -70,6 +70,7 @@ class Commit:
     lease: LeaseAction = LeaseAction.KEEP
     wake_time: datetime | None = None
     after_seq: int | None = None
+    unstopped: bytes | None = None
 
     @property
     def names(self) -> Names:
@@ -125,7 +126,7 @@ class Commit:
         unread = book.inbox(run)
         ends = self.state is not None and self.state.is_terminal
         if not ends:
-            run = self._with_state(run, steps)
+            run = self._with_state(run, steps, now)
             run = self._with_lease(book, run, unread, now)
         run = log.write(book, run, steps, now=now, ids=ids, attempt=self.epoch)
         if self.state is not None and self.state.is_terminal:
@@ -212,9 +213,16 @@ class Commit:
             tools=run.tools if self.tools is None else self.tools,
             stop_cause=run.stop_cause if self.stop_cause is None else self.stop_cause,
             failure=run.failure if self.failure is None else self.failure,
+            unstopped=run.unstopped if self.unstopped is None else self.unstopped,
+            crashes=0 if self._makes_progress() else run.crashes,
         )
 
-    def _with_state(self, run: RunRow, steps: list[Happening]) -> RunRow:
+    def _makes_progress(self) -> bool:
+        """Whether the run has got somewhere. A step alone does not say so: what kills its workers may come after it."""
+        settles = any(change.state.is_terminal for change in self.calls)
+        return bool(self.messages) or settles or self.lease is LeaseAction.PARK
+
+    def _with_state(self, run: RunRow, steps: list[Happening], now: datetime) -> RunRow:
         """Return the run in its new open state, and add the event if anything changed.
 
         It runs before it does anything, and waits after all that it did.
@@ -228,7 +236,10 @@ class Commit:
             return run
         if self.state is not run.state:
             run_table.check(run.state, self.state)
-        moved = replace(run, state=self.state, waits=waits)
+        attention = None
+        if self.state is RunState.NEEDS_ATTENTION:
+            attention = Attention(reason=AttentionReason.UNKNOWN_OUTCOME, since_time=now)
+        moved = replace(run, state=self.state, waits=waits, attention=attention)
         steps.insert(0 if self.state is RunState.RUNNING else len(steps), RunChanged(from_state=run.state, run=moved))
         return moved
 
@@ -255,8 +266,9 @@ class Commit:
             raise InvalidField("a run that failed says why", field="failure")
         if state is RunState.CANCELLED and run.stop_cause is None:
             raise InvalidField("a run that was cancelled says by whom", field="stop_cause")
-        if any(command.name == inbox.STEER for command in unread):
-            # A message that was taken must not be lost (I1): the owner appends it first.
+        if any(command.name in {inbox.STEER, inbox.TOP_UP} for command in unread):
+            # A message that was taken must not be lost (I1): the owner appends it first. Nor may a run end for want
+            # of tokens that it has.
             raise InboxChanged
         still_open = book.open_calls(run)
         if any(call.reserved_by for call in still_open):

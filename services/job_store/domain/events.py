@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TypeAlias
 
 from services.job_store.domain.rows import CallRow, MessageRow, RunRow
-from services.job_store.domain.states import CallState, RunState
+from services.job_store.domain.states import CallState, OperatorAct, RunState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,15 @@ class ToolProgressed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToppedUp:
+    """Somebody added to the token budget, which is larger now."""
+
+    tokens: int
+    token_budget: int
+    user_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerEvent:
     """What the owner of the run supplies: output, rounds, progress, warnings."""
 
@@ -51,7 +60,17 @@ class OwnerEvent:
     body: bytes
 
 
-Happening: TypeAlias = RunChanged | CallChanged | MessageAdded | ToolProgressed | OwnerEvent
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorActed:
+    """An operator did something about the run; `call_id` goes with RESOLVED."""
+
+    user_id: str
+    act: OperatorAct
+    call_id: str = ""
+    reason: str = ""
+
+
+Happening: TypeAlias = RunChanged | CallChanged | MessageAdded | ToolProgressed | OwnerEvent | OperatorActed | ToppedUp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

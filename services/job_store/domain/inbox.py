@@ -13,6 +13,7 @@ from services.job_store.domain.states import CommandOutcome
 
 STEER: Final = "steer"
 CANCEL: Final = "cancel"
+TOP_UP: Final = "top_up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,11 @@ from services.job_store.domain.events import (
     Event,
     Happening,
     MessageAdded,
+    OperatorActed,
     OwnerEvent,
     RunChanged,
     ToolProgressed,
+    ToppedUp,
 )
 from services.job_store.domain.rows import RunRow
 
@@ -62,6 +64,10 @@ def type_of(happening: Happening) -> str:
             return "message.added"
         case ToolProgressed():
             return "tool.progress"
+        case ToppedUp():
+            return "run.topped_up"
+        case OperatorActed():
+            return "operator.acted"
         case OwnerEvent():
             return happening.type
         case _:

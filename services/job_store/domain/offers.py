@@ -12,12 +12,13 @@ from services.job_store.domain.rows import CallKey, CallRow, Offer, RunKey, RunR
 from services.job_store.domain.states import CallState, RunState
 
 
-def is_pending(run_state: RunState, call: CallRow) -> bool:
-    """Return whether `call`, of a run in `run_state`, waits for someone."""
-    if call.reserved_by or run_state.is_terminal or run_state is RunState.CANCELLING:
+def is_pending(run: RunRow, call: CallRow) -> bool:
+    """Return whether `call`, of `run`, waits for someone."""
+    if call.reserved_by or run.state.is_terminal or run.is_stopping:
         return False
     if call.state is CallState.RUNNING:
-        return run_state is RunState.NEEDS_ATTENTION
+        # In doubt. Of a quarantined run it is open whether it is: the registry may know.
+        return run.state is RunState.NEEDS_ATTENTION and not run.is_quarantined
     return call.state in call_table.PENDING
 
 
@@ -64,7 +65,7 @@ class LeaseOffer:
         if run is None or call is None or call.run_id != run.run_id or run.user_id != self.user_id:
             return Leased(granted=False, call=None)
         is_over = call.deadline_time is not None and call.deadline_time <= now
-        if call.state is not CallState.OFFERED or is_over or not is_pending(run.state, call):
+        if call.state is not CallState.OFFERED or is_over or not is_pending(run, call):
             return Leased(granted=False, call=call)
         offer = call.offer or Offer(client_id="", epoch=0, expire_time=None, lease_seconds=0.0)
         if offer.client_id == self.client_id:

@@ -8,9 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
-from services.job_store.domain.states import CallState, CommandOutcome, DecisionKind, RunState, StopCause
+from services.job_store.domain.states import (
+    AttentionReason,
+    CallState,
+    CommandOutcome,
+    DecisionKind,
+    RunState,
+    StopCause,
+)
 
 ConversationKey: TypeAlias = tuple[str, str]
 """Store and conversation."""
@@ -26,6 +33,11 @@ CommandKey: TypeAlias = tuple[str, str, str]
 
 RequestKey: TypeAlias = tuple[str, str, str]
 """Store, user and request."""
+
+TOKENS_MAX: Final = 2**53
+"""Most tokens that a budget can have."""
+
+_IN_MOTION: Final = frozenset({RunState.RUNNING, RunState.CANCELLING})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +67,14 @@ class LastCommit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """What an operator is wanted for, and since when."""
+
+    reason: AttentionReason
+    since_time: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
     """One execution on a conversation.
 
@@ -62,7 +82,10 @@ class RunRow:
     done; otherwise a worker may claim the run from that time on (it was queued,
     its lease ended, its deadline came, a command arrived). `worker_id` is the
     holder of the lease; None when the run is parked or free. `queued_message`
-    is the first message of a run that has not had its turn yet.
+    is the first message of a run that has not had its turn yet. `crashes` counts
+    the workers that died with the run since it last made progress; `attention` goes
+    with NEEDS_ATTENTION. `token_budget` is what it may use, with all top-ups, 0 if
+    it has no budget; `token_ceiling` is what they can raise it to, 0 if anything.
     """
 
     store_id: str
@@ -75,10 +98,14 @@ class RunRow:
     epoch: int
     worker_id: str | None
     claim_at: datetime | None
+    crashes: int
+    attention: Attention | None
     last_seq: int
     command_count: int
     round: int
     active_seconds: float
+    token_budget: int
+    token_ceiling: int
     last_commit: LastCommit | None
     queued_message: bytes | None
     options: bytes
@@ -89,11 +116,30 @@ class RunRow:
     create_time: datetime
     start_time: datetime | None
     end_time: datetime | None
+    unstopped: bytes = b""
 
     @property
     def key(self) -> RunKey:
         """Store and run."""
         return self.store_id, self.run_id
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the run takes a place (LOOP-14): a worker has it or had it when it crashed, or it is in motion.
+
+        A run that is parked, or waits for its turn, costs nothing.
+        """
+        return self.worker_id is not None or self.state in _IN_MOTION
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether somebody has stopped the run and it has not ended: nothing new starts (I12)."""
+        return self.stop_cause is not None and not self.state.is_terminal
+
+    @property
+    def is_quarantined(self) -> bool:
+        """Whether no worker gets the run until an operator acts."""
+        return self.attention is not None and self.attention.reason is AttentionReason.QUARANTINED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,13 +16,25 @@ INITIAL: Final = RunState.QUEUED
 
 TRANSITIONS: Final[Mapping[RunState, frozenset[RunState]]] = MappingProxyType(
     {
-        _S.QUEUED: frozenset({_S.RUNNING, _S.CANCELLING, _S.CANCELLED, _S.FAILED}),
+        # Also of a run that an operator lets go on: so it may do what it could before.
+        _S.QUEUED: frozenset(
+            {
+                _S.RUNNING,
+                _S.WAITING,
+                _S.NEEDS_ATTENTION,
+                _S.CANCELLING,
+                _S.COMPLETED,
+                _S.FAILED,
+                _S.EXPIRED,
+                _S.CANCELLED,
+            }
+        ),
         _S.RUNNING: frozenset(
             {_S.WAITING, _S.NEEDS_ATTENTION, _S.CANCELLING, _S.COMPLETED, _S.FAILED, _S.EXPIRED, _S.CANCELLED}
         ),
         _S.WAITING: frozenset({_S.RUNNING, _S.NEEDS_ATTENTION, _S.CANCELLING, _S.FAILED, _S.EXPIRED, _S.CANCELLED}),
-        _S.NEEDS_ATTENTION: frozenset({_S.RUNNING, _S.WAITING, _S.CANCELLING, _S.FAILED}),
-        _S.CANCELLING: frozenset({_S.CANCELLED, _S.FAILED}),
+        _S.NEEDS_ATTENTION: frozenset({_S.QUEUED, _S.RUNNING, _S.WAITING, _S.CANCELLING, _S.FAILED, _S.CANCELLED}),
+        _S.CANCELLING: frozenset({_S.NEEDS_ATTENTION, _S.CANCELLED, _S.FAILED}),
         _S.COMPLETED: frozenset(),
         _S.FAILED: frozenset(),
         _S.CANCELLED: frozenset(),

@@ -51,6 +51,22 @@ class StopCause(IntEnum):
 
     USER = 1
     SUPERSEDED = 2
+    OPERATOR = 4
+
+
+class AttentionReason(IntEnum):
+    """Why a run needs an operator."""
+
+    UNKNOWN_OUTCOME = 1
+    QUARANTINED = 2
+
+
+class OperatorAct(IntEnum):
+    """What an operator did about a run."""
+
+    RESOLVED = 1
+    REDRIVEN = 2
+    ENDED = 3
 
 
 class DecisionKind(IntEnum):

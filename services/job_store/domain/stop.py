@@ -18,13 +18,14 @@ def request(book: Book, run: RunRow, cause: StopCause, *, now: datetime, ids: Id
     A run that no worker has begun is CANCELLED at once, unless messages entered
     it: they must not be lost (I1), and only an owner can read them. Such a run,
     and any other one, becomes CANCELLING, and its owner, or the next one,
-    settles what is open.
+    settles what is open. A quarantined one gets workers again for that.
     """
-    has_begun = run.state is not RunState.QUEUED or run.worker_id is not None
+    has_begun = run.last_commit is not None or run.worker_id is not None
+    crashes = 0 if run.is_quarantined else run.crashes
     if not has_begun and not _was_steered(book, run):
         return end(book, replace(run, stop_cause=cause), RunState.CANCELLED, now=now, ids=ids)
     run_table.check(run.state, RunState.CANCELLING)
-    stopping = replace(run, state=RunState.CANCELLING, waits=(), stop_cause=cause)
+    stopping = replace(run, state=RunState.CANCELLING, waits=(), stop_cause=cause, attention=None, crashes=crashes)
     stopping = log.write(book, stopping, [RunChanged(from_state=run.state, run=stopping)], now=now, ids=ids)
     return turn.wake(book, stopping, now=now)
 
@@ -37,7 +38,7 @@ def _was_steered(book: Book, run: RunRow) -> bool:
 def end(book: Book, run: RunRow, state: RunState, *, now: datetime, ids: Ids, attempt: int = 0) -> RunRow:
     """Put `run` into a terminal state: its last event, its inbox closed, its turn given to the next run."""
     run_table.check(run.state, state)
-    ended = replace(run, state=state, waits=(), worker_id=None, claim_at=None, end_time=now)
+    ended = replace(run, state=state, waits=(), attention=None, worker_id=None, claim_at=None, end_time=now)
     ended = log.write(book, ended, [RunChanged(from_state=run.state, run=ended)], now=now, ids=ids, attempt=attempt)
     for command in book.inbox(ended):
         book.put_command(replace(command, consumed=True))

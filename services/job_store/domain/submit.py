@@ -30,7 +30,9 @@ class Submit:
     `conversation_id` is empty for a new conversation, `request_id` for a request
     that is not to be remembered. Opaque: `message` as it enters the conversation,
     `steer` with the message and `interrupt` as commands for the owner of the
-    active run, and `options`, how the new run is to be driven.
+    active run, and `options`, how the new run is to be driven. At most `queue_max`
+    runs wait for their turn in the conversation, and `store_queue_max` are queued
+    in the store.
     """
 
     store_id: str
@@ -45,6 +47,9 @@ class Submit:
     interrupt: bytes
     options: bytes
     queue_max: int
+    store_queue_max: int
+    token_budget: int = 0
+    token_ceiling: int = 0
 
     @property
     def names(self) -> Names:
@@ -54,6 +59,7 @@ class Submit:
         return Names(
             requests=(request,) if self.request_id else (),
             conversations=(conversation,) if self.conversation_id else (),
+            queues=((self.store_id, self.store_queue_max),),
         )
 
     def apply(self, book: Book, now: datetime, ids: Ids) -> Submitted:
@@ -63,7 +69,7 @@ class Submit:
             RequestIdReused: the request id came before with something else.
             ConversationNotFound: absent, or of another user.
             ConversationBusy: the policy is REJECT and a run is active.
-            QueueFull: too many runs wait in the conversation.
+            QueueFull: too many runs wait in the conversation, or in the store.
         """
         earlier = book.requests.get((self.store_id, self.user_id, self.request_id)) if self.request_id else None
         if earlier is not None:
@@ -120,7 +126,7 @@ class Submit:
             case ActiveRunPolicy.QUEUE:
                 return self._create(book, conversation, now, ids)
             case ActiveRunPolicy.STEER:
-                if active.state is RunState.CANCELLING:
+                if active.is_stopping:
                     # What enters a run that is being stopped would be lost.
                     return self._create(book, conversation, now, ids)
                 active = self._send(book, active, inbox.STEER, self.steer, now=now, ids=ids)
@@ -139,6 +145,10 @@ class Submit:
     ) -> Submitted:
         if len(conversation.queue) >= self.queue_max:
             raise QueueFull(f"{self.queue_max} messages wait in this conversation already")
+        queued = book.queued.get(self.store_id) or 0
+        if queued >= self.store_queue_max:
+            raise QueueFull(f"{self.store_queue_max} runs wait in this store already: try again when some have begun")
+        book.queued.put(self.store_id, queued + 1)
         run = RunRow(
             store_id=self.store_id,
             run_id=ids.new("run"),
@@ -150,10 +160,14 @@ class Submit:
             epoch=0,
             worker_id=None,
             claim_at=None,
+            crashes=0,
+            attention=None,
             last_seq=0,
             command_count=0,
             round=0,
             active_seconds=0.0,
+            token_budget=self.token_budget,
+            token_ceiling=self.token_ceiling,
             last_commit=None,
             queued_message=self.message,
             options=self.options,

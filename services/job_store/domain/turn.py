@@ -71,8 +71,11 @@ def leave(book: Book, run: RunRow, *, now: datetime, ids: Ids) -> None:
 def wake(book: Book, run: RunRow, *, now: datetime) -> RunRow:
     """Make somebody look at the inbox of `run`: its worker, or whoever claims it now.
 
-    A run that waits for its turn is left alone: it reads its inbox when it runs.
+    A run that waits for its turn is left alone: it reads its inbox when it runs. So
+    is a quarantined one: it reads it when an operator lets it go on.
     """
+    if run.is_quarantined:
+        return run
     if run.worker_id is not None:
         book.pokes.add([Poke(worker_id=run.worker_id, store_id=run.store_id, run_id=run.run_id)])
         return run

@@ -14,9 +14,11 @@ from services.job_store.domain.events import (
     CallChanged,
     Event,
     MessageAdded,
+    OperatorActed,
     OwnerEvent,
     RunChanged,
     ToolProgressed,
+    ToppedUp,
 )
 from services.job_store.domain.rows import CallRow, CommandRow, Decision, MessageRow, RunRow
 
@@ -36,7 +38,7 @@ def timestamp(time: datetime) -> Timestamp:
 def run(row: RunRow) -> run_pb2.Run:
     """Return a run, without its pending calls."""
     # Parts of one message, one after the other, are that message.
-    message = run_pb2.Run.FromString(row.options + row.tools + row.usage + row.failure + row.output)
+    message = run_pb2.Run.FromString(row.options + row.tools + row.usage + row.failure + row.unstopped + row.output)
     message.store_id = row.store_id
     message.user_id = row.user_id
     message.conversation_id = row.conversation_id
@@ -49,6 +51,11 @@ def run(row: RunRow) -> run_pb2.Run:
     if row.stop_cause is not None:
         message.stop_cause = row.stop_cause.value  # type: ignore[assignment]  # the same numbers
     message.active_seconds = row.active_seconds
+    message.crash_count = row.crashes
+    if row.attention is not None:
+        message.attention.reason = row.attention.reason.value  # type: ignore[assignment]  # the same numbers
+        message.attention.since_time.CopyFrom(timestamp(row.attention.since_time))
+    message.token_budget = row.token_budget
     message.create_time.CopyFrom(timestamp(row.create_time))
     if row.start_time is not None:
         message.start_time.CopyFrom(timestamp(row.start_time))
@@ -186,6 +193,17 @@ def encode_event(event: Event) -> bytes:
             progress.message = happening.message
             if happening.fraction is not None:
                 progress.fraction = happening.fraction
+        case ToppedUp():
+            entry = event_pb2.RunEvent()
+            entry.run_topped_up.tokens = happening.tokens
+            entry.run_topped_up.token_budget = happening.token_budget
+            entry.run_topped_up.user_id = happening.user_id
+        case OperatorActed():
+            entry = event_pb2.RunEvent()
+            entry.operator_acted.user_id = happening.user_id
+            entry.operator_acted.act = happening.act.value  # type: ignore[assignment]  # the same numbers
+            entry.operator_acted.call_id = happening.call_id
+            entry.operator_acted.reason = happening.reason
         case _:
             assert_never(happening)
     entry.store_id = event.store_id

@@ -16,10 +16,22 @@ from pawl.job.v1 import ledger_pb2
 from services.chassis.ids import check_id
 from services.errors import InvalidField
 from services.job_store.domain.calls import CallChange
-from services.job_store.domain.command import Cancel, Command, Decide, Progress, Resolve, Send, Steer, ToolResult
+from services.job_store.domain.command import (
+    Cancel,
+    Command,
+    Decide,
+    Progress,
+    Redrive,
+    Resolve,
+    Send,
+    Steer,
+    ToolResult,
+    TopUp,
+)
 from services.job_store.domain.commit import Commit, NewMessage
 from services.job_store.domain.events import OwnerEvent
 from services.job_store.domain.offers import LeaseOffer
+from services.job_store.domain.rows import TOKENS_MAX
 from services.job_store.domain.states import ActiveRunPolicy, CallState, DecisionKind, LeaseAction, RunState, StopCause
 from services.job_store.domain.submit import Submit
 
@@ -72,7 +84,7 @@ _INT32_END: Final = 2**31
 _DIGEST_CHARACTERS: Final = frozenset("0123456789abcdef")
 
 
-def submit(request: ledger_pb2.SubmitMessageRequest, *, queue_max: int) -> Submit:
+def submit(request: ledger_pb2.SubmitMessageRequest, *, queue_max: int, store_queue_max: int) -> Submit:
     """Return the operation of a SubmitMessage."""
     check_id(request.store_id, "store_id")
     check_id(request.user_id, "user_id")
@@ -98,6 +110,9 @@ def submit(request: ledger_pb2.SubmitMessageRequest, *, queue_max: int) -> Submi
         interrupt=interrupt.SerializeToString(),
         options=run_pb2.Run(options=request.options).SerializeToString(),
         queue_max=queue_max,
+        store_queue_max=store_queue_max,
+        token_budget=_tokens(request.options.limits.total_tokens_max, "options.limits.total_tokens_max"),
+        token_ceiling=_tokens(request.options.limits.topped_up_tokens_max, "options.limits.topped_up_tokens_max"),
     )
 
 
@@ -135,6 +150,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
         lease=_enum(LeaseAction, request.lease_action, "lease_action") if request.lease_action else LeaseAction.KEEP,
         wake_time=_time(request.wake_time) if has("wake_time") else None,
         after_seq=request.after_seq if has("after_seq") else None,
+        unstopped=_unstopped(request.unstopped_call_ids),
     )
 
 
@@ -147,14 +163,19 @@ def send(request: ledger_pb2.SendCommandRequest) -> Send:
     command_id = check_id(entry.command_id, "command.command_id")
     for field in ("command_id", "user_id", "time"):
         entry.ClearField(field)
+    command = _command(entry)
+    is_for_operators = isinstance(command, Resolve | Redrive | Cancel)
+    if request.as_operator > is_for_operators or (isinstance(command, Redrive) and not request.as_operator):
+        raise InvalidField("an operator resolves, re-drives and cancels, and only one re-drives", field="as_operator")
     return Send(
         store_id=request.store_id,
         run_id=request.run_id,
         user_id=request.user_id,
         command_id=command_id,
         fingerprint=_fingerprint(entry),
-        command=_command(entry),
+        command=command,
         payload=entry.SerializeToString(),
+        as_operator=request.as_operator,
     )
 
 
@@ -251,11 +272,18 @@ def _command(entry: ledger_pb2.Command) -> Command:
                 raise InvalidField("text is empty", field="command.steer.text")
             return Steer()
         case "cancel":
-            return Cancel(cause=_enum(StopCause, entry.cancel.cause, "command.cancel.cause"))
+            cause = _enum(StopCause, entry.cancel.cause, "command.cancel.cause")
+            return Cancel(cause=cause, reason=entry.cancel.reason)
+        case "redrive":
+            return Redrive(reason=entry.redrive.reason)
         case "resolve":
             return _resolve(entry.resolve)
         case "progress":
             return _progress(entry.progress)
+        case "top_up":
+            if not entry.top_up.tokens:
+                raise InvalidField("a top-up has tokens", field="command.top_up.tokens")
+            return TopUp(tokens=_tokens(entry.top_up.tokens, "command.top_up.tokens"))
         case _:
             raise InvalidField("a command has a kind", field="command.kind")
 
@@ -310,6 +338,12 @@ def _fingerprint(message: ProtoMessage, *, without: str = "") -> bytes:
     return hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
 
 
+def _unstopped(call_ids: Sequence[str]) -> bytes | None:
+    for call_id in call_ids:
+        check_id(call_id, "unstopped_call_ids")
+    return run_pb2.Run(unstopped_call_ids=call_ids).SerializeToString() if call_ids else None
+
+
 def _waits(waits: Sequence[int]) -> tuple[int, ...]:
     if any(wait not in run_pb2.WaitKind.values() or wait == 0 for wait in waits):
         raise InvalidField("a wait is of an unknown kind", field="waits")
@@ -319,6 +353,12 @@ def _waits(waits: Sequence[int]) -> tuple[int, ...]:
 def _digest(value: str, field: str) -> str:
     if len(value) != hashlib.sha256().digest_size * 2 or not _DIGEST_CHARACTERS.issuperset(value):
         raise InvalidField("a digest is a SHA-256 in hex", field=field)
+    return value
+
+
+def _tokens(value: int, field: str) -> int:
+    if value > TOKENS_MAX:
+        raise InvalidField(f"{field} is too large", field=field)
     return value
 
 

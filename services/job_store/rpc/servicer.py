@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any, Final, TypeAlias
 
@@ -16,7 +17,7 @@ from services.job_store.app.ledger import Ledger
 from services.job_store.app.pages import Id, Large, Small, make_token, page_size, read_token
 from services.job_store.app.reading import Claimed, RunView
 from services.job_store.domain.command import Receipt
-from services.job_store.rpc import messages, operations
+from services.job_store.rpc import messages, operations, parts
 
 RUNS_PER_CLAIM_MAX: Final = 64
 EVENTS_DEFAULT: Final = 256
@@ -26,15 +27,16 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
-    """Serves the ledger. `queue_max` runs may wait in one conversation."""
+    """Serves the ledger. `queue_max` runs may wait in one conversation, `store_queue_max` in one store."""
 
-    def __init__(self, ledger: Ledger, *, queue_max: int) -> None:
+    def __init__(self, ledger: Ledger, *, queue_max: int, store_queue_max: int) -> None:
         self._ledger = ledger
         self._queue_max = queue_max
+        self._store_queue_max = store_queue_max
 
     async def SubmitMessage(self, request: pb.SubmitMessageRequest, context: Context) -> pb.SubmitMessageResponse:
         size_bytes = request.ByteSize()
-        operation = operations.submit(request, queue_max=self._queue_max)
+        operation = operations.submit(request, queue_max=self._queue_max, store_queue_max=self._store_queue_max)
         submitted = await self._ledger.change(operation, size_bytes=size_bytes)
         return pb.SubmitMessageResponse(run=messages.run(submitted.run), steered=submitted.steered)
 
@@ -49,24 +51,12 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         )
         return pb.ClaimRunsResponse(runs=map(_claimed, claimed))
 
-    async def LoadRun(self, request: pb.LoadRunRequest, context: Context) -> pb.LoadRunResponse:
+    async def LoadRun(self, request: pb.LoadRunRequest, context: Context) -> AsyncIterator[pb.LoadRunResponse]:
         check_id(request.store_id, "store_id")
         check_id(request.run_id, "run_id")
         loaded = await self._ledger.reads.load(request.store_id, request.run_id, request.epoch)
-        history = [messages.message(row) for row in loaded.messages]
-        asked = {call_id for message in history for call_id in message.call_ids}
-        return pb.LoadRunResponse(
-            run=messages.run(loaded.run),
-            messages=history,
-            calls=[
-                messages.call(row, omitted_bytes=loaded.omitted_bytes[row.call_id])
-                for row in loaded.calls
-                if row.call_id in asked or row.run_id == loaded.run.run_id
-            ],
-            commands=[messages.command(row) for row in loaded.commands],
-            loop_state=loaded.loop_state,
-            now=messages.timestamp(loaded.time),
-        )
+        for part in parts.of_run(loaded):
+            yield part
 
     async def RenewLeases(self, request: pb.RenewLeasesRequest, context: Context) -> pb.RenewLeasesResponse:
         renewed = await self._ledger.leases.renew(
@@ -82,6 +72,11 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
     async def ReleaseWorker(self, request: pb.ReleaseWorkerRequest, context: Context) -> pb.ReleaseWorkerResponse:
         released = await self._ledger.release_worker(check_id(request.worker_id, "worker_id"))
         return pb.ReleaseWorkerResponse(released_count=released)
+
+    async def ReportCrash(self, request: pb.ReportCrashRequest, context: Context) -> pb.ReportCrashResponse:
+        store_id, run_id = check_id(request.store_id, "store_id"), check_id(request.run_id, "run_id")
+        quarantined = await self._ledger.report_crash(store_id, run_id, request.epoch)
+        return pb.ReportCrashResponse(quarantined=quarantined)
 
     async def CommitRun(self, request: pb.CommitRunRequest, context: Context) -> pb.CommitRunResponse:
         size_bytes = request.ByteSize()
@@ -105,11 +100,14 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             response.run.CopyFrom(_run_view(RunView(run=receipt.run, pending=receipt.pending)))
         return response
 
-    async def ListCommands(self, request: pb.ListCommandsRequest, context: Context) -> pb.ListCommandsResponse:
+    async def ListCommands(
+        self, request: pb.ListCommandsRequest, context: Context
+    ) -> AsyncIterator[pb.ListCommandsResponse]:
         check_id(request.store_id, "store_id")
         check_id(request.run_id, "run_id")
         rows = await self._ledger.reads.commands(request.store_id, request.run_id)
-        return pb.ListCommandsResponse(commands=map(messages.command, rows))
+        for part in parts.of_inbox(rows):
+            yield part
 
     async def LeaseOffer(self, request: pb.LeaseOfferRequest, context: Context) -> pb.LeaseOfferResponse:
         leased = await self._ledger.change(operations.lease_offer(request), size_bytes=request.ByteSize())
@@ -160,6 +158,23 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         if page.has_more:
             last = page.rows[-1]
             response.next_page_token = make_token("ListRuns", selection, (last.create_time, last.run_id))
+        return response
+
+    async def ListAttention(self, request: pb.ListAttentionRequest, context: Context) -> pb.ListAttentionResponse:
+        check_id(request.store_id, "store_id")
+        if request.run_id:
+            check_id(request.run_id, "run_id")
+        selection = (request.store_id, request.run_id)
+        page = await self._ledger.attention_book.listed(
+            request.store_id,
+            run_id=request.run_id,
+            after=read_token(request.page_token, "ListAttention", selection, tuple[datetime, Id]),
+            rows_max=page_size(request.page_size),
+        )
+        response = pb.ListAttentionResponse(runs=map(_run_view, page.rows))
+        if page.has_more and (last := page.rows[-1].run).attention is not None:
+            position = (last.attention.since_time, last.run_id)
+            response.next_page_token = make_token("ListAttention", selection, position)
         return response
 
     async def GetCall(self, request: pb.GetCallRequest, context: Context) -> pb.GetCallResponse:

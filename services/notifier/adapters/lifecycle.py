@@ -43,6 +43,7 @@ _WAITS: Final = {
     run_pb2.WAIT_KIND_APPROVAL: Wait.APPROVAL,
     run_pb2.WAIT_KIND_ANSWER: Wait.ANSWER,
     run_pb2.WAIT_KIND_TOOL_RESULT: Wait.TOOL_RESULT,
+    run_pb2.WAIT_KIND_BUDGET: Wait.BUDGET,
 }
 
 _log = logs.get_logger(__name__)

@@ -29,6 +29,7 @@ class Wait(StrEnum):
     APPROVAL = "your approval"
     ANSWER = "your answer"
     TOOL_RESULT = "a front end to run a tool"
+    BUDGET = "more tokens: its budget is used up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from services.chassis.metrics import Metrics
 from services.chassis.rpc_client import open_channel
 from services.chassis.rpc_server import RpcServer
 from services.job_store.adapters.announcer import NatsAnnouncer
+from services.job_store.adapters.attention import PostgresAttentionBook
 from services.job_store.adapters.journal import PostgresJournal
 from services.job_store.adapters.leases import PostgresLeases
 from services.job_store.adapters.lifecycle_stream import JetStreamLifecycle
@@ -31,6 +32,7 @@ from services.job_store.adapters.upkeep import PostgresOfferBook, PostgresOutbox
 from services.job_store.app.group_commit import GroupCommit
 from services.job_store.app.ledger import Ledger
 from services.job_store.app.sweeps import Relay
+from services.job_store.domain.places import PlaceLimits
 from services.job_store.rpc.messages import encode_event
 from services.job_store.rpc.servicer import LedgerServicer
 from tests.rpc.job_store.user import User
@@ -39,6 +41,10 @@ if TYPE_CHECKING:
     from pawl.job.v1.ledger_pb2_grpc import LedgerServiceAsyncStub
 
 QUEUE_MAX = 5
+CRASHES_MAX = 3
+# Out of the way of tests of something else.
+PLACES = PlaceLimits(per_store=1000, per_user=1000)
+STORE_QUEUE_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +72,16 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 
 @pytest.fixture
 async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplica]:
-    """Start replicas of the job store on the test's database: `await start()`, `await start(nats_url=...)`."""
+    """Start replicas of the job store on the test's database: `await start()`, `await start(nats_url=...)`.
+
+    Its limits are `places` and `store_queue_max`.
+    """
     async with AsyncExitStack() as stack:
         count = 0
 
-        async def start_one(*, nats_url: str | None = None) -> Replica:
+        async def start_one(
+            *, nats_url: str | None = None, places: PlaceLimits = PLACES, store_queue_max: int = STORE_QUEUE_MAX
+        ) -> Replica:
             nonlocal count
             count += 1
             clock = SystemClock()
@@ -91,10 +102,12 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplic
             )
             ledger = Ledger(
                 group_commit=group_commit,
-                leases=PostgresLeases(database),
+                leases=PostgresLeases(database, places, crashes_max=CRASHES_MAX),
                 reads=PostgresReads(database),
                 offer_book=PostgresOfferBook(database),
+                attention_book=PostgresAttentionBook(database),
                 announcer=announcer,
+                crashes_max=CRASHES_MAX,
             )
             if nats_url is not None:
                 background = await stack.enter_async_context(Background())
@@ -108,7 +121,9 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplic
                 message_bytes_max=32 * 1024 * 1024,
             )
             server.add(
-                add_LedgerServiceServicer_to_server, LedgerServicer(ledger, queue_max=QUEUE_MAX), service_only=True
+                add_LedgerServiceServicer_to_server,
+                LedgerServicer(ledger, queue_max=QUEUE_MAX, store_queue_max=store_queue_max),
+                service_only=True,
             )
             await stack.enter_async_context(server)
             channel = await stack.enter_async_context(open_channel(address, message_bytes_max=32 * 1024 * 1024))

@@ -14,7 +14,7 @@ from services.errors import PawlError, RunNotFound
 from services.job_store.adapters.upkeep import PostgresAttic, PostgresCensus, PostgresOutbox
 from services.job_store.app.ports import Lifecycle
 from services.job_store.app.sweeps import Retention, RetentionSweep
-from tests.rpc.job_store.conftest import Replica
+from tests.rpc.job_store.conftest import PLACES, Replica
 from tests.rpc.job_store.user import Owner, User
 
 DAY_SECONDS = 86400.0
@@ -77,7 +77,7 @@ async def test_the_ledger_is_counted(user: User, database: Database) -> None:
     """OPS-2."""
     await user.start(conversation_id="c1")
     await user.submit(conversation_id="c2")
-    counts = await PostgresCensus(database).count()
+    counts = await PostgresCensus(database, PLACES).count()
     assert (counts["RUNNING"], counts["QUEUED"], counts["claimable"], counts["outbox"]) == (1, 1, 1, 3)
 
 
@@ -105,4 +105,4 @@ async def test_one_replica_at_a_time_relays_the_life_cycle(user: User, database:
     async with database.transaction() as connection:
         await connection.fetchval("SELECT pg_advisory_xact_lock(hashtext('job_store.outbox'))")
         assert await PostgresOutbox(database).relay(Deaf(), events_max=10) == 0
-    assert (await PostgresCensus(database).count())["outbox"] == 1
+    assert (await PostgresCensus(database, PLACES).count())["outbox"] == 1

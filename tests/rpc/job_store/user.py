@@ -111,12 +111,15 @@ class Owner:
     async def load(self) -> pb.LoadRunResponse:
         request = pb.LoadRunRequest(store_id=self.user.store_id, run_id=self.run_id, epoch=self.epoch)
         with translating():
-            return await self.user.stub.LoadRun(request)
+            whole = pb.LoadRunResponse()
+            async for part in self.user.stub.LoadRun(request):
+                whole.MergeFrom(part)
+            return whole
 
     async def inbox(self) -> list[pb.Command]:
         request = pb.ListCommandsRequest(store_id=self.user.store_id, run_id=self.run_id)
         with translating():
-            return list((await self.user.stub.ListCommands(request)).commands)
+            return [command async for part in self.user.stub.ListCommands(request) for command in part.commands]
 
     def call(self, call_id: str, state: Any, **fields: Any) -> call_pb2.Call:
         values: dict[str, Any] = {"round": 1, "tool_name": "tool", "tool_version": 1, "arguments_json": b"{}"}

@@ -105,6 +105,6 @@ async def test_a_follower_that_leaves_is_forgotten(stub: NotifyServiceAsyncStub,
     await stream.read()
     assert subscriptions._count == 1
     stream.cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while subscriptions._count or subscriptions._followers:
             await asyncio.sleep(0.01)

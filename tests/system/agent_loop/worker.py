@@ -53,14 +53,15 @@ class Worker:
     async def commit(self, run_id: str, **fields: Any) -> None:
         """Commit a step, with all commands that wait taken into account."""
         with translating():
-            inbox = await self.stub.ListCommands(ledger_pb2.ListCommandsRequest(store_id=self.store_id, run_id=run_id))
+            asked = ledger_pb2.ListCommandsRequest(store_id=self.store_id, run_id=run_id)
+            inbox = [command async for part in self.stub.ListCommands(asked) for command in part.commands]
             await self.stub.CommitRun(
                 ledger_pb2.CommitRunRequest(
                     store_id=self.store_id,
                     run_id=run_id,
                     epoch=self._epochs[run_id],
                     commit_id=f"commit_{next(self._commits):06}",
-                    consumed_command_ids=[command.command_id for command in inbox.commands],
+                    consumed_command_ids=[command.command_id for command in inbox],
                     **fields,
                 )
             )

@@ -24,7 +24,7 @@ from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
 
 from tests.servers import NatsServer
 
-_WAIT_SECONDS = 20.0
+_WAIT_SECONDS = 60.0
 
 
 class Replica:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.event.v1 import call_pb2, run_pb2
@@ -62,6 +63,13 @@ def _bytes() -> Iterator[Bad]:
     yield "ledger", "ClaimRuns", "a user at an internal method", b"\xff", "PERMISSION_DENIED", ""
 
 
+_OUT_OF_RANGE: Final = {
+    FieldDescriptor.CPPTYPE_DOUBLE: (NAN, INFINITY, -INFINITY, -1.0, 0.0, 1e300),
+    FieldDescriptor.CPPTYPE_UINT32: (0, UINT32_MAX),
+    FieldDescriptor.CPPTYPE_UINT64: (UINT64_MAX,),
+}
+
+
 def _start(**fields: Any) -> agent_pb2.StartRunRequest:
     return agent_pb2.StartRunRequest(**{"text": "hello", **fields})
 
@@ -83,8 +91,7 @@ def _starts() -> Iterator[Bad]:
         reason = "TOO_LARGE" if "long instructions" in name else "INVALID_FIELD"
         yield "agent", "StartRun", name, _start(options=options), reason, f"options.{field}"
     for limit in run_pb2.RunLimits.DESCRIPTOR.fields:
-        is_real = limit.cpp_type == limit.CPPTYPE_DOUBLE
-        for value in (NAN, INFINITY, -INFINITY, -1.0, 0.0, 1e300) if is_real else (0, UINT32_MAX):
+        for value in _OUT_OF_RANGE[limit.cpp_type]:
             limits = run_pb2.RunLimits(**{limit.name: value})  # type: ignore[arg-type]  # also what is too large
             request = _start(options=run_pb2.RunOptions(limits=limits))
             yield "agent", "StartRun", f"{limit.name} {value}", request, "INVALID_FIELD", f"options.limits.{limit.name}"

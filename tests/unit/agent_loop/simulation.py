@@ -27,6 +27,7 @@ from services.agent_loop.domain.command import (
     Resolve,
     Steer,
     ToolResult,
+    TopUp,
 )
 from services.agent_loop.domain.decision import (
     CheckFallback,
@@ -46,14 +47,19 @@ from services.agent_loop.domain.fact import (
     FallbackChecked,
     ModelAnswered,
     ModelCut,
+    ModelFailed,
     ToolsPinned,
 )
+from services.agent_loop.domain.failure import FailureClass
 from services.agent_loop.domain.message import Message, Role
 from services.agent_loop.domain.model import UsageReport
+from services.agent_loop.domain.retry import Problem
 from services.agent_loop.domain.run import ENDED, Run, RunOptions, RunState, StopCause
 from services.agent_loop.domain.state import MODEL, State
 from services.agent_loop.domain.tool import Disposition, ExecutionResult, Outcome, Stopped, Verdict
 from tests.fakes.provider import check_history
+
+TOKENS_PER_ANSWER = 15
 
 PENDING = {CallState.AWAITING_APPROVAL, CallState.OFFERED, CallState.ASKED}
 
@@ -121,7 +127,7 @@ def answer(*names: str, text: str = "", arguments: Sequence[str] = ()) -> ModelA
         ),
         refusal="",
         provider_state_json=b"",
-        usage=UsageReport(),
+        usage=UsageReport(input_tokens=10, output_tokens=5),
         finish_reason="stop",
     )
 
@@ -138,13 +144,17 @@ class Simulation:
     under_way: set[str] = field(default_factory=set)
     started: list[str] = field(default_factory=list)
     model_calls: int = 0
+    tokens_served: int = 0
+    tokens_granted: int = 0
     takeovers: int = 0
+    breaks: int = 0
     told: list[OwnerEvent] = field(default_factory=list)
     cancelled: bool = False
     parked: bool = False
     ids: itertools.count[int] = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
+        self.tokens_granted = self.options.limits.total_tokens_max
         run = Run(store_id="s", user_id="u", conversation_id="c", run_id="r", options=self.options)
         hello = Message(role=Role.USER, run_id="r", text="hello", number=1)
         self.base = State(run=run, messages=(hello,), counted_from=self.now)
@@ -182,6 +192,7 @@ class Simulation:
             case PinTools():
                 self.facts.append(ToolsPinned(tools=()))
             case StartModel():
+                assert not self.tokens_granted or self.tokens_served < self.tokens_granted, "the budget was passed"
                 self.model_calls += 1
                 self.under_way.add(MODEL)
                 check_history(history.of_run(self.base, history.Dialect()))
@@ -213,6 +224,7 @@ class Simulation:
     def model_answers(self) -> None:
         """The model call that is going on ends."""
         self.under_way.remove(MODEL)
+        self.tokens_served += TOKENS_PER_ANSWER
         given = self.answers.pop(0) if self.answers else answer(text="done")
         opened = self.base.loop.model_call
         assert opened is not None
@@ -225,6 +237,21 @@ class Simulation:
         )
         verdicts = {call.call_id: verdict_on(call) for call in calls if call.state is CallState.PROPOSED}
         self.facts.append(ModelAnswered(answer=given, calls=calls, verdicts=verdicts))
+        self.turn()
+
+    def model_fails(self, *, is_counted: bool = True) -> None:
+        """The attempt that is going on breaks off."""
+        self.breaks += 1
+        self.under_way.remove(MODEL)
+        broken = answer(text="half")
+        if is_counted:
+            self.tokens_served += TOKENS_PER_ANSWER
+        else:
+            broken = replace(broken, usage=UsageReport())
+        error = Problem(
+            reason="STREAM_TRUNCATED", failure_class=FailureClass.PROVIDER, retryable=True, message="It broke off."
+        )
+        self.facts.append(ModelFailed(error=error, answer=broken, jitter=0.5))
         self.turn()
 
     def ends(self, call_id: str, ended: ExecutionResult = OK) -> None:
@@ -260,6 +287,10 @@ class Simulation:
 
     def steers(self, text: str = "something else") -> None:
         self.sends(Steer(text=text))
+
+    def tops_up(self, tokens: int) -> None:
+        self.tokens_granted += tokens
+        self.sends(TopUp(tokens=tokens))
 
     def cancels(self) -> None:
         self.sends(Cancel(cause=StopCause.USER))

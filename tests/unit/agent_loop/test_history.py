@@ -156,7 +156,7 @@ def test_a_small_history_is_not_summarised() -> None:
     assert history.summarise_to(state(user("hi", 1), assistant("hello", number=2))) == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(sizes=st.lists(st.integers(1, 4000), min_size=2, max_size=20))
 def test_a_summary_replaces_the_oldest_messages_and_never_parts_a_call_from_its_result(sizes: list[int]) -> None:
     messages, calls = [], []

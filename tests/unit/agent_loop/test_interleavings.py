@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from services.agent_loop.domain.call import CallState, DecisionKind
 from services.agent_loop.domain.command import CallResolution
 from services.agent_loop.domain.event import RoundStarted
-from services.agent_loop.domain.run import ENDED, BatchOrder, RunOptions, RunState, UnknownOutcomePolicy
+from services.agent_loop.domain.limits import Limits
+from services.agent_loop.domain.run import (
+    ENDED,
+    BatchOrder,
+    RunOptions,
+    RunState,
+    TokenBudgetPolicy,
+    UnknownOutcomePolicy,
+)
 from services.agent_loop.domain.state import MODEL
 from tests.unit.agent_loop.simulation import BROKEN, OK, PENDING, UNKNOWN, VERDICTS, Simulation, answer
 
@@ -17,13 +25,17 @@ OPTIONS = st.builds(
     RunOptions,
     batch_order=st.sampled_from(BatchOrder),
     unknown_outcome_policy=st.sampled_from(UnknownOutcomePolicy),
+    limits=st.builds(Limits, total_tokens_max=st.sampled_from([0, 0, 1, 15, 16, 40])),
+    token_budget_policy=st.sampled_from(TokenBudgetPolicy),
 )
 KINDS = (
-    *("model", "end", "break", "doubt", "resolve"),
+    *("model", "model_breaks", "top_up", "end", "break", "doubt", "resolve"),
     *("approve", "edit", "reject", "answer", "return", "return_error", "expire"),
     *("cancel", "steer", "take_over"),
 )
 HAPPENINGS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 3)), max_size=25)
+# Four attempts make a model call fail for good; takeovers are attempts too.
+BREAKS_MAX = 1
 DECISIONS = {
     "approve": DecisionKind.APPROVE,
     "edit": DecisionKind.EDIT,
@@ -43,6 +55,10 @@ def happen(run: Simulation, what: str, which: int) -> None:
     match what:
         case "model" if MODEL in run.under_way:
             run.model_answers()
+        case "model_breaks" if MODEL in run.under_way and run.breaks < BREAKS_MAX:
+            run.model_fails()
+        case "top_up" if run.tokens_granted and not run.cancelled:
+            run.tops_up(10 * which + 1)
         case "end" | "break" | "doubt" if running:
             ended = {"end": OK, "break": BROKEN, "doubt": UNKNOWN}[what]
             run.ends(sorted(running)[which % len(running)], ended)
@@ -65,7 +81,7 @@ def happen(run: Simulation, what: str, which: int) -> None:
             run.resolves(call, list(CallResolution)[which % 3])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(batches=BATCHES, options=OPTIONS, happenings=HAPPENINGS)
 def test_every_order_of_events_ends_with_one_result_per_call_and_one_model_call_per_batch(
     batches: list[list[str]], options: RunOptions, happenings: list[tuple[str, int]]
@@ -82,14 +98,18 @@ def test_every_order_of_events_ends_with_one_result_per_call_and_one_model_call_
     assert run.under_way == set()
     rounds = [event.round for event in run.told if isinstance(event, RoundStarted)]
     assert rounds == list(range(1, len(rounds) + 1)), "a round begins once, and in order"
-    assert len(rounds) <= run.model_calls <= len(rounds) + run.takeovers
+    assert len(rounds) <= run.model_calls <= len(rounds) + run.takeovers + run.breaks
     if run.cancelled:
         assert run.run.state is RunState.CANCELLED
+    elif run.tokens_granted and (run.tokens_served >= run.tokens_granted or run.run.usage.estimated_tokens):
+        # What nobody reported is estimated, rather too high than too low.
+        waits = options.token_budget_policy is TokenBudgetPolicy.WAIT
+        assert run.run.state in {RunState.COMPLETED, RunState.EXPIRED if waits else RunState.FAILED}
     else:
         assert run.run.state is RunState.COMPLETED
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     names=st.lists(st.sampled_from(["serial", "gated", "ask", "parallel", "front"]), min_size=2, max_size=4),
     happenings=HAPPENINGS,
@@ -123,7 +143,7 @@ def test_serial_calls_start_in_the_model_s_order_and_after_earlier_decisions(
         assert not waits_for & starts[call.call_id]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(names=st.lists(st.sampled_from(sorted(VERDICTS)), min_size=1, max_size=4), happenings=HAPPENINGS)
 def test_nothing_starts_after_a_cancel(names: list[str], happenings: list[tuple[str, int]]) -> None:
     """I12, C5."""

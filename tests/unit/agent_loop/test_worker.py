@@ -208,3 +208,57 @@ def test_a_crash_with_open_calls_settles_them() -> None:
         assert all(call.state in {CallState.SUCCEEDED, CallState.CANCELLED} for call in world.ledger.calls(key))
 
     virtual_time.run(main())
+
+
+class Hopeless(Drive):
+    """Can neither drive its run nor end it."""
+
+    async def run(self) -> Left:
+        raise ZeroDivisionError
+
+
+def test_a_run_that_can_neither_be_driven_nor_ended_is_quarantined_and_hurts_no_other() -> None:
+    """I20: it is given back three times and then left alone, and the ledger says so."""
+
+    async def main() -> None:
+        world = World(VERDICTS, [])
+        keys = [world.ledger.submit("hello"), world.ledger.submit("hello")]
+
+        def drive(claim: Claim) -> Drive:
+            return (Hopeless if claim.key == keys[0] else Drive)(claim, world.shop)
+
+        async with at_work(world.worker(new_drive=drive, ending_drive=drive)):
+            await end_of(world, keys[1])
+            while not world.ledger.row(keys[0]).is_quarantined:
+                await asyncio.sleep(0.1)
+            left = list(world.meter.left)
+            await asyncio.sleep(60)
+            assert world.meter.left == left
+        assert left.count("given_up") == 3
+        assert world.ledger.row(keys[0]).crashes == 3
+        assert world.ledger.run(keys[1]).state is RunState.COMPLETED
+
+    virtual_time.run(main())
+
+
+def test_a_run_that_cannot_even_be_given_back_is_tried_again_at_the_next_renewal() -> None:
+    async def main() -> None:
+        world = World(VERDICTS, [])
+        key = world.ledger.submit("hello")
+        tries = iter([Hopeless, Hopeless])
+        away = iter([True])
+
+        def drive(claim: Claim) -> Drive:
+            return next(tries, Drive)(claim, world.shop)
+
+        async def fail(name: str, done: bool) -> None:
+            if name == "report_crash" and next(away, False):
+                raise DependencyUnavailable
+
+        world.ledger.fault = fail
+        async with at_work(world.worker(new_drive=drive, ending_drive=drive)):
+            await end_of(world, key)
+        assert world.ledger.row(key).epoch == 1
+        assert world.meter.left == ["crashed", "ended"]
+
+    virtual_time.run(main())

@@ -83,6 +83,9 @@ class Heard:
     def refused(self, error: PawlError) -> None:
         self.reasons.append(error.reason)
 
+    def quarantined(self, runs: int) -> None:
+        raise AssertionError("nothing is quarantined here")
+
     def relayed(self, events: int) -> None:
         raise AssertionError("nothing is relayed here")
 
@@ -114,7 +117,7 @@ async def run_all(commit: GroupCommit, names: Sequence[str], *, size_bytes: int 
 
 
 async def until(check: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not check():
             await asyncio.sleep(0)
 

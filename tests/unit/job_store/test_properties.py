@@ -102,7 +102,7 @@ class Conversation(RuleBasedStateMachine):
             store_id=STORE,
             run_id=run_id,
             epoch=self.epochs.get((run_id, worker), 0),
-            commit_id=f"step{self.world.number():06}",
+            commit_id=f"c{self.world.number():06}",
             events=tuple([OwnerEvent(type="output.delta", body=b"x")] * data.draw(st.integers(0, 2))),
             messages=tuple([NewMessage(message_id="", summarised_to=0, body=b"m")] * data.draw(st.integers(0, 1))),
             calls=self.draw_calls(data, run_id),
@@ -292,5 +292,5 @@ class Conversation(RuleBasedStateMachine):
                 assert approved or call.state not in call_table.STARTED
 
 
-Conversation.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Conversation.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestConversation = Conversation.TestCase

@@ -63,7 +63,15 @@ class World:
         if run.claim_at is None or run.claim_at > self.now:
             return None
         lease_end = self.now + timedelta(seconds=30)
-        run = replace(run, epoch=run.epoch + 1, worker_id=worker_id, claim_at=lease_end, start_time=self.now)
+        crashes = run.crashes + (run.worker_id is not None)
+        run = replace(
+            run,
+            epoch=run.epoch + 1,
+            worker_id=worker_id,
+            claim_at=lease_end,
+            start_time=self.now,
+            crashes=crashes,
+        )
         self.book.put_run(run)
         return run.epoch
 
@@ -151,6 +159,7 @@ def submission(policy: ActiveRunPolicy = ActiveRunPolicy.QUEUE, **fields: Any) -
         "interrupt": b"interrupt",
         "options": b"",
         "queue_max": 100,
+        "store_queue_max": 10_000,
     }
     return Submit(**(values | fields))
 

@@ -15,6 +15,13 @@ REQUEST_ID_REUSED. An empty request id means that a repetition is a new
 request. Request ids of StartRun and SendMessage are known per user, those of
 methods that name a run per run.
 
+What the ledger has refused stays refused under its request id (a decision
+that came too late, CONVERSATION_BUSY, QUEUE_FULL), so that a late copy of a
+refused request does nothing: to try again, take a new id. Requests that are
+wrong in themselves (INVALID_ARGUMENT) or name what is not there are not
+remembered. Defaults of the deployment that fill what a request left open are
+no part of its payload.
+
 Every method may also fail with UNAUTHENTICATED, INVALID_ARGUMENT
 (MALFORMED_REQUEST, INVALID_FIELD, INVALID_ID), RESOURCE_EXHAUSTED
 (TOO_LARGE, OVERLOADED), UNAVAILABLE (DEPENDENCY_UNAVAILABLE,
@@ -511,6 +518,66 @@ class ResolveCallResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ResolveCallResponse: _TypeAlias = ResolveCallResponse  # noqa: Y015
+
+@_typing.final
+class TopUpRunRequest(_message.Message):
+    """TopUpRunRequest adds to a token budget."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """See the package comment."""
+    run_id: _builtins.str
+    """The run."""
+    tokens: _builtins.int
+    """Tokens to add, from 1."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "run_id", b"run_id", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopUpRunRequest: _TypeAlias = TopUpRunRequest  # noqa: Y015
+
+@_typing.final
+class TopUpRunResponse(_message.Message):
+    """TopUpRunResponse has the run as it is now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECEIPT_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def receipt(self) -> _types_pb2.Receipt:
+        """The receipt; ACCEPTED or DUPLICATE."""
+
+    @_builtins.property
+    def run(self) -> _run_pb2.Run:
+        """The run, with its new budget."""
+
+    def __init__(
+        self,
+        *,
+        receipt: _types_pb2.Receipt | None = ...,
+        run: _run_pb2.Run | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt", "run", b"run"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopUpRunResponse: _TypeAlias = TopUpRunResponse  # noqa: Y015
 
 @_typing.final
 class GetRunRequest(_message.Message):

@@ -76,6 +76,11 @@ class AgentServiceStub(object):
                 request_serializer=pawl_dot_agent_dot_v1_dot_agent__pb2.ResolveCallRequest.SerializeToString,
                 response_deserializer=pawl_dot_agent_dot_v1_dot_agent__pb2.ResolveCallResponse.FromString,
                 _registered_method=True)
+        self.TopUpRun = channel.unary_unary(
+                '/pawl.agent.v1.AgentService/TopUpRun',
+                request_serializer=pawl_dot_agent_dot_v1_dot_agent__pb2.TopUpRunRequest.SerializeToString,
+                response_deserializer=pawl_dot_agent_dot_v1_dot_agent__pb2.TopUpRunResponse.FromString,
+                _registered_method=True)
         self.GetRun = channel.unary_unary(
                 '/pawl.agent.v1.AgentService/GetRun',
                 request_serializer=pawl_dot_agent_dot_v1_dot_agent__pb2.GetRunRequest.SerializeToString,
@@ -186,7 +191,9 @@ class AgentServiceServicer(object):
 
     def CancelRun(self, request, context):
         """Stops a run. Once answered, nothing new starts: open calls are settled,
-        the model's stream is closed, running tools are cancelled. A run that has
+        the model's stream is closed, running tools are cancelled. What could not be
+        stopped is said when the run has ended: in `unstopped_call_ids`, in a
+        warning NOT_STOPPED, and in the results of those calls. A run that has
         ended stays as it is, and the answer shows it. Idempotent.
 
         Errors: RUN_NOT_FOUND.
@@ -196,12 +203,24 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResolveCall(self, request, context):
-        """Says what became of a call whose outcome is unknown (run NEEDS_ATTENTION).
-        Accepted once. Needs the role operator or admin, or, on a deployment
-        without API keys, nothing.
+        """Says what became of a call whose outcome is unknown (run NEEDS_ATTENTION),
+        of any user of the caller's store. Accepted once, and the log of the run
+        says who did it. Needs the role operator or admin, or, on a deployment
+        without API keys, nothing. OperatorService lists the runs.
 
         Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, CALL_NOT_PENDING, INVALID_JSON,
         PERMISSION_DENIED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TopUpRun(self, request, context):
+        """Adds tokens to the token budget of a run, which goes on if it waits for
+        them. A top-up that was taken counts once, whatever state the run is in.
+
+        Errors: RUN_NOT_FOUND, RUN_ENDED, NO_TOKEN_BUDGET, TOKEN_CEILING,
+        REQUEST_ID_REUSED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -246,7 +265,8 @@ class AgentServiceServicer(object):
 
     def ListPending(self, request, context):
         """Lists everything that waits for the caller over all runs: approvals,
-        questions, front-end calls, calls in doubt; oldest first. Read-only.
+        questions, front-end calls, calls in doubt; oldest first. A run that waits
+        for a top-up has no such call: ListRuns shows it. Read-only.
 
         Errors: INVALID_PAGE_TOKEN.
         """
@@ -296,6 +316,11 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     servicer.ResolveCall,
                     request_deserializer=pawl_dot_agent_dot_v1_dot_agent__pb2.ResolveCallRequest.FromString,
                     response_serializer=pawl_dot_agent_dot_v1_dot_agent__pb2.ResolveCallResponse.SerializeToString,
+            ),
+            'TopUpRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.TopUpRun,
+                    request_deserializer=pawl_dot_agent_dot_v1_dot_agent__pb2.TopUpRunRequest.FromString,
+                    response_serializer=pawl_dot_agent_dot_v1_dot_agent__pb2.TopUpRunResponse.SerializeToString,
             ),
             'GetRun': grpc.unary_unary_rpc_method_handler(
                     servicer.GetRun,
@@ -540,6 +565,33 @@ class AgentService(object):
             '/pawl.agent.v1.AgentService/ResolveCall',
             pawl_dot_agent_dot_v1_dot_agent__pb2.ResolveCallRequest.SerializeToString,
             pawl_dot_agent_dot_v1_dot_agent__pb2.ResolveCallResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TopUpRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.agent.v1.AgentService/TopUpRun',
+            pawl_dot_agent_dot_v1_dot_agent__pb2.TopUpRunRequest.SerializeToString,
+            pawl_dot_agent_dot_v1_dot_agent__pb2.TopUpRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -15,6 +15,13 @@ REQUEST_ID_REUSED. An empty request id means that a repetition is a new
 request. Request ids of StartRun and SendMessage are known per user, those of
 methods that name a run per run.
 
+What the ledger has refused stays refused under its request id (a decision
+that came too late, CONVERSATION_BUSY, QUEUE_FULL), so that a late copy of a
+refused request does nothing: to try again, take a new id. Requests that are
+wrong in themselves (INVALID_ARGUMENT) or name what is not there are not
+remembered. Defaults of the deployment that fill what a request left open are
+no part of its payload.
+
 Every method may also fail with UNAUTHENTICATED, INVALID_ARGUMENT
 (MALFORMED_REQUEST, INVALID_FIELD, INVALID_ID), RESOURCE_EXHAUSTED
 (TOO_LARGE, OVERLOADED), UNAVAILABLE (DEPENDENCY_UNAVAILABLE,
@@ -108,18 +115,28 @@ class AgentServiceStub:
     """
     CancelRun: _grpc.UnaryUnaryMultiCallable[_agent_pb2.CancelRunRequest, _agent_pb2.CancelRunResponse]
     """Stops a run. Once answered, nothing new starts: open calls are settled,
-    the model's stream is closed, running tools are cancelled. A run that has
+    the model's stream is closed, running tools are cancelled. What could not be
+    stopped is said when the run has ended: in `unstopped_call_ids`, in a
+    warning NOT_STOPPED, and in the results of those calls. A run that has
     ended stays as it is, and the answer shows it. Idempotent.
 
     Errors: RUN_NOT_FOUND.
     """
     ResolveCall: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ResolveCallRequest, _agent_pb2.ResolveCallResponse]
-    """Says what became of a call whose outcome is unknown (run NEEDS_ATTENTION).
-    Accepted once. Needs the role operator or admin, or, on a deployment
-    without API keys, nothing.
+    """Says what became of a call whose outcome is unknown (run NEEDS_ATTENTION),
+    of any user of the caller's store. Accepted once, and the log of the run
+    says who did it. Needs the role operator or admin, or, on a deployment
+    without API keys, nothing. OperatorService lists the runs.
 
     Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, CALL_NOT_PENDING, INVALID_JSON,
     PERMISSION_DENIED.
+    """
+    TopUpRun: _grpc.UnaryUnaryMultiCallable[_agent_pb2.TopUpRunRequest, _agent_pb2.TopUpRunResponse]
+    """Adds tokens to the token budget of a run, which goes on if it waits for
+    them. A top-up that was taken counts once, whatever state the run is in.
+
+    Errors: RUN_NOT_FOUND, RUN_ENDED, NO_TOKEN_BUDGET, TOKEN_CEILING,
+    REQUEST_ID_REUSED.
     """
     GetRun: _grpc.UnaryUnaryMultiCallable[_agent_pb2.GetRunRequest, _agent_pb2.GetRunResponse]
     """Reads a run with its pending calls. Can wait until the run needs input or
@@ -144,7 +161,8 @@ class AgentServiceStub:
     """
     ListPending: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ListPendingRequest, _agent_pb2.ListPendingResponse]
     """Lists everything that waits for the caller over all runs: approvals,
-    questions, front-end calls, calls in doubt; oldest first. Read-only.
+    questions, front-end calls, calls in doubt; oldest first. A run that waits
+    for a top-up has no such call: ListRuns shows it. Read-only.
 
     Errors: INVALID_PAGE_TOKEN.
     """
@@ -209,18 +227,28 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """
     CancelRun: _aio.UnaryUnaryMultiCallable[_agent_pb2.CancelRunRequest, _agent_pb2.CancelRunResponse]  # type: ignore[assignment]
     """Stops a run. Once answered, nothing new starts: open calls are settled,
-    the model's stream is closed, running tools are cancelled. A run that has
+    the model's stream is closed, running tools are cancelled. What could not be
+    stopped is said when the run has ended: in `unstopped_call_ids`, in a
+    warning NOT_STOPPED, and in the results of those calls. A run that has
     ended stays as it is, and the answer shows it. Idempotent.
 
     Errors: RUN_NOT_FOUND.
     """
     ResolveCall: _aio.UnaryUnaryMultiCallable[_agent_pb2.ResolveCallRequest, _agent_pb2.ResolveCallResponse]  # type: ignore[assignment]
-    """Says what became of a call whose outcome is unknown (run NEEDS_ATTENTION).
-    Accepted once. Needs the role operator or admin, or, on a deployment
-    without API keys, nothing.
+    """Says what became of a call whose outcome is unknown (run NEEDS_ATTENTION),
+    of any user of the caller's store. Accepted once, and the log of the run
+    says who did it. Needs the role operator or admin, or, on a deployment
+    without API keys, nothing. OperatorService lists the runs.
 
     Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, CALL_NOT_PENDING, INVALID_JSON,
     PERMISSION_DENIED.
+    """
+    TopUpRun: _aio.UnaryUnaryMultiCallable[_agent_pb2.TopUpRunRequest, _agent_pb2.TopUpRunResponse]  # type: ignore[assignment]
+    """Adds tokens to the token budget of a run, which goes on if it waits for
+    them. A top-up that was taken counts once, whatever state the run is in.
+
+    Errors: RUN_NOT_FOUND, RUN_ENDED, NO_TOKEN_BUDGET, TOKEN_CEILING,
+    REQUEST_ID_REUSED.
     """
     GetRun: _aio.UnaryUnaryMultiCallable[_agent_pb2.GetRunRequest, _agent_pb2.GetRunResponse]  # type: ignore[assignment]
     """Reads a run with its pending calls. Can wait until the run needs input or
@@ -245,7 +273,8 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """
     ListPending: _aio.UnaryUnaryMultiCallable[_agent_pb2.ListPendingRequest, _agent_pb2.ListPendingResponse]  # type: ignore[assignment]
     """Lists everything that waits for the caller over all runs: approvals,
-    questions, front-end calls, calls in doubt; oldest first. Read-only.
+    questions, front-end calls, calls in doubt; oldest first. A run that waits
+    for a top-up has no such call: ListRuns shows it. Read-only.
 
     Errors: INVALID_PAGE_TOKEN.
     """
@@ -349,7 +378,9 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.CancelRunResponse, _abc.Awaitable[_agent_pb2.CancelRunResponse]]:
         """Stops a run. Once answered, nothing new starts: open calls are settled,
-        the model's stream is closed, running tools are cancelled. A run that has
+        the model's stream is closed, running tools are cancelled. What could not be
+        stopped is said when the run has ended: in `unstopped_call_ids`, in a
+        warning NOT_STOPPED, and in the results of those calls. A run that has
         ended stays as it is, and the answer shows it. Idempotent.
 
         Errors: RUN_NOT_FOUND.
@@ -361,12 +392,26 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.ResolveCallRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.ResolveCallResponse, _abc.Awaitable[_agent_pb2.ResolveCallResponse]]:
-        """Says what became of a call whose outcome is unknown (run NEEDS_ATTENTION).
-        Accepted once. Needs the role operator or admin, or, on a deployment
-        without API keys, nothing.
+        """Says what became of a call whose outcome is unknown (run NEEDS_ATTENTION),
+        of any user of the caller's store. Accepted once, and the log of the run
+        says who did it. Needs the role operator or admin, or, on a deployment
+        without API keys, nothing. OperatorService lists the runs.
 
         Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, CALL_NOT_PENDING, INVALID_JSON,
         PERMISSION_DENIED.
+        """
+
+    @_abc_1.abstractmethod
+    def TopUpRun(
+        self,
+        request: _agent_pb2.TopUpRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agent_pb2.TopUpRunResponse, _abc.Awaitable[_agent_pb2.TopUpRunResponse]]:
+        """Adds tokens to the token budget of a run, which goes on if it waits for
+        them. A top-up that was taken counts once, whatever state the run is in.
+
+        Errors: RUN_NOT_FOUND, RUN_ENDED, NO_TOKEN_BUDGET, TOKEN_CEILING,
+        REQUEST_ID_REUSED.
         """
 
     @_abc_1.abstractmethod
@@ -421,7 +466,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.ListPendingResponse, _abc.Awaitable[_agent_pb2.ListPendingResponse]]:
         """Lists everything that waits for the caller over all runs: approvals,
-        questions, front-end calls, calls in doubt; oldest first. Read-only.
+        questions, front-end calls, calls in doubt; oldest first. A run that waits
+        for a top-up has no such call: ListRuns shows it. Read-only.
 
         Errors: INVALID_PAGE_TOKEN.
         """

@@ -105,6 +105,14 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION. The tool is not allowed to run: it needs an approval
     that was not given.
     """
+    ERROR_REASON_ATTENTION_NOT_NEEDED: _ErrorReason.ValueType  # 74
+    """FAILED_PRECONDITION. The run does not wait for an operator, or not for what
+    was sent.
+    """
+    ERROR_REASON_NO_TOKEN_BUDGET: _ErrorReason.ValueType  # 72
+    """FAILED_PRECONDITION. The run has no token budget, so there is nothing to
+    add to.
+    """
     ERROR_REASON_SEQ_BEYOND_END: _ErrorReason.ValueType  # 80
     """OUT_OF_RANGE. An attach or list position beyond the end of the log;
     metadata `last_seq` says where the log ends.
@@ -126,6 +134,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_SLOW_CONSUMER: _ErrorReason.ValueType  # 123
     """RESOURCE_EXHAUSTED. A watcher fell behind; metadata `resume_after_seq`
     says where to attach again.
+    """
+    ERROR_REASON_TOKEN_CEILING: _ErrorReason.ValueType  # 126
+    """RESOURCE_EXHAUSTED. The token budget of the run would become larger than
+    topped_up_tokens_max allows; the message says how many can still be added.
     """
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 140
     """UNAUTHENTICATED. No credential, or one that is not known."""
@@ -225,6 +237,14 @@ ERROR_REASON_APPROVAL_REQUIRED: ErrorReason.ValueType  # 68
 """FAILED_PRECONDITION. The tool is not allowed to run: it needs an approval
 that was not given.
 """
+ERROR_REASON_ATTENTION_NOT_NEEDED: ErrorReason.ValueType  # 74
+"""FAILED_PRECONDITION. The run does not wait for an operator, or not for what
+was sent.
+"""
+ERROR_REASON_NO_TOKEN_BUDGET: ErrorReason.ValueType  # 72
+"""FAILED_PRECONDITION. The run has no token budget, so there is nothing to
+add to.
+"""
 ERROR_REASON_SEQ_BEYOND_END: ErrorReason.ValueType  # 80
 """OUT_OF_RANGE. An attach or list position beyond the end of the log;
 metadata `last_seq` says where the log ends.
@@ -246,6 +266,10 @@ ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 122
 ERROR_REASON_SLOW_CONSUMER: ErrorReason.ValueType  # 123
 """RESOURCE_EXHAUSTED. A watcher fell behind; metadata `resume_after_seq`
 says where to attach again.
+"""
+ERROR_REASON_TOKEN_CEILING: ErrorReason.ValueType  # 126
+"""RESOURCE_EXHAUSTED. The token budget of the run would become larger than
+topped_up_tokens_max allows; the message says how many can still be added.
 """
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 140
 """UNAUTHENTICATED. No credential, or one that is not known."""

@@ -53,9 +53,14 @@ class _CallStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CallState.V
     CALL_STATE_EXPIRED: _CallState.ValueType  # 13
     """Terminal. Nobody decided, answered or ran it in time."""
     CALL_STATE_CANCELLED: _CallState.ValueType  # 14
-    """Terminal. The run was stopped, or the question withdrawn, before it ended."""
+    """Terminal. The run was stopped, or the question withdrawn, before it ended.
+    With the reason NOT_STOPPED the tool may go on; repeating it does no harm.
+    """
     CALL_STATE_OUTCOME_UNKNOWN: _CallState.ValueType  # 15
-    """Terminal. It is unknown whether the effect happened; the model was told."""
+    """Terminal. It is unknown whether the effect happened; the model was told.
+    With the reason NOT_STOPPED the run was stopped, the call could not be, and
+    its effect may still come.
+    """
 
 class CallState(_CallState, metaclass=_CallStateEnumTypeWrapper):
     """CallState is where a tool call stands. Transitions follow the table in
@@ -89,9 +94,14 @@ CALL_STATE_REJECTED: CallState.ValueType  # 12
 CALL_STATE_EXPIRED: CallState.ValueType  # 13
 """Terminal. Nobody decided, answered or ran it in time."""
 CALL_STATE_CANCELLED: CallState.ValueType  # 14
-"""Terminal. The run was stopped, or the question withdrawn, before it ended."""
+"""Terminal. The run was stopped, or the question withdrawn, before it ended.
+With the reason NOT_STOPPED the tool may go on; repeating it does no harm.
+"""
 CALL_STATE_OUTCOME_UNKNOWN: CallState.ValueType  # 15
-"""Terminal. It is unknown whether the effect happened; the model was told."""
+"""Terminal. It is unknown whether the effect happened; the model was told.
+With the reason NOT_STOPPED the run was stopped, the call could not be, and
+its effect may still come.
+"""
 Global___CallState: _TypeAlias = CallState  # noqa: Y015
 
 class _ExecutionContext:
@@ -443,8 +453,8 @@ class CallResult(_message.Message):
     error_reason: _builtins.str
     """For programs, when `is_error`: INVALID_ARGUMENTS, TOOL_NOT_FOUND,
     TOOL_TIMEOUT, TOOL_ERROR, RESULT_TOO_LARGE, NOT_ALLOWED, REJECTED,
-    EXPIRED, CANCELLED, OUTCOME_UNKNOWN, TOO_MANY_CALLS, INVALID_JSON. More
-    may be added.
+    EXPIRED, CANCELLED, OUTCOME_UNKNOWN, NOT_STOPPED, TOO_MANY_CALLS,
+    INVALID_JSON. More may be added.
     """
     note: _builtins.str
     """Remark for the model that goes with the result, for example that a

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from pawl.event.v1 import call_pb2 as _call_pb2
 from pawl.event.v1 import message_pb2 as _message_pb2
 from pawl.event.v1 import run_pb2 as _run_pb2
@@ -21,6 +22,34 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _OperatorAct:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OperatorActEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OperatorAct.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    OPERATOR_ACT_UNSPECIFIED: _OperatorAct.ValueType  # 0
+    """Never sent."""
+    OPERATOR_ACT_RESOLVED: _OperatorAct.ValueType  # 1
+    """Said what became of a call in doubt."""
+    OPERATOR_ACT_REDRIVEN: _OperatorAct.ValueType  # 2
+    """Let a quarantined run go on."""
+    OPERATOR_ACT_ENDED: _OperatorAct.ValueType  # 3
+    """Ended the run."""
+
+class OperatorAct(_OperatorAct, metaclass=_OperatorActEnumTypeWrapper):
+    """OperatorAct is what an operator can do about a run."""
+
+OPERATOR_ACT_UNSPECIFIED: OperatorAct.ValueType  # 0
+"""Never sent."""
+OPERATOR_ACT_RESOLVED: OperatorAct.ValueType  # 1
+"""Said what became of a call in doubt."""
+OPERATOR_ACT_REDRIVEN: OperatorAct.ValueType  # 2
+"""Let a quarantined run go on."""
+OPERATOR_ACT_ENDED: OperatorAct.ValueType  # 3
+"""Ended the run."""
+Global___OperatorAct: _TypeAlias = OperatorAct  # noqa: Y015
 
 @_typing.final
 class RunEvent(_message.Message):
@@ -53,6 +82,8 @@ class RunEvent(_message.Message):
     CALL_CHANGED_FIELD_NUMBER: _builtins.int
     TOOL_PROGRESS_FIELD_NUMBER: _builtins.int
     WARNING_FIELD_NUMBER: _builtins.int
+    OPERATOR_ACTED_FIELD_NUMBER: _builtins.int
+    RUN_TOPPED_UP_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store of the run."""
     conversation_id: _builtins.str
@@ -73,11 +104,11 @@ class RunEvent(_message.Message):
     type: _builtins.str
     """Dotted name: run.queued, run.running, run.waiting, run.cancelling,
     run.needs_attention, run.completed, run.failed, run.cancelled,
-    run.expired, message.added, round.started, round.retrying, round.ended,
+    run.expired, run.topped_up, message.added, round.started, round.retrying, round.ended,
     output.delta, tool.proposed, tool.awaiting_approval, tool.offered,
     tool.asked, tool.runnable, tool.executing, tool.progress, tool.completed,
     tool.failed, tool.rejected, tool.expired, tool.cancelled,
-    tool.outcome_unknown, warning. More may be added.
+    tool.outcome_unknown, warning, operator.acted. More may be added.
     """
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
@@ -119,6 +150,14 @@ class RunEvent(_message.Message):
     def warning(self) -> Global___Warning:
         """Something the user should know that does not change the run's state."""
 
+    @_builtins.property
+    def operator_acted(self) -> Global___OperatorActed:
+        """An operator did something about the run."""
+
+    @_builtins.property
+    def run_topped_up(self) -> Global___RunToppedUp:
+        """The token budget of the run was raised."""
+
     def __init__(
         self,
         *,
@@ -139,12 +178,14 @@ class RunEvent(_message.Message):
         call_changed: Global___CallChanged | None = ...,
         tool_progress: Global___ToolProgress | None = ...,
         warning: Global___Warning | None = ...,
+        operator_acted: Global___OperatorActed | None = ...,
+        run_topped_up: Global___RunToppedUp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call_changed", b"call_changed", "kind", b"kind", "message_added", b"message_added", "output_delta", b"output_delta", "round_ended", b"round_ended", "round_retrying", b"round_retrying", "round_started", b"round_started", "run_changed", b"run_changed", "time", b"time", "tool_progress", b"tool_progress", "warning", b"warning"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call_changed", b"call_changed", "kind", b"kind", "message_added", b"message_added", "operator_acted", b"operator_acted", "output_delta", b"output_delta", "round_ended", b"round_ended", "round_retrying", b"round_retrying", "round_started", b"round_started", "run_changed", b"run_changed", "run_topped_up", b"run_topped_up", "time", b"time", "tool_progress", b"tool_progress", "warning", b"warning"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_changed", b"call_changed", "conversation_id", b"conversation_id", "event_id", b"event_id", "kind", b"kind", "message_added", b"message_added", "output_delta", b"output_delta", "round_ended", b"round_ended", "round_retrying", b"round_retrying", "round_started", b"round_started", "run_changed", b"run_changed", "run_id", b"run_id", "seq", b"seq", "store_id", b"store_id", "time", b"time", "tool_progress", b"tool_progress", "type", b"type", "warning", b"warning"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_changed", b"call_changed", "conversation_id", b"conversation_id", "event_id", b"event_id", "kind", b"kind", "message_added", b"message_added", "operator_acted", b"operator_acted", "output_delta", b"output_delta", "round_ended", b"round_ended", "round_retrying", b"round_retrying", "round_started", b"round_started", "run_changed", b"run_changed", "run_id", b"run_id", "run_topped_up", b"run_topped_up", "seq", b"seq", "store_id", b"store_id", "time", b"time", "tool_progress", b"tool_progress", "type", b"type", "warning", b"warning"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["run_changed", "message_added", "round_started", "round_retrying", "round_ended", "output_delta", "call_changed", "tool_progress", "warning"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["run_changed", "message_added", "round_started", "round_retrying", "round_ended", "output_delta", "call_changed", "tool_progress", "warning", "operator_acted", "run_topped_up"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -177,6 +218,36 @@ class RunChanged(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunChanged: _TypeAlias = RunChanged  # noqa: Y015
+
+@_typing.final
+class RunToppedUp(_message.Message):
+    """RunToppedUp is a larger token budget. The run may go on after it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    tokens: _builtins.int
+    """Tokens added."""
+    token_budget: _builtins.int
+    """The budget as it is now."""
+    user_id: _builtins.str
+    """Who added them."""
+    def __init__(
+        self,
+        *,
+        tokens: _builtins.int = ...,
+        token_budget: _builtins.int = ...,
+        user_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_budget", b"token_budget", "tokens", b"tokens", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunToppedUp: _TypeAlias = RunToppedUp  # noqa: Y015
 
 @_typing.final
 class MessageAdded(_message.Message):
@@ -254,13 +325,15 @@ class RoundRetrying(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     DELAY_SECONDS_FIELD_NUMBER: _builtins.int
     VOID_FROM_SEQ_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """The round."""
     model_attempt: _builtins.int
     """The attempt that failed."""
     reason: _builtins.str
     """For programs: HTTP_429, HTTP_500, NETWORK, HEADERS_TIMEOUT, IDLE_TIMEOUT,
-    STREAM_TRUNCATED, STREAM_GARBLED, STREAM_ERROR, EMPTY_STREAM, TAKEOVER.
+    STREAM_TRUNCATED, STREAM_GARBLED, STREAM_ERROR, EMPTY_STREAM, TAKEOVER,
+    BUDGET_EXHAUSTED (the token budget cut the answer short).
     """
     message: _builtins.str
     """For people."""
@@ -268,6 +341,10 @@ class RoundRetrying(_message.Message):
     """Seconds until the next attempt."""
     void_from_seq: _builtins.int
     """Output from this seq on is void; 0 if there was none."""
+    @_builtins.property
+    def usage(self) -> _run_pb2.Usage:
+        """What the failed attempt used."""
+
     def __init__(
         self,
         *,
@@ -277,10 +354,11 @@ class RoundRetrying(_message.Message):
         message: _builtins.str = ...,
         delay_seconds: _builtins.float = ...,
         void_from_seq: _builtins.int = ...,
+        usage: _run_pb2.Usage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_seconds", b"delay_seconds", "message", b"message", "model_attempt", b"model_attempt", "reason", b"reason", "round", b"round", "void_from_seq", b"void_from_seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_seconds", b"delay_seconds", "message", b"message", "model_attempt", b"model_attempt", "reason", b"reason", "round", b"round", "usage", b"usage", "void_from_seq", b"void_from_seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -480,7 +558,8 @@ class Warning(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """For programs: ROUND_LIMIT_NEAR, HISTORY_SUMMARISED, TOO_MANY_CALLS,
-    FINAL_ROUND.
+    FINAL_ROUND, NOT_STOPPED (a call of a stopped run may go on; see
+    Run.unstopped_call_ids).
     """
     message: _builtins.str
     """For people."""
@@ -497,3 +576,37 @@ class Warning(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Warning: _TypeAlias = Warning  # noqa: Y015
+
+@_typing.final
+class OperatorActed(_message.Message):
+    """OperatorActed says who did what about the run, before its effect."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USER_ID_FIELD_NUMBER: _builtins.int
+    ACT_FIELD_NUMBER: _builtins.int
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    user_id: _builtins.str
+    """Who."""
+    act: Global___OperatorAct.ValueType
+    """What."""
+    call_id: _builtins.str
+    """The call; only with RESOLVED."""
+    reason: _builtins.str
+    """For people; may be empty."""
+    def __init__(
+        self,
+        *,
+        user_id: _builtins.str = ...,
+        act: Global___OperatorAct.ValueType = ...,
+        call_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["act", b"act", "call_id", b"call_id", "reason", b"reason", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OperatorActed: _TypeAlias = OperatorActed  # noqa: Y015

@@ -45,9 +45,7 @@ class _RunStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunState.Val
     nothing new starts.
     """
     RUN_STATE_NEEDS_ATTENTION: _RunState.ValueType  # 5
-    """Interrupted. The outcome of an effect is unknown and an operator must say
-    what happened (AgentService.ResolveCall).
-    """
+    """Interrupted. An operator must look at the run; `attention` says why."""
     RUN_STATE_COMPLETED: _RunState.ValueType  # 10
     """Terminal. The model answered without asking for further calls."""
     RUN_STATE_FAILED: _RunState.ValueType  # 11
@@ -77,9 +75,7 @@ RUN_STATE_CANCELLING: RunState.ValueType  # 4
 nothing new starts.
 """
 RUN_STATE_NEEDS_ATTENTION: RunState.ValueType  # 5
-"""Interrupted. The outcome of an effect is unknown and an operator must say
-what happened (AgentService.ResolveCall).
-"""
+"""Interrupted. An operator must look at the run; `attention` says why."""
 RUN_STATE_COMPLETED: RunState.ValueType  # 10
 """Terminal. The model answered without asking for further calls."""
 RUN_STATE_FAILED: RunState.ValueType  # 11
@@ -104,6 +100,10 @@ class _WaitKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitKind.Val
     """Interrupted. A person must approve, edit or reject a call."""
     WAIT_KIND_ANSWER: _WaitKind.ValueType  # 3
     """Interrupted. A person must answer a question."""
+    WAIT_KIND_BUDGET: _WaitKind.ValueType  # 4
+    """Interrupted. The run has used up its token budget; somebody must add to it
+    (AgentService.TopUpRun). No call waits with it.
+    """
 
 class WaitKind(_WaitKind, metaclass=_WaitKindEnumTypeWrapper):
     """WaitKind is what a WAITING run waits for. A run can wait for several."""
@@ -116,6 +116,10 @@ WAIT_KIND_APPROVAL: WaitKind.ValueType  # 2
 """Interrupted. A person must approve, edit or reject a call."""
 WAIT_KIND_ANSWER: WaitKind.ValueType  # 3
 """Interrupted. A person must answer a question."""
+WAIT_KIND_BUDGET: WaitKind.ValueType  # 4
+"""Interrupted. The run has used up its token budget; somebody must add to it
+(AgentService.TopUpRun). No call waits with it.
+"""
 Global___WaitKind: _TypeAlias = WaitKind  # noqa: Y015
 
 class _FailureClass:
@@ -174,6 +178,8 @@ class _StopCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StopCause.V
     """Terminal. A user cancelled."""
     STOP_CAUSE_SUPERSEDED: _StopCause.ValueType  # 2
     """Terminal. A newer message interrupted the run."""
+    STOP_CAUSE_OPERATOR: _StopCause.ValueType  # 4
+    """Terminal. An operator ended a run that needed attention."""
 
 class StopCause(_StopCause, metaclass=_StopCauseEnumTypeWrapper):
     """StopCause is who or what asked a run to stop."""
@@ -184,7 +190,43 @@ STOP_CAUSE_USER: StopCause.ValueType  # 1
 """Terminal. A user cancelled."""
 STOP_CAUSE_SUPERSEDED: StopCause.ValueType  # 2
 """Terminal. A newer message interrupted the run."""
+STOP_CAUSE_OPERATOR: StopCause.ValueType  # 4
+"""Terminal. An operator ended a run that needed attention."""
 Global___StopCause: _TypeAlias = StopCause  # noqa: Y015
+
+class _AttentionReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AttentionReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AttentionReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ATTENTION_REASON_UNSPECIFIED: _AttentionReason.ValueType  # 0
+    """Never sent with an attention."""
+    ATTENTION_REASON_UNKNOWN_OUTCOME: _AttentionReason.ValueType  # 1
+    """Interrupted. It is not known whether the effect of a call happened; an
+    operator says so (AgentService.ResolveCall).
+    """
+    ATTENTION_REASON_QUARANTINED: _AttentionReason.ValueType  # 2
+    """Interrupted. The run is quarantined: too many of its workers died while
+    they drove it, without any progress in between. No worker gets it until an
+    operator lets it go on (OperatorService.RedriveRun) or somebody stops it.
+    """
+
+class AttentionReason(_AttentionReason, metaclass=_AttentionReasonEnumTypeWrapper):
+    """AttentionReason is why a run needs an operator."""
+
+ATTENTION_REASON_UNSPECIFIED: AttentionReason.ValueType  # 0
+"""Never sent with an attention."""
+ATTENTION_REASON_UNKNOWN_OUTCOME: AttentionReason.ValueType  # 1
+"""Interrupted. It is not known whether the effect of a call happened; an
+operator says so (AgentService.ResolveCall).
+"""
+ATTENTION_REASON_QUARANTINED: AttentionReason.ValueType  # 2
+"""Interrupted. The run is quarantined: too many of its workers died while
+they drove it, without any progress in between. No worker gets it until an
+operator lets it go on (OperatorService.RedriveRun) or somebody stops it.
+"""
+Global___AttentionReason: _TypeAlias = AttentionReason  # noqa: Y015
 
 class _RoundLimitPolicy:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -274,6 +316,64 @@ UNKNOWN_OUTCOME_POLICY_NEEDS_ATTENTION: UnknownOutcomePolicy.ValueType  # 2
 """The run parks as NEEDS_ATTENTION until an operator resolves the call."""
 Global___UnknownOutcomePolicy: _TypeAlias = UnknownOutcomePolicy  # noqa: Y015
 
+class _TokenBudgetPolicy:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TokenBudgetPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TokenBudgetPolicy.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOKEN_BUDGET_POLICY_UNSPECIFIED: _TokenBudgetPolicy.ValueType  # 0
+    """The default: WAIT."""
+    TOKEN_BUDGET_POLICY_WAIT: _TokenBudgetPolicy.ValueType  # 1
+    """The run waits (WAIT_KIND_BUDGET) for AgentService.TopUpRun. If none comes
+    within top_up_timeout_seconds it ends EXPIRED.
+    """
+    TOKEN_BUDGET_POLICY_FAIL: _TokenBudgetPolicy.ValueType  # 2
+    """The run fails with reason BUDGET_EXHAUSTED, class LIMIT."""
+
+class TokenBudgetPolicy(_TokenBudgetPolicy, metaclass=_TokenBudgetPolicyEnumTypeWrapper):
+    """TokenBudgetPolicy says what happens when a run has used up its token budget
+    and the model would have to be called again.
+    """
+
+TOKEN_BUDGET_POLICY_UNSPECIFIED: TokenBudgetPolicy.ValueType  # 0
+"""The default: WAIT."""
+TOKEN_BUDGET_POLICY_WAIT: TokenBudgetPolicy.ValueType  # 1
+"""The run waits (WAIT_KIND_BUDGET) for AgentService.TopUpRun. If none comes
+within top_up_timeout_seconds it ends EXPIRED.
+"""
+TOKEN_BUDGET_POLICY_FAIL: TokenBudgetPolicy.ValueType  # 2
+"""The run fails with reason BUDGET_EXHAUSTED, class LIMIT."""
+Global___TokenBudgetPolicy: _TypeAlias = TokenBudgetPolicy  # noqa: Y015
+
+@_typing.final
+class Attention(_message.Message):
+    """Attention is what an operator is wanted for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    SINCE_TIME_FIELD_NUMBER: _builtins.int
+    reason: Global___AttentionReason.ValueType
+    """Why."""
+    @_builtins.property
+    def since_time(self) -> _timestamp_pb2.Timestamp:
+        """Since when."""
+
+    def __init__(
+        self,
+        *,
+        reason: Global___AttentionReason.ValueType = ...,
+        since_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since_time", b"since_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "since_time", b"since_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Attention: _TypeAlias = Attention  # noqa: Y015
+
 @_typing.final
 class ToolChoice(_message.Message):
     """ToolChoice constrains the first model call of a run. Later calls are always
@@ -356,6 +456,9 @@ class RunLimits(_message.Message):
     OFFER_DEADLINE_SECONDS_FIELD_NUMBER: _builtins.int
     ANSWER_TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     CONTEXT_BYTES_MAX_FIELD_NUMBER: _builtins.int
+    TOTAL_TOKENS_MAX_FIELD_NUMBER: _builtins.int
+    TOPPED_UP_TOKENS_MAX_FIELD_NUMBER: _builtins.int
+    TOP_UP_TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     rounds_max: _builtins.int
     """Model rounds, 1 to 1000; default 10. One final call without tools may
     follow (see RoundLimitPolicy).
@@ -405,6 +508,21 @@ class RunLimits(_message.Message):
     larger, the oldest turns are replaced by a summary; a call, its result and
     its reasoning are kept or dropped together.
     """
+    total_tokens_max: _builtins.int
+    """The token budget: tokens of all prompts and outputs of the run, cached ones
+    and those of failed attempts included; default 0, which is no budget. No
+    model call is begun once they are used up, so the run passes its budget by
+    the last call at most; the output of that call is limited to what is left.
+    See TokenBudgetPolicy.
+    """
+    topped_up_tokens_max: _builtins.int
+    """Tokens that the budget can reach by AgentService.TopUpRun; default 0, which
+    is any number.
+    """
+    top_up_timeout_seconds: _builtins.float
+    """Seconds a run may wait for a top-up; default 86400. Each top-up begins them
+    anew.
+    """
     def __init__(
         self,
         *,
@@ -422,10 +540,13 @@ class RunLimits(_message.Message):
         offer_deadline_seconds: _builtins.float | None = ...,
         answer_timeout_seconds: _builtins.float | None = ...,
         context_bytes_max: _builtins.int | None = ...,
+        total_tokens_max: _builtins.int | None = ...,
+        topped_up_tokens_max: _builtins.int | None = ...,
+        top_up_timeout_seconds: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_answer_timeout_seconds", b"_answer_timeout_seconds", "_approval_expiry_seconds", b"_approval_expiry_seconds", "_calls_per_round_max", b"_calls_per_round_max", "_context_bytes_max", b"_context_bytes_max", "_identical_calls_max", b"_identical_calls_max", "_model_attempts_max", b"_model_attempts_max", "_model_headers_timeout_seconds", b"_model_headers_timeout_seconds", "_model_idle_timeout_seconds", b"_model_idle_timeout_seconds", "_offer_deadline_seconds", b"_offer_deadline_seconds", "_result_bytes_per_round_max", b"_result_bytes_per_round_max", "_round_timeout_seconds", b"_round_timeout_seconds", "_rounds_max", b"_rounds_max", "_run_timeout_seconds", b"_run_timeout_seconds", "_tool_timeout_seconds", b"_tool_timeout_seconds", "answer_timeout_seconds", b"answer_timeout_seconds", "approval_expiry_seconds", b"approval_expiry_seconds", "calls_per_round_max", b"calls_per_round_max", "context_bytes_max", b"context_bytes_max", "identical_calls_max", b"identical_calls_max", "model_attempts_max", b"model_attempts_max", "model_headers_timeout_seconds", b"model_headers_timeout_seconds", "model_idle_timeout_seconds", b"model_idle_timeout_seconds", "offer_deadline_seconds", b"offer_deadline_seconds", "result_bytes_per_round_max", b"result_bytes_per_round_max", "round_timeout_seconds", b"round_timeout_seconds", "rounds_max", b"rounds_max", "run_timeout_seconds", b"run_timeout_seconds", "tool_timeout_seconds", b"tool_timeout_seconds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_answer_timeout_seconds", b"_answer_timeout_seconds", "_approval_expiry_seconds", b"_approval_expiry_seconds", "_calls_per_round_max", b"_calls_per_round_max", "_context_bytes_max", b"_context_bytes_max", "_identical_calls_max", b"_identical_calls_max", "_model_attempts_max", b"_model_attempts_max", "_model_headers_timeout_seconds", b"_model_headers_timeout_seconds", "_model_idle_timeout_seconds", b"_model_idle_timeout_seconds", "_offer_deadline_seconds", b"_offer_deadline_seconds", "_result_bytes_per_round_max", b"_result_bytes_per_round_max", "_round_timeout_seconds", b"_round_timeout_seconds", "_rounds_max", b"_rounds_max", "_run_timeout_seconds", b"_run_timeout_seconds", "_tool_timeout_seconds", b"_tool_timeout_seconds", "_top_up_timeout_seconds", b"_top_up_timeout_seconds", "_topped_up_tokens_max", b"_topped_up_tokens_max", "_total_tokens_max", b"_total_tokens_max", "answer_timeout_seconds", b"answer_timeout_seconds", "approval_expiry_seconds", b"approval_expiry_seconds", "calls_per_round_max", b"calls_per_round_max", "context_bytes_max", b"context_bytes_max", "identical_calls_max", b"identical_calls_max", "model_attempts_max", b"model_attempts_max", "model_headers_timeout_seconds", b"model_headers_timeout_seconds", "model_idle_timeout_seconds", b"model_idle_timeout_seconds", "offer_deadline_seconds", b"offer_deadline_seconds", "result_bytes_per_round_max", b"result_bytes_per_round_max", "round_timeout_seconds", b"round_timeout_seconds", "rounds_max", b"rounds_max", "run_timeout_seconds", b"run_timeout_seconds", "tool_timeout_seconds", b"tool_timeout_seconds", "top_up_timeout_seconds", b"top_up_timeout_seconds", "topped_up_tokens_max", b"topped_up_tokens_max", "total_tokens_max", b"total_tokens_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_answer_timeout_seconds", b"_answer_timeout_seconds", "_approval_expiry_seconds", b"_approval_expiry_seconds", "_calls_per_round_max", b"_calls_per_round_max", "_context_bytes_max", b"_context_bytes_max", "_identical_calls_max", b"_identical_calls_max", "_model_attempts_max", b"_model_attempts_max", "_model_headers_timeout_seconds", b"_model_headers_timeout_seconds", "_model_idle_timeout_seconds", b"_model_idle_timeout_seconds", "_offer_deadline_seconds", b"_offer_deadline_seconds", "_result_bytes_per_round_max", b"_result_bytes_per_round_max", "_round_timeout_seconds", b"_round_timeout_seconds", "_rounds_max", b"_rounds_max", "_run_timeout_seconds", b"_run_timeout_seconds", "_tool_timeout_seconds", b"_tool_timeout_seconds", "answer_timeout_seconds", b"answer_timeout_seconds", "approval_expiry_seconds", b"approval_expiry_seconds", "calls_per_round_max", b"calls_per_round_max", "context_bytes_max", b"context_bytes_max", "identical_calls_max", b"identical_calls_max", "model_attempts_max", b"model_attempts_max", "model_headers_timeout_seconds", b"model_headers_timeout_seconds", "model_idle_timeout_seconds", b"model_idle_timeout_seconds", "offer_deadline_seconds", b"offer_deadline_seconds", "result_bytes_per_round_max", b"result_bytes_per_round_max", "round_timeout_seconds", b"round_timeout_seconds", "rounds_max", b"rounds_max", "run_timeout_seconds", b"run_timeout_seconds", "tool_timeout_seconds", b"tool_timeout_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_answer_timeout_seconds", b"_answer_timeout_seconds", "_approval_expiry_seconds", b"_approval_expiry_seconds", "_calls_per_round_max", b"_calls_per_round_max", "_context_bytes_max", b"_context_bytes_max", "_identical_calls_max", b"_identical_calls_max", "_model_attempts_max", b"_model_attempts_max", "_model_headers_timeout_seconds", b"_model_headers_timeout_seconds", "_model_idle_timeout_seconds", b"_model_idle_timeout_seconds", "_offer_deadline_seconds", b"_offer_deadline_seconds", "_result_bytes_per_round_max", b"_result_bytes_per_round_max", "_round_timeout_seconds", b"_round_timeout_seconds", "_rounds_max", b"_rounds_max", "_run_timeout_seconds", b"_run_timeout_seconds", "_tool_timeout_seconds", b"_tool_timeout_seconds", "_top_up_timeout_seconds", b"_top_up_timeout_seconds", "_topped_up_tokens_max", b"_topped_up_tokens_max", "_total_tokens_max", b"_total_tokens_max", "answer_timeout_seconds", b"answer_timeout_seconds", "approval_expiry_seconds", b"approval_expiry_seconds", "calls_per_round_max", b"calls_per_round_max", "context_bytes_max", b"context_bytes_max", "identical_calls_max", b"identical_calls_max", "model_attempts_max", b"model_attempts_max", "model_headers_timeout_seconds", b"model_headers_timeout_seconds", "model_idle_timeout_seconds", b"model_idle_timeout_seconds", "offer_deadline_seconds", b"offer_deadline_seconds", "result_bytes_per_round_max", b"result_bytes_per_round_max", "round_timeout_seconds", b"round_timeout_seconds", "rounds_max", b"rounds_max", "run_timeout_seconds", b"run_timeout_seconds", "tool_timeout_seconds", b"tool_timeout_seconds", "top_up_timeout_seconds", b"top_up_timeout_seconds", "topped_up_tokens_max", b"topped_up_tokens_max", "total_tokens_max", b"total_tokens_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__answer_timeout_seconds: _TypeAlias = _typing.Literal["answer_timeout_seconds"]  # noqa: Y015
     _WhichOneofArgType__answer_timeout_seconds: _TypeAlias = _typing.Literal["_answer_timeout_seconds", b"_answer_timeout_seconds"]  # noqa: Y015
@@ -455,6 +576,12 @@ class RunLimits(_message.Message):
     _WhichOneofArgType__run_timeout_seconds: _TypeAlias = _typing.Literal["_run_timeout_seconds", b"_run_timeout_seconds"]  # noqa: Y015
     _WhichOneofReturnType__tool_timeout_seconds: _TypeAlias = _typing.Literal["tool_timeout_seconds"]  # noqa: Y015
     _WhichOneofArgType__tool_timeout_seconds: _TypeAlias = _typing.Literal["_tool_timeout_seconds", b"_tool_timeout_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__top_up_timeout_seconds: _TypeAlias = _typing.Literal["top_up_timeout_seconds"]  # noqa: Y015
+    _WhichOneofArgType__top_up_timeout_seconds: _TypeAlias = _typing.Literal["_top_up_timeout_seconds", b"_top_up_timeout_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__topped_up_tokens_max: _TypeAlias = _typing.Literal["topped_up_tokens_max"]  # noqa: Y015
+    _WhichOneofArgType__topped_up_tokens_max: _TypeAlias = _typing.Literal["_topped_up_tokens_max", b"_topped_up_tokens_max"]  # noqa: Y015
+    _WhichOneofReturnType__total_tokens_max: _TypeAlias = _typing.Literal["total_tokens_max"]  # noqa: Y015
+    _WhichOneofArgType__total_tokens_max: _TypeAlias = _typing.Literal["_total_tokens_max", b"_total_tokens_max"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__answer_timeout_seconds) -> _WhichOneofReturnType__answer_timeout_seconds | None: ...
     @_typing.overload
@@ -483,6 +610,12 @@ class RunLimits(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__run_timeout_seconds) -> _WhichOneofReturnType__run_timeout_seconds | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tool_timeout_seconds) -> _WhichOneofReturnType__tool_timeout_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_up_timeout_seconds) -> _WhichOneofReturnType__top_up_timeout_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__topped_up_tokens_max) -> _WhichOneofReturnType__topped_up_tokens_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__total_tokens_max) -> _WhichOneofReturnType__total_tokens_max | None: ...
 
 Global___RunLimits: _TypeAlias = RunLimits  # noqa: Y015
 
@@ -503,6 +636,7 @@ class RunOptions(_message.Message):
     UNKNOWN_OUTCOME_POLICY_FIELD_NUMBER: _builtins.int
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_MAX_FIELD_NUMBER: _builtins.int
+    TOKEN_BUDGET_POLICY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model name; empty means the deployment's model."""
     instructions: _builtins.str
@@ -521,6 +655,8 @@ class RunOptions(_message.Message):
     """Tokens the model may produce per call; absent means the model server's
     default.
     """
+    token_budget_policy: Global___TokenBudgetPolicy.ValueType
+    """What happens when the token budget is used up."""
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the tools the model may call; empty means every tool that the
@@ -550,10 +686,11 @@ class RunOptions(_message.Message):
         unknown_outcome_policy: Global___UnknownOutcomePolicy.ValueType = ...,
         temperature: _builtins.float | None = ...,
         output_tokens_max: _builtins.int | None = ...,
+        token_budget_policy: Global___TokenBudgetPolicy.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max", "_temperature", b"_temperature", "limits", b"limits", "output_tokens_max", b"output_tokens_max", "temperature", b"temperature", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max", "_temperature", b"_temperature", "batch_order", b"batch_order", "instructions", b"instructions", "limits", b"limits", "model", b"model", "output_tokens_max", b"output_tokens_max", "round_limit_policy", b"round_limit_policy", "temperature", b"temperature", "tool_choice", b"tool_choice", "tool_names", b"tool_names", "unknown_outcome_policy", b"unknown_outcome_policy", "without_tools", b"without_tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max", "_temperature", b"_temperature", "batch_order", b"batch_order", "instructions", b"instructions", "limits", b"limits", "model", b"model", "output_tokens_max", b"output_tokens_max", "round_limit_policy", b"round_limit_policy", "temperature", b"temperature", "token_budget_policy", b"token_budget_policy", "tool_choice", b"tool_choice", "tool_names", b"tool_names", "unknown_outcome_policy", b"unknown_outcome_policy", "without_tools", b"without_tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__output_tokens_max: _TypeAlias = _typing.Literal["output_tokens_max"]  # noqa: Y015
     _WhichOneofArgType__output_tokens_max: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max"]  # noqa: Y015
@@ -580,7 +717,8 @@ class RunFailure(_message.Message):
     reason: _builtins.str
     """The reason, for programs: ROUND_LIMIT, STUCK_LOOP, RUN_TIMEOUT,
     ROUND_TIMEOUT, PROVIDER_ERROR, PROVIDER_RATE_LIMIT, PROVIDER_AUTH,
-    CONTENT_FILTER, TOOL_NOT_FOUND, INTERNAL. More may be added.
+    CONTENT_FILTER, TOOL_NOT_FOUND, BUDGET_EXHAUSTED, INTERNAL. More may be
+    added.
     """
     message: _builtins.str
     """One sentence for the user."""
@@ -601,8 +739,10 @@ Global___RunFailure: _TypeAlias = RunFailure  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
-    """Usage counts what the model server reported. Tokens that it did not report
-    count as zero.
+    """Usage counts what the model server reported. Where it reported nothing (it
+    never does for an answer that broke off), tokens are estimated from the bytes
+    of what was sent and received. While a call is open, what it has shown so far
+    is counted in the same way.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -612,6 +752,7 @@ class Usage(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     MODEL_CALLS_FIELD_NUMBER: _builtins.int
+    ESTIMATED_TOKENS_FIELD_NUMBER: _builtins.int
     input_tokens: _builtins.int
     """Tokens of all prompts, cached ones included."""
     cached_input_tokens: _builtins.int
@@ -622,6 +763,8 @@ class Usage(_message.Message):
     """Tokens of the outputs that were reasoning."""
     model_calls: _builtins.int
     """Model calls made, failed attempts included."""
+    estimated_tokens: _builtins.int
+    """Those of the input and output tokens that were estimated."""
     def __init__(
         self,
         *,
@@ -630,10 +773,11 @@ class Usage(_message.Message):
         output_tokens: _builtins.int = ...,
         reasoning_tokens: _builtins.int = ...,
         model_calls: _builtins.int = ...,
+        estimated_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_input_tokens", b"cached_input_tokens", "input_tokens", b"input_tokens", "model_calls", b"model_calls", "output_tokens", b"output_tokens", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_input_tokens", b"cached_input_tokens", "estimated_tokens", b"estimated_tokens", "input_tokens", b"input_tokens", "model_calls", b"model_calls", "output_tokens", b"output_tokens", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -691,6 +835,10 @@ class Run(_message.Message):
     START_TIME_FIELD_NUMBER: _builtins.int
     END_TIME_FIELD_NUMBER: _builtins.int
     PENDING_CALLS_FIELD_NUMBER: _builtins.int
+    UNSTOPPED_CALL_IDS_FIELD_NUMBER: _builtins.int
+    ATTENTION_FIELD_NUMBER: _builtins.int
+    CRASH_COUNT_FIELD_NUMBER: _builtins.int
+    TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store (tenant) of the run."""
     user_id: _builtins.str
@@ -708,11 +856,21 @@ class Run(_message.Message):
     last_seq: _builtins.int
     """Sequence number of its last event."""
     stop_cause: Global___StopCause.ValueType
-    """Who stopped it; only when CANCELLING or CANCELLED."""
+    """Who stopped it; only when CANCELLING or CANCELLED, or NEEDS_ATTENTION if
+    its workers died while they stopped it.
+    """
     output_text: _builtins.str
     """Text of the last answer; partial when the run did not complete."""
     active_seconds: _builtins.float
     """Seconds it was active."""
+    crash_count: _builtins.int
+    """How many workers died, or could not go on, while they drove the run since
+    it last made progress (a message, a settled call, or a wait).
+    """
+    token_budget: _builtins.int
+    """Tokens that the run may use: its total_tokens_max and all top-ups; 0 if it
+    has no budget.
+    """
     @_builtins.property
     def waits(self) -> _containers.RepeatedScalarFieldContainer[Global___WaitKind.ValueType]:
         """What it waits for; empty unless WAITING."""
@@ -752,6 +910,17 @@ class Run(_message.Message):
         are settled, or with ListPending.
         """
 
+    @_builtins.property
+    def unstopped_call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Calls that were running when the run was stopped and that could not be
+        stopped, in the order in which that was found: they may go on. Their results
+        have the reason NOT_STOPPED.
+        """
+
+    @_builtins.property
+    def attention(self) -> Global___Attention:
+        """Why it needs an operator; only when NEEDS_ATTENTION."""
+
     def __init__(
         self,
         *,
@@ -775,10 +944,14 @@ class Run(_message.Message):
         start_time: _timestamp_pb2.Timestamp | None = ...,
         end_time: _timestamp_pb2.Timestamp | None = ...,
         pending_calls: _abc.Iterable[_call_pb2.Call] | None = ...,
+        unstopped_call_ids: _abc.Iterable[_builtins.str] | None = ...,
+        attention: Global___Attention | None = ...,
+        crash_count: _builtins.int = ...,
+        token_budget: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "failure", b"failure", "options", b"options", "start_time", b"start_time", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "create_time", b"create_time", "end_time", b"end_time", "failure", b"failure", "options", b"options", "start_time", b"start_time", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_seconds", b"active_seconds", "conversation_id", b"conversation_id", "create_time", b"create_time", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "last_seq", b"last_seq", "options", b"options", "output_text", b"output_text", "pending_calls", b"pending_calls", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tools", b"tools", "usage", b"usage", "user_id", b"user_id", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_seconds", b"active_seconds", "attention", b"attention", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "last_seq", b"last_seq", "options", b"options", "output_text", b"output_text", "pending_calls", b"pending_calls", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "user_id", b"user_id", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

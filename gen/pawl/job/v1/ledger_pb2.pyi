@@ -179,6 +179,7 @@ class SubmitMessageRequest(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    ASKED_OPTIONS_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     user_id: _builtins.str
@@ -197,7 +198,13 @@ class SubmitMessageRequest(_message.Message):
     """What to do if a run is active."""
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
-        """Options with all defaults filled in."""
+        """Options with all defaults filled in. They are no part of what tells one
+        request from another: a deploy may change the defaults.
+        """
+
+    @_builtins.property
+    def asked_options(self) -> _run_pb2.RunOptions:
+        """Options as the user asked for them."""
 
     def __init__(
         self,
@@ -210,10 +217,11 @@ class SubmitMessageRequest(_message.Message):
         text: _builtins.str = ...,
         options: _run_pb2.RunOptions | None = ...,
         policy: Global___ActiveRunPolicy.ValueType = ...,
+        asked_options: _run_pb2.RunOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["asked_options", b"asked_options", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "conversation_must_exist", b"conversation_must_exist", "options", b"options", "policy", b"policy", "request_id", b"request_id", "store_id", b"store_id", "text", b"text", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_options", b"asked_options", "conversation_id", b"conversation_id", "conversation_must_exist", b"conversation_must_exist", "options", b"options", "policy", b"policy", "request_id", b"request_id", "store_id", b"store_id", "text", b"text", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -363,7 +371,10 @@ Global___LoadRunRequest: _TypeAlias = LoadRunRequest  # noqa: Y015
 
 @_typing.final
 class LoadRunResponse(_message.Message):
-    """LoadRunResponse is the state of a run."""
+    """LoadRunResponse is a part of the state of a run. The parts, one after the
+    other, are the whole: what is repeated goes on from part to part, all else
+    comes in the first one.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -525,6 +536,58 @@ class ReleaseWorkerResponse(_message.Message):
 Global___ReleaseWorkerResponse: _TypeAlias = ReleaseWorkerResponse  # noqa: Y015
 
 @_typing.final
+class ReportCrashRequest(_message.Message):
+    """ReportCrashRequest gives a run back that cannot be driven."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.str
+    """Store."""
+    run_id: _builtins.str
+    """The run."""
+    epoch: _builtins.int
+    """The worker's epoch."""
+    def __init__(
+        self,
+        *,
+        store_id: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "run_id", b"run_id", "store_id", b"store_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportCrashRequest: _TypeAlias = ReportCrashRequest  # noqa: Y015
+
+@_typing.final
+class ReportCrashResponse(_message.Message):
+    """ReportCrashResponse says what became of the run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUARANTINED_FIELD_NUMBER: _builtins.int
+    quarantined: _builtins.bool
+    """True if it needs attention now."""
+    def __init__(
+        self,
+        *,
+        quarantined: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["quarantined", b"quarantined"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportCrashResponse: _TypeAlias = ReportCrashResponse  # noqa: Y015
+
+@_typing.final
 class CommitRunRequest(_message.Message):
     """CommitRunRequest is one step of a run."""
 
@@ -551,6 +614,7 @@ class CommitRunRequest(_message.Message):
     LEASE_ACTION_FIELD_NUMBER: _builtins.int
     WAKE_TIME_FIELD_NUMBER: _builtins.int
     AFTER_SEQ_FIELD_NUMBER: _builtins.int
+    UNSTOPPED_CALL_IDS_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     run_id: _builtins.str
@@ -626,6 +690,10 @@ class CommitRunRequest(_message.Message):
         a command.
         """
 
+    @_builtins.property
+    def unstopped_call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Calls that could not be stopped, whole; empty leaves them."""
+
     def __init__(
         self,
         *,
@@ -650,10 +718,11 @@ class CommitRunRequest(_message.Message):
         lease_action: Global___LeaseAction.ValueType = ...,
         wake_time: _timestamp_pb2.Timestamp | None = ...,
         after_seq: _builtins.int | None = ...,
+        unstopped_call_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "failure", b"failure", "loop_state", b"loop_state", "output_text", b"output_text", "round", b"round", "usage", b"usage", "wake_time", b"wake_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "epoch", b"epoch", "events", b"events", "failure", b"failure", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tools", b"tools", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "epoch", b"epoch", "events", b"events", "failure", b"failure", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__active_seconds: _TypeAlias = _typing.Literal["active_seconds"]  # noqa: Y015
     _WhichOneofArgType__active_seconds: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds"]  # noqa: Y015
@@ -729,6 +798,8 @@ class Command(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     RESOLVE_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    REDRIVE_FIELD_NUMBER: _builtins.int
+    TOP_UP_FIELD_NUMBER: _builtins.int
     command_id: _builtins.str
     """Id of the command, unique in the run."""
     user_id: _builtins.str
@@ -761,6 +832,14 @@ class Command(_message.Message):
     def progress(self) -> Global___ProgressCommand:
         """Progress of a front-end call."""
 
+    @_builtins.property
+    def redrive(self) -> Global___RedriveCommand:
+        """A quarantined run goes on. Never read by its owner: the ledger does it."""
+
+    @_builtins.property
+    def top_up(self) -> Global___TopUpCommand:
+        """More tokens for the run."""
+
     def __init__(
         self,
         *,
@@ -773,16 +852,42 @@ class Command(_message.Message):
         cancel: Global___CancelCommand | None = ...,
         resolve: Global___ResolveCommand | None = ...,
         progress: Global___ProgressCommand | None = ...,
+        redrive: Global___RedriveCommand | None = ...,
+        top_up: Global___TopUpCommand | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "decision", b"decision", "kind", b"kind", "progress", b"progress", "resolve", b"resolve", "steer", b"steer", "time", b"time", "tool_result", b"tool_result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "decision", b"decision", "kind", b"kind", "progress", b"progress", "redrive", b"redrive", "resolve", b"resolve", "steer", b"steer", "time", b"time", "tool_result", b"tool_result", "top_up", b"top_up"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command_id", b"command_id", "decision", b"decision", "kind", b"kind", "progress", b"progress", "resolve", b"resolve", "steer", b"steer", "time", b"time", "tool_result", b"tool_result", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command_id", b"command_id", "decision", b"decision", "kind", b"kind", "progress", b"progress", "redrive", b"redrive", "resolve", b"resolve", "steer", b"steer", "time", b"time", "tool_result", b"tool_result", "top_up", b"top_up", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["tool_result", "decision", "steer", "cancel", "resolve", "progress"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["tool_result", "decision", "steer", "cancel", "resolve", "progress", "redrive", "top_up"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___Command: _TypeAlias = Command  # noqa: Y015
+
+@_typing.final
+class TopUpCommand(_message.Message):
+    """TopUpCommand adds to the token budget. The ledger raises the budget when it
+    takes the command.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    tokens: _builtins.int
+    """Tokens to add, from 1."""
+    def __init__(
+        self,
+        *,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopUpCommand: _TypeAlias = TopUpCommand  # noqa: Y015
 
 @_typing.final
 class ToolResultCommand(_message.Message):
@@ -945,6 +1050,28 @@ class ResolveCommand(_message.Message):
 Global___ResolveCommand: _TypeAlias = ResolveCommand  # noqa: Y015
 
 @_typing.final
+class RedriveCommand(_message.Message):
+    """RedriveCommand lets a quarantined run go on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """For the log."""
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RedriveCommand: _TypeAlias = RedriveCommand  # noqa: Y015
+
+@_typing.final
 class ProgressCommand(_message.Message):
     """ProgressCommand brings progress of a front-end call."""
 
@@ -994,12 +1121,18 @@ class SendCommandRequest(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     USER_ID_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
+    AS_OPERATOR_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     run_id: _builtins.str
     """The run."""
     user_id: _builtins.str
     """The user; must be the run's. Another one gets UNKNOWN."""
+    as_operator: _builtins.bool
+    """True if the user acts as an operator of the store: the run may be of any of
+    its users, and its log says who did it. For resolve, redrive and cancel
+    only, and for redrive always; a cancel is then for runs that need attention.
+    """
     @_builtins.property
     def command(self) -> Global___Command:
         """The command; `time` is given by the ledger."""
@@ -1011,10 +1144,11 @@ class SendCommandRequest(_message.Message):
         run_id: _builtins.str = ...,
         user_id: _builtins.str = ...,
         command: Global___Command | None = ...,
+        as_operator: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "run_id", b"run_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_operator", b"as_operator", "command", b"command", "run_id", b"run_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1084,7 +1218,7 @@ Global___ListCommandsRequest: _TypeAlias = ListCommandsRequest  # noqa: Y015
 
 @_typing.final
 class ListCommandsResponse(_message.Message):
-    """ListCommandsResponse has the inbox."""
+    """ListCommandsResponse is a part of the inbox; there is at least one."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1118,6 +1252,7 @@ class LeaseOfferRequest(_message.Message):
     CALL_ID_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     LEASE_SECONDS_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     user_id: _builtins.str
@@ -1130,6 +1265,8 @@ class LeaseOfferRequest(_message.Message):
     """The client."""
     lease_seconds: _builtins.float
     """Seconds of the lease, 1 to 300."""
+    session_id: _builtins.str
+    """The stream by which the client asks: a new id for each."""
     def __init__(
         self,
         *,
@@ -1139,10 +1276,11 @@ class LeaseOfferRequest(_message.Message):
         call_id: _builtins.str = ...,
         client_id: _builtins.str = ...,
         lease_seconds: _builtins.float = ...,
+        session_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "client_id", b"client_id", "lease_seconds", b"lease_seconds", "run_id", b"run_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "client_id", b"client_id", "lease_seconds", b"lease_seconds", "run_id", b"run_id", "session_id", b"session_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1186,6 +1324,7 @@ class RenewOffersRequest(_message.Message):
     USER_ID_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     LEASE_SECONDS_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     user_id: _builtins.str
@@ -1194,6 +1333,8 @@ class RenewOffersRequest(_message.Message):
     """The client."""
     lease_seconds: _builtins.float
     """Seconds from now."""
+    session_id: _builtins.str
+    """The session."""
     def __init__(
         self,
         *,
@@ -1201,10 +1342,11 @@ class RenewOffersRequest(_message.Message):
         user_id: _builtins.str = ...,
         client_id: _builtins.str = ...,
         lease_seconds: _builtins.float = ...,
+        session_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "lease_seconds", b"lease_seconds", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "lease_seconds", b"lease_seconds", "session_id", b"session_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1212,7 +1354,7 @@ Global___RenewOffersRequest: _TypeAlias = RenewOffersRequest  # noqa: Y015
 
 @_typing.final
 class RenewOffersResponse(_message.Message):
-    """RenewOffersResponse says what the client holds."""
+    """RenewOffersResponse says what the session holds."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1244,6 +1386,7 @@ class ReleaseOffersRequest(_message.Message):
     USER_ID_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     user_id: _builtins.str
@@ -1252,6 +1395,8 @@ class ReleaseOffersRequest(_message.Message):
     """The client."""
     run_id: _builtins.str
     """Only offers of this run; empty for all."""
+    session_id: _builtins.str
+    """The session."""
     def __init__(
         self,
         *,
@@ -1259,10 +1404,11 @@ class ReleaseOffersRequest(_message.Message):
         user_id: _builtins.str = ...,
         client_id: _builtins.str = ...,
         run_id: _builtins.str = ...,
+        session_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "run_id", b"run_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "run_id", b"run_id", "session_id", b"session_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1415,6 +1561,68 @@ class ListRunsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListRunsResponse: _TypeAlias = ListRunsResponse  # noqa: Y015
+
+@_typing.final
+class ListAttentionRequest(_message.Message):
+    """ListAttentionRequest lists runs that need attention."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.str
+    """Store."""
+    run_id: _builtins.str
+    """Only this run; empty for all."""
+    page_size: _builtins.int
+    """Runs a page, 1 to 200; 0 means 50. A page is also cut at 2 MiB."""
+    page_token: _builtins.str
+    """From the page before."""
+    def __init__(
+        self,
+        *,
+        store_id: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "run_id", b"run_id", "store_id", b"store_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAttentionRequest: _TypeAlias = ListAttentionRequest  # noqa: Y015
+
+@_typing.final
+class ListAttentionResponse(_message.Message):
+    """ListAttentionResponse is a page."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """For the next page."""
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.Run]:
+        """The runs, with their calls in doubt; of several large ones only the first."""
+
+    def __init__(
+        self,
+        *,
+        runs: _abc.Iterable[_run_pb2.Run] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "runs", b"runs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAttentionResponse: _TypeAlias = ListAttentionResponse  # noqa: Y015
 
 @_typing.final
 class GetCallRequest(_message.Message):

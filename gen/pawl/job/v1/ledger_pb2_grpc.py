@@ -45,7 +45,7 @@ class LedgerServiceStub(object):
                 request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ClaimRunsRequest.SerializeToString,
                 response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ClaimRunsResponse.FromString,
                 _registered_method=True)
-        self.LoadRun = channel.unary_unary(
+        self.LoadRun = channel.unary_stream(
                 '/pawl.job.v1.LedgerService/LoadRun',
                 request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.LoadRunRequest.SerializeToString,
                 response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.LoadRunResponse.FromString,
@@ -60,6 +60,11 @@ class LedgerServiceStub(object):
                 request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ReleaseWorkerRequest.SerializeToString,
                 response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ReleaseWorkerResponse.FromString,
                 _registered_method=True)
+        self.ReportCrash = channel.unary_unary(
+                '/pawl.job.v1.LedgerService/ReportCrash',
+                request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ReportCrashRequest.SerializeToString,
+                response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ReportCrashResponse.FromString,
+                _registered_method=True)
         self.CommitRun = channel.unary_unary(
                 '/pawl.job.v1.LedgerService/CommitRun',
                 request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.CommitRunRequest.SerializeToString,
@@ -70,7 +75,7 @@ class LedgerServiceStub(object):
                 request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.SendCommandRequest.SerializeToString,
                 response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.SendCommandResponse.FromString,
                 _registered_method=True)
-        self.ListCommands = channel.unary_unary(
+        self.ListCommands = channel.unary_stream(
                 '/pawl.job.v1.LedgerService/ListCommands',
                 request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListCommandsRequest.SerializeToString,
                 response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListCommandsResponse.FromString,
@@ -99,6 +104,11 @@ class LedgerServiceStub(object):
                 '/pawl.job.v1.LedgerService/ListRuns',
                 request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListRunsRequest.SerializeToString,
                 response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListRunsResponse.FromString,
+                _registered_method=True)
+        self.ListAttention = channel.unary_unary(
+                '/pawl.job.v1.LedgerService/ListAttention',
+                request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListAttentionRequest.SerializeToString,
+                response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListAttentionResponse.FromString,
                 _registered_method=True)
         self.GetCall = channel.unary_unary(
                 '/pawl.job.v1.LedgerService/GetCall',
@@ -133,7 +143,8 @@ class LedgerServiceServicer(object):
 
     def SubmitMessage(self, request, context):
         """Creates a run with its first message, or steers or interrupts, as the
-        policy says. Idempotent by (store, user, request id) and fingerprint.
+        policy says. Idempotent by (store, user, request id): CONVERSATION_BUSY and
+        QUEUE_FULL are answers as well, and given again.
 
         Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY, QUEUE_FULL,
         REQUEST_ID_REUSED.
@@ -146,6 +157,11 @@ class LedgerServiceServicer(object):
         """Gives runs to a worker: each with a new epoch and a lease. Fair between
         stores, oldest first within one. Answers at once, with nothing if nothing
         is claimable. A lost answer costs one lease time, nothing else.
+
+        A lease that ended without having been given back is a crash of its worker.
+        A run that one crash more would quarantine is given only to a worker that
+        holds no other such run; after that crash it is not claimable any more and
+        NEEDS_ATTENTION.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -153,7 +169,8 @@ class LedgerServiceServicer(object):
 
     def LoadRun(self, request, context):
         """Reads all that a worker needs to drive a run it has claimed, as of one
-        moment. Read-only.
+        moment. It comes in parts of about 1 MiB, because there is no limit to what
+        a conversation holds. Read-only.
 
         Errors: RUN_NOT_FOUND, LEASE_LOST.
         """
@@ -172,6 +189,18 @@ class LedgerServiceServicer(object):
     def ReleaseWorker(self, request, context):
         """Gives all runs of a worker back at once (shutdown): they are claimable by
         others at once. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportCrash(self, request, context):
+        """Gives a run back that its worker can neither drive nor end, as if the
+        worker had died: it counts, and after too many times without progress the
+        run is quarantined (NEEDS_ATTENTION). Otherwise it is claimable again a
+        little later.
+
+        Errors: LEASE_LOST, RUN_ENDED, RUN_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -201,7 +230,8 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListCommands(self, request, context):
-        """Reads the unconsumed commands of a run, in order of arrival. Read-only.
+        """Reads the unconsumed commands of a run, in order of arrival, in parts of
+        about 1 MiB. Read-only.
 
         Errors: RUN_NOT_FOUND.
         """
@@ -210,24 +240,25 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LeaseOffer(self, request, context):
-        """Leases one offered call to a client, for `lease_seconds`. Granted if
-        nobody holds it, or to the client that holds it (same offer epoch).
-        Idempotent.
+        """Leases one offered call to a session of a client, for `lease_seconds`.
+        Granted if nobody holds it, or to the client that holds it (same offer
+        epoch): then it belongs to this session from now on. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RenewOffers(self, request, context):
-        """Renews all offers that a client holds. Idempotent.
+        """Renews all offers of a session. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseOffers(self, request, context):
-        """Gives offers of a client back, all or those of one run; others may lease
-        them at once. Idempotent.
+        """Gives offers of a session back, all or those of one run; others may lease
+        them at once. Those that another session of the client has taken over stay
+        with it. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -244,6 +275,16 @@ class LedgerServiceServicer(object):
 
     def ListRuns(self, request, context):
         """Lists runs of a user, newest first. Read-only.
+
+        Errors: INVALID_PAGE_TOKEN.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAttention(self, request, context):
+        """Lists the runs of a store that need attention, of all users, longest first,
+        with their calls in doubt as `pending_calls`. Read-only.
 
         Errors: INVALID_PAGE_TOKEN.
         """
@@ -310,7 +351,7 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ClaimRunsRequest.FromString,
                     response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ClaimRunsResponse.SerializeToString,
             ),
-            'LoadRun': grpc.unary_unary_rpc_method_handler(
+            'LoadRun': grpc.unary_stream_rpc_method_handler(
                     servicer.LoadRun,
                     request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.LoadRunRequest.FromString,
                     response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.LoadRunResponse.SerializeToString,
@@ -325,6 +366,11 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ReleaseWorkerRequest.FromString,
                     response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ReleaseWorkerResponse.SerializeToString,
             ),
+            'ReportCrash': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportCrash,
+                    request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ReportCrashRequest.FromString,
+                    response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ReportCrashResponse.SerializeToString,
+            ),
             'CommitRun': grpc.unary_unary_rpc_method_handler(
                     servicer.CommitRun,
                     request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.CommitRunRequest.FromString,
@@ -335,7 +381,7 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.SendCommandRequest.FromString,
                     response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.SendCommandResponse.SerializeToString,
             ),
-            'ListCommands': grpc.unary_unary_rpc_method_handler(
+            'ListCommands': grpc.unary_stream_rpc_method_handler(
                     servicer.ListCommands,
                     request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListCommandsRequest.FromString,
                     response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListCommandsResponse.SerializeToString,
@@ -364,6 +410,11 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     servicer.ListRuns,
                     request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListRunsRequest.FromString,
                     response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListRunsResponse.SerializeToString,
+            ),
+            'ListAttention': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAttention,
+                    request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListAttentionRequest.FromString,
+                    response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListAttentionResponse.SerializeToString,
             ),
             'GetCall': grpc.unary_unary_rpc_method_handler(
                     servicer.GetCall,
@@ -467,7 +518,7 @@ class LedgerService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/pawl.job.v1.LedgerService/LoadRun',
@@ -527,6 +578,33 @@ class LedgerService(object):
             '/pawl.job.v1.LedgerService/ReleaseWorker',
             pawl_dot_job_dot_v1_dot_ledger__pb2.ReleaseWorkerRequest.SerializeToString,
             pawl_dot_job_dot_v1_dot_ledger__pb2.ReleaseWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportCrash(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.job.v1.LedgerService/ReportCrash',
+            pawl_dot_job_dot_v1_dot_ledger__pb2.ReportCrashRequest.SerializeToString,
+            pawl_dot_job_dot_v1_dot_ledger__pb2.ReportCrashResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -602,7 +680,7 @@ class LedgerService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/pawl.job.v1.LedgerService/ListCommands',
@@ -743,6 +821,33 @@ class LedgerService(object):
             '/pawl.job.v1.LedgerService/ListRuns',
             pawl_dot_job_dot_v1_dot_ledger__pb2.ListRunsRequest.SerializeToString,
             pawl_dot_job_dot_v1_dot_ledger__pb2.ListRunsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAttention(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.job.v1.LedgerService/ListAttention',
+            pawl_dot_job_dot_v1_dot_ledger__pb2.ListAttentionRequest.SerializeToString,
+            pawl_dot_job_dot_v1_dot_ledger__pb2.ListAttentionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,7 +41,8 @@ class LedgerServiceStub:
     def __new__(cls, channel: _aio.Channel) -> LedgerServiceAsyncStub: ...
     SubmitMessage: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.SubmitMessageRequest, _ledger_pb2.SubmitMessageResponse]
     """Creates a run with its first message, or steers or interrupts, as the
-    policy says. Idempotent by (store, user, request id) and fingerprint.
+    policy says. Idempotent by (store, user, request id): CONVERSATION_BUSY and
+    QUEUE_FULL are answers as well, and given again.
 
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY, QUEUE_FULL,
     REQUEST_ID_REUSED.
@@ -50,10 +51,16 @@ class LedgerServiceStub:
     """Gives runs to a worker: each with a new epoch and a lease. Fair between
     stores, oldest first within one. Answers at once, with nothing if nothing
     is claimable. A lost answer costs one lease time, nothing else.
+
+    A lease that ended without having been given back is a crash of its worker.
+    A run that one crash more would quarantine is given only to a worker that
+    holds no other such run; after that crash it is not claimable any more and
+    NEEDS_ATTENTION.
     """
-    LoadRun: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.LoadRunRequest, _ledger_pb2.LoadRunResponse]
+    LoadRun: _grpc.UnaryStreamMultiCallable[_ledger_pb2.LoadRunRequest, _ledger_pb2.LoadRunResponse]
     """Reads all that a worker needs to drive a run it has claimed, as of one
-    moment. Read-only.
+    moment. It comes in parts of about 1 MiB, because there is no limit to what
+    a conversation holds. Read-only.
 
     Errors: RUN_NOT_FOUND, LEASE_LOST.
     """
@@ -64,6 +71,14 @@ class LedgerServiceStub:
     ReleaseWorker: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ReleaseWorkerRequest, _ledger_pb2.ReleaseWorkerResponse]
     """Gives all runs of a worker back at once (shutdown): they are claimable by
     others at once. Idempotent.
+    """
+    ReportCrash: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ReportCrashRequest, _ledger_pb2.ReportCrashResponse]
+    """Gives a run back that its worker can neither drive nor end, as if the
+    worker had died: it counts, and after too many times without progress the
+    run is quarantined (NEEDS_ATTENTION). Otherwise it is claimable again a
+    little later.
+
+    Errors: LEASE_LOST, RUN_ENDED, RUN_NOT_FOUND.
     """
     CommitRun: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.CommitRunRequest, _ledger_pb2.CommitRunResponse]
     """Writes one step of a run: events, messages, calls, state, in one
@@ -80,21 +95,23 @@ class LedgerServiceStub:
 
     Errors: REQUEST_ID_REUSED.
     """
-    ListCommands: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListCommandsRequest, _ledger_pb2.ListCommandsResponse]
-    """Reads the unconsumed commands of a run, in order of arrival. Read-only.
+    ListCommands: _grpc.UnaryStreamMultiCallable[_ledger_pb2.ListCommandsRequest, _ledger_pb2.ListCommandsResponse]
+    """Reads the unconsumed commands of a run, in order of arrival, in parts of
+    about 1 MiB. Read-only.
 
     Errors: RUN_NOT_FOUND.
     """
     LeaseOffer: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.LeaseOfferRequest, _ledger_pb2.LeaseOfferResponse]
-    """Leases one offered call to a client, for `lease_seconds`. Granted if
-    nobody holds it, or to the client that holds it (same offer epoch).
-    Idempotent.
+    """Leases one offered call to a session of a client, for `lease_seconds`.
+    Granted if nobody holds it, or to the client that holds it (same offer
+    epoch): then it belongs to this session from now on. Idempotent.
     """
     RenewOffers: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.RenewOffersRequest, _ledger_pb2.RenewOffersResponse]
-    """Renews all offers that a client holds. Idempotent."""
+    """Renews all offers of a session. Idempotent."""
     ReleaseOffers: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ReleaseOffersRequest, _ledger_pb2.ReleaseOffersResponse]
-    """Gives offers of a client back, all or those of one run; others may lease
-    them at once. Idempotent.
+    """Gives offers of a session back, all or those of one run; others may lease
+    them at once. Those that another session of the client has taken over stay
+    with it. Idempotent.
     """
     GetRun: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetRunRequest, _ledger_pb2.GetRunResponse]
     """Reads a run with its pending calls. Read-only.
@@ -103,6 +120,12 @@ class LedgerServiceStub:
     """
     ListRuns: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListRunsRequest, _ledger_pb2.ListRunsResponse]
     """Lists runs of a user, newest first. Read-only.
+
+    Errors: INVALID_PAGE_TOKEN.
+    """
+    ListAttention: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListAttentionRequest, _ledger_pb2.ListAttentionResponse]
+    """Lists the runs of a store that need attention, of all users, longest first,
+    with their calls in doubt as `pending_calls`. Read-only.
 
     Errors: INVALID_PAGE_TOKEN.
     """
@@ -140,7 +163,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     SubmitMessage: _aio.UnaryUnaryMultiCallable[_ledger_pb2.SubmitMessageRequest, _ledger_pb2.SubmitMessageResponse]  # type: ignore[assignment]
     """Creates a run with its first message, or steers or interrupts, as the
-    policy says. Idempotent by (store, user, request id) and fingerprint.
+    policy says. Idempotent by (store, user, request id): CONVERSATION_BUSY and
+    QUEUE_FULL are answers as well, and given again.
 
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY, QUEUE_FULL,
     REQUEST_ID_REUSED.
@@ -149,10 +173,16 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     """Gives runs to a worker: each with a new epoch and a lease. Fair between
     stores, oldest first within one. Answers at once, with nothing if nothing
     is claimable. A lost answer costs one lease time, nothing else.
+
+    A lease that ended without having been given back is a crash of its worker.
+    A run that one crash more would quarantine is given only to a worker that
+    holds no other such run; after that crash it is not claimable any more and
+    NEEDS_ATTENTION.
     """
-    LoadRun: _aio.UnaryUnaryMultiCallable[_ledger_pb2.LoadRunRequest, _ledger_pb2.LoadRunResponse]  # type: ignore[assignment]
+    LoadRun: _aio.UnaryStreamMultiCallable[_ledger_pb2.LoadRunRequest, _ledger_pb2.LoadRunResponse]  # type: ignore[assignment]
     """Reads all that a worker needs to drive a run it has claimed, as of one
-    moment. Read-only.
+    moment. It comes in parts of about 1 MiB, because there is no limit to what
+    a conversation holds. Read-only.
 
     Errors: RUN_NOT_FOUND, LEASE_LOST.
     """
@@ -163,6 +193,14 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     ReleaseWorker: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ReleaseWorkerRequest, _ledger_pb2.ReleaseWorkerResponse]  # type: ignore[assignment]
     """Gives all runs of a worker back at once (shutdown): they are claimable by
     others at once. Idempotent.
+    """
+    ReportCrash: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ReportCrashRequest, _ledger_pb2.ReportCrashResponse]  # type: ignore[assignment]
+    """Gives a run back that its worker can neither drive nor end, as if the
+    worker had died: it counts, and after too many times without progress the
+    run is quarantined (NEEDS_ATTENTION). Otherwise it is claimable again a
+    little later.
+
+    Errors: LEASE_LOST, RUN_ENDED, RUN_NOT_FOUND.
     """
     CommitRun: _aio.UnaryUnaryMultiCallable[_ledger_pb2.CommitRunRequest, _ledger_pb2.CommitRunResponse]  # type: ignore[assignment]
     """Writes one step of a run: events, messages, calls, state, in one
@@ -179,21 +217,23 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
 
     Errors: REQUEST_ID_REUSED.
     """
-    ListCommands: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListCommandsRequest, _ledger_pb2.ListCommandsResponse]  # type: ignore[assignment]
-    """Reads the unconsumed commands of a run, in order of arrival. Read-only.
+    ListCommands: _aio.UnaryStreamMultiCallable[_ledger_pb2.ListCommandsRequest, _ledger_pb2.ListCommandsResponse]  # type: ignore[assignment]
+    """Reads the unconsumed commands of a run, in order of arrival, in parts of
+    about 1 MiB. Read-only.
 
     Errors: RUN_NOT_FOUND.
     """
     LeaseOffer: _aio.UnaryUnaryMultiCallable[_ledger_pb2.LeaseOfferRequest, _ledger_pb2.LeaseOfferResponse]  # type: ignore[assignment]
-    """Leases one offered call to a client, for `lease_seconds`. Granted if
-    nobody holds it, or to the client that holds it (same offer epoch).
-    Idempotent.
+    """Leases one offered call to a session of a client, for `lease_seconds`.
+    Granted if nobody holds it, or to the client that holds it (same offer
+    epoch): then it belongs to this session from now on. Idempotent.
     """
     RenewOffers: _aio.UnaryUnaryMultiCallable[_ledger_pb2.RenewOffersRequest, _ledger_pb2.RenewOffersResponse]  # type: ignore[assignment]
-    """Renews all offers that a client holds. Idempotent."""
+    """Renews all offers of a session. Idempotent."""
     ReleaseOffers: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ReleaseOffersRequest, _ledger_pb2.ReleaseOffersResponse]  # type: ignore[assignment]
-    """Gives offers of a client back, all or those of one run; others may lease
-    them at once. Idempotent.
+    """Gives offers of a session back, all or those of one run; others may lease
+    them at once. Those that another session of the client has taken over stay
+    with it. Idempotent.
     """
     GetRun: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetRunRequest, _ledger_pb2.GetRunResponse]  # type: ignore[assignment]
     """Reads a run with its pending calls. Read-only.
@@ -202,6 +242,12 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     """
     ListRuns: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListRunsRequest, _ledger_pb2.ListRunsResponse]  # type: ignore[assignment]
     """Lists runs of a user, newest first. Read-only.
+
+    Errors: INVALID_PAGE_TOKEN.
+    """
+    ListAttention: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListAttentionRequest, _ledger_pb2.ListAttentionResponse]  # type: ignore[assignment]
+    """Lists the runs of a store that need attention, of all users, longest first,
+    with their calls in doubt as `pending_calls`. Read-only.
 
     Errors: INVALID_PAGE_TOKEN.
     """
@@ -242,7 +288,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.SubmitMessageResponse, _abc.Awaitable[_ledger_pb2.SubmitMessageResponse]]:
         """Creates a run with its first message, or steers or interrupts, as the
-        policy says. Idempotent by (store, user, request id) and fingerprint.
+        policy says. Idempotent by (store, user, request id): CONVERSATION_BUSY and
+        QUEUE_FULL are answers as well, and given again.
 
         Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY, QUEUE_FULL,
         REQUEST_ID_REUSED.
@@ -257,6 +304,11 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Gives runs to a worker: each with a new epoch and a lease. Fair between
         stores, oldest first within one. Answers at once, with nothing if nothing
         is claimable. A lost answer costs one lease time, nothing else.
+
+        A lease that ended without having been given back is a crash of its worker.
+        A run that one crash more would quarantine is given only to a worker that
+        holds no other such run; after that crash it is not claimable any more and
+        NEEDS_ATTENTION.
         """
 
     @_abc_1.abstractmethod
@@ -264,9 +316,10 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _ledger_pb2.LoadRunRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_ledger_pb2.LoadRunResponse, _abc.Awaitable[_ledger_pb2.LoadRunResponse]]:
+    ) -> _typing.Union[_abc.Iterator[_ledger_pb2.LoadRunResponse], _abc.AsyncIterator[_ledger_pb2.LoadRunResponse]]:
         """Reads all that a worker needs to drive a run it has claimed, as of one
-        moment. Read-only.
+        moment. It comes in parts of about 1 MiB, because there is no limit to what
+        a conversation holds. Read-only.
 
         Errors: RUN_NOT_FOUND, LEASE_LOST.
         """
@@ -289,6 +342,20 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_ledger_pb2.ReleaseWorkerResponse, _abc.Awaitable[_ledger_pb2.ReleaseWorkerResponse]]:
         """Gives all runs of a worker back at once (shutdown): they are claimable by
         others at once. Idempotent.
+        """
+
+    @_abc_1.abstractmethod
+    def ReportCrash(
+        self,
+        request: _ledger_pb2.ReportCrashRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ledger_pb2.ReportCrashResponse, _abc.Awaitable[_ledger_pb2.ReportCrashResponse]]:
+        """Gives a run back that its worker can neither drive nor end, as if the
+        worker had died: it counts, and after too many times without progress the
+        run is quarantined (NEEDS_ATTENTION). Otherwise it is claimable again a
+        little later.
+
+        Errors: LEASE_LOST, RUN_ENDED, RUN_NOT_FOUND.
         """
 
     @_abc_1.abstractmethod
@@ -323,8 +390,9 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _ledger_pb2.ListCommandsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_ledger_pb2.ListCommandsResponse, _abc.Awaitable[_ledger_pb2.ListCommandsResponse]]:
-        """Reads the unconsumed commands of a run, in order of arrival. Read-only.
+    ) -> _typing.Union[_abc.Iterator[_ledger_pb2.ListCommandsResponse], _abc.AsyncIterator[_ledger_pb2.ListCommandsResponse]]:
+        """Reads the unconsumed commands of a run, in order of arrival, in parts of
+        about 1 MiB. Read-only.
 
         Errors: RUN_NOT_FOUND.
         """
@@ -335,9 +403,9 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.LeaseOfferRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.LeaseOfferResponse, _abc.Awaitable[_ledger_pb2.LeaseOfferResponse]]:
-        """Leases one offered call to a client, for `lease_seconds`. Granted if
-        nobody holds it, or to the client that holds it (same offer epoch).
-        Idempotent.
+        """Leases one offered call to a session of a client, for `lease_seconds`.
+        Granted if nobody holds it, or to the client that holds it (same offer
+        epoch): then it belongs to this session from now on. Idempotent.
         """
 
     @_abc_1.abstractmethod
@@ -346,7 +414,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.RenewOffersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.RenewOffersResponse, _abc.Awaitable[_ledger_pb2.RenewOffersResponse]]:
-        """Renews all offers that a client holds. Idempotent."""
+        """Renews all offers of a session. Idempotent."""
 
     @_abc_1.abstractmethod
     def ReleaseOffers(
@@ -354,8 +422,9 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.ReleaseOffersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.ReleaseOffersResponse, _abc.Awaitable[_ledger_pb2.ReleaseOffersResponse]]:
-        """Gives offers of a client back, all or those of one run; others may lease
-        them at once. Idempotent.
+        """Gives offers of a session back, all or those of one run; others may lease
+        them at once. Those that another session of the client has taken over stay
+        with it. Idempotent.
         """
 
     @_abc_1.abstractmethod
@@ -376,6 +445,18 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.ListRunsResponse, _abc.Awaitable[_ledger_pb2.ListRunsResponse]]:
         """Lists runs of a user, newest first. Read-only.
+
+        Errors: INVALID_PAGE_TOKEN.
+        """
+
+    @_abc_1.abstractmethod
+    def ListAttention(
+        self,
+        request: _ledger_pb2.ListAttentionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ledger_pb2.ListAttentionResponse, _abc.Awaitable[_ledger_pb2.ListAttentionResponse]]:
+        """Lists the runs of a store that need attention, of all users, longest first,
+        with their calls in doubt as `pending_calls`. Read-only.
 
         Errors: INVALID_PAGE_TOKEN.
         """

@@ -40,22 +40,30 @@ CREATE TABLE runs (
     epoch bigint NOT NULL,
     worker_id text COLLATE "C",
     claim_at timestamptz,
+    crashes integer NOT NULL,
+    attention smallint,                       -- why an operator is wanted
+    attention_time timestamptz,
     last_seq bigint NOT NULL,
     trimmed_seq bigint NOT NULL DEFAULT 0,    -- events up to this one were removed
     command_count integer NOT NULL,
     round integer NOT NULL,
     active_seconds double precision NOT NULL,
+    token_budget bigint NOT NULL,             -- with all top-ups; 0 for none
+    token_ceiling bigint NOT NULL,            -- what top-ups can raise it to; 0 for anything
     last_commit bytea,
     queued_message bytea,
     options bytea NOT NULL,
     tools bytea NOT NULL,
     usage bytea NOT NULL,
     failure bytea NOT NULL,
+    unstopped bytea NOT NULL,                 -- calls that could not be stopped
     output bytea NOT NULL,
     loop_state bytea NOT NULL DEFAULT '',
     create_time timestamptz NOT NULL,
     start_time timestamptz,
     end_time timestamptz,
+    -- Whether it takes a place: a worker has it or had it when it crashed, or it is RUNNING or CANCELLING.
+    active boolean NOT NULL GENERATED ALWAYS AS (worker_id IS NOT NULL OR state IN (2, 4)) STORED,
     PRIMARY KEY (store_id, run_id)
 ) WITH (fillfactor = 80);                     -- most steps change no indexed column and stay on their page
 -- What a worker may claim, now or later; the loose scan over stores and the claim itself read only this.
@@ -65,7 +73,14 @@ CREATE INDEX runs_of_user ON runs (store_id, user_id, create_time, run_id);
 CREATE INDEX runs_of_conversation ON runs (store_id, conversation_id, create_time, run_id);
 -- For the retention sweep.
 CREATE INDEX runs_untrimmed ON runs (end_time) WHERE trimmed_seq = 0 AND end_time IS NOT NULL;
-CREATE INDEX runs_open ON runs (state) WHERE state < 10;
+-- For counts, and for the queue of a store.
+CREATE INDEX runs_open ON runs (state, store_id) WHERE state < 10;
+-- The places that are taken, and by user what waits for one.
+CREATE INDEX runs_active ON runs (store_id, user_id, claim_at) WHERE active;
+CREATE INDEX runs_waiting ON runs (store_id, user_id, claim_at) WHERE claim_at IS NOT NULL AND NOT active;
+-- Few: runs whose workers died, which are claimed with care, and runs that wait for an operator.
+CREATE INDEX runs_crashed ON runs (claim_at) WHERE claim_at IS NOT NULL AND crashes > 0;
+CREATE INDEX runs_attention ON runs (store_id, attention_time, run_id) WHERE attention IS NOT NULL;
 
 CREATE TABLE calls (
     store_id text COLLATE "C" NOT NULL,

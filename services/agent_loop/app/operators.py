@@ -1,0 +1,91 @@
+"""What operators of a store do about its runs, whoever they belong to (settled point 9)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from services.agent_loop.app.public_ports import PublicLedger
+from services.agent_loop.app.public_values import Caller, CancelCommand, Page, RedriveCommand, Reply, RunView
+from services.agent_loop.domain import checks
+from services.agent_loop.domain.run import StopCause
+from services.chassis import logs
+from services.chassis.ids import IdSource
+from services.errors import AttentionNotNeeded, PermissionDenied, RunNotFound
+
+_ROLES: Final = frozenset({"operator", "admin"})
+
+_log = logs.get_logger(__name__)
+
+
+def require_operator(caller: Caller) -> None:
+    """Return if the caller may act for all users of the store.
+
+    Raises:
+        PermissionDenied: the caller is neither operator nor admin.
+    """
+    if not caller.roles & _ROLES:
+        raise PermissionDenied("this needs the role operator or admin")
+
+
+def audit(caller: Caller, act: str, run_id: str, reply: Reply) -> None:
+    """Write down who did what. The log of the run says it too, if it was taken."""
+    _log.info(
+        "operator.acted", act=act, store=caller.store_id, user=caller.user_id, run=run_id, outcome=reply.outcome.value
+    )
+
+
+class Operators:
+    """Shows the runs of a store that need attention, and mends them."""
+
+    def __init__(self, *, ledger: PublicLedger, ids: IdSource) -> None:
+        self._ledger = ledger
+        self._ids = ids
+
+    async def list_attention(self, caller: Caller, *, run_id: str, page_size: int, page_token: str) -> Page[RunView]:
+        """Return the runs of the store that need attention, with their calls in doubt, the longest waiting first.
+
+        Raises:
+            PermissionDenied, InvalidPageToken
+        """
+        require_operator(caller)
+        return await self._ledger.list_attention(caller, run_id=run_id, page_size=page_size, page_token=page_token)
+
+    async def redrive(self, caller: Caller, command_id: str, run_id: str, reason: str) -> RunView:
+        """Let a quarantined run go on; return it.
+
+        Raises:
+            PermissionDenied, RunNotFound, RunEnded, InvalidField, TooLarge
+            AttentionNotNeeded: it is not quarantined.
+        """
+        require_operator(caller)
+        command = RedriveCommand(reason=_reason(reason))
+        reply = await self._ledger.send_command(
+            caller, run_id, command_id or self._ids.new("cmd"), command, as_operator=True
+        )
+        audit(caller, "redriven", run_id, reply)
+        if reply.taken and reply.run is not None:
+            return reply.run
+        raise reply.error(AttentionNotNeeded if reply.run is not None else RunNotFound)
+
+    async def end(self, caller: Caller, command_id: str, run_id: str, reason: str) -> RunView:
+        """Stop a run that needs attention; return it. One that has ended stays as it is.
+
+        Raises:
+            PermissionDenied, RunNotFound, InvalidField, TooLarge
+            AttentionNotNeeded: it goes on, or waits for its user.
+        """
+        require_operator(caller)
+        command = CancelCommand(cause=StopCause.OPERATOR, reason=_reason(reason))
+        reply = await self._ledger.send_command(
+            caller, run_id, command_id or self._ids.new("cmd"), command, as_operator=True
+        )
+        audit(caller, "ended", run_id, reply)
+        if reply.run is None:
+            raise reply.error(RunNotFound)
+        if reply.reason == AttentionNotNeeded.reason:
+            raise reply.error(AttentionNotNeeded)
+        return reply.run
+
+
+def _reason(reason: str) -> str:
+    return checks.text(reason, "reason", bytes_max=checks.REASON_BYTES_MAX, may_be_empty=True)

@@ -1,0 +1,99 @@
+"""The token budget of a run (LOOP-12): what it may use, what is left, and what counts where nobody reported it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from services.agent_loop.domain import history
+from services.agent_loop.domain.assembly import ModelAnswer
+from services.agent_loop.domain.failure import FailureClass
+from services.agent_loop.domain.model import UsageReport
+from services.agent_loop.domain.retry import BUDGET_EXHAUSTED, Problem
+from services.agent_loop.domain.run import RunFailure, TokenBudgetPolicy, Usage
+from services.agent_loop.domain.state import State
+
+# Prose has four bytes and more to a token, code and most other scripts have about three: rather too many tokens than
+# too few, so that what nobody reports is no way round a budget.
+_BYTES_PER_TOKEN: Final = 3
+_CUT_SHORT: Final = frozenset({"length", "max_tokens"})
+
+
+def tokens(state: State) -> int:
+    """Return what the run may use, top-ups included; 0 if it has no budget."""
+    tokens_max = state.run.options.limits.total_tokens_max
+    return tokens_max + state.loop.tokens_added if tokens_max else 0
+
+
+def left(state: State) -> int | None:
+    """Return how many tokens may still be used, 0 if none; None if there is no budget."""
+    budget = tokens(state)
+    return max(0, budget - state.run.usage.total_tokens) if budget else None
+
+
+def is_used_up(state: State) -> bool:
+    """Return whether the model must not be called."""
+    return left(state) == 0
+
+
+def ends_run(state: State) -> bool:
+    """Return whether the run is to fail because its budget is used up."""
+    return is_used_up(state) and state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL
+
+
+def failure(state: State) -> RunFailure:
+    """Return why the run fails when it does not wait for a top-up."""
+    message = f"The run has used up its budget of {tokens(state)} tokens."
+    return RunFailure(failure_class=FailureClass.LIMIT, reason=BUDGET_EXHAUSTED, message=message)
+
+
+def output_tokens_max(state: State) -> int | None:
+    """Return how many tokens the next answer may have: what was asked for, or what is left if that is less."""
+    asked, rest = state.run.options.output_tokens_max, left(state)
+    if rest is None:
+        return asked
+    return max(1, rest if asked is None else min(asked, rest))
+
+
+def cut_short(state: State, answer: ModelAnswer, output_tokens_max: int | None) -> Problem | None:
+    """Return what is wrong with an answer that ended because the budget did: half an answer is none."""
+    is_budget = output_tokens_max is not None and output_tokens_max != state.run.options.output_tokens_max
+    if not is_budget or answer.finish_reason.lower() not in _CUT_SHORT:
+        return None
+    return Problem(
+        reason=BUDGET_EXHAUSTED,
+        failure_class=FailureClass.LIMIT,
+        retryable=True,
+        message=f"The answer did not fit into what was left of the budget of {tokens(state)} tokens.",
+    )
+
+
+def estimate(size_bytes: int) -> int:
+    """Return how many tokens so many bytes are taken for."""
+    return -(-size_bytes // _BYTES_PER_TOKEN)
+
+
+def counted(report: UsageReport, *, prompt_bytes: int, output_bytes: int) -> UsageReport:
+    """Return what a call used: what was reported of it, and an estimate of what was not."""
+    missing_input = 0 if report.input_tokens else estimate(prompt_bytes)
+    missing_output = 0 if report.output_tokens else estimate(output_bytes)
+    return replace(
+        report,
+        input_tokens=report.input_tokens + missing_input,
+        output_tokens=report.output_tokens + missing_output,
+        estimated_tokens=missing_input + missing_output,
+    )
+
+
+def with_lost_call(state: State, usage_before: Usage) -> Usage:
+    """Return what the run has used when the worker that made the open call is gone.
+
+    What the call had shown is counted already; of one that had shown nothing,
+    the prompt counts.
+    """
+    if state.run.usage != usage_before:
+        return state.run.usage
+    prompt = estimate(len(msgspec.json.encode(history.of_run(state, history.Dialect()))))
+    return usage_before + Usage(input_tokens=prompt, estimated_tokens=prompt, model_calls=1)

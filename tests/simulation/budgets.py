@@ -1,0 +1,68 @@
+"""What must hold of token budgets, judged by what the model served and what people added (I18)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from tests.simulation.history import Served
+from tests.simulation.record import Record
+
+
+def budgets_are_passed_by_one_call_at_most(record: Record) -> Iterator[str]:
+    """I18: no call begins when those before it have used what the run may use.
+
+    What the model wrote counts where the next request shows that it arrived; of
+    an answer that a crash may have swallowed, the prompt alone.
+    """
+    for run_id, calls in _by_run(record).items():
+        tokens_max = record.runs[run_id].options.limits.total_tokens_max
+        if not tokens_max:
+            continue
+        for place, call in enumerate(calls):
+            added = sum(
+                sent.tokens
+                for sent in record.history.commands
+                if sent.run_id == run_id and sent.kind == "TOP_UP" and sent.taken and sent.sent_at <= call.began_at
+            )
+            spent = _spent(calls[:place], call)
+            if spent >= tokens_max + added:
+                yield f"run {run_id} called the model with {spent} of {tokens_max} + {added} tokens used"
+
+
+def top_ups_count_once(record: Record) -> Iterator[str]:
+    """I1, I2: the budget is what the run had and all that was taken for it."""
+    for run_id, run in record.runs.items():
+        taken = [
+            sent.tokens
+            for sent in record.history.commands
+            if sent.run_id == run_id and sent.kind == "TOP_UP" and sent.taken
+        ]
+        expected = run.options.limits.total_tokens_max + sum(taken)
+        if run.token_budget != expected:
+            yield f"run {run_id} has a budget of {run.token_budget} tokens, and {expected} were given"
+        ceiling = run.options.limits.topped_up_tokens_max
+        if taken and ceiling and run.token_budget > ceiling:
+            yield f"run {run_id} has a budget of {run.token_budget} tokens, over its ceiling of {ceiling}"
+
+
+def _by_run(record: Record) -> dict[str, list[Served]]:
+    run_of_plan = {message.plan: message.run_ids[0] for message in record.history.messages if message.run_ids}
+    calls: dict[str, list[Served]] = defaultdict(list)
+    for served in record.history.served:
+        if served.plan in run_of_plan:
+            calls[run_of_plan[served.plan]].append(served)
+    return calls
+
+
+def _spent(earlier: list[Served], now: Served) -> int:
+    """Return what the run must know to have used before a call."""
+    spent = sum(call.input_tokens for call in earlier)
+    whole: dict[tuple[str, int], int] = {}
+    for call in earlier:
+        if call.whole and call.round != now.round:
+            whole[call.round] = min(call.output_tokens, whole.get(call.round, call.output_tokens))
+    return spent + sum(whole.values())
+
+
+CHECKERS = (budgets_are_passed_by_one_call_at_most, top_ups_count_once)

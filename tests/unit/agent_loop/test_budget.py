@@ -1,0 +1,272 @@
+"""Token budgets: never passed by more than the call in flight (LOOP-12, I18)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from services.agent_loop.app.model_call import request_of
+from services.agent_loop.domain import budget, loop_state
+from services.agent_loop.domain.command import Steer
+from services.agent_loop.domain.event import RoundEnded, RoundRetrying, RoundStarted
+from services.agent_loop.domain.failure import FailureClass
+from services.agent_loop.domain.history import Dialect
+from services.agent_loop.domain.limits import TOKENS_MAX, Limits
+from services.agent_loop.domain.model import UsageReport
+from services.agent_loop.domain.retry import BUDGET_EXHAUSTED
+from services.agent_loop.domain.run import RunOptions, RunState, TokenBudgetPolicy, Usage, WaitKind
+from services.agent_loop.domain.state import MODEL
+from services.errors import InvalidField
+from tests.unit.agent_loop.simulation import TOKENS_PER_ANSWER, Simulation, answer
+
+DAY_SECONDS = 86_400.0
+FAIL = TokenBudgetPolicy.FAIL
+
+
+def with_budget(tokens: int, *names: str, policy: TokenBudgetPolicy = TokenBudgetPolicy.WAIT) -> Simulation:
+    """A run whose model has been called; its first answer calls these tools."""
+    options = RunOptions(limits=Limits(total_tokens_max=tokens), token_budget_policy=policy)
+    run = Simulation([answer(*names)] if names else [], options)
+    run.turn()
+    return run
+
+
+def used_up(policy: TokenBudgetPolicy = TokenBudgetPolicy.WAIT) -> Simulation:
+    """A run whose first answer took all of its budget, with a call that is running."""
+    run = with_budget(TOKENS_PER_ANSWER, "serial", policy=policy)
+    run.model_answers()
+    return run
+
+
+def waiting() -> Simulation:
+    run = used_up()
+    run.ends(run.calls[0].call_id)
+    return run
+
+
+def state(run: Simulation) -> RunState:
+    """Where the run stands now."""
+    return run.run.state
+
+
+class TestExhaustion:
+    def test_calls_that_were_asked_for_still_run(self) -> None:
+        run = used_up()
+        assert run.under_way == {run.calls[0].call_id}
+
+    def test_the_model_is_not_called_and_the_run_waits_for_a_top_up(self) -> None:
+        run = waiting()
+        assert (run.model_calls, run.run.state, run.run.waits) == (1, RunState.WAITING, (WaitKind.BUDGET,))
+        assert run.parked
+
+    def test_an_answer_is_an_answer_though_it_took_the_last_token(self) -> None:
+        run = with_budget(1)
+        run.model_answers()
+        assert run.run.state is RunState.COMPLETED
+
+    def test_a_run_may_ask_to_fail_instead(self) -> None:
+        run = used_up(FAIL)
+        run.ends(run.calls[0].call_id)
+        assert run.run.state is RunState.FAILED
+        assert run.run.failure is not None
+        assert (run.run.failure.failure_class, run.run.failure.reason) == (FailureClass.LIMIT, BUDGET_EXHAUSTED)
+
+    def test_a_failed_attempt_counts_and_the_next_one_is_not_made(self) -> None:
+        run = with_budget(TOKENS_PER_ANSWER)
+        run.model_fails()
+        assert (run.model_calls, run.run.state) == (1, RunState.WAITING)
+        assert run.run.usage.total_tokens == TOKENS_PER_ANSWER
+
+    def test_an_attempt_that_used_nothing_is_made_again(self) -> None:
+        run = with_budget(1)
+        run.model_fails(is_counted=False)
+        assert (run.model_calls, run.under_way) == (2, {MODEL})
+
+    def test_what_a_failed_attempt_had_written_is_kept_when_the_run_fails_for_its_budget(self) -> None:
+        run = with_budget(TOKENS_PER_ANSWER, policy=FAIL)
+        run.model_fails()
+        assert run.run.state is RunState.FAILED
+        assert run.run.output_text == "half"
+
+    def test_without_a_budget_nothing_is_limited(self) -> None:
+        run = with_budget(0, "serial")
+        run.finishes()
+        assert run.run.state is RunState.COMPLETED
+        assert budget.left(run.base) is None
+
+
+class TestTopUps:
+    def test_the_run_goes_on_with_the_next_round(self) -> None:
+        run = waiting()
+        run.tops_up(1)
+        assert (run.run.state, run.run.waits, run.under_way) == (RunState.RUNNING, (), {MODEL})
+        assert [event.round for event in run.told if isinstance(event, RoundStarted)] == [1, 2]
+
+    def test_too_few_tokens_leave_it_waiting_and_begin_the_deadline_anew(self) -> None:
+        run = with_budget(1, "serial")
+        run.model_answers()
+        run.ends(run.calls[0].call_id)
+        run.passes(DAY_SECONDS - 1)
+        run.tops_up(5)
+        run.passes(DAY_SECONDS - 1)
+        assert state(run) is RunState.WAITING
+        run.tops_up(10)
+        assert state(run) is RunState.RUNNING
+
+    def test_an_attempt_that_was_held_back_is_made_under_its_number(self) -> None:
+        run = with_budget(TOKENS_PER_ANSWER)
+        run.model_fails()
+        run.is_taken_over()
+        run.tops_up(1)
+        assert run.under_way == {MODEL}
+        assert run.base.loop.model_call is not None
+        assert run.base.loop.model_call.attempt == 2
+        assert len([event for event in run.told if isinstance(event, RoundRetrying)]) == 1
+
+    def test_tokens_added_before_they_are_needed_count(self) -> None:
+        run = used_up()
+        run.tops_up(1)
+        run.ends(run.calls[0].call_id)
+        assert run.under_way == {MODEL}
+
+    def test_a_top_up_outlives_its_worker(self) -> None:
+        run = used_up()
+        run.tops_up(100)
+        run.base = replace(run.base, loop=loop_state.read(loop_state.write(run.base.loop)))
+        run.is_taken_over()
+        assert budget.tokens(run.base) == TOKENS_PER_ANSWER + 100
+
+    def test_nobody_tops_up_and_the_run_expires(self) -> None:
+        run = waiting()
+        run.passes(DAY_SECONDS - 1)
+        assert state(run) is RunState.WAITING
+        run.passes(1)
+        assert state(run) is RunState.EXPIRED
+
+    def test_a_message_meanwhile_enters_and_the_deadline_stays(self) -> None:
+        run = waiting()
+        run.passes(DAY_SECONDS - 1)
+        run.sends(Steer(text="and then?"))
+        assert state(run) is RunState.WAITING
+        assert run.base.messages[-1].text == "and then?"
+        run.passes(1)
+        assert state(run) is RunState.EXPIRED
+
+    def test_a_cancel_ends_the_wait(self) -> None:
+        run = waiting()
+        run.cancels()
+        assert state(run) is RunState.CANCELLED
+
+    def test_what_an_attempt_had_written_is_kept_when_its_successor_is_never_made(self) -> None:
+        run = with_budget(TOKENS_PER_ANSWER)
+        run.model_fails()
+        run.passes(DAY_SECONDS)
+        assert (run.run.state, run.run.output_text) == (RunState.EXPIRED, "half")
+        assert run.base.loop.model_call is None
+
+    def test_a_message_to_a_run_that_expires_before_its_next_attempt_is_kept(self) -> None:
+        run = with_budget(TOKENS_PER_ANSWER)
+        run.model_fails()
+        run.sends(Steer(text="and then?"))
+        run.passes(DAY_SECONDS)
+        assert run.run.state is RunState.EXPIRED
+        assert [message.text for message in run.base.messages] == ["hello", "half", "and then?"]
+
+
+class TestAccounting:
+    def test_every_attempt_and_every_round_is_told_with_what_it_used(self) -> None:
+        run = with_budget(0, "serial")
+        run.model_fails()
+        run.model_answers()
+        run.ends(run.calls[0].call_id)
+        run.model_answers()
+        told = [event.usage for event in run.told if isinstance(event, RoundRetrying | RoundEnded)]
+        each = Usage(input_tokens=10, output_tokens=5, model_calls=1)
+        assert told == [each, each, each]
+        assert run.run.usage == each + each + each
+
+    def test_a_call_that_a_crash_cut_counts_with_its_prompt_at_least(self) -> None:
+        run = with_budget(TOKENS_PER_ANSWER)
+        run.is_taken_over()
+        used = run.run.usage
+        assert used.model_calls == 1
+        assert used.estimated_tokens == used.input_tokens > 0
+
+    def test_crashes_are_no_way_round_a_budget(self) -> None:
+        run = with_budget(5)
+        run.is_taken_over()
+        assert (run.model_calls, run.run.state, run.run.waits) == (1, RunState.WAITING, (WaitKind.BUDGET,))
+
+    def test_what_a_cut_call_had_shown_is_not_counted_twice(self) -> None:
+        run = with_budget(1000)
+        shown = Usage(input_tokens=8, output_tokens=3, estimated_tokens=11, model_calls=1)
+        run.base = replace(run.base, run=replace(run.base.run, usage=shown))
+        run.is_taken_over()
+        assert run.run.usage == shown
+        assert [event.usage for event in run.told if isinstance(event, RoundRetrying)] == [shown]
+
+    def test_a_report_takes_the_place_of_the_estimate(self) -> None:
+        run = with_budget(1000)
+        estimate = Usage(input_tokens=80, output_tokens=30, estimated_tokens=110, model_calls=1)
+        run.base = replace(run.base, run=replace(run.base.run, usage=estimate))
+        run.model_answers()
+        assert run.run.usage == Usage(input_tokens=10, output_tokens=5, model_calls=1)
+
+    @pytest.mark.parametrize(
+        ("report", "counted"),
+        [
+            (UsageReport(), UsageReport(input_tokens=34, output_tokens=4, estimated_tokens=38)),
+            (
+                UsageReport(input_tokens=30, cached_input_tokens=20),
+                UsageReport(input_tokens=30, cached_input_tokens=20, output_tokens=4, estimated_tokens=4),
+            ),
+            (
+                UsageReport(input_tokens=30, output_tokens=9, reasoning_tokens=7),
+                UsageReport(input_tokens=30, output_tokens=9, reasoning_tokens=7),
+            ),
+        ],
+    )
+    def test_only_what_was_not_reported_is_estimated_and_named_so(
+        self, report: UsageReport, counted: UsageReport
+    ) -> None:
+        assert budget.counted(report, prompt_bytes=100, output_bytes=12) == counted
+
+
+class TestTheCallInFlight:
+    @pytest.mark.parametrize(
+        ("tokens", "asked", "sent"),
+        [(0, None, None), (0, 50, 50), (100, None, 100), (100, 50, 50), (100, 200, 100)],
+    )
+    def test_its_answer_is_limited_to_what_is_left(self, tokens: int, asked: int | None, sent: int | None) -> None:
+        options = RunOptions(limits=Limits(total_tokens_max=tokens), output_tokens_max=asked)
+        run = Simulation([], options)
+        run.turn()
+        request = request_of(run.base, (), default_model="m", dialect=Dialect(), now=run.now)
+        assert request.output_tokens_max == sent
+
+    @pytest.mark.parametrize(("asked", "is_cut"), [(None, True), (100, False), (50, False)])
+    def test_an_answer_that_the_budget_cut_short_is_none(self, asked: int | None, is_cut: bool) -> None:
+        """Only where the budget was the tighter limit: what the user's own limit cuts is an answer."""
+        options = RunOptions(limits=Limits(total_tokens_max=100), output_tokens_max=asked)
+        run = Simulation([], options)
+        run.turn()
+        sent = budget.output_tokens_max(run.base)
+        half = replace(answer(text="half"), finish_reason="length")
+        problem = budget.cut_short(run.base, half, sent)
+        assert (problem is not None) is is_cut
+        assert budget.cut_short(run.base, answer(text="whole"), sent) is None
+
+
+class TestNarrowing:
+    def test_a_run_may_set_a_budget_where_the_deployment_has_none(self) -> None:
+        assert Limits().narrowed({"total_tokens_max": 500}).total_tokens_max == 500
+
+    @pytest.mark.parametrize("asked", [501, 0, TOKENS_MAX])
+    def test_a_run_may_not_have_a_wider_budget_than_the_deployment_s(self, asked: int) -> None:
+        with pytest.raises(InvalidField):
+            Limits(total_tokens_max=500).narrowed({"total_tokens_max": asked})
+
+    def test_no_budget_is_larger_than_can_be_counted(self) -> None:
+        with pytest.raises(InvalidField):
+            Limits().narrowed({"total_tokens_max": TOKENS_MAX + 1})
