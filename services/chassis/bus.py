@@ -55,6 +55,7 @@ class Bus:
         self._hook_tasks: set[asyncio.Task[None]] = set()
         self._client: Client | None = None
         self._connected = asyncio.Event()
+        self._connection_number = 0
         self._tried = asyncio.Event()
         self._outbox = Outbox(metrics)
         self._task: asyncio.Task[None] | None = None
@@ -74,6 +75,11 @@ class Bus:
     def connected(self) -> bool:
         """Whether messages are going out and coming in now."""
         return self._connected.is_set()
+
+    @property
+    def connection_number(self) -> int:
+        """Which connection the present or last one is; another number may mean another server."""
+        return self._connection_number
 
     async def wait_connected(self) -> None:
         """Return as soon as the bus is connected, which may be never."""
@@ -128,8 +134,8 @@ class Bus:
         headers: Mapping[str, str] | None = None,
         *,
         timeout_seconds: float = 5.0,
-    ) -> None:
-        """Publish to JetStream and return when the stream has stored the message.
+    ) -> int:
+        """Publish to JetStream; returns the seq of the message in the stream when that has stored it.
 
         Give a `Nats-Msg-Id` header: after an error the message may have been stored.
 
@@ -137,9 +143,10 @@ class Bus:
             DependencyUnavailable: no acknowledgement came.
         """
         try:
-            await self.jetstream().publish(subject, data, timeout=timeout_seconds, headers=dict(headers or {}))
+            stored = await self.jetstream().publish(subject, data, timeout=timeout_seconds, headers=dict(headers or {}))
         except (nats.errors.Error, OSError, TimeoutError) as error:
             raise DependencyUnavailable(f"NATS did not store the message: {type(error).__name__}") from error
+        return stored.seq
 
     async def subscribe(self, subject: str, callback: Callback, *, queue: str = "") -> Subscription:
         """Call `callback` with each message on `subject`, one at a time, in order.
@@ -226,6 +233,7 @@ class Bus:
     async def _use(self, client: Client, closed: asyncio.Event) -> None:
         """Work with a fresh connection until it is lost."""
         self._client = client
+        self._connection_number += 1
         for subscription in list(self._subscriptions):
             await subscription.establish(client)
         await client.flush(timeout=_CONNECT_TIMEOUT_SECONDS)

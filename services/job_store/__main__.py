@@ -15,8 +15,9 @@ from services.job_store.adapters.journal import PostgresJournal
 from services.job_store.adapters.leases import PostgresLeases
 from services.job_store.adapters.lifecycle_stream import JetStreamLifecycle
 from services.job_store.adapters.metrics import CountedLeases, PrometheusMeter
+from services.job_store.adapters.outbox import PostgresOutbox
 from services.job_store.adapters.reads import PostgresReads
-from services.job_store.adapters.upkeep import PostgresAttic, PostgresCensus, PostgresOfferBook, PostgresOutbox
+from services.job_store.adapters.upkeep import PostgresAttic, PostgresCensus, PostgresOfferBook
 from services.job_store.app.group_commit import GroupCommit
 from services.job_store.app.ledger import Ledger
 from services.job_store.app.sweeps import CensusTaker, OfferSweep, QuarantineSweep, Relay, Retention, RetentionSweep
@@ -58,6 +59,7 @@ async def main(stop: Stop) -> None:
         )
         retention = Retention(
             requests_seconds=timedelta(hours=settings.request_retention_hours).total_seconds(),
+            sent_seconds=timedelta(hours=settings.lifecycle_resend_hours).total_seconds(),
             events_seconds=timedelta(days=settings.event_retention_days).total_seconds(),
             conversations_seconds=timedelta(days=settings.conversation_retention_days).total_seconds(),
             interval_seconds=settings.retention_interval_seconds,

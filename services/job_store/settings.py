@@ -21,6 +21,7 @@ class JobStoreSettings(ServiceSettings):
     # The first two crashes may have been of anybody else: only from then on a run is looked at alone.
     crashes_max: int = Field(default=3, ge=3, le=100)
     request_retention_hours: float = Field(default=48.0, ge=24.0)
+    lifecycle_resend_hours: float = Field(default=24.0, ge=0.0)
     event_retention_days: float = Field(default=7.0, ge=1.0)
     conversation_retention_days: float = Field(default=30.0, ge=1.0)
     retention_interval_seconds: float = Field(default=600.0, gt=0)

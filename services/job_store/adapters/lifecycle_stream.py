@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import nats.errors
 from nats.js import JetStreamContext
-from nats.js.api import RetentionPolicy, StorageType, StreamConfig
+from nats.js.api import RetentionPolicy, StorageType, StreamConfig, StreamInfo
 from nats.js.errors import BadRequestError, NotFoundError
 from pawl.event.v1 import event_pb2
 
 from services.chassis import logs
 from services.chassis.bus import Bus
 from services.errors import DependencyUnavailable
-from services.job_store.app.ports import Lifecycle
+from services.job_store.app.ports import Lifecycle, StreamEnd
 
 STREAM: Final = "PAWL_LIFECYCLE"
 SUBJECTS: Final = "pawl.v1.*.lifecycle.*"
@@ -30,6 +31,16 @@ _DUPLICATES_SECONDS: Final = 600
 _UNACKNOWLEDGED_MAX: Final = 64
 _ACK_SECONDS: Final = 3.0
 
+_CONFIG: Final = StreamConfig(
+    name=STREAM,
+    subjects=[SUBJECTS],
+    retention=RetentionPolicy.LIMITS,
+    storage=StorageType.FILE,
+    max_age=_AGE_SECONDS_MAX,
+    max_bytes=_BYTES_MAX,
+    duplicate_window=_DUPLICATES_SECONDS,
+)
+
 _log = logs.get_logger(__name__)
 
 
@@ -38,26 +49,45 @@ class JetStreamLifecycle:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._known = False
+        self._connection_number = 0
+        self._end: StreamEnd | None = None
+        self._looks = itertools.count(1)
 
-    async def send(self, events: Sequence[Lifecycle]) -> Sequence[int]:
-        stored: list[int] = []
+    async def end(self) -> StreamEnd | None:
+        """See the port. The stream is looked at on each new connection, and after each failure."""
         if not self._bus.connected:
-            return stored
+            return None
+        connection_number = self._bus.connection_number
+        if self._end is not None and self._connection_number == connection_number:
+            return self._end
+        try:
+            info = await _put_stream(self._bus.jetstream(), _CONFIG)
+        except (nats.errors.Error, OSError, TimeoutError, DependencyUnavailable) as error:
+            _log.warning("lifecycle.stream_unavailable", error=str(error) or type(error).__name__)
+            return None
+        if info.created is None:
+            raise AssertionError("NATS says of each stream when it was created")
+        self._connection_number = connection_number
+        self._end = StreamEnd(look=next(self._looks), create_time=info.created, last_seq=info.state.last_seq)
+        return self._end
+
+    async def send(self, events: Sequence[Lifecycle]) -> Mapping[int, int]:
+        stored: dict[int, int] = {}
         for start in range(0, len(events), _UNACKNOWLEDGED_MAX):
             part = events[start : start + _UNACKNOWLEDGED_MAX]
-            if not await self._ensure():
+            if self._bus.connection_number != self._connection_number:
                 break
             # They go out in this order on the one connection; only the answers are awaited together.
-            outcomes = await asyncio.gather(*(self._send_one(event) for event in part))
-            stored += [event.outbox_id for event, is_stored in zip(part, outcomes, strict=True) if is_stored]
-            if not all(outcomes):
+            seqs = await asyncio.gather(*(self._send_one(event) for event in part))
+            stored |= {event.outbox_id: seq for event, seq in zip(part, seqs, strict=True) if seq is not None}
+            if None in seqs:
                 # Perhaps the stream is gone: look again next time.
-                self._known = False
+                self._end = None
                 break
         return stored
 
-    async def _send_one(self, event: Lifecycle) -> bool:
+    async def _send_one(self, event: Lifecycle) -> int | None:
+        """Return the event's seq in the stream, None if it may not be there."""
         kind = event.type.removeprefix("run.")
         headers = {
             "Nats-Msg-Id": event.event_id,
@@ -71,31 +101,11 @@ class JetStreamLifecycle:
         }
         subject = f"pawl.v1.{event.store_id}.lifecycle.{kind}"
         try:
-            await self._bus.publish_acknowledged(subject, fitting(event.payload), headers, timeout_seconds=_ACK_SECONDS)
+            return await self._bus.publish_acknowledged(
+                subject, fitting(event.payload), headers, timeout_seconds=_ACK_SECONDS
+            )
         except DependencyUnavailable:
-            return False
-        return True
-
-    async def _ensure(self) -> bool:
-        """Make sure that the stream is there, as this version wants it."""
-        if self._known:
-            return True
-        config = StreamConfig(
-            name=STREAM,
-            subjects=[SUBJECTS],
-            retention=RetentionPolicy.LIMITS,
-            storage=StorageType.FILE,
-            max_age=_AGE_SECONDS_MAX,
-            max_bytes=_BYTES_MAX,
-            duplicate_window=_DUPLICATES_SECONDS,
-        )
-        try:
-            await _put_stream(self._bus.jetstream(), config)
-        except (nats.errors.Error, OSError, TimeoutError, DependencyUnavailable) as error:
-            _log.warning("lifecycle.stream_unavailable", error=str(error) or type(error).__name__)
-            return False
-        self._known = True
-        return True
+            return None
 
 
 def fitting(payload: bytes) -> bytes:
@@ -110,12 +120,13 @@ def fitting(payload: bytes) -> bytes:
     return event.SerializeToString()
 
 
-async def _put_stream(jetstream: JetStreamContext, config: StreamConfig) -> None:
+async def _put_stream(jetstream: JetStreamContext, config: StreamConfig) -> StreamInfo:
+    """Make sure that the stream is there, as this version wants it."""
     try:
-        await jetstream.update_stream(config)
+        return await jetstream.update_stream(config)
     except NotFoundError:
         try:
-            await jetstream.add_stream(config)
+            return await jetstream.add_stream(config)
         except BadRequestError:
             # Another replica was quicker.
-            await jetstream.update_stream(config)
+            return await jetstream.update_stream(config)

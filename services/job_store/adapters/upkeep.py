@@ -1,4 +1,4 @@
-"""Work that the ledger does beside its callers' on PostgreSQL: offers, outbox, retention, counts."""
+"""Work that the ledger does beside its callers' on PostgreSQL: offers, retention, counts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Final
 from asyncpg import Record
 
 from services.chassis.database import Database
-from services.job_store.app.ports import Lifecycle, LifecycleStream
 from services.job_store.domain.places import PlaceLimits
 from services.job_store.domain.rows import CallKey, RunKey
 from services.job_store.domain.states import RunState
@@ -25,18 +24,15 @@ WHERE state = 3 AND offer_client_id <> '' AND offer_expire_time <= now() AND res
 ORDER BY offer_expire_time LIMIT $1
 """
 
-_RELAY_LOCK: Final = "SELECT pg_try_advisory_xact_lock(hashtext('job_store.outbox'))"
-_OUTBOX: Final = """
-SELECT o.id, o.store_id, o.run_id, o.event_id, o.type, o.time, e.payload
-FROM job_store.outbox AS o LEFT JOIN job_store.events AS e USING (store_id, run_id, seq)
-ORDER BY o.id LIMIT $1
-"""
-_SENT: Final = "DELETE FROM job_store.outbox WHERE id = ANY ($1::bigint[])"
-
 _OLD_REQUESTS: Final = """
 DELETE FROM job_store.requests WHERE (store_id, user_id, request_id) IN (
     SELECT store_id, user_id, request_id FROM job_store.requests
     WHERE create_time < now() - make_interval(secs => $1) ORDER BY create_time LIMIT $2
+)
+"""
+_OLD_SENT: Final = """
+DELETE FROM job_store.sent WHERE id IN (
+    SELECT id FROM job_store.sent WHERE sent_time < now() - make_interval(secs => $1) ORDER BY sent_time LIMIT $2
 )
 """
 # The events of a run whose end is still in the outbox have not all been sent.
@@ -125,24 +121,6 @@ class PostgresOfferBook:
         return tuple(map(_keys, records))
 
 
-class PostgresOutbox:
-    """See `ports.Outbox`. An advisory lock lets one replica relay at a time, which keeps the order."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def relay(self, stream: LifecycleStream, *, events_max: int) -> int:
-        async with self._database.transaction() as connection:
-            if not await connection.fetchval(_RELAY_LOCK):
-                return 0
-            records = await connection.fetch(_OUTBOX, events_max)
-            # Those whose run was removed meanwhile have nothing left to send.
-            sent = [record["id"] for record in records if record["payload"] is None]
-            stored = await stream.send([_lifecycle(record) for record in records if record["payload"] is not None])
-            await connection.execute(_SENT, [*sent, *stored])
-        return len(sent) + len(stored)
-
-
 class PostgresAttic:
     """See `ports.Attic`."""
 
@@ -152,6 +130,11 @@ class PostgresAttic:
     async def remove_requests(self, *, older_than_seconds: float, rows_max: int) -> int:
         async with self._database.acquire() as connection:
             tag = await connection.execute(_OLD_REQUESTS, older_than_seconds, rows_max)
+        return int(tag.rpartition(" ")[2])
+
+    async def remove_sent(self, *, older_than_seconds: float, rows_max: int) -> int:
+        async with self._database.acquire() as connection:
+            tag = await connection.execute(_OLD_SENT, older_than_seconds, rows_max)
         return int(tag.rpartition(" ")[2])
 
     async def trim_logs(self, *, older_than_seconds: float, events_max: int) -> int:
@@ -186,15 +169,3 @@ class PostgresCensus:
 
 def _keys(record: Record) -> tuple[RunKey, CallKey]:
     return (record["store_id"], record["run_id"]), (record["store_id"], record["call_id"])
-
-
-def _lifecycle(record: Record) -> Lifecycle:
-    return Lifecycle(
-        outbox_id=record["id"],
-        store_id=record["store_id"],
-        run_id=record["run_id"],
-        event_id=record["event_id"],
-        type=record["type"],
-        time=record["time"],
-        payload=record["payload"],
-    )

@@ -95,11 +95,27 @@ class Lifecycle:
     payload: bytes
 
 
-class LifecycleStream(Protocol):
-    """The durable stream of life-cycle events."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamEnd:
+    """Which stream there is, by the time at which it was made, and how far it went when it was looked at.
 
-    async def send(self, events: Sequence[Lifecycle]) -> Sequence[int]:
-        """Send events in order; returns the `outbox_id` of those that the stream has stored.
+    As long as `look` is the same, nothing can have happened to the stream but that more was sent to it.
+    """
+
+    look: int
+    create_time: datetime
+    last_seq: int
+
+
+class LifecycleStream(Protocol):
+    """The stream of life-cycle events. It may lose what it has stored, the end of it or all."""
+
+    async def end(self) -> StreamEnd | None:
+        """Make sure that the stream is there; returns what it was like then, or None while it is away."""
+        ...
+
+    async def send(self, events: Sequence[Lifecycle]) -> Mapping[int, int]:
+        """Send events in order to the stream that `end` last told of; returns the stored ones' `outbox_id` and seq.
 
         Those that are not returned may have been stored as well: sending them again is safe.
         """
@@ -107,10 +123,10 @@ class LifecycleStream(Protocol):
 
 
 class Outbox(Protocol):
-    """Life-cycle events that the stream does not have yet."""
+    """Life-cycle events that the stream does not have yet, or has lost."""
 
     async def relay(self, stream: LifecycleStream, *, events_max: int) -> int:
-        """Send the oldest events and forget those that were stored; returns how many that were.
+        """Send the oldest events and lay those aside that were stored; returns how many that were.
 
         One replica relays at a time; the others get 0 meanwhile. 0 also means
         that the stream is away: then nothing is lost.
@@ -157,6 +173,10 @@ class Attic(Protocol):
 
     async def remove_requests(self, *, older_than_seconds: float, rows_max: int) -> int:
         """Forget request ids; returns how many."""
+        ...
+
+    async def remove_sent(self, *, older_than_seconds: float, rows_max: int) -> int:
+        """Forget life-cycle events that were sent so long ago: they cannot be sent again; returns how many."""
         ...
 
     async def trim_logs(self, *, older_than_seconds: float, events_max: int) -> int:

@@ -12,6 +12,7 @@ from services.job_store.app.ports import Attic, Census, LifecycleStream, Meter, 
 
 _RELAY_BATCH: Final = 256
 _REMOVAL_BATCH: Final = 100
+_SENT_BATCH: Final = 1000
 _TRIMMED_EVENTS_MAX: Final = 5000
 _OFFERS_SECONDS: Final = 1.0
 _QUARANTINE_SECONDS: Final = 1.0
@@ -28,7 +29,7 @@ class Clock(Protocol):
 
 
 class Relay:
-    """Moves life-cycle events from the outbox to the stream, in order, until it is empty."""
+    """Moves life-cycle events from the outbox to the stream, in order, until it is empty; again those that it lost."""
 
     def __init__(self, outbox: Outbox, stream: LifecycleStream, meter: Meter) -> None:
         self._outbox = outbox
@@ -90,6 +91,7 @@ class Retention:
     """How long what is kept."""
 
     requests_seconds: float
+    sent_seconds: float
     events_seconds: float
     conversations_seconds: float
     interval_seconds: float
@@ -113,6 +115,8 @@ class RetentionSweep:
         """Remove all that is too old now."""
         keep = self._retention
         while await self._attic.remove_requests(older_than_seconds=keep.requests_seconds, rows_max=_REMOVAL_BATCH):
+            await self._clock.sleep(0)
+        while await self._attic.remove_sent(older_than_seconds=keep.sent_seconds, rows_max=_SENT_BATCH):
             await self._clock.sleep(0)
         while await self._attic.trim_logs(older_than_seconds=keep.events_seconds, events_max=_TRIMMED_EVENTS_MAX):
             await self._clock.sleep(0)

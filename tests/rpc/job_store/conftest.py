@@ -27,8 +27,9 @@ from services.job_store.adapters.journal import PostgresJournal
 from services.job_store.adapters.leases import PostgresLeases
 from services.job_store.adapters.lifecycle_stream import JetStreamLifecycle
 from services.job_store.adapters.metrics import PrometheusMeter
+from services.job_store.adapters.outbox import PostgresOutbox
 from services.job_store.adapters.reads import PostgresReads
-from services.job_store.adapters.upkeep import PostgresOfferBook, PostgresOutbox
+from services.job_store.adapters.upkeep import PostgresOfferBook
 from services.job_store.app.group_commit import GroupCommit
 from services.job_store.app.ledger import Ledger
 from services.job_store.app.sweeps import Relay

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 from pawl.event.v1 import run_pb2
@@ -11,8 +11,9 @@ from pawl.job.v1 import ledger_pb2 as pb
 from services.chassis.clock import SystemClock
 from services.chassis.database import Database
 from services.errors import PawlError, RunNotFound
-from services.job_store.adapters.upkeep import PostgresAttic, PostgresCensus, PostgresOutbox
-from services.job_store.app.ports import Lifecycle
+from services.job_store.adapters.outbox import PostgresOutbox
+from services.job_store.adapters.upkeep import PostgresAttic, PostgresCensus
+from services.job_store.app.ports import Lifecycle, StreamEnd
 from services.job_store.app.sweeps import Retention, RetentionSweep
 from tests.rpc.job_store.conftest import PLACES, Replica
 from tests.rpc.job_store.user import Owner, User
@@ -34,6 +35,7 @@ async def count(database: Database) -> dict[str, int]:
 def sweep(database: Database) -> RetentionSweep:
     keep = Retention(
         requests_seconds=DAY_SECONDS,
+        sent_seconds=DAY_SECONDS,
         events_seconds=7 * DAY_SECONDS,
         conversations_seconds=30 * DAY_SECONDS,
         interval_seconds=600,
@@ -95,7 +97,10 @@ async def test_operations_and_refusals_are_counted(user: User, replica: Replica)
 class Deaf:
     """A stream that must not be used."""
 
-    async def send(self, events: Sequence[Lifecycle]) -> Sequence[int]:
+    async def end(self) -> StreamEnd | None:
+        raise AssertionError("another replica relays")
+
+    async def send(self, events: Sequence[Lifecycle]) -> Mapping[int, int]:
         raise AssertionError("another replica relays")
 
 

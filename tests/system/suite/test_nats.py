@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncpg
 import grpc
 import pytest
 from pawl.event.v1 import call_pb2, run_pb2
@@ -50,6 +51,28 @@ async def test_a_wiped_nats_costs_nothing(suite: Suite, agent: Agent) -> None:
     told = await _told(suite)
     assert told.count(before.run_id) == 1
     assert told.count(after.run_id) == 1
+
+
+async def test_the_end_of_a_run_is_told_though_nats_was_wiped_before_anybody_heard_of_it(
+    suite: Suite, agent: Agent
+) -> None:
+    """NOTE-1: the stream had it, lost it, and gets it again; the inbox shows it once."""
+    await suite.stop_process("notifier")
+    run = await agent.start("what is 7 * 7?")
+    await agent.until_ended(run.run_id)
+    await until(lambda: _all_sent(suite))
+    await suite.wipe_nats()
+    await suite.start_process("notifier")
+    await until(lambda: _told_of(suite, run.run_id))
+    assert (await _told(suite)).count(run.run_id) == 1
+
+
+async def _all_sent(suite: Suite) -> bool:
+    connection = await asyncpg.connect(suite.database_url)
+    try:
+        return bool(await connection.fetchval("SELECT count(*) = 0 FROM job_store.outbox"))
+    finally:
+        await connection.close()
 
 
 async def _told_of(suite: Suite, run_id: str) -> bool:

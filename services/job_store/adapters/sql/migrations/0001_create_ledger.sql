@@ -167,3 +167,18 @@ CREATE TABLE outbox (
     type text COLLATE "C" NOT NULL,
     "time" timestamptz NOT NULL
 );
+
+-- Those that it has acknowledged, for a while: it may lose them.
+CREATE TABLE sent (
+    id bigint PRIMARY KEY,
+    store_id text COLLATE "C" NOT NULL,
+    run_id text COLLATE "C" NOT NULL,
+    seq bigint NOT NULL,
+    event_id text COLLATE "C" NOT NULL,
+    type text COLLATE "C" NOT NULL,
+    "time" timestamptz NOT NULL,
+    sent_time timestamptz NOT NULL DEFAULT now(),
+    stream_create_time timestamptz NOT NULL,  -- which stream acknowledged it
+    stream_seq bigint NOT NULL
+);
+CREATE INDEX sent_old ON sent (sent_time);
