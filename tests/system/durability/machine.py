@@ -1,0 +1,82 @@
+"""A machine: the suite with the databases' files on a disk, switched on and off without ceremony."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import psutil
+
+from services.launcher.options import SuiteOptions
+from services.launcher.services import STAGES
+from services.launcher.suite import Suite
+from tests.system.durability.disk import Disk
+
+_ON_DISK = ("postgres", "nats")
+
+
+class Machine:
+    """PostgreSQL's and JetStream's files are on `disk`; logs and notes, which promise nothing, are not."""
+
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        self._data = folder / "data"
+        self._disk = disk
+
+    async def install(self) -> None:
+        """Make the cluster in good order and put it on the disk."""
+        async with Suite(SuiteOptions(data=self._data, scripted_model=False, stages=())):
+            pass
+        # For PostgreSQL's account to pass.
+        self._disk.place.chmod(0o711)
+        for name in _ON_DISK:
+            original, place = self._data / name, self._disk.place / name
+            shutil.copytree(original, place)
+            owner = original.stat()
+            for path in (place, *place.rglob("*")):
+                os.chown(path, owner.st_uid, owner.st_gid)
+            shutil.rmtree(original)
+            original.symlink_to(place)
+        self._disk.sync()
+
+    @contextlib.asynccontextmanager
+    async def switched_on(
+        self, environment: Mapping[str, str], *, only_databases: bool = False
+    ) -> AsyncIterator[Suite]:
+        """Run the suite, which is ready; it may be switched off in between."""
+        options = SuiteOptions(
+            data=self._data,
+            # Others take over the runs of the dead sooner than by default.
+            environment={"PAWL_LEASE_SECONDS": "3", "PAWL_LEASE_RENEW_SECONDS": "1", **environment},
+            stages=() if only_databases else STAGES,
+            service_environment={"tool-registry": {"PAWL_TOOLS": "tests.system.suite.slow_tools"}},
+        )
+        async with Suite(options) as suite:
+            yield suite
+
+    async def cut_power(self, suite: Suite) -> None:
+        """End everything once the disk is cut, and come to rest with the disk as the next start will find it."""
+        stopping = asyncio.create_task(suite.stop())
+        while not stopping.done():
+            # Again and again: the launcher may have been starting one just then.
+            for process in _all_of(suite):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            await asyncio.sleep(0.01)
+        await stopping
+        await self._disk.unmount()
+        self._disk.mount()
+
+
+def _all_of(suite: Suite) -> list[psutil.Process]:
+    """All processes of the suite, those that its processes started included."""
+    found: list[psutil.Process] = []
+    for process in suite._processes.values():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.pid is not None:
+                leader = psutil.Process(process.pid)
+                found += [leader, *leader.children(recursive=True)]
+    return found
