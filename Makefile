@@ -19,7 +19,7 @@ LOCK_VENV := .venv-lock
 PROTO_BIN := $(PROTO_VENV)/bin
 COMPILE := $(LOCK_VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package pawl-proto
 
-.PHONY: help demo up test simulate mutants check fmt proto proto-check proto-baseline diagrams lock clean
+.PHONY: help demo up test simulate mutants bench check fmt proto proto-check proto-baseline diagrams lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -39,10 +39,13 @@ simulate: $(VENV)/.installed ## Play 20,000 seeds of the simulation on both core
 mutants: $(VENV)/.installed ## Plant faults and see the checker of each turn red
 	@$(BIN)/python -m tests.simulation.mutants
 
+bench: $(VENV)/.installed ## Compare what a run costs with what it costs elsewhere (ARGS="pawl handwritten" chooses)
+	@$(BIN)/python -m bench $(ARGS)
+
 check: $(VENV)/.installed proto-check ## Lint, format, types, who imports whom, and the contract: what CI runs before the tests
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
-	@$(BIN)/mypy --no-error-summary services tests deploy
+	@$(BIN)/mypy --no-error-summary services tests deploy bench
 	@report=$$($(BIN)/lint-imports) || { echo "$$report" >&2; exit 1; }
 
 fmt: $(VENV)/.installed $(PROTO_VENV)/.installed ## Format Python and protos, and repair what ruff can

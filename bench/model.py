@@ -1,0 +1,156 @@
+"""The model server of the benchmarks: canned bytes, so that what it costs is the same for everybody and small.
+
+`python -m bench.model --port 0` prints its URL. It answers streamed chat completions: as long as the request has fewer
+tool results than `--tool-rounds`, with one call of the tool `look_up`; then with an answer of `--chunks` chunks. It
+keeps no state between requests. `GET /times` gives, for each request since the last `GET /times`, when its last byte
+came and when the first and last bytes of its answer went, on the clock that all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import time
+from typing import Any, Final, cast
+
+import uvloop
+
+_TOOL_RESULT: Final = re.compile(rb'"role"\s*:\s*"tool"')
+_LENGTH: Final = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
+_HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+_END: Final = b"0\r\n\r\n"
+
+
+def event(choices: list[dict[str, Any]], **more: object) -> bytes:
+    """Return one server-sent event, framed as an HTTP chunk."""
+    body = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "canned", "choices": choices}
+    return chunk(b"data: " + json.dumps(body | more, separators=(",", ":")).encode() + b"\n\n")
+
+
+def chunk(data: bytes) -> bytes:
+    """Return `data` as one chunk of HTTP/1.1."""
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def delta(finish: str | None = None, **fields: object) -> bytes:
+    """Return an event with one delta."""
+    return event([{"index": 0, "delta": fields, "finish_reason": finish}])
+
+
+def end(finish: str) -> list[bytes]:
+    """Return the events that end every answer."""
+    usage = {"prompt_tokens": 100, "completion_tokens": 100, "total_tokens": 200}
+    return [delta(finish), event([], usage=usage), chunk(b"data: [DONE]\n\n")]
+
+
+def tool_answer(number: int) -> list[bytes]:
+    """Return the events of an answer that asks for one call, its arguments in fragments."""
+    arguments = json.dumps({"key": f"item-{number}"})
+    first = {"index": 0, "id": f"call_{number}", "type": "function", "function": {"name": "look_up", "arguments": ""}}
+    fragments = [arguments[at : at + 6] for at in range(0, len(arguments), 6)]
+    return [
+        delta(role="assistant", content=None),
+        delta(tool_calls=[first]),
+        *(delta(tool_calls=[{"index": 0, "function": {"arguments": fragment}}]) for fragment in fragments),
+        *end("tool_calls"),
+    ]
+
+
+def text_answer(chunks: int) -> list[bytes]:
+    """Return the events of an answer of `chunks` pieces of text."""
+    return [delta(role="assistant", content=""), *(delta(content=f"word{n} ") for n in range(chunks)), *end("stop")]
+
+
+class Model(asyncio.Protocol):
+    """One connection. Requests on it come one after the other."""
+
+    def __init__(
+        self, answers: list[list[bytes]], chunk_seconds: float, times: list[tuple[float, float, float]]
+    ) -> None:
+        self._answers = answers
+        self._chunk_seconds = chunk_seconds
+        self._times = times
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        head = self._buffer.find(b"\r\n\r\n")
+        if head < 0:
+            return
+        length = _LENGTH.search(self._buffer, 0, head)
+        size = head + 4 + (int(length[1]) if length else 0)
+        if len(self._buffer) < size:
+            return
+        request = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        if request.startswith(b"GET"):
+            self._answer_times()
+        else:
+            answer = self._answers[min(len(_TOOL_RESULT.findall(request)), len(self._answers) - 1)]
+            self._answer(answer, time.monotonic())
+
+    def _answer_times(self) -> None:
+        assert self._transport is not None
+        body = json.dumps(self._times).encode()
+        self._times.clear()
+        self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+
+    def _answer(self, answer: list[bytes], arrived: float) -> None:
+        assert self._transport is not None
+        if self._chunk_seconds:
+            task = asyncio.create_task(self._answer_slowly(answer, arrived))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            return
+        began = time.monotonic()
+        self._transport.write(_HEAD + b"".join(answer) + _END)
+        self._times.append((arrived, began, time.monotonic()))
+
+    async def _answer_slowly(self, answer: list[bytes], arrived: float) -> None:
+        assert self._transport is not None
+        began = time.monotonic()
+        self._transport.write(_HEAD)
+        for number, data in enumerate(answer, start=1):
+            self._transport.write(data)
+            await asyncio.sleep(max(0.0, began + number * self._chunk_seconds - time.monotonic()))
+        self._transport.write(_END)
+        self._times.append((arrived, began, time.monotonic()))
+
+
+async def serve(port: int, *, tool_rounds: int, chunks: int, chunk_seconds: float) -> None:
+    """Serve until cancelled."""
+    answers = [*(tool_answer(number) for number in range(1, tool_rounds + 1)), text_answer(chunks)]
+    times: list[tuple[float, float, float]] = []
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Model(answers, chunk_seconds, times), "127.0.0.1", port)
+    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", flush=True)
+    await server.serve_forever()
+
+
+def main() -> None:
+    """Serve until killed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--tool-rounds", type=int, default=3)
+    parser.add_argument("--chunks", type=int, default=100)
+    parser.add_argument("--chunk-milliseconds", type=float, default=0)
+    options = parser.parse_args()
+    uvloop.run(
+        serve(
+            options.port,
+            tool_rounds=options.tool_rounds,
+            chunks=options.chunks,
+            chunk_seconds=options.chunk_milliseconds / 1000,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

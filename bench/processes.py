@@ -1,0 +1,37 @@
+"""CPU time and memory of a process and all that it started, from the operating system."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import psutil
+
+
+def cpu_seconds(roots: Mapping[str, int]) -> dict[str, float]:
+    """Return the CPU time that each root and its descendants have used, and those of them that ended."""
+    return {name: sum(map(_cpu, _tree(pid))) for name, pid in roots.items()}
+
+
+def resident_mib(roots: Mapping[str, int]) -> dict[str, float]:
+    """Return the memory of each root and its descendants that no other process shares, in MiB."""
+    return {name: sum(map(_unique, _tree(pid))) / 2**20 for name, pid in roots.items()}
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    root = psutil.Process(pid)
+    return [root, *root.children(recursive=True)]
+
+
+def _cpu(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0  # Its parent has it now.
+    return float(times.user + times.system + times.children_user + times.children_system)
+
+
+def _unique(process: psutil.Process) -> float:
+    try:
+        return float(process.memory_full_info().uss)
+    except psutil.NoSuchProcess:
+        return 0.0

@@ -1,0 +1,185 @@
+"""What is measured: Pawl, and what people use instead. Each does the same runs against the same model server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final, Protocol, Self
+
+from pawl.agent.v1 import agent_pb2
+from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
+from pawl.event.v1 import run_pb2
+
+from bench import environments
+from services.chassis.rpc_client import open_channel
+from services.launcher.options import SuiteOptions
+from services.launcher.suite import Suite
+
+PEERS: Final = Path(__file__).parent / "peers"
+QUESTION: Final = "Look up three items, then tell me about them."
+_READY_SECONDS: Final = 60.0
+_DEADLINE_SECONDS: Final = 120.0
+
+
+class Subject(Protocol):
+    """Something that does runs; an async context manager."""
+
+    name: str
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def run(self, count: int, at_once: int) -> list[float]:
+        """Do `count` runs, `at_once` at any time; returns the seconds that each took."""
+        ...
+
+    def processes(self) -> Mapping[str, int]:
+        """Return the process ids of what is counted, by name."""
+        ...
+
+
+class Pawl:
+    """The whole suite on this machine: four services, PostgreSQL with fsync, NATS. The client is not counted."""
+
+    name = "pawl"
+
+    def __init__(self, data: Path, model_url: str, **replicas: int) -> None:
+        options = SuiteOptions(
+            data=data,
+            replicas={name.replace("_", "-"): count for name, count in replicas.items()},
+            scripted_model=False,
+            environment={
+                "OPENAI_BASE_URL": model_url,
+                "OPENAI_API_KEY": "none",
+                "PAWL_MODEL": "canned",
+                "PAWL_TOOLS": "bench.tools",
+                "PAWL_LOG_LEVEL": "warning",
+                # One user brings them all.
+                "PAWL_ACTIVE_RUNS_PER_STORE": "1000",
+                "PAWL_ACTIVE_RUNS_PER_USER": "1000",
+                "PYTHONPATH": str(PEERS.parent.parent),
+            },
+        )
+        self.suite = Suite(options)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        await self._stack.enter_async_context(self.suite)
+        addresses = ",".join(self.suite.endpoints.addresses("agent-loop"))
+        channel = await self._stack.enter_async_context(open_channel(addresses, deadline_seconds=_DEADLINE_SECONDS))
+        self.agents = AgentServiceStub(channel)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def run(self, count: int, at_once: int) -> list[float]:
+        seconds: list[float] = []
+        numbers = iter(range(count))
+
+        async def work() -> None:
+            for _ in numbers:
+                began = time.monotonic()
+                await self._one()
+                seconds.append(time.monotonic() - began)
+
+        await asyncio.gather(*(work() for _ in range(at_once)))
+        return seconds
+
+    def processes(self) -> Mapping[str, int]:
+        names = ["postgres", "nats"] + [
+            f"{service}/{replica}" if replica else service
+            for service, replicas in self.suite.endpoints.services.items()
+            for replica in range(len(replicas))
+        ]
+        found = {name: self.suite.pid(*_name_and_replica(name)) for name in names}
+        return {name: pid for name, pid in found.items() if pid is not None}
+
+    async def _one(self) -> None:
+        run = (await self.agents.StartRun(agent_pb2.StartRunRequest(text=QUESTION))).run
+        text, state = "", run_pb2.RUN_STATE_UNSPECIFIED
+        async for answer in self.agents.WatchRun(agent_pb2.WatchRunRequest(run_id=run.run_id)):
+            if answer.event.HasField("output_delta"):
+                text += answer.event.output_delta.text
+            elif answer.event.HasField("run_changed"):
+                state = answer.event.run_changed.run.state
+        if state != run_pb2.RUN_STATE_COMPLETED or "word99 " not in text:
+            raise RuntimeError(f"{run.run_id} ended as {run_pb2.RunState.Name(state)} with {text!r}")
+
+
+def _name_and_replica(name: str) -> tuple[str, int]:
+    service, _, replica = name.partition("/")
+    return service, int(replica or 0)
+
+
+class Peer:
+    """A program in bench/peers, in an environment of its own. With `database` it gets a PostgreSQL of its own."""
+
+    def __init__(self, name: str, folder: str, data: Path, model_url: str, *, database: bool = False) -> None:
+        self.name = name
+        self._folder = folder
+        self._data = data
+        self._model_url = model_url
+        suite = SuiteOptions(data=data / "database", scripted_model=False, stages=())
+        self._database = Suite(suite) if database else None
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> Self:
+        environment = await environments.prepare(PEERS / self._folder)
+        arguments = [str(PEERS / self._folder / "run.py"), "--model", self._model_url, "--data", str(self._data)]
+        self._data.mkdir(parents=True, exist_ok=True)
+        if self._database is not None:
+            await self._database.start()
+            arguments += ["--database", self._database.database_url]
+        self._process = await asyncio.create_subprocess_exec(
+            str(environment.python),
+            *arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=os.environ | environment.variables,
+            limit=2**22,
+        )
+        async with asyncio.timeout(_READY_SECONDS):
+            await self._line()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._process is not None and self._process.returncode is None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            try:
+                async with asyncio.timeout(10):
+                    await self._process.wait()
+            except TimeoutError:
+                self._process.kill()
+        if self._database is not None:
+            await self._database.stop()
+
+    async def run(self, count: int, at_once: int) -> list[float]:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{count} {at_once}\n".encode())
+        seconds: list[float] = json.loads(await self._line())
+        return seconds
+
+    def processes(self) -> Mapping[str, int]:
+        assert self._process is not None
+        found = {"process": self._process.pid}
+        postgres = self._database.pid("postgres") if self._database is not None else None
+        return found if postgres is None else found | {"postgres": postgres}
+
+    async def _line(self) -> str:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        if not line:
+            print(f"{self.name} ended; its complaint stands above.", file=sys.stderr)
+            raise RuntimeError(f"{self.name} ended")
+        return line.decode()

@@ -1,0 +1,13 @@
+"""The tool of the benchmark, as the tool-registry of Pawl loads it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from services.tool_registry.sdk import Category, Effect, tool
+
+
+@tool(category=Category.SAFE, effect=Effect.IDEMPOTENT)
+def look_up(key: Annotated[str, "The key of the item"]) -> dict[str, str]:
+    """Look an item up by its key."""
+    return {"key": key, "value": f"value of {key}"}
