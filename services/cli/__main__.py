@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from services.chassis.start import StartError
-from services.cli import chat, decisions, demo, lists, resolving, runs
+from services.cli import attention, chat, decisions, demo, lists, resolving, runs
 from services.cli.command import EXIT_IMPOSSIBLE, EXIT_INTERRUPTED, Flags, fail
 from services.launcher.options import read_options
 from services.launcher.up import up as run_suite
@@ -75,9 +75,12 @@ app.command()(runs.watch)
 app.command()(runs.runs)
 app.command()(decisions.inbox)
 app.command()(decisions.approve)
-app.command()(resolving.resolve)
 app.command()(runs.top_up)
 app.command()(runs.cancel)
+app.command()(attention.attention)
+app.command()(resolving.resolve)
+app.command()(attention.redrive)
+app.command()(attention.end)
 app.command()(lists.tools)
 app.command()(lists.notifications)
 app.command()(demo.demo)

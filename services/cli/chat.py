@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import sys
 from asyncio import FIRST_COMPLETED
 from typing import Annotated, Any, Final
 
+import grpc
 import typer
 from pawl.agent.v1 import agent_pb2
 from pawl.agent.v1.session_pb2 import SessionResponse
@@ -44,9 +46,13 @@ PANEL_TOOL: Final = tool_pb2.ToolDefinition(
 )
 """The tool that this front end runs itself."""
 
-HELP: Final = "Type a message. /cancel stops the run, /runs lists yours, /quit leaves (runs go on)."
+HELP: Final = (
+    "Type a message. /cancel stops the run, /top-up TOKENS adds to its budget, /runs lists yours, "
+    "/quit leaves (runs go on)."
+)
 _SHOWN: Final = 10
 _PAGE: Final = 200
+_DIGITS_MAX: Final = 18
 _UNDER_WAY: Final = (
     run_pb2.RUN_STATE_QUEUED,
     run_pb2.RUN_STATE_RUNNING,
@@ -104,6 +110,8 @@ class Chat:
         self._active: dict[str, None] = {}
         self._resumed: set[str] = set()
         self._pending: dict[str, call_pb2.Call] = {}
+        # Runs that wait for tokens or an operator: no line of a message helps them.
+        self._held: dict[str, run_pb2.Run] = {}
         self._connections = 0
         self._noticed = asyncio.Event()
         self._prompting = False
@@ -182,13 +190,17 @@ class Chat:
 
     async def _next_line(self) -> str | None:
         """Return the next line. People may type at any time; the lines of a file wait until they are wanted."""
-        if self._input_over or not (sys.stdin.isatty() or not self._active or self._pending):
+        if self._input_over or not (sys.stdin.isatty() or self._wants_line()):
             await asyncio.Event().wait()
         return await self._keyboard.line()
 
+    def _wants_line(self) -> bool:
+        """Whether nothing goes on without a line."""
+        return not self._active or bool(self._pending) or self._held.keys() >= self._active.keys()
+
     def _done(self) -> bool:
         """Whether to leave: told to, or the input has ended and nothing is left that could go on without it."""
-        return self._leaving or (self._input_over and (not self._active or bool(self._pending)))
+        return self._leaving or (self._input_over and self._wants_line())
 
     # What comes from the suite.
 
@@ -200,6 +212,7 @@ class Chat:
                 self._screen.show_gap(frame.gap)
             case "end":
                 self._active.pop(frame.end.run_id, None)
+                self._held.pop(frame.end.run_id, None)
             case _:
                 pass
 
@@ -210,12 +223,24 @@ class Chat:
             self._screen.show(event)
         if event.HasField("call_changed"):
             self._note_pending(event.call_changed.call)
+        if event.HasField("run_changed"):
+            self._note_held(event.run_changed.run)
 
     def _note_pending(self, call: call_pb2.Call) -> None:
         if call.state in {call_pb2.CALL_STATE_AWAITING_APPROVAL, call_pb2.CALL_STATE_ASKED}:
             self._pending[call.call_id] = call
         else:
             self._pending.pop(call.call_id, None)
+
+    def _note_held(self, run: run_pb2.Run) -> None:
+        if run_pb2.WAIT_KIND_BUDGET in run.waits:
+            self._held[run.run_id] = run
+            self._screen.command("/top-up TOKENS adds some, /cancel stops the run")
+        elif run.state == run_pb2.RUN_STATE_NEEDS_ATTENTION:
+            self._held[run.run_id] = run
+            self._screen.command(f"pawl attention {run.run_id} shows what to do, /cancel stops the run")
+        else:
+            self._held.pop(run.run_id, None)
 
     async def _show_panel(self, arguments: dict[str, Any]) -> dict[str, bool]:
         title, content = str(arguments.get("title", "")), str(arguments.get("content", ""))
@@ -245,10 +270,10 @@ class Chat:
         if call is not None:
             self._screen.end_line()
             self._console.print(answers.prompt(call), end="", markup=False, style="bold")
-        elif not self._active:
+        elif self._wants_line():
             self._screen.end_line()
             self._console.print("> ", end="", style="bold")
-        self._prompting = call is not None or not self._active
+        self._prompting = self._wants_line()
 
     # What comes from the keyboard.
 
@@ -266,7 +291,7 @@ class Chat:
             elif line.strip():
                 run_id = await self._session.start(line, conversation_id=self._conversation_id)
                 self._active[run_id] = None
-        except (answers.Unclear, Refused) as error:
+        except (answers.Unclear, Refused, grpc.aio.AioRpcError) as error:
             self._screen.line(explain(error, list(self._target.agent)), "yellow")
 
     async def _decide(self, line: str) -> None:
@@ -281,12 +306,14 @@ class Chat:
             raise
 
     async def _command(self, command: str) -> None:
-        match command:
-            case "/quit" | "/exit":
+        match command.split():
+            case ["/quit" | "/exit"]:
                 self._leaving = True
-            case "/cancel":
+            case ["/cancel"]:
                 await self._cancel()
-            case "/runs":
+            case ["/top-up", tokens] if tokens.isascii() and tokens.isdecimal() and len(tokens) <= _DIGITS_MAX:
+                await self._top_up(int(tokens))
+            case ["/runs"]:
                 async with self._target.agents() as agents:
                     request = agent_pb2.ListRunsRequest(page_size=_SHOWN)
                     page = await agents.ListRuns(request, metadata=self._target.metadata)
@@ -294,6 +321,16 @@ class Chat:
                 show_runs(self._console, list(page.runs))
             case _:
                 self._screen.line(HELP, "dim")
+
+    async def _top_up(self, tokens: int) -> None:
+        waiting = [run for run in self._held.values() if run_pb2.WAIT_KIND_BUDGET in run.waits]
+        if not waiting:
+            self._screen.line("No run waits for tokens.", "dim")
+        async with self._target.agents() as agents:
+            for run in waiting:
+                request_id = f"cli_{secrets.token_hex(12)}"
+                request = agent_pb2.TopUpRunRequest(request_id=request_id, run_id=run.run_id, tokens=tokens)
+                await agents.TopUpRun(request, metadata=self._target.metadata)
 
     async def _cancel(self) -> None:
         if not self._active:

@@ -89,6 +89,10 @@ def detail(event: event_pb2.RunEvent) -> str:
             return _call(event.call_changed.call)
         case "tool_progress":
             return wording.one_line(event.tool_progress.message)
+        case "run_topped_up":
+            return f"may use {event.run_topped_up.token_budget} tokens"
+        case "operator_acted":
+            return wording.act_text(event.operator_acted)
         case "warning":
             return wording.one_line(event.warning.message)
         case _:

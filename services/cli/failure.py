@@ -16,6 +16,8 @@ _NEXT: Final = {
     "UNAUTHENTICATED": "Set PAWL_API_KEY to your key.",
     "PERMISSION_DENIED": "Use a key with the right role.",
     "RUN_NOT_FOUND": "`pawl runs` lists yours.",
+    "ATTENTION_NOT_NEEDED": "`pawl attention` lists the runs that need an operator.",
+    "NO_TOKEN_BUDGET": "It uses as many as it needs.",
     "CONVERSATION_NOT_FOUND": "`pawl runs` shows your conversations.",
     "CALL_NOT_FOUND": "`pawl inbox` lists the calls that wait.",
     "CALL_NOT_PENDING": "`pawl inbox` lists the calls that wait.",

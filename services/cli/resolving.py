@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 from pawl.agent.v1 import agent_pb2
-from pawl.event.v1 import call_pb2
 from rich.console import Console
 
 from services.chassis import strict_json
+from services.cli.attention import runs_in_need
 from services.cli.command import perform
-from services.cli.decisions import find_pending
 from services.cli.failure import CommandError
 from services.cli.target import Target
 from services.cli.transcript import Transcript
@@ -32,18 +31,19 @@ def resolve(
 ) -> None:
     """Say what became of a call in doubt.
 
-    For runs that need attention: a process died in the middle of an effect. Look
-    there whether it happened, then say so. Needs the role operator or admin where
-    there are API keys.
+    For runs that need attention, of any user of the store: a process died in the
+    middle of an effect. Look there whether it happened, then say so. Needs the
+    role operator or admin where there are API keys.
     """
 
     async def work(target: Target, console: Console) -> int:
         request = _request(run_id, call_id, happened, run_again=run_again, tell_model=tell_model)
-        async with target.agents() as agents:
-            call = await find_pending(agents, target, run_id, call_id)
-            if call.state != call_pb2.CALL_STATE_RUNNING:
-                raise CommandError(f"The outcome of {call_id} is not in doubt. Decide about it with `pawl approve`.")
+        async with target.operators() as operators:
+            runs = await runs_in_need(operators, target, run_id)
+        # Of several large ones only the first is listed; about the others the ledger has the word.
+        for call in (call for run in runs for call in run.calls if call.call_id == call_id):
             Transcript(console).pending(call)
+        async with target.agents() as agents:
             await agents.ResolveCall(request, metadata=target.metadata)
         console.print("Resolved.", style="green", markup=False)
         return 0

@@ -25,6 +25,7 @@ Reasoning = Annotated[bool, typer.Option("--reasoning", help="Show the model's r
 RunId = Annotated[str, typer.Argument(help="Id of the run.", show_default=False)]
 
 _WIDE: Final = 120
+_TOKENS_MAX: Final = 2**63 - 1
 _GOOD: Final = run_pb2.RUN_STATE_COMPLETED
 _ENDED: Final = frozenset(
     {
@@ -42,7 +43,9 @@ def run(
     *,
     conversation: Annotated[str, typer.Option(help="Go on with this conversation.")] = "",
     model: Annotated[str, typer.Option(help="Model to use instead of the deployment's.")] = "",
-    tokens_max: Annotated[int, typer.Option(help="Tokens that it may use; 0 for the deployment's budget.", min=0)] = 0,
+    tokens_max: Annotated[
+        int, typer.Option(help="Tokens that it may use; 0 for the deployment's budget.", min=0, max=_TOKENS_MAX)
+    ] = 0,
     detach: Annotated[bool, typer.Option("--detach", help="Print the run's id and leave.")] = False,
     json: Json = False,
     reasoning: Reasoning = False,
@@ -182,7 +185,7 @@ def _state_and_waits(run: run_pb2.Run) -> str:
 def top_up(
     context: typer.Context,
     run_id: RunId,
-    tokens: Annotated[int, typer.Argument(help="How many to add.", min=1, show_default=False)],
+    tokens: Annotated[int, typer.Argument(help="How many to add.", min=1, max=_TOKENS_MAX, show_default=False)],
 ) -> None:
     """Add tokens to the budget of a run. It goes on if it waits for them."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
+from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
 
@@ -23,6 +24,7 @@ from services.launcher.services import DEFAULT_PORTS
 if TYPE_CHECKING:
     import grpc
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+    from pawl.agent.v1.operator_pb2_grpc import OperatorServiceAsyncStub
     from pawl.notify.v1.notify_pb2_grpc import NotifyServiceAsyncStub
     from pawl.tool.v1.tool_pb2_grpc import ToolServiceAsyncStub
 
@@ -43,6 +45,12 @@ class Target:
         """Open AgentService."""
         async with self._channel(self.agent) as channel:
             yield AgentServiceStub(channel)
+
+    @asynccontextmanager
+    async def operators(self) -> AsyncIterator[OperatorServiceAsyncStub]:
+        """Open OperatorService, which agent-loop serves too."""
+        async with self._channel(self.agent) as channel:
+            yield OperatorServiceStub(channel)
 
     @asynccontextmanager
     async def tool_register(self) -> AsyncIterator[ToolServiceAsyncStub]:

@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from services.cli import wording
+from services.cli.wrapping import WordWrap
 
 REASONING_CHARACTERS_MAX: Final = 300
 """Reasoning of a round that is shown before the rest is folded."""
@@ -32,7 +33,7 @@ _ENDED: Final = {
 
 
 class Transcript:
-    """Shows events in the order of their seq.
+    """Shows events in the order of their seq; on a terminal lines are broken between words.
 
     `whole_reasoning` folds none of it; `hints` adds to what waits the command that settles it.
     """
@@ -41,8 +42,10 @@ class Transcript:
         self._console = console
         self._whole_reasoning = whole_reasoning
         self._hints = hints
+        self._wrap = WordWrap(console.width) if console.is_terminal else None
         self._in_line = False
         self._in_reasoning = False
+        self._style = ""
         self._reasoning_characters = 0
         self._text_shown = False
         self._attempt = 0
@@ -70,8 +73,11 @@ class Transcript:
                     f"  … {wording.clean(progress.tool_name)}{fraction} {wording.one_line(progress.message)}", "dim"
                 )
             case "run_topped_up":
-                added = wording.count_text(event.run_topped_up.tokens, "token")
-                self.line(f"+ {added} added: it may use {event.run_topped_up.token_budget}", "green")
+                topped_up = event.run_topped_up
+                added = f"{wording.clean(topped_up.user_id)} added {wording.count_text(topped_up.tokens, 'token')}"
+                self.line(f"+ {added}: it may use {topped_up.token_budget}", "green")
+            case "operator_acted":
+                self.line(f"⚑ {wording.act_text(event.operator_acted)}", "magenta")
             case "warning":
                 self.line(f"! {wording.one_line(event.warning.message, 300)}", "yellow")
             case _:
@@ -101,12 +107,18 @@ class Transcript:
     def line(self, text: str, style: str = "") -> None:
         """Show a line of its own."""
         self.end_line()
-        self._console.print(Text(text, style=style), soft_wrap=True)
+        self._console.print(Text(text, style=style), soft_wrap=not self._console.is_terminal)
+
+    def command(self, text: str) -> None:
+        """Show a command to type. It is never broken, so that it can be copied."""
+        self.end_line()
+        self._console.print(Text(f"  {text}", style="bold"), soft_wrap=True)
 
     def end_line(self) -> None:
         """Finish the line of output that is open, if one is."""
         if self._in_line:
-            self._console.print()
+            rest = self._wrap.flush() if self._wrap else ""
+            self._console.print(Text(rest, style=self._style), soft_wrap=True)
         self._in_line = self._in_reasoning = False
 
     def card(self, title: str, lines: list[str], style: str = "cyan") -> None:
@@ -160,9 +172,10 @@ class Transcript:
         """Go on with the open line; reasoning and text do not share one."""
         if reasoning is not self._in_reasoning:
             self.end_line()
-        self._in_reasoning = reasoning
+        self._in_reasoning, self._style = reasoning, style
         self._in_line = True
-        self._console.print(Text(text, style=style), end="", soft_wrap=True)
+        shown = self._wrap.take(text) if self._wrap else text
+        self._console.print(Text(shown, style=style), end="", soft_wrap=True)
 
     def _message_added(self, message: message_pb2.Message) -> None:
         match message.role:
@@ -186,7 +199,7 @@ class Transcript:
             case call_pb2.CALL_STATE_AWAITING_APPROVAL | call_pb2.CALL_STATE_ASKED:
                 self.pending(call)
                 if self._hints:
-                    self.line(f"  {hint(call)}", "bold")
+                    self.command(hint(call))
             case state if state in _SETTLED:
                 self._settled(changed)
             case _:
@@ -208,9 +221,11 @@ class Transcript:
             case run_pb2.RUN_STATE_WAITING:
                 self.line(f"‖ waits for {wording.wait_names(run.waits)}", "yellow")
                 if self._hints and run_pb2.WAIT_KIND_BUDGET in run.waits:
-                    self.line(f"  add some with: pawl top-up {run.run_id} TOKENS", "bold")
+                    self.command(f"add some with: pawl top-up {run.run_id} TOKENS")
             case run_pb2.RUN_STATE_NEEDS_ATTENTION:
-                self.line("‖ needs an operator: the outcome of a call is unknown, see `pawl inbox`", "red")
+                self.line(f"‖ needs an operator: {wording.attention_text(run.attention, run.crash_count)}", "red")
+                if self._hints:
+                    self.command(f"an operator sees what to do with: pawl attention {run.run_id}")
             case run_pb2.RUN_STATE_CANCELLING:
                 self.line("‖ is being cancelled", "yellow")
             case state if state in _ENDED:
@@ -223,8 +238,11 @@ class Transcript:
         tokens = run.usage.input_tokens + run.usage.output_tokens
         rounds, spent = wording.count_text(run.round, "round"), wording.count_text(tokens, "token")
         facts = f"{rounds}, {spent}, {wording.seconds_text(run.active_seconds)} active"
+        by = wording.STOPPED_BY.get(run.stop_cause, "") if run.state == run_pb2.RUN_STATE_CANCELLED else ""
         why = f": {wording.one_line(run.failure.message, 300)}" if run.failure.message else ""
-        self.line(f"{mark} {run.run_id} {wording.state_name(run.state)}{why} ({facts})", style)
+        self.line(f"{mark} {run.run_id} {wording.state_name(run.state)}{by}{why} ({facts})", style)
+        if run.unstopped_call_ids:
+            self.line(f"! could not be stopped and may go on: {', '.join(run.unstopped_call_ids)}", "red")
 
 
 def hint(call: call_pb2.Call) -> str:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
-from pawl.event.v1 import call_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 
 PREVIEW_CHARACTERS_MAX: Final = 100
 _MINUTE: Final = 60
@@ -25,6 +25,17 @@ _WAITS: Final = {
     run_pb2.WAIT_KIND_TOOL_RESULT: "a front end",
     run_pb2.WAIT_KIND_BUDGET: "more tokens",
 }
+
+_ACTS: Final = {
+    event_pb2.OPERATOR_ACT_RESOLVED: "said what became of a call",
+    event_pb2.OPERATOR_ACT_REDRIVEN: "let the run go on",
+    event_pb2.OPERATOR_ACT_ENDED: "ended the run",
+}
+STOPPED_BY: Final = {
+    run_pb2.STOP_CAUSE_SUPERSEDED: " by a newer message",
+    run_pb2.STOP_CAUSE_OPERATOR: " by an operator",
+}
+"""Who stopped a run, where it was not its user."""
 
 
 def clean(text: str) -> str:
@@ -68,6 +79,26 @@ def state_name(state: run_pb2.RunState.ValueType) -> str:
 def wait_names(waits: Sequence[run_pb2.WaitKind.ValueType]) -> str:
     """Return what a run waits for: `an approval and an answer`."""
     return " and ".join(_WAITS.get(wait, "input") for wait in waits) or "input"
+
+
+def attention_text(attention: run_pb2.Attention, crash_count: int) -> str:
+    """Return why a run needs an operator, as the rest of a sentence about it."""
+    match attention.reason:
+        case run_pb2.ATTENTION_REASON_UNKNOWN_OUTCOME:
+            return "it is not known whether a call had its effect"
+        case run_pb2.ATTENTION_REASON_QUARANTINED:
+            died = "1 worker died" if crash_count == 1 else f"{crash_count} workers died"
+            return f"quarantined: {died} while they drove it, without any progress in between"
+        case _:
+            return "for a reason that this version does not know"
+
+
+def act_text(acted: event_pb2.OperatorActed) -> str:
+    """Return what an operator did about a run: `operator bob let the run go on: the tool is mended`."""
+    act = _ACTS.get(acted.act, "did something about the run")
+    call = f" ({acted.call_id})" if acted.call_id else ""
+    reason = f": {one_line(acted.reason, 300)}" if acted.reason else ""
+    return f"operator {clean(acted.user_id)} {act}{call}{reason}"
 
 
 def seconds_text(seconds: float) -> str:

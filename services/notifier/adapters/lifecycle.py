@@ -166,6 +166,8 @@ def read_change(subject: str, data: bytes) -> RunChange | None:
         conversation_id=ConversationId(event.conversation_id),
         waits=frozenset(_WAITS[wait] for wait in run.waits if wait in _WAITS),
         superseded=run.stop_cause == run_pb2.STOP_CAUSE_SUPERSEDED,
+        ended_by_operator=run.stop_cause == run_pb2.STOP_CAUSE_OPERATOR,
+        quarantined=run.attention.reason == run_pb2.ATTENTION_REASON_QUARANTINED,
         failure_message=run.failure.message,
         output_text=run.output_text,
     )

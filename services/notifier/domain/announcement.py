@@ -48,6 +48,8 @@ class RunChange:
     conversation_id: ConversationId
     waits: AbstractSet[Wait] = frozenset()
     superseded: bool = False
+    ended_by_operator: bool = False
+    quarantined: bool = False
     failure_message: str = ""
     output_text: str = ""
 
@@ -64,7 +66,8 @@ def draft_notification(change: RunChange) -> Draft | None:
             reason = change.failure_message or "the reason is in its log"
             return _draft(change, NotificationKind.RUN_FAILED, f"Run failed: {reason}", change.output_text)
         case "run.cancelled" if not change.superseded:
-            return _draft(change, NotificationKind.RUN_CANCELLED, "Run cancelled", change.output_text)
+            title = "Run ended by an operator" if change.ended_by_operator else "Run cancelled"
+            return _draft(change, NotificationKind.RUN_CANCELLED, title, change.output_text)
         case "run.expired":
             return _draft(
                 change, NotificationKind.RUN_EXPIRED, "Run expired: nobody answered in time", change.output_text
@@ -73,14 +76,15 @@ def draft_notification(change: RunChange) -> Draft | None:
             waits = " and ".join(wait.value for wait in Wait if wait in change.waits) or "input"
             return _draft(change, NotificationKind.INPUT_NEEDED, f"Run waits for {waits}", change.output_text)
         case "run.needs_attention":
-            return _draft(
-                change,
-                NotificationKind.ATTENTION_NEEDED,
-                "Run stopped: it is unknown whether a call had its effect, and an operator must say",
-                change.output_text,
-            )
+            return _draft(change, NotificationKind.ATTENTION_NEEDED, _attention(change), change.output_text)
         case _:
             return None
+
+
+def _attention(change: RunChange) -> str:
+    if change.quarantined:
+        return "Run stopped: its workers died, and an operator must look at it"
+    return "Run stopped: it is unknown whether a call had its effect, and an operator must say"
 
 
 def notification_id(event_id: EventId) -> NotificationId:

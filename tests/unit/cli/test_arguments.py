@@ -12,7 +12,7 @@ from services.cli.__main__ import app
 from services.cli.client import Refused
 from services.cli.failure import CommandError, explain
 from services.cli.target import find
-from services.errors import Internal, RunNotFound, Unauthenticated
+from services.errors import AttentionNotNeeded, Internal, RunNotFound, Unauthenticated
 from services.launcher.endpoints import Endpoints, Replica, write_endpoints
 
 NOBODY = "127.0.0.1:1"
@@ -33,6 +33,12 @@ def invoke(*arguments: str, input_text: str = "") -> tuple[int, str]:
         ("inbox",),
         ("approve", "run_1", "call_1"),
         ("cancel", "run_1"),
+        ("top-up", "run_1", "500"),
+        ("attention",),
+        ("attention", "run_1"),
+        ("resolve", "run_1", "call_1", "--tell-model"),
+        ("redrive", "run_1"),
+        ("end", "run_1"),
     ],
     ids=" ".join,
 )
@@ -47,7 +53,18 @@ def test_without_a_suite_a_command_says_so_in_one_sentence_and_ends_with_2(
 
 
 @pytest.mark.parametrize(
-    "command", [("run",), ("watch",), ("approve", "run_1"), ("watch", "run_1", "--after", "-1"), ("invented",)]
+    "command",
+    [
+        ("run",),
+        ("watch",),
+        ("approve", "run_1"),
+        ("watch", "run_1", "--after", "-1"),
+        ("invented",),
+        ("top-up", "run_1", "0"),
+        ("top-up", "run_1", str(2**64)),
+        ("redrive",),
+        ("end",),
+    ],
 )
 def test_a_command_line_that_is_wrong_ends_with_2(command: tuple[str, ...]) -> None:
     code, output = invoke(*command)
@@ -128,6 +145,10 @@ def test_an_address_of_another_form_is_refused(address: str, tmp_path: Path) -> 
         (
             Refused(types_pb2.Receipt(reason="ALREADY_DECIDED", message="decided by bob")),
             "Decided by bob. `pawl inbox` lists the calls that wait.",
+        ),
+        (
+            AttentionNotNeeded("the run is not quarantined"),
+            "The run is not quarantined. `pawl attention` lists the runs that need an operator.",
         ),
         (KeyError("x"), "This should not have happened: KeyError: 'x'"),
     ],

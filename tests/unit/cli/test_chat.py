@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Self
 
 import pytest
-from pawl.agent.v1 import session_pb2
+from pawl.agent.v1 import agent_pb2, session_pb2
 from pawl.event.v1 import event_pb2, run_pb2
 from rich.console import Console
 
@@ -83,3 +85,59 @@ async def test_a_line_and_a_frame_that_come_in_the_same_moment_are_both_taken(mo
     ending.cancel()
     assert session.started == ["first", "second"]
     assert output.getvalue().count("completed (") == 2
+
+
+class HeldSession(Session):
+    """Its runs wait: for tokens, or for an operator."""
+
+    async def start(self, text: str, *, conversation_id: str = "") -> str:
+        self.started.append(text)
+        run = run_pb2.Run(run_id=f"run_{len(self.started)}", state=run_pb2.RUN_STATE_NEEDS_ATTENTION)
+        if text == "spend":
+            run.state = run_pb2.RUN_STATE_WAITING
+            run.waits.append(run_pb2.WAIT_KIND_BUDGET)
+        changed = event_pb2.RunEvent(run_id=run.run_id, run_changed=event_pb2.RunChanged(run=run))
+        self.frames.put_nowait(session_pb2.SessionResponse(event=changed))
+        return run.run_id
+
+    async def cancel(self, run_id: str, reason: str) -> None:
+        del reason
+        self.frames.put_nowait(session_pb2.SessionResponse(end=session_pb2.End(run_id=run_id)))
+
+
+async def test_a_run_that_waits_for_tokens_or_an_operator_is_topped_up_or_cancelled_and_holds_up_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sessions: list[HeldSession] = []
+    topped_up: list[tuple[str, int]] = []
+
+    class Agents:
+        async def TopUpRun(self, request: agent_pb2.TopUpRunRequest, metadata: object) -> agent_pb2.TopUpRunResponse:
+            del metadata
+            assert request.request_id
+            topped_up.append((request.run_id, request.tokens))
+            sessions[0].frames.put_nowait(session_pb2.SessionResponse(end=session_pb2.End(run_id=request.run_id)))
+            return agent_pb2.TopUpRunResponse()
+
+    @asynccontextmanager
+    async def agents(_: Target) -> AsyncIterator[Agents]:
+        yield Agents()
+
+    def session(*_: Any, **__: Any) -> HeldSession:
+        sessions.append(HeldSession())
+        return sessions[0]
+
+    monkeypatch.setattr(chat_module, "SessionClient", session)
+    monkeypatch.setattr(Target, "agents", agents)
+    output = io.StringIO()
+    console = Console(file=output, width=200)
+    keyboard: Any = Keyboard("spend", "/top-up some", "/top-up 500", "break", "/top-up 7", "/cancel", "break")
+    talk = Chat(Target(agent=("127.0.0.1:1",), tools=(), notifications=()), console, Transcript(console), keyboard)
+    async with asyncio.timeout(10):
+        assert await talk.run() == 0
+    assert topped_up == [("run_1", 500)]
+    assert sessions[0].started == ["spend", "break", "break"]
+    shown = output.getvalue()
+    assert "/top-up TOKENS adds some" in shown
+    assert "pawl attention run_2 shows what to do" in shown
+    assert "No run waits for tokens." in shown

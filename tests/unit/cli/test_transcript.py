@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
+import pytest
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from rich.console import Console
 
@@ -123,6 +125,77 @@ def test_a_failed_run_says_why() -> None:
     run.failure.message = "The model server is down."
     output = shown(event_pb2.RunEvent(run_changed=event_pb2.RunChanged(run=run)))
     assert output == "✗ run_1 failed: The model server is down. (2 rounds, 0 tokens, 3.2 s active)\n"
+
+
+def run_event(**fields: Any) -> event_pb2.RunEvent:
+    run = run_pb2.Run(run_id="run_1", **fields)
+    return event_pb2.RunEvent(run_changed=event_pb2.RunChanged(run=run))
+
+
+UNKNOWN_OUTCOME = run_pb2.Attention(reason=run_pb2.ATTENTION_REASON_UNKNOWN_OUTCOME)
+QUARANTINED = run_pb2.Attention(reason=run_pb2.ATTENTION_REASON_QUARANTINED)
+
+
+@pytest.mark.parametrize(
+    ("event", "lines"),
+    [
+        (
+            run_event(state=run_pb2.RUN_STATE_WAITING, waits=[run_pb2.WAIT_KIND_BUDGET]),
+            ["‖ waits for more tokens", "  add some with: pawl top-up run_1 TOKENS"],
+        ),
+        (
+            event_pb2.RunEvent(run_topped_up=event_pb2.RunToppedUp(tokens=500, token_budget=1500, user_id="ann")),
+            ["+ ann added 500 tokens: it may use 1500"],
+        ),
+        (
+            run_event(state=run_pb2.RUN_STATE_NEEDS_ATTENTION, attention=UNKNOWN_OUTCOME),
+            [
+                "‖ needs an operator: it is not known whether a call had its effect",
+                "  an operator sees what to do with: pawl attention run_1",
+            ],
+        ),
+        (
+            run_event(state=run_pb2.RUN_STATE_NEEDS_ATTENTION, attention=QUARANTINED, crash_count=3),
+            [
+                "‖ needs an operator: quarantined: 3 workers died while they drove it, without any progress in between",
+                "  an operator sees what to do with: pawl attention run_1",
+            ],
+        ),
+        (
+            event_pb2.RunEvent(
+                operator_acted=event_pb2.OperatorActed(
+                    user_id="bob", act=event_pb2.OPERATOR_ACT_REDRIVEN, reason="the tool is\nmended"
+                )
+            ),
+            ["⚑ operator bob let the run go on: the tool is mended"],
+        ),
+        (
+            event_pb2.RunEvent(
+                operator_acted=event_pb2.OperatorActed(
+                    user_id="bob", act=event_pb2.OPERATOR_ACT_RESOLVED, call_id="call_1"
+                )
+            ),
+            ["⚑ operator bob said what became of a call (call_1)"],
+        ),
+        (
+            event_pb2.RunEvent(operator_acted=event_pb2.OperatorActed(user_id="bob", act=99)),  # type: ignore[arg-type]
+            ["⚑ operator bob did something about the run"],
+        ),
+        (
+            run_event(
+                state=run_pb2.RUN_STATE_CANCELLED,
+                stop_cause=run_pb2.STOP_CAUSE_OPERATOR,
+                unstopped_call_ids=["call_1", "call_2"],
+            ),
+            [
+                "✗ run_1 cancelled by an operator (0 rounds, 0 tokens, 0 ms active)",
+                "! could not be stopped and may go on: call_1, call_2",
+            ],
+        ),
+    ],
+)
+def test_waits_acts_and_what_could_not_be_stopped_are_told(event: event_pb2.RunEvent, lines: list[str]) -> None:
+    assert shown(event, hints=True).splitlines() == lines
 
 
 def test_nothing_that_a_model_or_a_tool_says_steers_the_terminal() -> None:

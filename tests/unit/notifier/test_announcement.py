@@ -68,6 +68,21 @@ def test_a_run_that_a_newer_message_replaced_is_not_told() -> None:
     assert draft_notification(replace(CHANGE, type="run.cancelled", superseded=True)) is None
 
 
+@pytest.mark.parametrize(
+    ("change", "title"),
+    [
+        (replace(CHANGE, type="run.needs_attention"), "Run stopped: it is unknown whether a call had its effect"),
+        (replace(CHANGE, type="run.needs_attention", quarantined=True), "Run stopped: its workers died"),
+        (replace(CHANGE, type="run.cancelled"), "Run cancelled"),
+        (replace(CHANGE, type="run.cancelled", ended_by_operator=True), "Run ended by an operator"),
+    ],
+)
+def test_a_user_is_told_why_an_operator_is_wanted_and_what_one_did(change: RunChange, title: str) -> None:
+    draft = draft_notification(change)
+    assert draft is not None
+    assert draft.title.startswith(title)
+
+
 def test_a_waiting_run_says_what_it_waits_for() -> None:
     change = replace(CHANGE, type="run.waiting", waits=frozenset({Wait.ANSWER, Wait.APPROVAL}))
     draft = draft_notification(change)

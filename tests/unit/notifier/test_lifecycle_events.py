@@ -35,6 +35,15 @@ def test_a_change_of_a_run_is_read_whole() -> None:
     assert change.time == datetime(2026, 5, 1, tzinfo=UTC)
 
 
+def test_what_operators_are_wanted_for_and_did_is_read() -> None:
+    message = event()
+    message.run_changed.run.attention.reason = run_pb2.ATTENTION_REASON_QUARANTINED
+    message.run_changed.run.stop_cause = run_pb2.STOP_CAUSE_OPERATOR
+    change = read_change(SUBJECT, message.SerializeToString())
+    assert change is not None
+    assert (change.quarantined, change.ended_by_operator, change.superseded) == (True, True, False)
+
+
 def test_a_wait_of_a_later_version_is_passed_over() -> None:
     message = event()
     message.run_changed.run.waits.append(99)  # type: ignore[arg-type]  # as an open enum allows
