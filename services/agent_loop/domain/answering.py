@@ -67,8 +67,10 @@ def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[Ow
     usage = usage_of(fact.answer.usage)
     state = replace(state, run=replace(state.run, usage=opened.usage_before + usage))
     left = limits.round_timeout_seconds - state.round_active_seconds(now)
+    # What the budget cut short was no failure of the model server, and is bounded by the top-ups.
+    failures = opened.failures + (fact.error.reason != retry.BUDGET_EXHAUSTED)
     delay = retry.delay(
-        fact.error, attempt=opened.attempt, attempts_max=limits.model_attempts_max, left=left, jitter=fact.jitter
+        fact.error, failures=failures, attempts_max=limits.model_attempts_max, left=left, jitter=fact.jitter
     )
     if delay is None or budget.ends_run(state):
         failure = retry.failure_of(fact.error) if delay is None else budget.failure(state)
@@ -84,7 +86,11 @@ def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[Ow
         usage=usage,
     )
     again = replace(
-        opened, attempt=opened.attempt + 1, output_from_seq=state.run.last_seq + 1, usage_before=state.run.usage
+        opened,
+        attempt=opened.attempt + 1,
+        failures=failures,
+        output_from_seq=state.run.last_seq + 1,
+        usage_before=state.run.usage,
     )
     return replace(state, loop=replace(loop, model_call=again), model_starts_in=delay), (event,)
 

@@ -19,6 +19,8 @@ from services.agent_loop.domain.run import RunFailure, Usage
 class OpenModelCall:
     """A model call that was announced and has not ended.
 
+    `attempt` counts all that were made of it, also those of workers that died or
+    handed over; `failures` only those in which the model server failed (LOOP-7).
     Output of this attempt has seqs from `output_from_seq` on; `summarised_to_number`
     is 0 unless the call writes a summary. `usage_before` is what the run had used
     before this attempt: while it is open, the run's usage has an estimate of it.
@@ -26,6 +28,7 @@ class OpenModelCall:
     """
 
     attempt: int
+    failures: int = 0
     without_tools: bool = False
     output_from_seq: int = 0
     summarised_to_number: int = 0

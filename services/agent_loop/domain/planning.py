@@ -32,10 +32,9 @@ from services.agent_loop.domain.decision import (
 from services.agent_loop.domain.event import TAKEOVER, OwnerEvent, RoundRetrying, RoundStarted, Warned
 from services.agent_loop.domain.fact import Fact, Shown
 from services.agent_loop.domain.facts import apply_fact
-from services.agent_loop.domain.failure import FailureClass
 from services.agent_loop.domain.loop_state import OpenModelCall
 from services.agent_loop.domain.message import Message, Role
-from services.agent_loop.domain.run import RunFailure, RunState, WaitKind
+from services.agent_loop.domain.run import RunState, WaitKind
 from services.agent_loop.domain.state import MODEL, PIN_TOOLS, State, check_of, stop_of
 
 _ROUNDS_NEAR_LIMIT: Final = 0.8
@@ -227,10 +226,6 @@ def _take_over(state: State) -> tuple[State, tuple[OwnerEvent, ...]]:
         return state, ()
     usage = budget.with_lost_call(state, opened.usage_before)
     state = replace(state, run=replace(state.run, usage=usage))
-    if opened.attempt >= state.run.options.limits.model_attempts_max:
-        message = f"The model call was interrupted or failed {opened.attempt} times."
-        failure = RunFailure(failure_class=FailureClass.INTERNAL, reason="INTERNAL", message=message)
-        return replace(state, loop=replace(state.loop, model_call=None, failure=failure)), ()
     # Whether the lost attempt showed anything is known by the log having grown since.
     showed = state.run.last_seq > opened.output_from_seq
     event = RoundRetrying(

@@ -35,16 +35,17 @@ class Problem:
     retry_after_seconds: float | None = None
 
 
-def delay(problem: Problem, *, attempt: int, attempts_max: int, left: float, jitter: float) -> float | None:
+def delay(problem: Problem, *, failures: int, attempts_max: int, left: float, jitter: float) -> float | None:
     """Return the seconds to wait before the next attempt, or None if there is none.
 
-    1 s doubling to 10 s, of which up to a half is left out by `jitter` (0 to 1);
-    at least what the server asked for. `left` is what the round has: a wait
-    beyond it makes no sense.
+    `failures` are those of the model server in this call, this one included: a
+    worker that died or handed over is none of them. 1 s doubling to 10 s, of which
+    up to a half is left out by `jitter` (0 to 1); at least what the server asked
+    for. `left` is what the round has: a wait beyond it makes no sense.
     """
-    if not problem.retryable or attempt >= attempts_max:
+    if not problem.retryable or failures >= attempts_max:
         return None
-    backoff = min(_FIRST_DELAY_SECONDS * 2 ** (attempt - 1), _DELAY_SECONDS_MAX) * (1 - jitter / 2)
+    backoff = min(_FIRST_DELAY_SECONDS * 2 ** max(0, failures - 1), _DELAY_SECONDS_MAX) * (1 - jitter / 2)
     wait = max(backoff, problem.retry_after_seconds or 0.0)
     return wait if wait < left else None
 

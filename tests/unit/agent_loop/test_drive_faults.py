@@ -227,6 +227,42 @@ def test_a_provider_failure_is_retried_with_growing_waits_and_then_fails_the_run
     virtual_time.run(main())
 
 
+@pytest.mark.parametrize("hands_over", [False, True])
+@pytest.mark.parametrize("failures", [3, 4])
+def test_failures_of_the_model_count_over_takeovers_and_takeovers_do_not_count(
+    failures: int, *, hands_over: bool
+) -> None:
+    """LOOP-7: three retries, however many workers died with the call or handed it over."""
+    takeovers = 6
+
+    async def main() -> None:
+        stuck = [*says("Once upon a time", chunks=8)[:4], 60.0]
+        tries = [stuck, stuck, fails(), stuck, stuck, fails(), stuck, stuck, fails()]
+        world = World(VERDICTS, [*tries, *[fails()] * (failures - 3), says("The end.")])
+        key = world.ledger.submit("hello")
+        for number in range(takeovers):
+            drive = Drive(await world.claim(f"worker_{number}"), world.shop)
+            running = asyncio.create_task(drive.run())
+            await asyncio.sleep(6.0)
+            if hands_over:
+                drive.hand_over()
+                assert await running is Left.HANDED_OVER
+                await world.ledger.release(f"worker_{number}")
+            else:
+                running.cancel()
+                await asyncio.wait([running])
+
+        await world.finish(key)
+
+        reasons = [event.reason for event in world.ledger.events(key) if isinstance(event, RoundRetrying)]
+        assert reasons.count(TAKEOVER) == takeovers
+        assert len(reasons) == takeovers + 3
+        run = world.ledger.run(key)
+        assert run.state is (RunState.COMPLETED if failures == 3 else RunState.FAILED)
+
+    virtual_time.run(main())
+
+
 def test_what_a_failed_attempt_showed_is_replaced_and_never_doubled() -> None:
     async def main() -> None:
         world = World(VERDICTS, [fails(after=says("Once upon", chunks=2)[:2]), says("The end.")])

@@ -486,7 +486,10 @@ class RunLimits(_message.Message):
     count as life.
     """
     model_attempts_max: _builtins.int
-    """Attempts of one model call, retries included; default 4."""
+    """Attempts of one model call in which the model server may fail, retries
+    included; default 4. An attempt whose worker died or handed the run over is
+    none of them.
+    """
     result_bytes_per_round_max: _builtins.int
     """Bytes of results of one round that the model is given; default 51200. What
     is over is cut with a note that says how to read the rest.
