@@ -125,3 +125,43 @@ def test_a_position_beyond_the_end_is_refused_in_a_sentence(pawl: CommandLine) -
     code, _, errors = pawl.run("watch", run_id, "--after", "100000")
     assert code == 2
     assert errors.startswith("The log ends at seq")
+
+
+def listed(pawl: CommandLine, run_id: str) -> str:
+    """The line of a run in the list."""
+    return next((line for line in pawl.succeed("runs").splitlines() if line.startswith(run_id)), "")
+
+
+def test_a_run_waits_for_tokens_and_goes_on_after_a_top_up(pawl: CommandLine) -> None:
+    """LOOP-12."""
+    run_id = pawl.succeed("run", "--detach", "--tokens-max", "5", "what is 17 * 23").strip()
+    for _ in range(100):
+        if "waiting for more tokens" in listed(pawl, run_id):
+            break
+    assert f"{run_id} may use 50005 tokens" in pawl.succeed("top-up", run_id, "50000")
+    output = pawl.succeed("watch", run_id)
+    assert "‖ waits for more tokens" in output
+    assert f"pawl top-up {run_id} TOKENS" in output
+    assert "+ me added 50000 tokens: it may use 50005" in output
+    assert "completed" in output.splitlines()[-1]
+    code, _, errors = pawl.run("top-up", run_id, "1")
+    assert code == 2
+    assert "ended" in errors
+
+
+def test_what_no_operator_is_needed_for_is_refused_in_a_sentence(pawl: CommandLine) -> None:
+    run_id = started(pawl, "book a table")
+    assert "No run needs attention." in pawl.succeed("attention")
+    assert f"{run_id} needs no attention." in pawl.succeed("attention", run_id)
+    for command in ("redrive", "end"):
+        code, _, errors = pawl.run(command, run_id, "--reason", "to see")
+        assert code == 2
+        assert "`pawl attention` lists the runs that need an operator." in errors
+    code, _, errors = pawl.run("resolve", run_id, pending_call(pawl, run_id), "--tell-model")
+    assert code == 2
+    assert "not in doubt" in errors
+    code, _, errors = pawl.run("top-up", run_id, "1")
+    assert code == 2
+    assert "no token budget" in errors
+    assert pawl.run("redrive", "run_absent")[2] == pawl.run("--store", "other", "redrive", run_id)[2]
+    pawl.succeed("cancel", run_id)

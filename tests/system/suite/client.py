@@ -28,8 +28,8 @@ class Agent:
     """The agent service, reached through one replica."""
 
     def __init__(self, address: str, *, user: str = "me", store: str = "local") -> None:
-        self._channel = grpc.aio.insecure_channel(address)
-        self.stub = agent_pb2_grpc.AgentServiceStub(self._channel)
+        self.channel = grpc.aio.insecure_channel(address)
+        self.stub = agent_pb2_grpc.AgentServiceStub(self.channel)
         self.metadata = (("pawl-user", user), ("pawl-store", store))
 
     async def __aenter__(self) -> Self:
@@ -38,7 +38,7 @@ class Agent:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._channel.close()
+        await self.channel.close()
 
     async def start(
         self, text: str, *, request_id: str = "", conversation_id: str = "", options: run_pb2.RunOptions | None = None
