@@ -50,6 +50,7 @@ from services.errors import (
     RunEnded,
     RunNotFound,
     SeqBeyondEnd,
+    TokenCeiling,
 )
 from tests.fakes.manual_clock import ManualClock
 
@@ -362,6 +363,9 @@ class FakeLedger:
         if isinstance(command, TopUpCommand):
             if not stored.run.token_budget:
                 return self._reply(stored, Outcome.REFUSED, NoTokenBudget.reason)
+            ceiling = stored.run.options.limits.topped_up_tokens_max
+            if ceiling and stored.run.token_budget + command.tokens > ceiling:
+                return self._reply(stored, Outcome.REFUSED, TokenCeiling.reason)
             stored.run.token_budget += command.tokens
             return self._reply(stored, Outcome.ACCEPTED)
         call = stored.calls.get(command.call_id)

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
+from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub, add_OperatorServiceServicer_to_server
 
 from services.agent_loop.app.inbox import Inbox
 from services.agent_loop.app.messages import Messages
+from services.agent_loop.app.operators import Operators
 from services.agent_loop.app.session import Sessions
 from services.agent_loop.app.stream import SessionTimes
 from services.agent_loop.app.watch import Watches
 from services.agent_loop.domain.options import RunDefaults
+from services.agent_loop.rpc.operator_servicer import OperatorServicer
 from services.agent_loop.rpc.servicer import AgentServicer
 from services.chassis.auth import ApiKey, KeyAuthenticator
 from services.chassis.ids import IdSource
@@ -26,15 +29,22 @@ from tests.fakes.public_ledger import FakeChecker, FakeLedger, FakeLive
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+    from pawl.agent.v1.operator_pb2_grpc import OperatorServiceAsyncStub
 
 KEYS = [
     ApiKey(key="key-of-me-0123456789", store_id="local", user_id="me", roles=["member"]),
     ApiKey(key="key-of-operator-0123", store_id="local", user_id="me", roles=["operator"]),
     ApiKey(key="key-of-other-user-01", store_id="local", user_id="you", roles=["member"]),
     ApiKey(key="key-of-other-store-1", store_id="elsewhere", user_id="me", roles=["member"]),
+    ApiKey(key="key-of-helping-boss1", store_id="local", user_id="boss", roles=["operator"]),
+    ApiKey(key="key-of-the-admin-012", store_id="local", user_id="root", roles=["admin"]),
+    ApiKey(key="key-of-foreign-boss1", store_id="elsewhere", user_id="boss", roles=["operator", "admin"]),
 ]
 ME = (("authorization", "Bearer key-of-me-0123456789"),)
 OPERATOR = (("authorization", "Bearer key-of-operator-0123"),)
+BOSS = (("authorization", "Bearer key-of-helping-boss1"),)
+ADMIN = (("authorization", "Bearer key-of-the-admin-012"),)
+FOREIGN_BOSS = (("authorization", "Bearer key-of-foreign-boss1"),)
 STRANGERS = [
     (("authorization", "Bearer key-of-other-user-01"),),
     (("authorization", "Bearer key-of-other-store-1"),),
@@ -77,7 +87,9 @@ def servicer(
 
 
 @pytest.fixture
-async def server(servicer: AgentServicer, ids: IdSource, tmp_path: Path) -> AsyncIterator[RpcServer]:
+async def server(
+    servicer: AgentServicer, ledger: FakeLedger, ids: IdSource, tmp_path: Path
+) -> AsyncIterator[RpcServer]:
     server = RpcServer(
         f"unix:{tmp_path}/agent",
         authenticator=KeyAuthenticator(KEYS),
@@ -86,6 +98,7 @@ async def server(servicer: AgentServicer, ids: IdSource, tmp_path: Path) -> Asyn
         drain_seconds=0.2,
     )
     server.add(add_AgentServiceServicer_to_server, servicer)
+    server.add(add_OperatorServiceServicer_to_server, OperatorServicer(Operators(ledger=ledger, ids=ids)))
     async with server:
         yield server
 
@@ -94,3 +107,9 @@ async def server(servicer: AgentServicer, ids: IdSource, tmp_path: Path) -> Asyn
 async def stub(server: RpcServer) -> AsyncIterator[AgentServiceAsyncStub]:
     async with grpc.aio.insecure_channel(server.address) as channel:
         yield AgentServiceStub(channel)
+
+
+@pytest.fixture
+async def operators(server: RpcServer) -> AsyncIterator[OperatorServiceAsyncStub]:
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        yield OperatorServiceStub(channel)
