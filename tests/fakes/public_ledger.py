@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
@@ -202,7 +202,7 @@ class FakeLedger:
         self._check_up()
         if message.request_id in self._requests:
             before, run_id = self._requests[message.request_id]
-            if before != message:
+            if replace(before, options=message.options) != message:
                 raise RequestIdReused
             return self._view(self.runs[run_id]), False
         same = [each.run for each in self.runs.values() if each.run.conversation_id == message.conversation_id]

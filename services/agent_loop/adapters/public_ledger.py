@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import grpc
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2, ledger_pb2_grpc
@@ -26,6 +28,7 @@ from services.agent_loop.app.public_values import (
     TopUpCommand,
 )
 from services.agent_loop.domain.limits import Limits
+from services.agent_loop.domain.options import AskedOptions
 from services.agent_loop.domain.run import RunOptions, RunState
 from services.chassis.rpc_client import translating
 
@@ -47,6 +50,7 @@ class LedgerClient:
             conversation_must_exist=message.conversation_must_exist,
             text=message.text,
             options=options_message(message.options),
+            asked_options=asked_message(message.asked),
             policy=ledger_pb2.ActiveRunPolicy.Value(f"ACTIVE_RUN_POLICY_{message.policy}"),
         )
         with translating():
@@ -212,6 +216,16 @@ def options_message(options: RunOptions) -> run_pb2.RunOptions:
         message.temperature = options.temperature
     if options.output_tokens_max is not None:
         message.output_tokens_max = options.output_tokens_max
+    return message
+
+
+def asked_message(asked: AskedOptions) -> run_pb2.RunOptions:
+    """Return options as a user asked for them: what was left open is open."""
+    given = {field.name: getattr(asked, field.name) for field in fields(asked) if field.name != "limits"}
+    message = options_message(RunOptions(**given))
+    message.ClearField("limits")
+    for name, value in asked.limits.items():
+        setattr(message.limits, name, value)
     return message
 
 

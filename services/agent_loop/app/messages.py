@@ -85,6 +85,7 @@ class Messages:
             conversation_id=conversation_id,
             conversation_must_exist=conversation_must_exist,
             text=checks.text(text, "text", bytes_max=checks.MESSAGE_BYTES_MAX),
+            asked=asked,
             options=complete(asked, self._defaults),
             policy=policy,
         )

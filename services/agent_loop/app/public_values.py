@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 from services.agent_loop.domain.call import CallState, DecisionKind
 from services.agent_loop.domain.command import CallResolution
+from services.agent_loop.domain.options import AskedOptions
 from services.agent_loop.domain.run import RunOptions, RunState, StopCause
 from services.errors import PawlError, by_reason
 
@@ -108,12 +109,13 @@ class ActiveRunPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewMessage:
-    """A message of a user, checked, with options complete."""
+    """A message of a user, checked, with options complete; `asked` is what the user said of them."""
 
     request_id: str
     conversation_id: str
     conversation_must_exist: bool
     text: str
+    asked: AskedOptions
     options: RunOptions
     policy: ActiveRunPolicy
 

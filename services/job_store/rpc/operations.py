@@ -101,7 +101,8 @@ def submit(request: ledger_pb2.SubmitMessageRequest, *, queue_max: int, store_qu
         store_id=request.store_id,
         user_id=request.user_id,
         request_id=request.request_id,
-        fingerprint=_fingerprint(request, without="request_id"),
+        # Defaults of the deployment are no part of the payload: a deploy may change them.
+        fingerprint=_fingerprint(request, without=("request_id", "options")),
         conversation_id=request.conversation_id,
         conversation_must_exist=request.conversation_must_exist,
         policy=_enum(ActiveRunPolicy, request.policy, "policy"),
@@ -328,12 +329,13 @@ def _progress(progress: ledger_pb2.ProgressCommand) -> Progress:
     )
 
 
-def _fingerprint(message: ProtoMessage, *, without: str = "") -> bytes:
+def _fingerprint(message: ProtoMessage, *, without: Sequence[str] = ()) -> bytes:
     """Return what tells one payload from another."""
     if without:
         copy = type(message)()
         copy.CopyFrom(message)
-        copy.ClearField(without)
+        for field in without:
+            copy.ClearField(field)
         message = copy
     return hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
 

@@ -65,6 +65,17 @@ async def test_the_same_request_on_both_replicas_makes_one_run(start: StartRepli
         await users[1].submit("something else", request_id="r1")
 
 
+async def test_what_a_deployment_fills_in_tells_no_request_from_another(user: User) -> None:
+    """I2: a request that is repeated after a deploy with other defaults is the same one."""
+    asked = run_pb2.RunOptions(limits=run_pb2.RunLimits(rounds_max=3))
+    old, new = run_pb2.RunOptions(model="old"), run_pb2.RunOptions(model="new")
+    first = await user.submit(request_id="r1", options=old, asked_options=asked)
+    again = await user.submit(request_id="r1", options=new, asked_options=asked)
+    assert (again.run.run_id, again.run.options.model) == (first.run.run_id, "old")
+    with pytest.raises(RequestIdReused):
+        await user.submit(request_id="r1", options=old, asked_options=run_pb2.RunOptions())
+
+
 async def test_request_ids_belong_to_their_user(user: User) -> None:
     first = await user.submit(request_id="r1")
     other = await User(user.stub, user_id="bob").submit(request_id="r1")

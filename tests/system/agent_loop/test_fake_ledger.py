@@ -22,6 +22,7 @@ from services.agent_loop.app.public_values import (
     ResultCommand,
 )
 from services.agent_loop.domain.call import DecisionKind
+from services.agent_loop.domain.options import AskedOptions
 from services.agent_loop.domain.run import RunOptions, StopCause
 from services.errors import PawlError
 from tests.fakes.manual_clock import ManualClock
@@ -210,6 +211,7 @@ async def messages(stage: Stage) -> Observations:
 
     def message(request_id: str, text: str, conversation_id: str = "", **fields: Any) -> NewMessage:
         return NewMessage(
+            asked=AskedOptions(),
             **{
                 "request_id": request_id,
                 "conversation_id": conversation_id,
@@ -218,7 +220,7 @@ async def messages(stage: Stage) -> Observations:
                 "options": RunOptions(model="m"),
                 "policy": ActiveRunPolicy.QUEUE,
                 **fields,
-            }
+            },
         )
 
     first, _ = await ledger.submit_message(me, message("r1", "Hello"))

@@ -1,0 +1,47 @@
+"""What a deployment fills in is no part of a request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pawl.agent.v1 import agent_pb2
+from pawl.event.v1 import run_pb2
+
+from services.agent_loop.adapters.public_ledger import asked_message
+from services.agent_loop.app.messages import Messages
+from services.agent_loop.domain.limits import Limits
+from services.agent_loop.domain.options import RunDefaults
+from services.agent_loop.rpc import convert
+from services.agent_loop.rpc.servicer import AgentServicer
+from tests.fakes.public_ledger import FakeLedger
+from tests.rpc.agent_loop.conftest import ME
+from tests.rpc.agent_loop.errors import reason
+
+if TYPE_CHECKING:
+    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+
+
+async def test_a_deploy_with_other_defaults_leaves_requests_as_they_are(
+    stub: AgentServiceAsyncStub, servicer: AgentServicer, ledger: FakeLedger
+) -> None:
+    """I2: what a request left open is no part of it."""
+    asked = run_pb2.RunOptions(temperature=0.5, limits=run_pb2.RunLimits(rounds_max=3))
+    request = agent_pb2.StartRunRequest(request_id="r1", text="Hello", options=asked)
+    before = (await stub.StartRun(request, metadata=ME)).run
+    limits = Limits(run_timeout_seconds=100.0)
+    servicer._messages = Messages(ledger=ledger, defaults=RunDefaults(model="a-newer-model", limits=limits))
+    again = (await stub.StartRun(request, metadata=ME)).run
+    assert (again.run_id, again.options.model) == (before.run_id, "the-model")
+    request.options.limits.rounds_max = 4
+    assert await reason(stub.StartRun(request, metadata=ME)) == "REQUEST_ID_REUSED"
+
+
+def test_options_reach_the_ledger_as_they_were_asked_for_too() -> None:
+    asked = run_pb2.RunOptions(model="m", temperature=0.5, tool_names=["a"])
+    asked.limits.rounds_max = 3
+    asked.limits.run_timeout_seconds = 2.5
+    message = asked_message(convert.options(asked))
+    assert message.limits == asked.limits
+    assert (message.model, message.temperature, list(message.tool_names)) == ("m", 0.5, ["a"])
+    assert not message.HasField("output_tokens_max")
+    assert asked_message(convert.options(run_pb2.RunOptions())).limits == run_pb2.RunLimits()
