@@ -203,12 +203,13 @@ class _Method:
                     raise error from None
                 refusal = self._refusal(error, call)
                 code, reason = refusal.kind.value, refusal.reason
+                # An AbortError that `abort` did not raise would be taken for a fault of the program.
                 if context.done():
-                    raise grpc.aio.AbortError from None  # Nobody listens any more.
+                    raise asyncio.CancelledError from None  # Nobody listens any more.
                 try:
                     await status.abort(context, refusal)
                 except grpc.aio.InternalError:
-                    raise grpc.aio.AbortError from None  # It went in this moment.
+                    raise asyncio.CancelledError from None  # It went in this moment.
             finally:
                 self.interceptor.leave(call)
                 self._in_flight.dec()

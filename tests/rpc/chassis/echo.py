@@ -25,6 +25,7 @@ class EchoServicer:
         self.entered = asyncio.Event()
         self.cancelled = asyncio.Event()
         self.release = asyncio.Event()
+        self.vanish: Callable[[], object] = lambda: None
         self.generator: AsyncIterator[StringValue] | None = None
         self.generator_closed = asyncio.Event()
 
@@ -46,6 +47,9 @@ class EchoServicer:
             case ["gone-group"]:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(_raise(grpc.aio.InternalError("what gRPC raises when a write fails")))
+            case ["vanish"]:
+                self.vanish()
+                raise RunNotFound
             case ["abort"]:
                 await context.abort(grpc.StatusCode.DATA_LOSS, "as the servicer says")
             case ["abort-group"]:

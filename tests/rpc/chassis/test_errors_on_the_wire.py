@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -99,6 +100,23 @@ async def test_a_client_that_goes_away_in_a_write_is_no_fault_of_the_program(
     async with serve() as server, open_channel(server.address) as channel:
         assert type(await refusal(EchoStub(channel).call(kind, how))) is Cancelled
     assert "rpc.failed" not in capfd.readouterr().out
+
+
+async def test_a_client_that_goes_away_before_it_is_refused_is_no_fault_of_the_program(
+    serve: Serve, servicer: EchoServicer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The program hangs meanwhile, so gRPC notices that the status cannot be sent before it is told of the cancel."""
+    async with serve() as server, open_channel(server.address) as channel:
+        call = EchoStub(channel).unary(StringValue(value="vanish"))
+
+        def vanish() -> None:
+            call.cancel()
+            time.sleep(0.2)
+
+        servicer.vanish = vanish
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    assert caplog.messages == []
 
 
 async def test_a_client_that_is_gone_before_the_answer_begins_costs_nothing(servicer: EchoServicer) -> None:
