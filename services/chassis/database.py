@@ -102,6 +102,10 @@ class Database:
                     if _is_lost(connection):
                         raise asyncpg.ConnectionDoesNotExistError(str(error)) from error
                     raise
+                except asyncpg.InternalClientError as error:
+                    # The server has said goodbye while nobody asked it anything, and has not hung up yet.
+                    connection.terminate()
+                    raise asyncpg.ConnectionDoesNotExistError(str(error)) from error
         except _UNREACHABLE as error:
             _log.warning("database.unreachable", error=type(error).__name__)
             too_slow = isinstance(error, TimeoutError | asyncpg.QueryCanceledError)

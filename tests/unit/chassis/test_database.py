@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -104,6 +106,33 @@ async def test_a_connection_that_breaks_is_unavailable_and_the_next_one_works(da
         await database.ping()
 
 
+async def test_a_server_that_said_goodbye_and_has_not_hung_up_is_unavailable_and_the_next_is_not(
+    database_url: str, free_port: int
+) -> None:
+    said = asyncio.Event()
+
+    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+        said.set()
+
+    async with (
+        _forwarding(database_url, free_port, say) as url,
+        Database(url, application_name="leaving", connections_max=1) as database,
+        Database(database_url, application_name="test") as other,
+    ):
+        async with other.acquire() as connection:
+            await connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'leaving'"
+            )
+        await said.wait()
+        for _ in range(10):
+            await asyncio.sleep(0)  # What was said is read.
+        with pytest.raises(DependencyUnavailable):
+            await database.ping()
+        await database.ping()
+
+
 async def test_errors_of_sql_are_not_taken_for_an_absent_database(database_url: str) -> None:
     async with Database(database_url, application_name="test") as database:
         with pytest.raises(asyncpg.UniqueViolationError):
@@ -119,23 +148,18 @@ async def test_a_wrong_argument_is_not_taken_for_an_absent_database(database_url
 
 
 async def test_a_start_waits_for_a_server_that_comes_later(database_url: str, free_port: int) -> None:
-    address = urlsplit(database_url)
-    socket_path = f"{parse_qs(address.query)['host'][0]}/.s.PGSQL.5432"
-    url = f"postgresql://postgres@127.0.0.1:{free_port}{address.path}"
-
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_unix_connection(socket_path)
-        await asyncio.gather(pump(reader, back), pump(there, writer))
-
+    url = f"postgresql://postgres@127.0.0.1:{free_port}{urlsplit(database_url).path}"
     with capture_logs() as logs:
         starting = asyncio.ensure_future(Database(url, application_name="test").__aenter__())
         while not any(line["event"] == "database.waiting" for line in logs):
             await asyncio.sleep(0.01)
-        server = await asyncio.start_server(forward, "127.0.0.1", free_port)
-        database = await starting
-        await database.ping()
-        await database.__aexit__(None, None, None)
-        server.close()
+        async with _forwarding(database_url, free_port, pump):
+            database = await starting
+            await database.ping()
+            await database.__aexit__(None, None, None)
+
+
+Pump = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -143,6 +167,22 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
         writer.write(data)
     writer.close()
     await writer.wait_closed()
+
+
+@asynccontextmanager
+async def _forwarding(database_url: str, port: int, answers: Pump) -> AsyncIterator[str]:
+    """Offer the database at a port, too; gives the URL for it. `answers` brings what the server says."""
+    address = urlsplit(database_url)
+    socket_path = f"{parse_qs(address.query)['host'][0]}/.s.PGSQL.5432"
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_unix_connection(socket_path)
+        await asyncio.gather(pump(reader, back), answers(there, writer))
+        writer.close()
+
+    server = await asyncio.start_server(forward, "127.0.0.1", port)
+    yield f"postgresql://postgres@127.0.0.1:{port}{address.path}"
+    server.close()
 
 
 @pytest.fixture
