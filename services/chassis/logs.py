@@ -100,3 +100,5 @@ def _route_libraries(shared: list[structlog.types.Processor], level: int, *, as_
     logging.captureWarnings(capture=True)
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
+    # It warns with a traceback whenever the database is away, which `chassis.database` says in a line.
+    logging.getLogger("asyncpg.pool").setLevel(max(level, logging.ERROR))

@@ -67,6 +67,10 @@ def test_libraries_that_tell_each_request_are_heard_from_warnings_on() -> None:
     assert lines("logging.getLogger('httpx2').info('GET /'); log.debug('hidden')") == []
 
 
+def test_a_database_that_is_away_is_not_told_twice() -> None:
+    assert lines("logging.getLogger('asyncpg.pool').warning('Failed to restore')") == []
+
+
 @pytest.mark.parametrize("log_format", ["json", "console"])
 def test_a_traceback_shows_no_local_variables(log_format: str) -> None:
     """I22."""
