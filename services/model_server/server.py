@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from services.chassis import logs
 from services.model_server.http import ClientGoneError, Connection, Request
 from services.model_server.reply import (
     Drop,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 REQUESTS_RECORDED_MAX = 1_000
 _JSON = {"content-type": "application/json"}
 _EVENTS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+
+_log = logs.get_logger(__name__)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -158,6 +161,7 @@ class ModelServer:
             await self._answer(chat, self._choose(chat), connection, recorded)
         except RefusedRequest as error:
             recorded.outcome, recorded.status = "refused", error.status
+            _log.warning("chat.refused", number=recorded.number, status=error.status, error=error.message)
             await _send_json(connection, error.status, error.body())
         except ClientGoneError:
             recorded.outcome = "client_gone"
