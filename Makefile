@@ -19,7 +19,7 @@ LOCK_VENV := .venv-lock
 PROTO_BIN := $(PROTO_VENV)/bin
 COMPILE := $(LOCK_VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package pawl-proto
 
-.PHONY: help demo up test simulate mutants bench check fmt proto proto-check proto-baseline diagrams lock clean
+.PHONY: help demo up test simulate chaos mutants bench check fmt proto proto-check proto-baseline diagrams lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -36,7 +36,11 @@ test: $(VENV)/.installed $(PROTO_VENV)/.installed ## Run every test (ARGS="-k na
 simulate: $(VENV)/.installed ## Play 20,000 seeds of the simulation on both cores (ARGS="--seed 7 --trace" plays one)
 	@$(BIN)/python -m tests.simulation $(or $(ARGS),--count 20000 --jobs 2)
 
+chaos: $(VENV)/.installed ## Do everything bad to real processes for ten minutes (ARGS="recovery" kills all and takes the time)
+	@$(BIN)/python -m tests.chaos $(ARGS)
+
 mutants: $(VENV)/.installed ## Plant faults and see the checker of each turn red
+	@$(BIN)/python -m tests.chaos.mutants
 	@$(BIN)/python -m tests.simulation.mutants
 
 bench: $(VENV)/.installed ## Compare what a run costs with what it costs elsewhere (ARGS="pawl handwritten" chooses)

@@ -1,0 +1,138 @@
+"""One user's way to Pawl: through any replica, the same request again until it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias, TypeVar
+
+import grpc
+from pawl.agent.v1 import agent_pb2_grpc, types_pb2
+from pawl.event.v1 import run_pb2
+
+from services.chassis.status import from_rpc_error
+from tests.chaos.history import History, Kind, Operation, Outcome
+from tests.simulation.record import run_state
+
+Stub: TypeAlias = "agent_pb2_grpc.AgentServiceAsyncStub"
+Metadata = tuple[tuple[str, str], ...]
+T = TypeVar("T")
+
+ATTEMPT_SECONDS = 4.0
+"""How long a client waits for one answer. A replica that hangs costs this, and the next is asked."""
+
+_AGAIN_SECONDS = 0.15
+_AGAIN = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.ABORTED,
+    }
+)
+_NEVER_SEEN = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS})
+
+
+class Refused(Exception):
+    """Pawl said no, and will say no again."""
+
+
+class Caller:
+    """A user of a store."""
+
+    def __init__(
+        self, stubs: list[Stub], history: History, draw: random.Random, *, store_id: str, user_id: str
+    ) -> None:
+        self.stubs = stubs
+        self.history = history
+        self.draw = draw
+        self.store_id = store_id
+        self.user_id = user_id
+        self._count = 0
+
+    @property
+    def metadata(self) -> Metadata:
+        return (("pawl-store", self.store_id), ("pawl-user", self.user_id))
+
+    def invoke(self, kind: Kind, request_id: str, **about: str) -> Operation:
+        """Note that this user asks for something."""
+        return self.history.invoke(kind, store_id=self.store_id, user_id=self.user_id, request_id=request_id, **about)
+
+    def next_id(self, word: str) -> str:
+        """Return an id that nobody else uses."""
+        self._count += 1
+        return f"{word}-{self.store_id}-{self.user_id}-{self._count}"
+
+    async def ask(
+        self,
+        operation: Operation,
+        send: Callable[[Stub], Awaitable[T]],
+        shown: Callable[[T], tuple[str, run_pb2.Run]],
+    ) -> T:
+        """Send a request until it is answered; each attempt is noted. `shown` takes status and run from an answer.
+
+        Raises:
+            Refused: the answer is an error that is final.
+        """
+        while True:
+            try:
+                answer = await send(self.draw.choice(self.stubs))
+            except grpc.aio.AioRpcError as error:
+                again = await self._failed(error)
+                self.history.answer(operation, Outcome.UNKNOWN if again else Outcome.REFUSED, _reason(error))
+                if not again:
+                    raise Refused(_reason(error)) from None
+                continue
+            except asyncio.CancelledError:
+                self.history.answer(operation, Outcome.UNKNOWN, "CANCELLED")
+                raise
+            status, run = shown(answer)
+            self.history.answer(
+                operation,
+                Outcome.OK,
+                status,
+                run_id=run.run_id,
+                conversation_id=run.conversation_id,
+                run_state=run_state(run.state),
+            )
+            return answer
+
+    async def read(self, send: Callable[[Stub], Awaitable[T]]) -> T:
+        """Send a request that changes nothing until it is answered.
+
+        Raises:
+            Refused: the answer is an error that is final.
+        """
+        while True:
+            try:
+                return await send(self.draw.choice(self.stubs))
+            except grpc.aio.AioRpcError as error:
+                if not await self._failed(error):
+                    raise Refused(_reason(error)) from None
+
+    async def _failed(self, error: grpc.aio.AioRpcError) -> bool:
+        """Return, after a moment, whether to send the request again."""
+        strange = error.code() in _NEVER_SEEN
+        if strange:
+            self.history.complain(f"{error.code().name}: {error.details()}")
+        again = strange or error.code() in _AGAIN or _reason(error) == "OVERLOADED"
+        if again:
+            await asyncio.sleep(_AGAIN_SECONDS)
+        return again
+
+
+async def settled(*asks: Awaitable[object]) -> None:
+    """Wait for several requests at once; that one is refused is nobody's fault."""
+    for result in await asyncio.gather(*asks, return_exceptions=True):
+        if isinstance(result, BaseException) and not isinstance(result, Refused):
+            raise result
+
+
+def status_name(receipt: types_pb2.Receipt) -> str:
+    """Return what a receipt says, in short."""
+    return types_pb2.ReceiptStatus.Name(receipt.status).removeprefix("RECEIPT_STATUS_")
+
+
+def _reason(error: grpc.aio.AioRpcError) -> str:
+    return from_rpc_error(error).reason or error.code().name

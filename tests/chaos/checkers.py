@@ -1,0 +1,324 @@
+"""What must hold of a record. Each checker says in words what is wrong, and is named after what should be right."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+
+from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.notify.v1 import notify_pb2
+
+from tests.chaos.faults import WIPE
+from tests.chaos.front_ends import digest
+from tests.chaos.history import MESSAGES, Kind, Operation, Outcome
+from tests.chaos.prompts import GATED
+from tests.chaos.record import Record
+from tests.simulation.checkers import LEDGER_CHECKERS
+from tests.simulation.record import call_state, run_state, seconds
+from tests.simulation.reference import ENDED
+
+Checker = Callable[[Record], Iterator[str]]
+
+_DECISIONS = frozenset({Kind.APPROVE, Kind.EDIT, Kind.REJECT, Kind.ANSWER})
+_ONCE = (call_pb2.EFFECT_CLASS_AT_MOST_ONCE, call_pb2.EFFECT_CLASS_RECONCILABLE)
+_WIPED_SECONDS = 15.0
+
+
+def accepted_messages_are_kept(record: Record) -> Iterator[str]:
+    """I1: a run that was acknowledged is there, and its message stands in the conversation, unless it never began."""
+    texts = _user_texts(record)
+    for operation in record.history.operations:
+        for answer in record.history.taken(operation) if operation.kind in MESSAGES else []:
+            run = record.runs.get(answer.run_id)
+            if run is None:
+                yield f"{operation.request_id} was acknowledged, and its run {answer.run_id} is not there"
+            elif not texts[operation.content] and not (run_state(run.state) == "CANCELLED" and run.round == 0):
+                yield f"{operation.request_id} was acknowledged, and its message is nowhere"
+
+
+def requests_have_their_effect_once(record: Record) -> Iterator[str]:
+    """I2: however often a request was sent, there is one run and one message; a refused one left nothing."""
+    texts = _user_texts(record)
+    owner_of: dict[str, str] = {}
+    for operation in record.history.operations:
+        if operation.kind not in MESSAGES:
+            continue
+        run_ids = {answer.run_id for answer in record.history.taken(operation)}
+        if len(run_ids) > 1:
+            yield f"{operation.request_id} got several runs: {sorted(run_ids)}"
+        if texts[operation.content] > 1:
+            yield f"the message of {operation.request_id} stands {texts[operation.content]} times"
+        refused = any(answer.outcome is Outcome.REFUSED for answer in record.history.answers[operation.number])
+        if refused and (run_ids or texts[operation.content]):
+            yield f"{operation.request_id} was refused, and had an effect"
+        for run_id in run_ids if operation.kind in {Kind.START, Kind.INTERRUPT, Kind.SEND} else ():
+            if owner_of.setdefault(run_id, operation.request_id) != operation.request_id:
+                yield f"{operation.request_id} and {owner_of[run_id]} got the same run"
+
+
+def accepted_commands_have_their_effect(record: Record) -> Iterator[str]:
+    """I1: what was acknowledged about a call is what became of it, unless its run was stopped."""
+    for operation in record.history.operations:
+        if not operation.call_id or not record.history.taken(operation):
+            continue
+        call = record.calls.get(operation.call_id)
+        if call is None:
+            yield f"{operation.request_id} is about call {operation.call_id}, which is not there"
+            continue
+        run, state = run_state(record.runs[operation.run_id].state), call_state(call.state)
+        withdrawn = operation.kind in {Kind.APPROVE, Kind.EDIT}
+        if state == "CANCELLED" and (run in {"CANCELLED", "FAILED"} or withdrawn):
+            continue
+        if not _came_true(operation, call, state):
+            yield f"{operation.request_id} was acknowledged, and call {call.call_id} is {state}: {call.result}"
+
+
+def _came_true(operation: Operation, call: call_pb2.Call, state: str) -> bool:
+    content = call.result.content_json.decode()
+    match operation.kind:
+        case Kind.RESULT:
+            return state == "SUCCEEDED" and content == operation.content
+        case Kind.ANSWER:
+            return state == "SUCCEEDED" and operation.content in content
+        case Kind.REJECT:
+            return state == "REJECTED"
+        case Kind.RESOLVE:
+            return (state == "SUCCEEDED" and content == operation.content) if operation.content else state == "FAILED"
+        case _:
+            same = json.loads(call.arguments_json) == json.loads(operation.content)
+            return state not in {"REJECTED", "EXPIRED"} and same
+
+
+def one_decision_and_one_result_per_call(record: Record) -> Iterator[str]:
+    """I9, I11: of all that came for a call from several clients, one was taken."""
+    taken: dict[tuple[str, bool], set[str]] = defaultdict(set)
+    for operation in record.history.operations:
+        if operation.kind in {*_DECISIONS, Kind.RESULT, Kind.RESOLVE} and record.history.taken(operation):
+            taken[operation.call_id, operation.kind is Kind.RESOLVE].add(operation.request_id)
+    for (call_id, _), request_ids in taken.items():
+        if len(request_ids) > 1:
+            yield f"call {call_id} took {sorted(request_ids)}"
+
+
+def runs_end(record: Record) -> Iterator[str]:
+    """I3: when people have seen to everything, every run has ended, and says why."""
+    for run in record.runs.values():
+        state = run_state(run.state)
+        if state not in ENDED:
+            yield f"run {run.run_id} is {state}"
+        elif state == "FAILED" and not run.failure.reason:
+            yield f"run {run.run_id} failed for no reason"
+
+
+def runs_do_not_fail(record: Record) -> Iterator[str]:
+    """OPS-3: no fault that passes fails a run; a refused history (I6) or a fault of Pawl never does."""
+    for run in record.runs.values():
+        if run_state(run.state) == "FAILED":
+            yield f"run {run.run_id} failed: {run.failure.reason}: {run.failure.message}"
+
+
+def model_refuses_nothing(record: Record) -> Iterator[str]:
+    """I6: every conversation that was sent to the model is one that a strict provider takes."""
+    yield from record.process_logs.refusals
+
+
+def cancelled_runs_stay_stopped(record: Record) -> Iterator[str]:
+    """I1, I12: after a cancel was acknowledged nothing of the run that had not begun has an effect."""
+    began: dict[str, int] = {}
+    stopped: dict[str, int] = {}
+    for run_id, log in record.logs.items():
+        for event in log:
+            if event.HasField("run_changed") and run_state(event.run_changed.run.state) in {"CANCELLING", "CANCELLED"}:
+                stopped.setdefault(run_id, event.seq)
+            if event.HasField("call_changed") and call_state(event.call_changed.call.state) == "RUNNING":
+                began.setdefault(event.call_changed.call.call_id, event.seq)
+    for effect in record.effects:
+        if began.get(effect.key, 1 << 62) > stopped.get(effect.run_id, 1 << 62):
+            yield f"{effect.tool_name} {effect.key} happened, and began after its run was stopped"
+    for operation in record.history.operations:
+        for answer in record.history.taken(operation) if operation.kind is Kind.CANCEL else []:
+            state = run_state(record.runs[operation.run_id].state)
+            if state not in {"CANCELLED", answer.run_state}:
+                yield f"{operation.request_id} was acknowledged as {answer.run_state}, and the run is {state}"
+
+
+def terminal_states_stay(record: Record) -> Iterator[str]:
+    """EVT-4: what a client was shown as the end is the end; the log has one end, and it is the last entry."""
+    for answers in record.history.answers.values():
+        for answer in answers:
+            run = record.runs.get(answer.run_id)
+            if answer.run_state in ENDED and run is not None and run_state(run.state) != answer.run_state:
+                yield f"run {answer.run_id} was {answer.run_state} and is {run_state(run.state)}"
+    for run_id, log in record.logs.items():
+        ends = [event.seq for event in log if _is_end(event)]
+        if run_state(record.runs[run_id].state) in ENDED and ends != [len(log)]:
+            yield f"the log of {run_id} has {len(log)} entries and ends at {ends}"
+
+
+def logs_have_no_gaps(record: Record) -> Iterator[str]:
+    """I7: numbered from 1, each once."""
+    for run_id, log in record.logs.items():
+        if [event.seq for event in log] != list(range(1, len(log) + 1)):
+            yield f"the log of {run_id} is not numbered from 1 to {len(log)}"
+        if len({event.event_id for event in log}) != len(log):
+            yield f"the log of {run_id} has an event twice"
+        if record.runs[run_id].last_seq != len(log):
+            yield f"run {run_id} says that its log ends at {record.runs[run_id].last_seq}, not {len(log)}"
+
+
+def watchers_saw_the_log(record: Record) -> Iterator[str]:
+    """I7, I8: what anybody was ever shown is in the log, byte for byte."""
+    logged = {(run_id, event.seq): digest(event) for run_id, log in record.logs.items() for event in log}
+    for seen in record.history.seen:
+        if logged.get((seen.run_id, seen.seq)) != seen.digest:
+            yield f"{seen.watcher} saw another seq {seen.seq} of {seen.run_id} than the log has"
+
+
+def owners_follow_one_another(record: Record) -> Iterator[str]:
+    """I4: once a worker has written, none that came before it has."""
+    for run_id, log in record.logs.items():
+        epochs = [event.attempt for event in log if event.attempt]
+        if epochs != sorted(epochs):
+            yield f"run {run_id} was written by owners {epochs}"
+
+
+def effects_happen_as_their_class_allows(record: Record) -> Iterator[str]:
+    """I5: at most once where that is promised, with the arguments of the ledger, and where success is said."""
+    count = Counter(effect.key for effect in record.effects)
+    found_out = {o.call_id for o in record.history.operations if o.kind is Kind.RESOLVE and record.history.taken(o)}
+    for effect in record.effects:
+        call = record.calls.get(effect.key)
+        if call is None:
+            yield f"{effect.tool_name} {effect.key} happened, and no ledger knows of it"
+        elif json.loads(call.arguments_json) != effect.arguments:
+            yield f"{effect.tool_name} {effect.key} happened with {effect.arguments}, not {call.arguments_json!r}"
+    for call in record.calls.values():
+        state, happened = call_state(call.state), count[call.call_id]
+        if call.context != call_pb2.EXECUTION_CONTEXT_BACKEND or not call.tool_version:
+            continue
+        if call.effect_class in _ONCE and happened > 1:
+            yield f"{call.tool_name} {call.call_id} happened {happened} times"
+        if state == "SUCCEEDED" and not happened and call.call_id not in found_out:
+            yield f"{call.tool_name} {call.call_id} is said to have succeeded, and has not happened"
+        if state in {"REJECTED", "EXPIRED"} and happened:
+            yield f"{call.tool_name} {call.call_id} is {state}, and has happened"
+
+
+def intent_before_effect(record: Record) -> Iterator[str]:
+    """I5: the ledger knew of each effect before it happened."""
+    began: dict[str, float] = {}
+    for log in record.logs.values():
+        for event in log:
+            if event.HasField("call_changed") and call_state(event.call_changed.call.state) == "RUNNING":
+                began.setdefault(event.call_changed.call.call_id, seconds(event))
+    for effect in record.effects:
+        if began.get(effect.key, float("inf")) > effect.time:
+            yield f"{effect.tool_name} {effect.key} happened before the ledger knew that it should"
+
+
+def gated_effects_were_approved(record: Record) -> Iterator[str]:
+    """I9, I10: a gated effect has its owner's approval of exactly these arguments."""
+    approved: dict[str, list[Operation]] = defaultdict(list)
+    for operation in record.history.operations:
+        if operation.kind in {Kind.APPROVE, Kind.EDIT}:
+            approved[operation.call_id].append(operation)
+    for effect in record.effects:
+        if effect.tool_name == GATED and not any(
+            json.loads(operation.content) == effect.arguments
+            and (operation.store_id, operation.user_id) == (effect.store_id, effect.user_id)
+            and any(answer.outcome is not Outcome.REFUSED for answer in record.history.answers[operation.number])
+            for operation in approved[effect.key]
+        ):
+            yield f"{effect.tool_name} {effect.key} happened as nobody approved it: {effect.arguments}"
+
+
+def nothing_crosses_stores_or_users(record: Record) -> Iterator[str]:
+    """I13: everybody sees their own, and nobody else's."""
+    for run_id, owners in record.owners.items():
+        run = record.runs[run_id]
+        if owners != [(run.store_id, run.user_id)]:
+            yield f"run {run_id} of {run.store_id}/{run.user_id} was shown to {owners}"
+        if any((event.store_id, event.run_id) != (run.store_id, run_id) for event in record.logs.get(run_id, [])):
+            yield f"the log of {run_id} has events of another run or store"
+    for call in record.calls.values():
+        if call.store_id != record.runs[call.run_id].store_id:
+            yield f"call {call.call_id} is in another store than its run"
+    for (store_id, user_id), notifications in record.notifications.items():
+        if any((told.store_id, told.user_id) != (store_id, user_id) for told in notifications):
+            yield f"{store_id}/{user_id} was told of somebody else's run"
+    for operation in record.history.operations:
+        outcomes = {answer.outcome for answer in record.history.answers[operation.number]}
+        if operation.kind is Kind.TRESPASS and Outcome.OK in outcomes:
+            yield f"{operation.request_id} reached the run of somebody else"
+
+
+def people_are_told_of_every_end(record: Record) -> Iterator[str]:
+    """I15: each end is told, unless the user brought it about, and each event under one id.
+
+    What a wipe of NATS took away on its way is lost by design.
+    """
+    wipes = [fault for fault in record.history.faults if fault.name == WIPE and not fault.skipped]
+    told = {told.event_id for notifications in record.notifications.values() for told in notifications}
+    for run_id, log in record.logs.items():
+        for event in log:
+            is_lost = any(w.begin_time - _WIPED_SECONDS < seconds(event) < w.end_time + _WIPED_SECONDS for w in wipes)
+            superseded = event.run_changed.run.stop_cause == run_pb2.STOP_CAUSE_SUPERSEDED
+            if _is_end(event) and event.event_id not in told and not (is_lost or superseded):
+                yield f"nobody was told that {run_id} ended with {event.type}"
+    for owner, notifications in record.notifications.items():
+        yield from _repeated(owner, notifications)
+
+
+def _repeated(owner: tuple[str, str], notifications: list[notify_pb2.Notification]) -> Iterator[str]:
+    for name in ("notification_id", "event_id", "number"):
+        for value, count in Counter(getattr(told, name) for told in notifications).items():
+            if count > 1:
+                yield f"{owner} has {count} notifications with the {name} {value}"
+
+
+def nobody_saw_what_never_should_be_seen(record: Record) -> Iterator[str]:
+    """No UNKNOWN, no INTERNAL, no gap in a stream; no traceback and nothing forgotten in a log."""
+    yield from record.history.complaints
+    yield from record.process_logs.complaints
+
+
+def _user_texts(record: Record) -> Counter[str]:
+    return Counter(
+        message.text
+        for conversation in record.messages.values()
+        for message in conversation
+        if message.role == message_pb2.ROLE_USER
+    )
+
+
+def _is_end(event: event_pb2.RunEvent) -> bool:
+    return event.HasField("run_changed") and run_state(event.run_changed.run.state) in ENDED
+
+
+CHECKERS: tuple[Checker, ...] = (
+    accepted_messages_are_kept,
+    requests_have_their_effect_once,
+    accepted_commands_have_their_effect,
+    one_decision_and_one_result_per_call,
+    runs_end,
+    runs_do_not_fail,
+    model_refuses_nothing,
+    cancelled_runs_stay_stopped,
+    terminal_states_stay,
+    logs_have_no_gaps,
+    watchers_saw_the_log,
+    owners_follow_one_another,
+    effects_happen_as_their_class_allows,
+    intent_before_effect,
+    gated_effects_were_approved,
+    nothing_crosses_stores_or_users,
+    people_are_told_of_every_end,
+    nobody_saw_what_never_should_be_seen,
+    *LEDGER_CHECKERS,
+)
+
+
+def judge(record: Record) -> list[str]:
+    """Return every violation, after the name of its checker."""
+    return [f"{checker.__name__}: {violation}" for checker in CHECKERS for violation in checker(record)]

@@ -1,0 +1,130 @@
+"""What users do about calls that wait for them, and about runs they are tired of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+
+from pawl.agent.v1 import agent_pb2, types_pb2
+from pawl.event.v1 import call_pb2, run_pb2
+
+from tests.chaos.caller import ATTEMPT_SECONDS, Caller, Stub, settled, status_name
+from tests.chaos.effects import EffectFile
+from tests.chaos.front_ends import FrontEnd
+from tests.chaos.history import Kind, Operation
+from tests.simulation.record import call_state, run_state
+
+_PATIENCE_SECONDS = 8.0
+
+
+class Desk:
+    """Sees to the pending calls of one user's runs."""
+
+    def __init__(self, caller: Caller, front_end: FrontEnd, effects: EffectFile) -> None:
+        self._caller = caller
+        self._draw = caller.draw
+        self._front_end = front_end
+        self._effects = effects
+        self._handled: dict[tuple[str, str], float] = {}
+
+    async def see(self, run: run_pb2.Run, *, calm: bool) -> None:
+        """Do something about each call that waits, or leave it for later."""
+        for call in run.pending_calls:
+            key, now = (call.call_id, call_state(call.state)), time.monotonic()
+            handled_at = self._handled.get(key)
+            if handled_at is not None and now - handled_at < _PATIENCE_SECONDS:
+                continue
+            if self._draw.random() < 0.3:
+                continue
+            self._handled[key] = now
+            match call_state(call.state):
+                case "AWAITING_APPROVAL" | "ASKED":
+                    rivals = 2 if self._draw.random() < 0.15 else 1
+                    await asyncio.gather(*(self._decide(call) for _ in range(rivals)))
+                case "OFFERED" if calm or self._draw.random() < 0.15:
+                    await self._return(call)
+                case "RUNNING" if run_state(run.state) == "NEEDS_ATTENTION":
+                    await self._resolve(call)
+                case _:
+                    pass
+
+    async def cancel(self, run_id: str, kind: Kind = Kind.CANCEL) -> None:
+        """Stop a run, or try to stop that of somebody else."""
+        operation = self._caller.invoke(kind, self._caller.next_id("cancel"), run_id=run_id)
+        request = agent_pb2.CancelRunRequest(request_id=operation.request_id, run_id=run_id, reason="changed my mind")
+
+        async def send(stub: Stub) -> run_pb2.Run:
+            return (await stub.CancelRun(request, metadata=self._caller.metadata, timeout=ATTEMPT_SECONDS)).run
+
+        await self._perhaps_twice(lambda: self._caller.ask(operation, send, lambda run: ("", run)))
+
+    async def _decide(self, call: call_pb2.Call) -> None:
+        operation, decision = self._answer(call) if call_state(call.state) == "ASKED" else self._verdict(call)
+        if self._draw.random() < 0.2:
+            await settled(self._front_end.ask(operation, decision=decision))
+            return
+        request = agent_pb2.DecideRequest(request_id=operation.request_id, run_id=call.run_id, decision=decision)
+
+        async def send(stub: Stub) -> agent_pb2.DecideResponse:
+            return await stub.Decide(request, metadata=self._caller.metadata, timeout=ATTEMPT_SECONDS)
+
+        await self._perhaps_twice(
+            lambda: self._caller.ask(operation, send, lambda answer: (status_name(answer.receipt), answer.run))
+        )
+
+    def _answer(self, call: call_pb2.Call) -> tuple[Operation, types_pb2.CallDecision]:
+        answer = self._caller.next_id("answer")
+        decision = types_pb2.CallDecision(
+            run_id=call.run_id, call_id=call.call_id, kind=call_pb2.DECISION_KIND_ANSWER, answer=answer
+        )
+        return self._operation(Kind.ANSWER, call, answer), decision
+
+    def _verdict(self, call: call_pb2.Call) -> tuple[Operation, types_pb2.CallDecision]:
+        kind = self._draw.choices((Kind.APPROVE, Kind.EDIT, Kind.REJECT), (60, 20, 20))[0]
+        arguments = json.loads(call.arguments_json)
+        decision = types_pb2.CallDecision(
+            run_id=call.run_id,
+            call_id=call.call_id,
+            kind=call_pb2.DecisionKind.Value(f"DECISION_KIND_{kind.name}"),
+            digest=call.approval.digest if self._draw.random() < 0.95 else "0" * 64,
+        )
+        if kind is Kind.EDIT:
+            arguments["tag"] = self._caller.next_id("edited")
+            decision.arguments_json = json.dumps(arguments).encode()
+        return self._operation(kind, call, json.dumps(arguments, sort_keys=True)), decision
+
+    async def _return(self, call: call_pb2.Call) -> None:
+        """Bring the result of a front-end call without a stream, perhaps while a front end is at it."""
+        operation = self._operation(Kind.RESULT, call, json.dumps(self._caller.next_id("by-hand")))
+        await self._perhaps_twice(lambda: self._front_end.submit(operation))
+
+    async def _resolve(self, call: call_pb2.Call) -> None:
+        """Be the operator: look outside whether it happened, and say so."""
+        happened = any(effect.key == call.call_id for effect in self._effects.happened())
+        content = json.dumps(self._caller.next_id("found")) if happened else ""
+        operation = self._operation(Kind.RESOLVE, call, content)
+        request = agent_pb2.ResolveCallRequest(
+            request_id=operation.request_id,
+            run_id=call.run_id,
+            call_id=call.call_id,
+            resolution=agent_pb2.RESOLUTION_HAPPENED if happened else agent_pb2.RESOLUTION_TELL_MODEL,
+            content_json=content.encode(),
+        )
+
+        async def send(stub: Stub) -> agent_pb2.ResolveCallResponse:
+            return await stub.ResolveCall(request, metadata=self._caller.metadata, timeout=ATTEMPT_SECONDS)
+
+        await self._perhaps_twice(
+            lambda: self._caller.ask(operation, send, lambda answer: (status_name(answer.receipt), answer.run))
+        )
+
+    def _operation(self, kind: Kind, call: call_pb2.Call, content: str) -> Operation:
+        return self._caller.invoke(
+            kind, self._caller.next_id(kind), run_id=call.run_id, call_id=call.call_id, content=content
+        )
+
+    async def _perhaps_twice(self, ask: Callable[[], Awaitable[object]]) -> None:
+        """Ask, and at times ask a second time at once with the same request id."""
+        await settled(*(ask() for _ in range(2 if self._draw.random() < 0.15 else 1)))

@@ -1,0 +1,135 @@
+"""What the nemesis does, one phase at a time. A phase leaves everything as it found it, only later."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from tests.chaos import clocks, disk, model_faults
+from tests.chaos.world import LEASE_SECONDS, REPLICAS, SERVICES, World
+
+WIPE = "wipe nats"
+
+Play = Callable[[World], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """One fault. `why_not` says in a sentence why it cannot be played on this machine, if so."""
+
+    name: str
+    kind: str
+    play: Play
+    why_not: Callable[[World], str] = lambda _: ""
+
+
+def signal_one(service: str, number: signal.Signals) -> Play:
+    """Return what kills one replica, chosen by chance; the supervisor starts it again."""
+
+    async def play(world: World) -> None:
+        replica = world.draw.randrange(REPLICAS)
+        world.signal(service, replica, number)
+        await world.suite.wait_ready(service, replica)
+
+    return play
+
+
+def signal_all(services: tuple[str, ...], number: signal.Signals, *, embedded: tuple[str, ...] = ()) -> Play:
+    """Return what kills every replica of some services, and servers, in one moment."""
+
+    async def play(world: World) -> None:
+        names = [(service, replica) for service in services for replica in range(REPLICAS)]
+        names += [(server, 0) for server in embedded]
+        for name, replica in names:
+            world.signal(name, replica, number)
+        for name, replica in names:
+            await world.suite.wait_ready(name, replica)
+
+    return play
+
+
+def freeze(service: str) -> Play:
+    """Return what stops one replica until others have taken its leases, and then lets it go on."""
+
+    async def play(world: World) -> None:
+        replica = world.draw.randrange(REPLICAS)
+        world.signal(service, replica, signal.SIGSTOP)
+        await asyncio.sleep(LEASE_SECONDS + 2.0)
+        world.signal(service, replica, signal.SIGCONT)
+        await asyncio.sleep(1.0)
+
+    return play
+
+
+async def restart_postgres(world: World) -> None:
+    """Fast shutdown: all connections are cut, a checkpoint is written."""
+    await world.suite.restart_postgres()
+
+
+async def crash_postgres(world: World) -> None:
+    """Immediate shutdown: PostgreSQL recovers from its log."""
+    world.signal("postgres", 0, signal.SIGQUIT)
+    await world.suite.wait_ready("postgres")
+
+
+async def restart_nats(world: World) -> None:
+    """NATS ends in order and is started again."""
+    world.signal("nats", 0, signal.SIGTERM)
+    await world.suite.wait_ready("nats")
+
+
+async def miss_nats(world: World) -> None:
+    """NATS is away for a while: Pawl polls."""
+    await world.suite.stop_nats()
+    await asyncio.sleep(4.0)
+    await world.suite.start_nats()
+
+
+async def wipe_nats(world: World) -> None:
+    """NATS comes back with nothing."""
+    await world.suite.wipe_nats()
+
+
+def _killing(service: str) -> tuple[Phase, ...]:
+    return (
+        Phase(name=f"kill {service}", kind="kill", play=signal_one(service, signal.SIGKILL)),
+        Phase(name=f"terminate {service}", kind="terminate", play=signal_one(service, signal.SIGTERM)),
+        Phase(name=f"kill both {service}", kind="kill", play=signal_all((service,), signal.SIGKILL)),
+        Phase(name=f"terminate both {service}", kind="terminate", play=signal_all((service,), signal.SIGTERM)),
+        Phase(name=f"freeze {service}", kind="freeze", play=freeze(service)),
+    )
+
+
+PHASES: tuple[Phase, ...] = (
+    *(phase for service in SERVICES for phase in _killing(service)),
+    Phase(
+        name="kill everything",
+        kind="kill",
+        play=signal_all(SERVICES, signal.SIGKILL, embedded=("postgres", "nats", "model")),
+    ),
+    Phase(name="restart postgres", kind="postgres", play=restart_postgres),
+    Phase(name="crash postgres", kind="postgres", play=crash_postgres),
+    Phase(name="kill postgres", kind="postgres", play=signal_all((), signal.SIGKILL, embedded=("postgres",))),
+    Phase(name="restart nats", kind="nats", play=restart_nats),
+    Phase(name="kill nats", kind="nats", play=signal_all((), signal.SIGKILL, embedded=("nats",))),
+    Phase(name="miss nats", kind="nats", play=miss_nats),
+    Phase(name=WIPE, kind="nats", play=wipe_nats),
+    Phase(name="kill model", kind="model", play=signal_all((), signal.SIGKILL, embedded=("model",))),
+    *(Phase(name=f"model {name}", kind="model", play=play) for name, play in model_faults.FAULTS.items()),
+    Phase(name="disk full", kind="disk", play=disk.fill, why_not=disk.why_not),
+    Phase(name="shift clock", kind="clock", play=clocks.shift, why_not=clocks.why_not),
+)
+
+SHORT: tuple[str, ...] = (
+    "kill everything",
+    "model garble",
+    "freeze agent-loop",
+    "kill tool-registry",
+    "crash postgres",
+    "terminate both agent-loop",
+    "miss nats",
+    "kill both job-store",
+)
+"""What `make test` plays: one of each kind that is quick."""

@@ -1,0 +1,270 @@
+"""Faults planted in a record in which all was right, each of which exactly one checker must find: `make mutants`.
+
+A checker that no mutant turns red proves nothing. The checkers judge records, so a mutant is a wrong record. Each is
+named after the checker that must find it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import msgspec
+from pawl.event.v1 import event_pb2, run_pb2
+
+from tests.chaos.checkers import judge
+from tests.chaos.history import Kind, Operation, Outcome
+from tests.chaos.record import Record
+from tests.chaos.story import BUTTON, FOREIGN, MAIN, OWNERS, PANEL_CALL, STOPPED, told, watch
+
+
+def _operation(record: Record, kind: Kind) -> Operation:
+    return next(operation for operation in record.history.operations if operation.kind is kind)
+
+
+def _acknowledged(
+    record: Record, kind: Kind, request_id: str, run_id: str, *, call_id: str = "", content: str = ""
+) -> None:
+    history = record.history
+    store_id, user_id = OWNERS[FOREIGN]
+    about = {"run_id": run_id, "call_id": call_id, "content": content}
+    operation = history.invoke(kind, store_id=store_id, user_id=user_id, request_id=request_id, **about)
+    history.answer(operation, Outcome.OK, run_id=run_id, run_state="RUNNING")
+
+
+def _log(record: Record, run_id: str, kind: str) -> event_pb2.RunEvent:
+    return next(event for event in record.logs[run_id] if event.HasField(kind))  # type: ignore[arg-type]
+
+
+def accepted_messages_are_kept() -> Record:
+    """A run that was acknowledged is gone."""
+    record = told()
+    _acknowledged(record, Kind.START, "lost", "run-lost", content="do what is lost")
+    return record
+
+
+def requests_have_their_effect_once() -> Record:
+    """A request that was sent again made a second run."""
+    record = told()
+    record.history.answer(_operation(record, Kind.START), Outcome.OK, run_id=FOREIGN)
+    return record
+
+
+def accepted_commands_have_their_effect() -> Record:
+    """Another result than the accepted one is in the ledger."""
+    record = told()
+    operations = record.history.operations
+    operations[:] = [replace(o, content='"other"') if o.kind is Kind.RESULT else o for o in operations]
+    return record
+
+
+def one_decision_and_one_result_per_call() -> Record:
+    """Two results for one call were accepted."""
+    record = told()
+    _acknowledged(record, Kind.RESULT, "again", MAIN, call_id=PANEL_CALL, content='"shown"')
+    return record
+
+
+def runs_end() -> Record:
+    """A run was never finished."""
+    return told(foreign_end="")
+
+
+def runs_do_not_fail() -> Record:
+    """A run failed."""
+    return told(foreign_end="FAILED")
+
+
+def model_refuses_nothing() -> Record:
+    """The provider answered 400."""
+    record = told()
+    record.process_logs.refusals.append("model.log:1: chat.refused")
+    return record
+
+
+def cancelled_runs_stay_stopped() -> Record:
+    """A stop was acknowledged, and the run was completed."""
+    record = told()
+    _acknowledged(record, Kind.CANCEL, "stop", FOREIGN)
+    return record
+
+
+def terminal_states_stay() -> Record:
+    """A client was shown another end."""
+    record = told()
+    record.history.answer(_operation(record, Kind.START), Outcome.OK, run_id=MAIN, run_state="CANCELLED")
+    return record
+
+
+def logs_have_no_gaps() -> Record:
+    """The last entry of a log is missing."""
+    record = told()
+    record.runs[FOREIGN].last_seq += 1
+    return record
+
+
+def watchers_saw_the_log() -> Record:
+    """A watcher saw something that was never written."""
+    record = told()
+    seen = record.history.seen
+    seen[3] = replace(seen[3], digest="other")
+    return record
+
+
+def owners_follow_one_another() -> Record:
+    """A worker wrote after its successor had."""
+    record = told()
+    _log(record, FOREIGN, "round_started").attempt = 2
+    watch(record)
+    return record
+
+
+def effects_happen_as_their_class_allows() -> Record:
+    """The button was pressed twice."""
+    record = told()
+    record.effects.append(next(effect for effect in record.effects if effect.key == BUTTON))
+    return record
+
+
+def intent_before_effect() -> Record:
+    """The button was pressed before the ledger said so."""
+    record = told()
+    record.effects[:] = [msgspec.structs.replace(e, time=1.0) if e.key == BUTTON else e for e in record.effects]
+    return record
+
+
+def gated_effects_were_approved() -> Record:
+    """What was approved has other arguments."""
+    record = told()
+    record.history.operations.remove(_operation(record, Kind.APPROVE))
+    return record
+
+
+def nothing_crosses_stores_or_users() -> Record:
+    """Somebody else's run could be stopped."""
+    record = told()
+    _acknowledged(record, Kind.TRESPASS, "trespass", MAIN)
+    return record
+
+
+def people_are_told_of_every_end() -> Record:
+    """Nobody was told."""
+    record = told()
+    record.notifications[OWNERS[FOREIGN]].clear()
+    return record
+
+
+def nobody_saw_what_never_should_be_seen() -> Record:
+    """A client got UNKNOWN."""
+    record = told()
+    record.history.complain("UNKNOWN: unexpected")
+    return record
+
+
+def one_result_per_call() -> Record:
+    """A call ended without a result."""
+    record = told()
+    record.calls[BUTTON].ClearField("result")
+    for event in record.logs[MAIN]:
+        if event.call_changed.call.call_id == BUTTON:
+            event.call_changed.call.ClearField("result")
+    watch(record)
+    return record
+
+
+def nothing_starts_after_a_cancel() -> Record:
+    """The model was called for a run that was being stopped."""
+    record = told()
+    log, run = record.logs[STOPPED], record.runs[STOPPED]
+    late = event_pb2.RunEvent(store_id=run.store_id, run_id=STOPPED, event_id="late", attempt=1)
+    late.round_started.round, late.round_started.model_attempt = 2, 1
+    log.insert(len(log) - 1, late)
+    for seq, event in enumerate(log, 1):
+        event.seq = seq
+    run.last_seq = len(log)
+    watch(record)
+    return record
+
+
+def states_move_along_the_tables() -> Record:
+    """A run began to run from a state that it was not in."""
+    record = told()
+    changed = [event.run_changed for event in record.logs[FOREIGN] if event.HasField("run_changed")]
+    changed[1].from_state = run_pb2.RUN_STATE_WAITING
+    watch(record)
+    return record
+
+
+def state_is_the_fold_of_the_log() -> Record:
+    """The row says what the log does not."""
+    record = told()
+    record.runs[FOREIGN].output_text = "other"
+    return record
+
+
+def what_was_shown_was_said() -> Record:
+    """Watchers saw another text than the conversation has."""
+    record = told()
+    _log(record, MAIN, "output_delta").output_delta.text = "other"
+    watch(record)
+    return record
+
+
+def rounds_begin_in_order() -> Record:
+    """The first round was left out."""
+    record = told()
+    _log(record, FOREIGN, "round_started").round_started.round = 2
+    watch(record)
+    return record
+
+
+MUTANTS: Mapping[str, Callable[[], Record]] = {
+    mutant.__name__: mutant
+    for mutant in (
+        accepted_messages_are_kept,
+        requests_have_their_effect_once,
+        accepted_commands_have_their_effect,
+        one_decision_and_one_result_per_call,
+        runs_end,
+        runs_do_not_fail,
+        model_refuses_nothing,
+        cancelled_runs_stay_stopped,
+        terminal_states_stay,
+        logs_have_no_gaps,
+        watchers_saw_the_log,
+        owners_follow_one_another,
+        effects_happen_as_their_class_allows,
+        intent_before_effect,
+        gated_effects_were_approved,
+        nothing_crosses_stores_or_users,
+        people_are_told_of_every_end,
+        nobody_saw_what_never_should_be_seen,
+        one_result_per_call,
+        nothing_starts_after_a_cancel,
+        states_move_along_the_tables,
+        state_is_the_fold_of_the_log,
+        what_was_shown_was_said,
+        rounds_begin_in_order,
+    )
+}
+
+
+def hunt(name: str) -> str:
+    """Return what the checker of a mutant says; empty if nothing, or if another checker says something too."""
+    violations = judge(MUTANTS[name]())
+    return violations[0] if {violation.split(":")[0] for violation in violations} == {name} else ""
+
+
+def main() -> int:
+    """Hunt all mutants; 1 if a checker missed one."""
+    missed = 0
+    for name in MUTANTS:
+        found = hunt(name)
+        missed += not found
+        print(f"chaos: {found or f'{name}: MISSED'}")  # noqa: T201
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Users: they bring messages, attend to what waits for them, change their minds, repeat themselves and trespass."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
+from pawl.event.v1 import run_pb2
+
+from tests.chaos.caller import ATTEMPT_SECONDS, Caller, Stub, settled
+from tests.chaos.desk import Desk
+from tests.chaos.effects import EffectFile
+from tests.chaos.front_ends import FrontEnd
+from tests.chaos.history import Kind, Operation
+from tests.chaos.prompts import prompt
+from tests.simulation.record import run_state
+from tests.simulation.reference import ENDED
+
+_OPEN_RUNS_MAX = 5
+_POLICIES = {
+    Kind.SEND: types_pb2.MESSAGE_POLICY_QUEUE,
+    Kind.STEER: types_pb2.MESSAGE_POLICY_STEER,
+    Kind.INTERRUPT: types_pb2.MESSAGE_POLICY_INTERRUPT,
+}
+
+
+class Person:
+    """One user of one store, with a front end. `open_runs` are those that are not known to have ended."""
+
+    def __init__(self, caller: Caller, effects: EffectFile, others: list[Person], *, pace_seconds: float) -> None:
+        self.caller = caller
+        self.calm = False
+        self.open_runs: dict[str, None] = {}
+        self._front_end = FrontEnd(caller, self.open_runs)
+        self._desk = Desk(caller, self._front_end, effects)
+        self._draw = caller.draw
+        self._others = others
+        self._pace_seconds = pace_seconds
+        self._ended_runs: set[str] = set()
+        self._conversations: list[str] = []
+
+    def calm_down(self) -> None:
+        """Bring no more messages, and see to what is open."""
+        self.calm = True
+        self._front_end.calm_down()
+
+    async def live(self) -> None:
+        """Bring messages until told to be calm, then see to it that every run ends."""
+        async with asyncio.TaskGroup() as tasks:
+            front_end = tasks.create_task(self._front_end.live())
+            bringing = tasks.create_task(self._bring_messages())
+            while not (self.calm and bringing.done() and not self.open_runs):
+                await asyncio.sleep(0.2 + 0.4 * self._draw.random())
+                await self._tend()
+            front_end.cancel()
+
+    async def _bring_messages(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            while not self.calm:
+                if len(self.open_runs) < _OPEN_RUNS_MAX:
+                    tasks.create_task(self._bring())
+                await asyncio.sleep(self._pace_seconds * (0.5 + self._draw.random()))
+
+    async def _bring(self) -> None:
+        kind = self._draw.choices((Kind.START, Kind.SEND, Kind.STEER, Kind.INTERRUPT), (60, 16, 12, 12))[0]
+        conversation = self._draw.choice(self._conversations[-3:]) if self._conversations else ""
+        kind = kind if conversation else Kind.START
+        operation = self.caller.invoke(
+            kind,
+            self.caller.next_id("req"),
+            conversation_id="" if kind is Kind.START else conversation,
+            content=prompt(self._draw, self.caller.next_id("do")),
+        )
+        options = run_pb2.RunOptions(
+            unknown_outcome_policy=self._draw.choice(run_pb2.UnknownOutcomePolicy.values()),
+            batch_order=self._draw.choice(run_pb2.BatchOrder.values()),
+        )
+        if kind is Kind.START and self._draw.random() < 0.2:
+            await settled(self._start_on_stream(operation, options))
+        else:
+            times = 2 if self._draw.random() < 0.2 else 1
+            await settled(*(self._submit(operation, options) for _ in range(times)))
+
+    async def _start_on_stream(self, operation: Operation, options: run_pb2.RunOptions) -> None:
+        start = session_pb2.Start(text=operation.content, options=options)
+        self._know((await self._front_end.ask(operation, start=start)).run_id, "")
+
+    async def _submit(self, operation: Operation, options: run_pb2.RunOptions) -> None:
+        def shown(run: run_pb2.Run) -> tuple[str, run_pb2.Run]:
+            return "", run
+
+        run = await self.caller.ask(operation, lambda stub: self._send(stub, operation, options), shown)
+        self._know(run.run_id, run.conversation_id)
+
+    async def _send(self, stub: Stub, operation: Operation, options: run_pb2.RunOptions) -> run_pb2.Run:
+        metadata = self.caller.metadata
+        if operation.kind is Kind.START:
+            start = agent_pb2.StartRunRequest(request_id=operation.request_id, text=operation.content, options=options)
+            return (await stub.StartRun(start, metadata=metadata, timeout=ATTEMPT_SECONDS)).run
+        message = agent_pb2.SendMessageRequest(
+            request_id=operation.request_id,
+            conversation_id=operation.conversation_id,
+            text=operation.content,
+            policy=_POLICIES[operation.kind],
+            options=options,
+        )
+        return (await stub.SendMessage(message, metadata=metadata, timeout=ATTEMPT_SECONDS)).run
+
+    def _know(self, run_id: str, conversation_id: str) -> None:
+        if run_id not in self._ended_runs:
+            self.open_runs[run_id] = None
+        if conversation_id and conversation_id not in self._conversations:
+            self._conversations.append(conversation_id)
+
+    async def _tend(self) -> None:
+        """Look at every open run once, and do what it asks for."""
+        await asyncio.gather(*(self._look(run_id) for run_id in list(self.open_runs)))
+
+    async def _look(self, run_id: str) -> None:
+        async def get(stub: Stub) -> run_pb2.Run:
+            request = agent_pb2.GetRunRequest(run_id=run_id)
+            return (await stub.GetRun(request, metadata=self.caller.metadata, timeout=ATTEMPT_SECONDS)).run
+
+        run = await self.caller.read(get)
+        if run_state(run.state) in ENDED:
+            self.open_runs.pop(run_id, None)
+            self._ended_runs.add(run_id)
+        await self._desk.see(run, calm=self.calm)
+        await self._meddle(run)
+
+    async def _meddle(self, run: run_pb2.Run) -> None:
+        """Now and then cancel a run, also one that has ended, or try to stop one of somebody else."""
+        # A run whose worker died with it again and again is set aside until a person looks.
+        set_aside = self.calm and run_state(run.state) == "NEEDS_ATTENTION" and not run.pending_calls
+        if set_aside or (not self.calm and self._draw.random() < 0.012):
+            await self._desk.cancel(run.run_id)
+        strangers = [person for person in self._others if person is not self and person.open_runs]
+        if strangers and not self.calm and self._draw.random() < 0.01:
+            victim = self._draw.choice(list(self._draw.choice(strangers).open_runs))
+            await self._desk.cancel(victim, Kind.TRESPASS)

@@ -1,0 +1,97 @@
+"""A whole game: start, load, trouble, quiet, judgement."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.chaos import clocks, disk, logs, nemesis
+from tests.chaos.checkers import judge, people_are_told_of_every_end
+from tests.chaos.faults import Phase
+from tests.chaos.history import Kind
+from tests.chaos.record import Record, read, read_notifications
+from tests.chaos.report import Report, report
+from tests.chaos.world import World, load, running
+
+LEAST: Mapping[Kind, int] = {
+    Kind.START: 15,
+    Kind.SEND: 1,
+    Kind.STEER: 1,
+    Kind.INTERRUPT: 1,
+    Kind.RESULT: 5,
+    Kind.APPROVE: 3,
+    Kind.ANSWER: 1,
+    Kind.CANCEL: 1,
+}
+"""What every minute of a game must have brought on the average, or it proves little; ten times that is usual."""
+
+_TELLING_ROUNDS_MAX = 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Game:
+    """What is played. With `seconds`, phases begin until so many have passed."""
+
+    seed: int
+    phases: Iterable[Phase]
+    seconds: float | None = None
+    quiet_seconds: float = 3.0
+    pace_seconds: float = 1.0
+    settle_seconds: float = 90.0
+    machine_faults: bool = False
+    """Whether to prepare for faults of the machine, a full disk and a wrong clock, where it lets us."""
+    least: Mapping[Kind, int] = field(default_factory=dict)
+    """How many operations of a kind must have been acknowledged for the game to count."""
+
+
+async def play(game: Game, folder: Path, tell: Callable[[str], None] = lambda _: None) -> Report:
+    """Play in an empty folder; everything that was written stays there. Returns what was found."""
+    begun = time.monotonic()
+    data = folder / "data"
+    extra = clocks.prepare(folder) if game.machine_faults else {}
+    try:
+        if game.machine_faults:
+            await disk.prepare(data)
+        async with running(folder, game.seed, extra) as world:
+            async with load(world, pace_seconds=game.pace_seconds, settle_seconds=game.settle_seconds):
+                await asyncio.sleep(game.quiet_seconds)
+                for phase in _until(game, begun):
+                    fault = await nemesis.trouble(world, phase, game.quiet_seconds)
+                    tell(f"{time.monotonic() - begun:6.0f} s  {fault.name}{': ' * bool(fault.skipped)}{fault.skipped}")
+                tell(f"{time.monotonic() - begun:6.0f} s  quiet, until every run has ended")
+            tell(f"{time.monotonic() - begun:6.0f} s  reading the ledger")
+            record = await _told(world)
+        record.process_logs = logs.scan(data / "logs")
+    finally:
+        disk.release(data)
+    violations = [*judge(record), *too_little(record, game.least)]
+    return report(record, seed=game.seed, seconds=time.monotonic() - begun, violations=violations, folder=folder)
+
+
+async def _told(world: World) -> Record:
+    """Read the record, as soon as people were told of the end of every run, or should have been."""
+    record = await read(world)
+    for _ in range(_TELLING_ROUNDS_MAX):
+        if not any(people_are_told_of_every_end(record)):
+            break
+        await asyncio.sleep(1.0)
+        await read_notifications(world, record)
+    return record
+
+
+def _until(game: Game, begun: float) -> Iterator[Phase]:
+    for phase in game.phases:
+        if game.seconds is not None and time.monotonic() - begun > game.seconds:
+            return
+        yield phase
+
+
+def too_little(record: Record, least: Mapping[Kind, int]) -> Iterator[str]:
+    """A game in which nothing succeeds proves nothing."""
+    for kind, count in least.items():
+        taken = sum(bool(record.history.taken(o)) for o in record.history.operations if o.kind is kind)
+        if taken < count:
+            yield f"enough_succeeded: {taken} operations of kind {kind} were acknowledged, and {count} should have been"

@@ -1,0 +1,50 @@
+"""What users ask for. The scripted model obeys to the letter, so a prompt is a plan of what will happen."""
+
+from __future__ import annotations
+
+import json
+import random
+
+PANEL = "show_panel"
+"""The front-end tool."""
+
+BACK_END = ("read_meter", "set_valve", "send_parcel", "press_button")
+GATED = "launch_rocket"
+
+
+def prompt(draw: random.Random, tag: str) -> str:
+    """Return a prompt of one to three stages. `tag` is in the arguments of every call, so no two prompts are alike."""
+    stages = [_stage(draw, f"{tag}-{number}") for number in range(draw.choice((1, 1, 2, 2, 3)))]
+    return " then ".join(stages)
+
+
+def _stage(draw: random.Random, tag: str) -> str:
+    kind = draw.choices(("batch", "text", "gated", "panel", "question", "mixed"), (40, 15, 15, 15, 8, 7))[0]
+    match kind:
+        case "text":
+            return f"{_back_end(draw, tag)} then count to {draw.randrange(20, 60)} slowly"
+        case "gated":
+            return call(GATED, tag=tag, seconds=_seconds(draw))
+        case "panel":
+            return call(PANEL, title=tag)
+        case "question":
+            return f"ask me whether {tag} is right"
+        case "mixed":
+            return " and ".join(
+                (call(PANEL, title=tag), _back_end(draw, f"{tag}x"), call(GATED, tag=tag, seconds=_seconds(draw)))
+            )
+        case _:
+            return " and ".join(_back_end(draw, f"{tag}x{number}") for number in range(draw.choice((1, 2, 3))))
+
+
+def call(tool_name: str, **arguments: str | float) -> str:
+    """Return the words for one call."""
+    return f"call {tool_name} with {json.dumps(arguments)}"
+
+
+def _back_end(draw: random.Random, tag: str) -> str:
+    return call(draw.choice(BACK_END), tag=tag, seconds=_seconds(draw))
+
+
+def _seconds(draw: random.Random) -> float:
+    return round(draw.choice((0.02, 0.2, 1.5)) * (0.5 + draw.random()), 3)

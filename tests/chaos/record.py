@@ -1,0 +1,139 @@
+"""The record that is judged: the history, the effects, and the ledger as its owners see it through the public API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import grpc
+from pawl.agent.v1 import agent_pb2
+from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.notify.v1 import notify_pb2, notify_pb2_grpc
+
+from tests.chaos.caller import Caller, Stub
+from tests.chaos.effects import Effect
+from tests.chaos.history import History
+from tests.chaos.logs import Scan
+from tests.chaos.world import STORES, USERS, World
+
+T = TypeVar("T")
+
+_PAGE = 200
+_AT_ONCE = 8
+_READ_SECONDS = 20.0
+
+Owner = tuple[str, str]
+"""Store and user."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """Everything when all is quiet, by id. `owners` says whose credential showed a run."""
+
+    history: History
+    effects: list[Effect] = field(default_factory=list)
+    runs: dict[str, run_pb2.Run] = field(default_factory=dict)
+    owners: dict[str, list[Owner]] = field(default_factory=dict)
+    calls: dict[str, call_pb2.Call] = field(default_factory=dict)
+    logs: dict[str, list[event_pb2.RunEvent]] = field(default_factory=dict)
+    messages: dict[str, list[message_pb2.Message]] = field(default_factory=dict)
+    notifications: dict[Owner, list[notify_pb2.Notification]] = field(default_factory=dict)
+    process_logs: Scan = field(default_factory=Scan)
+
+
+async def read(world: World) -> Record:
+    """Read the ledger of every user."""
+    record = Record(history=world.history, effects=world.effects.happened())
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def bounded(work: Awaitable[None]) -> None:
+        async with gate:
+            await work
+
+    for store_id in STORES:
+        for user_id in USERS:
+            caller = world.caller(store_id, user_id)
+            run_ids = await _read_runs(record, caller)
+            conversations = {record.runs[run_id].conversation_id for run_id in run_ids}
+            works = [_read_run(record, caller, run_id) for run_id in run_ids]
+            works += [_read_messages(record, caller, conversation) for conversation in conversations]
+            await asyncio.gather(*(bounded(work) for work in works))
+    await read_notifications(world, record)
+    return record
+
+
+async def read_notifications(world: World, record: Record) -> None:
+    """Read the inbox of every user, afresh."""
+    for store_id in STORES:
+        for user_id in USERS:
+            record.notifications[store_id, user_id] = await _notifications(world, store_id, user_id)
+
+
+async def _read_runs(record: Record, caller: Caller) -> list[str]:
+    run_ids: list[str] = []
+
+    async def page(stub: Stub, token: str) -> tuple[list[run_pb2.Run], str]:
+        request = agent_pb2.ListRunsRequest(page_size=_PAGE, page_token=token)
+        answer = await stub.ListRuns(request, metadata=caller.metadata, timeout=_READ_SECONDS)
+        return list(answer.runs), answer.next_page_token
+
+    for run in await _pages(caller, page):
+        record.runs[run.run_id] = run
+        record.owners.setdefault(run.run_id, []).append((caller.store_id, caller.user_id))
+        run_ids.append(run.run_id)
+    return run_ids
+
+
+async def _read_run(record: Record, caller: Caller, run_id: str) -> None:
+    async def page(stub: Stub, token: str) -> tuple[list[call_pb2.Call], str]:
+        request = agent_pb2.ListCallsRequest(run_id=run_id, page_size=_PAGE, page_token=token)
+        answer = await stub.ListCalls(request, metadata=caller.metadata, timeout=_READ_SECONDS)
+        return list(answer.calls), answer.next_page_token
+
+    async def watch(stub: Stub) -> list[event_pb2.RunEvent]:
+        request = agent_pb2.WatchRunRequest(run_id=run_id)
+        stream = stub.WatchRun(request, metadata=caller.metadata, timeout=_READ_SECONDS)
+        return [answer.event async for answer in stream if answer.HasField("event")]
+
+    record.calls |= {call.call_id: call for call in await _pages(caller, page)}
+    record.logs[run_id] = await caller.read(watch)
+
+
+async def _read_messages(record: Record, caller: Caller, conversation_id: str) -> None:
+    async def page(stub: Stub, token: str) -> tuple[list[message_pb2.Message], str]:
+        request = agent_pb2.ListMessagesRequest(conversation_id=conversation_id, page_size=_PAGE, page_token=token)
+        answer = await stub.ListMessages(request, metadata=caller.metadata, timeout=_READ_SECONDS)
+        return list(answer.messages), answer.next_page_token
+
+    record.messages[conversation_id] = await _pages(caller, page)
+
+
+async def _notifications(world: World, store_id: str, user_id: str) -> list[notify_pb2.Notification]:
+    found: list[notify_pb2.Notification] = []
+    token = ""
+    metadata = (("pawl-store", store_id), ("pawl-user", user_id))
+    async with grpc.aio.insecure_channel(world.suite.endpoints.services["notifier"][0].grpc) as channel:
+        stub = notify_pb2_grpc.NotifyServiceStub(channel)
+        while True:
+            request = notify_pb2.ListNotificationsRequest(page_size=_PAGE, page_token=token)
+            answer = await stub.ListNotifications(request, metadata=metadata, timeout=_READ_SECONDS)
+            found.extend(answer.notifications)
+            token = answer.next_page_token
+            if not token:
+                return found
+
+
+async def _pages(caller: Caller, page: Callable[[Stub, str], Awaitable[tuple[list[T], str]]]) -> list[T]:
+    found: list[T] = []
+    token = ""
+
+    async def next_page(stub: Stub) -> tuple[list[T], str]:
+        return await page(stub, token)
+
+    while True:
+        items, token = await caller.read(next_page)
+        found += items
+        if not token:
+            return found

@@ -1,0 +1,203 @@
+"""A small record in which everything is right: three runs of two users, told by hand."""
+
+from __future__ import annotations
+
+import json
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.notify.v1 import notify_pb2
+
+from tests.chaos.effects import Effect
+from tests.chaos.front_ends import seen
+from tests.chaos.history import History, Kind, Outcome
+from tests.chaos.prompts import GATED, PANEL
+from tests.chaos.record import Record
+
+MAIN, STOPPED, FOREIGN = "run-main", "run-stopped", "run-foreign"
+BUTTON, ROCKET, PANEL_CALL, QUESTION = "call-button", "call-rocket", "call-panel", "call-question"
+OWNERS = {MAIN: ("north", "ann"), STOPPED: ("north", "ann"), FOREIGN: ("south", "bob")}
+
+
+class Story:
+    """Writes runs as the ledger would: each event says what is so from then on, and the rows say the same."""
+
+    def __init__(self) -> None:
+        self.record = Record(history=History())
+        self._time = 1_000_000.0
+
+    def begin(self, run_id: str) -> None:
+        """A user brings a message, and a worker begins."""
+        store_id, user_id = OWNERS[run_id]
+        operation = self.record.history.invoke(
+            Kind.START, store_id=store_id, user_id=user_id, request_id=f"start-{run_id}", content=f"do {run_id}"
+        )
+        self.record.history.answer(operation, Outcome.OK, run_id=run_id, run_state="QUEUED")
+        self.record.owners[run_id] = [(store_id, user_id)]
+        self.record.runs[run_id] = run_pb2.Run(
+            store_id=store_id, user_id=user_id, run_id=run_id, conversation_id=f"conversation-{run_id}"
+        )
+        self.record.logs[run_id] = []
+        self.becomes(run_id, "QUEUED")
+        self.say(run_id, message_pb2.ROLE_USER, operation.content)
+        self.becomes(run_id, "RUNNING", attempt=1)
+        self.round(run_id, 1)
+
+    def write(self, run_id: str, *, attempt: int = 1, **kind: object) -> event_pb2.RunEvent:
+        """Append an event."""
+        run, log = self.record.runs[run_id], self.record.logs[run_id]
+        self._time += 1
+        event = event_pb2.RunEvent(
+            store_id=run.store_id,
+            conversation_id=run.conversation_id,
+            run_id=run_id,
+            seq=len(log) + 1,
+            time=Timestamp(seconds=int(self._time)),
+            attempt=attempt,
+            event_id=f"event-{run_id}-{len(log) + 1}",
+            **kind,  # type: ignore[arg-type]
+        )
+        log.append(event)
+        run.last_seq = event.seq
+        return event
+
+    def becomes(self, run_id: str, state: str, *, attempt: int = 0, reason: str = "") -> event_pb2.RunEvent:
+        """The run changes its state."""
+        run = self.record.runs[run_id]
+        before, run.state = run.state, run_pb2.RunState.Value(f"RUN_STATE_{state}")
+        if reason:
+            run.failure.reason = reason
+        changed = event_pb2.RunChanged(from_state=before)
+        changed.run.CopyFrom(run)
+        return self.write(run_id, attempt=attempt, run_changed=changed)
+
+    def ends(self, run_id: str, state: str, reason: str = "") -> None:
+        """The run ends, and its user is told."""
+        event = self.becomes(run_id, state, attempt=1, reason=reason)
+        told = self.record.notifications.setdefault(OWNERS[run_id], [])
+        number = len(told) + 1
+        told.append(
+            notify_pb2.Notification(
+                notification_id=f"notification-{run_id}",
+                store_id=event.store_id,
+                user_id=OWNERS[run_id][1],
+                number=number,
+                event_id=event.event_id,
+            )
+        )
+
+    def round(self, run_id: str, number: int) -> None:
+        """The model is called."""
+        self.write(run_id, round_started=event_pb2.RoundStarted(round=number, model_attempt=1))
+        self.record.runs[run_id].round = number
+
+    def say(self, run_id: str, role: message_pb2.Role.ValueType, text: str, *, first_output_seq: int = 0) -> None:
+        """A message is added to the conversation."""
+        run = self.record.runs[run_id]
+        messages = self.record.messages.setdefault(run.conversation_id, [])
+        message = message_pb2.Message(
+            run_id=run_id,
+            number=len(messages) + 1,
+            role=role,
+            text=text,
+            first_output_seq=first_output_seq,
+            last_output_seq=first_output_seq,
+        )
+        messages.append(message)
+        self.write(run_id, message_added=event_pb2.MessageAdded(message=message))
+
+    def answer(self, run_id: str, text: str) -> None:
+        """The model answers, in one piece."""
+        event = self.write(run_id, output_delta=event_pb2.OutputDelta(text=text))
+        self.say(run_id, message_pb2.ROLE_ASSISTANT, text, first_output_seq=event.seq)
+
+    def call(self, call_id: str, *states: str, result: str = "") -> None:
+        """The call of the main run takes these states one after the other; with the last comes its result."""
+        call = self.record.calls.get(call_id) or _new_call(call_id)
+        self.record.calls[call_id] = call
+        for state in states:
+            call.state = call_pb2.CallState.Value(f"CALL_STATE_{state}")
+            if state == "SUCCEEDED":
+                call.result.content_json = result.encode()
+            changed = event_pb2.CallChanged()
+            changed.call.CopyFrom(call)
+            self.write(MAIN, call_changed=changed)
+
+    def happens(self, call_id: str) -> None:
+        """The call has its effect, outside."""
+        call = self.record.calls[call_id]
+        self._time += 1
+        self.record.effects.append(
+            Effect(
+                time=self._time,
+                pid=1,
+                tool_name=call.tool_name,
+                key=call_id,
+                run_id=MAIN,
+                store_id="north",
+                user_id="ann",
+                arguments=json.loads(call.arguments_json),
+                seen_bytes=0,
+            )
+        )
+
+    def ask(self, kind: Kind, run_id: str, *, call_id: str = "", content: str = "", run_state: str = "") -> None:
+        """A user asks for something, and gets it."""
+        store_id, user_id = OWNERS[run_id]
+        about = {"run_id": run_id, "call_id": call_id, "content": content}
+        operation = self.record.history.invoke(
+            kind, store_id=store_id, user_id=user_id, request_id=f"{kind}-{call_id or run_id}", **about
+        )
+        self.record.history.answer(operation, Outcome.OK, "ACCEPTED", run_id=run_id, run_state=run_state)
+
+
+def _new_call(call_id: str) -> call_pb2.Call:
+    back_end = call_id in {BUTTON, ROCKET}
+    return call_pb2.Call(
+        store_id="north",
+        run_id=MAIN,
+        call_id=call_id,
+        tool_name={BUTTON: "press_button", ROCKET: GATED, PANEL_CALL: PANEL, QUESTION: "ask_user"}[call_id],
+        tool_version=1,
+        context=call_pb2.EXECUTION_CONTEXT_BACKEND if back_end else call_pb2.EXECUTION_CONTEXT_FRONTEND,
+        effect_class=call_pb2.EFFECT_CLASS_AT_MOST_ONCE,
+        arguments_json=json.dumps({"tag": call_id}).encode(),
+    )
+
+
+def told(foreign_end: str = "COMPLETED") -> Record:
+    """Return the record. With another end, all of it says that the foreign run ended so, or not at all if empty."""
+    story = Story()
+    story.begin(MAIN)
+    story.call(BUTTON, "RUNNING")
+    story.call(ROCKET, "AWAITING_APPROVAL")
+    story.call(PANEL_CALL, "OFFERED")
+    story.call(QUESTION, "ASKED")
+    story.happens(BUTTON)
+    story.call(BUTTON, "SUCCEEDED", result='"pressed"')
+    story.ask(Kind.RESULT, MAIN, call_id=PANEL_CALL, content='"shown"')
+    story.call(PANEL_CALL, "SUCCEEDED", result='"shown"')
+    story.ask(Kind.ANSWER, MAIN, call_id=QUESTION, content="yes")
+    story.call(QUESTION, "SUCCEEDED", result='"yes"')
+    story.ask(Kind.APPROVE, MAIN, call_id=ROCKET, content=story.record.calls[ROCKET].arguments_json.decode())
+    story.call(ROCKET, "RUNNING")
+    story.happens(ROCKET)
+    story.call(ROCKET, "SUCCEEDED", result='"launched"')
+    story.round(MAIN, 2)
+    story.answer(MAIN, "All is done.")
+    story.ends(MAIN, "COMPLETED")
+    story.begin(STOPPED)
+    story.ask(Kind.CANCEL, STOPPED, run_state="CANCELLING")
+    story.becomes(STOPPED, "CANCELLING")
+    story.ends(STOPPED, "CANCELLED")
+    story.begin(FOREIGN)
+    story.answer(FOREIGN, "Hello.")
+    if foreign_end:
+        story.ends(FOREIGN, foreign_end, reason="BROKEN" if foreign_end == "FAILED" else "")
+    watch(story.record)
+    return story.record
+
+
+def watch(record: Record) -> None:
+    """Somebody sees every event, as it is now."""
+    record.history.seen = [seen("watcher", event) for log in record.logs.values() for event in log]

@@ -1,0 +1,24 @@
+"""The short form of the nemesis: real processes, real faults, every checker. `make chaos` is the long one."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import nemesis
+from tests.chaos.faults import SHORT
+from tests.chaos.play import LEAST, Game, play
+
+
+@pytest.mark.timeout(600)  # far beyond what it takes, also on a machine that is busy with other things
+async def test_what_was_acknowledged_survives_everything_that_is_done_to_the_suite() -> None:
+    """I1 to I15: no violation under kills, a freeze beyond the lease, a database crash, no NATS and a garbled model."""
+    with tempfile.TemporaryDirectory(prefix="pawl-chaos-") as folder:
+        game = Game(seed=1, phases=nemesis.named(SHORT), quiet_seconds=1.0, least=LEAST)
+        found = await play(game, Path(folder))
+    assert found.violations == []
+    assert found.phases == list(SHORT)
+    assert found.effects
+    assert found.takeovers

@@ -1,0 +1,78 @@
+"""Back-end tools of all four effect classes, whose effects are counted outside. Loaded into the registry."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+from services.tool_registry.sdk import (
+    Category,
+    Effect,
+    ReconcileResult,
+    ToolContext,
+    ToolError,
+    did_not_happen,
+    happened,
+    tool,
+)
+from tests.chaos.effects import EffectFile, effect
+
+FILE_VARIABLE = "CHAOS_EFFECTS_FILE"
+
+
+def _file() -> EffectFile:
+    return EffectFile(Path(os.environ[FILE_VARIABLE]))
+
+
+async def _act(tool_name: str, tag: str, seconds: float, context: ToolContext) -> str:
+    """Do half of the work, have the effect, do the rest: a crash may come before it and after it."""
+    file = _file()
+    arguments: dict[str, Any] = {"tag": tag, "seconds": seconds}
+    begun = effect(file, tool_name, context, arguments)
+    context.progress(0.1, tag)
+    await asyncio.sleep(seconds / 2)
+    # A write of one line that blocks, so that nothing can come between it and the tool.
+    if file.is_void(begun, file.append(begun)):
+        raise ToolError("somebody was told that this had not happened")
+    context.progress(0.5, tag)
+    await asyncio.sleep(seconds / 2)
+    return f"{tool_name} {tag}"
+
+
+@tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+async def read_meter(tag: str, seconds: float, context: ToolContext) -> str:
+    """Look at something. May be repeated."""
+    return await _act("read_meter", tag, seconds, context)
+
+
+@tool(category=Category.SAFE, effect=Effect.IDEMPOTENT)
+async def set_valve(tag: str, seconds: float, context: ToolContext) -> str:
+    """Bring something into a state. The same key may come again."""
+    return await _act("set_valve", tag, seconds, context)
+
+
+async def was_sent(context: ToolContext) -> ReconcileResult:
+    """Say whether the parcel with that key was sent."""
+    file = _file()
+    sent = file.bar(effect(file, "send_parcel", context, {}, bars=True))
+    return did_not_happen() if sent is None else happened(f"send_parcel {sent.arguments['tag']}")
+
+
+@tool(category=Category.SAFE, effect=Effect.RECONCILABLE, reconcile=was_sent)
+async def send_parcel(tag: str, seconds: float, context: ToolContext) -> str:
+    """Send something of which can be found out whether it was sent."""
+    return await _act("send_parcel", tag, seconds, context)
+
+
+@tool(category=Category.SAFE, effect=Effect.AT_MOST_ONCE)
+async def press_button(tag: str, seconds: float, context: ToolContext) -> str:
+    """Do something that must never happen twice."""
+    return await _act("press_button", tag, seconds, context)
+
+
+@tool(category=Category.SENSITIVE, effect=Effect.AT_MOST_ONCE)
+async def launch_rocket(tag: str, seconds: float, context: ToolContext) -> str:
+    """Do something that needs an approval and must never happen twice."""
+    return await _act("launch_rocket", tag, seconds, context)
