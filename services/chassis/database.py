@@ -63,6 +63,7 @@ class Database:
         self._statement_timeout_seconds = statement_timeout_seconds
         self._start_timeout_seconds = start_timeout_seconds
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
+        self._cut_short: set[int] = set()
 
     async def __aenter__(self) -> Self:
         self._pool = await self._connect()
@@ -95,8 +96,12 @@ class Database:
             raise DependencyUnavailable("the database is closed")
         try:
             async with pool.acquire(timeout=_ACQUIRE_TIMEOUT_SECONDS) as connection:
+                server_pid = connection.get_server_pid()
                 try:
                     yield connection
+                except asyncio.CancelledError:
+                    self._cut_short.add(server_pid)
+                    raise
                 except asyncpg.InterfaceError as error:
                     # Also what asyncpg says about wrong arguments: that is no outage.
                     if _is_lost(connection):
@@ -147,6 +152,19 @@ class Database:
         async with self.acquire() as connection:
             return await migrations.apply(connection)
 
+    async def _take_back(self, connection: Connection) -> None:
+        """Take a connection back into the pool, without a round trip as a rule.
+
+        Nobody changes the state of a session for longer than a transaction, and
+        asyncpg rolls back what is open when it takes one back. But a statement goes
+        out in two halves. For one that is cancelled between them the server waits
+        for the end, and whatever came next would belong to it.
+        """
+        server_pid = connection.get_server_pid()
+        if server_pid in self._cut_short:
+            self._cut_short.discard(server_pid)
+            await connection.execute("SELECT 1")
+
     async def _connect(self) -> asyncpg.Pool[asyncpg.Record]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._start_timeout_seconds
@@ -159,7 +177,7 @@ class Database:
                     max_size=self._connections_max,
                     timeout=_CONNECT_TIMEOUT_SECONDS,
                     command_timeout=self._statement_timeout_seconds + 1,
-                    reset=_leave_as_it_is,
+                    reset=self._take_back,
                     server_settings={
                         "application_name": self._application_name,
                         "statement_timeout": f"{self._statement_timeout_seconds * 1000:.0f}",
@@ -181,14 +199,6 @@ class Database:
                     _log.warning("database.waiting", error=type(error).__name__)
                 attempt += 1
                 await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311  # spreads replicas
-
-
-async def _leave_as_it_is(_: Connection) -> None:
-    """Take a connection back into the pool without a round trip.
-
-    Nobody changes the state of a session for longer than a transaction, and
-    asyncpg rolls back what is open when it takes one back.
-    """
 
 
 def _is_lost(connection: Connection) -> bool:

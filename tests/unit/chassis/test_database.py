@@ -133,6 +133,41 @@ async def test_a_server_that_said_goodbye_and_has_not_hung_up_is_unavailable_and
         await database.ping()
 
 
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_caller_that_goes_away_in_a_statement_leaves_a_connection_that_works(
+    database_url: str, free_port: int, turns: int
+) -> None:
+    """Also between its two halves, of which the driver has sent one."""
+    asking: list[asyncio.Task[object]] = []
+
+    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+            if asking:
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                asking.pop().cancel()
+        writer.close()
+
+    async with (
+        _forwarding(database_url, free_port, cut) as url,
+        Database(url, application_name="test", connections_max=1) as database,
+    ):
+
+        async def ask() -> None:
+            async with database.acquire() as connection:
+                await connection.fetchval("SELECT count(*) FROM pg_class WHERE relname = $1", "none")
+
+        await database.ping()
+        asking.append(asyncio.ensure_future(ask()))
+        await asyncio.wait(asking)
+        async with (
+            database.acquire() as connection,
+            connection.transaction(isolation="repeatable_read", readonly=True),
+        ):
+            assert await connection.fetchval("SELECT 1") == 1
+
+
 async def test_errors_of_sql_are_not_taken_for_an_absent_database(database_url: str) -> None:
     async with Database(database_url, application_name="test") as database:
         with pytest.raises(asyncpg.UniqueViolationError):
@@ -181,8 +216,10 @@ async def _forwarding(database_url: str, port: int, answers: Pump) -> AsyncItera
         writer.close()
 
     server = await asyncio.start_server(forward, "127.0.0.1", port)
-    yield f"postgresql://postgres@127.0.0.1:{port}{address.path}"
-    server.close()
+    try:
+        yield f"postgresql://postgres@127.0.0.1:{port}{address.path}"
+    finally:
+        server.close()
 
 
 @pytest.fixture
