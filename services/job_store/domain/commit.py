@@ -161,7 +161,9 @@ class Commit:
         starts = any(not change.state.is_terminal for change in self.calls) or any(
             event.type == ROUND_STARTED for event in self.events
         )
-        is_detour = self.state not in {None, run.state} and self.state not in run_table.TRANSITIONS[run.state]
+        # Only the ledger puts such a run elsewhere, and then takes it from its owner: under quarantine.
+        ways = {state for state in run_table.TRANSITIONS[run.state] if state.is_terminal}
+        is_detour = self.state is not None and self.state not in {run.state, *ways}
         if not (starts or is_detour):
             return
         if any(command.name == inbox.CANCEL for command in book.inbox(run)):
@@ -232,6 +234,9 @@ class Commit:
         waits = self.waits if self.state is RunState.WAITING else ()
         if self.state is RunState.WAITING and not waits:
             raise InvalidField("a run that waits says for what", field="waits")
+        if self.state is RunState.CANCELLING and run.stop_cause is None:
+            # It would be forgotten that the run was stopped once it is quarantined.
+            raise InvalidField("a run that is being stopped says by whom", field="stop_cause")
         if self.state is run.state and waits == run.waits:
             return run
         if self.state is not run.state:

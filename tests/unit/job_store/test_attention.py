@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.errors import AttentionNotNeeded, CallNotPending, LeaseLost
+from services.errors import AttentionNotNeeded, CallNotPending, IllegalTransition, InboxChanged, InvalidField, LeaseLost
 from services.job_store.domain.attention import CRASH_PAUSE, GRACE, Quarantine, ReportCrash
 from services.job_store.domain.command import Cancel, Receipt, Redrive, Resolve
 from services.job_store.domain.commit import NewMessage
@@ -229,6 +229,30 @@ def test_a_run_that_goes_on_after_a_quarantine_is_stopped_by_its_worker(world: W
     quarantine(world, run_id)
     operate(world, run_id, Redrive())
     world.cancel(run_id)
+    assert world.run(run_id).state is RunState.CANCELLING
+
+
+def test_a_run_that_is_being_stopped_does_not_get_away_as_one_in_doubt(world: World) -> None:
+    """I12: from there it could begin anything."""
+    run_id = world.begin()
+    world.commit(run_id, calls=(change("call_1", CallState.RUNNING),))
+    stop = world.cancel(run_id)
+    assert stop.run is not None
+    commands = tuple(command.command_id for command in world.book.inbox(stop.run))
+    with pytest.raises(InboxChanged):
+        world.commit(run_id, state=RunState.NEEDS_ATTENTION)
+    with pytest.raises(IllegalTransition):
+        world.commit(run_id, state=RunState.NEEDS_ATTENTION, consumed=commands)
+
+
+def test_a_worker_that_stops_its_run_says_for_whom(world: World) -> None:
+    """Else the run would be let go on after a quarantine as if nobody had stopped it."""
+    run_id = world.begin()
+    with pytest.raises(InvalidField):
+        world.commit(run_id, state=RunState.CANCELLING)
+    world.commit(run_id, state=RunState.CANCELLING, stop_cause=StopCause.USER)
+    quarantine(world, run_id)
+    operate(world, run_id, Redrive())
     assert world.run(run_id).state is RunState.CANCELLING
 
 

@@ -44,6 +44,10 @@ def test_the_tables_are_those_of_the_plan() -> None:
     } == {state: set(moves.split()) for state, moves in CALL_MOVES.items()}
 
 
+# What only the ledger does: it takes the run from its workers.
+_NOT_BY_STEPS = (RunState.CANCELLING, RunState.NEEDS_ATTENTION)
+
+
 @pytest.mark.parametrize("before", RunState)
 @pytest.mark.parametrize("after", RunState)
 def test_a_step_moves_a_run_only_along_the_table(before: RunState, after: RunState) -> None:
@@ -66,7 +70,7 @@ def test_a_step_moves_a_run_only_along_the_table(before: RunState, after: RunSta
     if before.is_terminal:
         with pytest.raises(RunEnded):
             step()
-    elif after in run_table.TRANSITIONS[before]:
+    elif after in run_table.TRANSITIONS[before] and (before, after) != _NOT_BY_STEPS:
         step()
         assert world.run(run_id).state is after
         assert len(world.book.events.rows) == events + 1
