@@ -24,6 +24,7 @@ from services.job_store.domain.rows import (
     RunKey,
     RunRow,
 )
+from services.job_store.domain.states import RunState
 
 K = TypeVar("K", bound=Hashable)
 R = TypeVar("R")
@@ -150,7 +151,7 @@ class Book:
 
     `loop_states` are new states of workers by run, `pokes` the workers to be told
     of a command, `work_ready` says that a run became claimable. `queued` is how
-    many runs of a store are queued, as far as anybody asks; none without an entry.
+    many runs of a store are queued, where it was loaded.
     """
 
     _undo: Undo = field(default_factory=Undo)
@@ -214,6 +215,10 @@ class Book:
 
     def put_run(self, run: RunRow) -> RunRow:
         """Create or change a run; returns it."""
+        before = self.runs.get(run.key)
+        more = (run.state is RunState.QUEUED) - (before is not None and before.state is RunState.QUEUED)
+        if more:
+            self.queued.put(run.store_id, (self.queued.get(run.store_id) or 0) + more)
         self.runs.put(run.key, run)
         return run
 

@@ -145,10 +145,8 @@ class Submit:
     ) -> Submitted:
         if len(conversation.queue) >= self.queue_max:
             raise QueueFull(f"{self.queue_max} messages wait in this conversation already")
-        queued = book.queued.get(self.store_id) or 0
-        if queued >= self.store_queue_max:
+        if (book.queued.get(self.store_id) or 0) >= self.store_queue_max:
             raise QueueFull(f"{self.store_queue_max} runs wait in this store already: try again when some have begun")
-        book.queued.put(self.store_id, queued + 1)
         run = RunRow(
             store_id=self.store_id,
             run_id=ids.new("run"),

@@ -112,6 +112,18 @@ def test_the_queue_is_bounded() -> None:
         world.submit(queue_max=3)
 
 
+def test_a_run_that_ends_in_the_same_group_leaves_its_place_in_the_queue_of_the_store() -> None:
+    """LOOP-14. What was counted when the group began is brought up to date by each of its operations."""
+    world = World()
+    idle = world.submit(store_queue_max=1).run.run_id
+    with pytest.raises(QueueFull):
+        world.submit(conversation_id="other", store_queue_max=1)
+    world.cancel(idle)
+    world.submit(conversation_id="other", store_queue_max=1)
+    with pytest.raises(QueueFull):
+        world.submit(store_queue_max=1)
+
+
 def test_a_queued_run_can_be_cancelled_and_leaves_its_place() -> None:
     world = World()
     active = world.begin()
