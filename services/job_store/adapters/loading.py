@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -76,7 +76,7 @@ SELECT k.store_id, (
 FROM unnest($1::text[]) AS k (store_id)
 """
 
-# In the order of the locks. Whoever holds one waits for no other lock of rows, so nobody deadlocks.
+# In the order of the locks, and before any lock of a row, so that nobody deadlocks.
 _LOCK_QUEUES: Final = """
 SELECT pg_advisory_xact_lock(hashtext('job_store.queues'), key)
 FROM (SELECT DISTINCT hashtext(store_id) AS key FROM unnest($1::text[]) AS k (store_id) ORDER BY key) AS keys
@@ -89,11 +89,13 @@ _QUEUED_AT_ONCE_MAX: Final = 4096
 async def load(connection: Connection, named: Sequence[Names]) -> tuple[Book, datetime]:
     """Return a book with all rows that are named, locked until the end of the transaction, and the time."""
     book = Book()
+    queues: dict[str, int] = dict(_distinct(named, lambda names: names.queues))
+    queued = await _lock_queues(connection, queues) if queues else {}
     requests = await _load_requests(connection, book, named)
     conversations = await _load_conversations(connection, book, named)
     entered = await _load_runs(connection, book, named, requests, conversations)
     await _load_calls(connection, book, named)
-    await _load_queues(connection, book, named)
+    await _load_queues(connection, book, queues, queued)
     # After the locks: the time is later than all that those who held them before have written.
     return book, await _load_commands(connection, book, named, entered)
 
@@ -170,23 +172,32 @@ async def _load_calls(connection: Connection, book: Book, named: Sequence[Names]
             book.load_call(tables.call(record))
 
 
-async def _load_queues(connection: Connection, book: Book, named: Sequence[Names]) -> None:
-    """Load how many runs are queued. Where it is close, those who create runs in a store take turns."""
-    queues: dict[str, int] = dict(_distinct(named, lambda names: names.queues))
-    if not queues:
-        return
-    most = max(queues.values())
-    queued = await _count_queued(connection, list(queues), most)
+async def _lock_queues(connection: Connection, queues: Mapping[str, int]) -> dict[str, int]:
+    """Return how many runs are queued; stores where it is close are left out: who creates runs there takes turns.
+
+    Before anything is loaded: whoever waited for another one must see what that one has made, else the second copy
+    of a request would find the queue full and not the run of the first.
+    """
+    queued = await _count_queued(connection, queues)
     close = [store for store, count in queued.items() if count + _QUEUED_AT_ONCE_MAX > queues[store]]
     if close:
         await connection.execute(_LOCK_QUEUES, close)
-        queued |= await _count_queued(connection, close, most)
-    for store, count in queued.items():
+    return {store: count for store, count in queued.items() if store not in close}
+
+
+async def _load_queues(
+    connection: Connection, book: Book, queues: Mapping[str, int], queued: Mapping[str, int]
+) -> None:
+    """Load what was counted. Where it is close it is counted now, when nobody can end a run of what is locked."""
+    close = {store: most for store, most in queues.items() if store not in queued}
+    counted = await _count_queued(connection, close) if close else {}
+    for store, count in (*queued.items(), *counted.items()):
         book.queued.load(store, count)
 
 
-async def _count_queued(connection: Connection, stores: Sequence[str], most: int) -> dict[str, int]:
-    return {record["store_id"]: record["queued"] for record in await connection.fetch(_QUEUED, stores, most)}
+async def _count_queued(connection: Connection, queues: Mapping[str, int]) -> dict[str, int]:
+    records = await connection.fetch(_QUEUED, list(queues), max(queues.values()))
+    return {record["store_id"]: record["queued"] for record in records}
 
 
 async def _load_commands(
