@@ -1,0 +1,264 @@
+"""A game of asks: each is put to the model and to the product on one store or on several, which have to agree."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from copy import deepcopy
+from dataclasses import fields
+from random import Random
+from typing import Any
+
+from tests.ledger.commands import STORES, Chooser, Pick
+from tests.ledger.model import Model, Row
+from tests.ledger.product import Product, view_of_model, view_of_tables
+from tests.ledger.stores import Store
+from tests.simulation import checkers
+from tests.simulation.history import History
+from tests.simulation.record import Record
+from tests.simulation.reference import ENDED
+from tests.simulation.store import Tables
+
+TICK_SECONDS = 0.001
+"""So long passes between two asks, so that what came later is later."""
+
+_COMPARED = 5
+"""Whole stores are compared after so many moves."""
+
+_CHECKERS = (
+    checkers.seqs_without_gaps,
+    checkers.state_is_the_fold_of_the_log,
+    checkers.states_move_along_the_tables,
+    checkers.nothing_starts_after_a_cancel,
+)
+
+
+class Game:
+    """Workers, clients and users of two stores, who know nothing of each other."""
+
+    def __init__(self, model: Model, products: Sequence[Product], pick: Pick) -> None:
+        self.model = model
+        self.choose = Chooser(model, pick)
+        self._products = products
+
+    async def play(self, ask: Row) -> tuple[Any, ...]:
+        """Put one ask, compare, and return the answer."""
+        await self._tick()
+        answers = [await product.do(ask) for product in self._products]
+        assert answers.count(answers[0]) == len(answers), ("the stores differ", ask, answers)
+        if ask["do"] == "claim":
+            ask["given"] = list(answers[0][1])
+        agree(ask, self.model.do(ask), answers[0])
+        await self.compare()
+        return answers[0]
+
+    async def together(self, asks: Sequence[Row]) -> None:
+        """Put asks that share a transaction: it is as if they had come in some order, and each stands for itself."""
+        await self._tick()
+        every = [await product.group(asks) for product in self._products]
+        assert every.count(every[0]) == len(every), ("the stores differ", asks, every)
+        await self.as_in_some_order(list(zip(asks, every[0], strict=True)))
+
+    async def race(self, other: Product) -> None:
+        """Put asks at the same time to two replicas of one store: again it is as if they had come in some order."""
+        await self._tick()
+        asks = self.choose.several(), self.choose.several()
+        claims = [self.choose.claim(worker, 2) | {"partial": True} for worker in ("w1", "w2")]
+        mine = self._products[0]
+        *every, first, second = await asyncio.gather(
+            mine.group(asks[0]), other.group(asks[1]), mine.do(claims[0]), other.do(claims[1])
+        )
+        for claim, answer in zip(claims, (first, second), strict=True):
+            claim["given"] = list(answer[1])
+        answers = [*every[0], *every[1], first, second]
+        await self.as_in_some_order(list(zip((*asks[0], *asks[1], *claims), answers, strict=True)))
+
+    async def as_in_some_order(self, answered: Sequence[tuple[Row, tuple[Any, ...]]]) -> None:
+        """Fail unless there is an order in which the model gives the same answers and comes to the same rows."""
+        store = self._products[0].store
+        shown = view_of_tables(await store.tables(), await store.now())
+        differences: list[AssertionError] = []
+        for model in _orders(self.model, answered, differences):
+            try:
+                assert shown == view_of_model(model)
+            except AssertionError as difference:
+                differences.append(difference)
+            else:
+                self.model = self.choose.model = model
+                return
+        raise differences[0]
+
+    async def compare(self) -> None:
+        """Fail unless the first store shows what the model shows."""
+        store = self._products[0].store
+        assert view_of_tables(await store.tables(), await store.now()) == view_of_model(self.model)
+
+    async def compare_stores(self) -> None:
+        """Fail unless all stores keep the same and have said the same."""
+        stores = [product.store for product in self._products]
+        first, *others = [(await store.tables(), store.announced.said) for store in stores]
+        for other in others:
+            assert other == first, "the stores differ"
+
+    async def _tick(self) -> None:
+        self.model.now = self.model.after(TICK_SECONDS)
+        for product in self._products:
+            await product.store.pass_time(TICK_SECONDS)
+
+    # Moves.
+
+    async def submit(self) -> None:
+        """A message of a user."""
+        await self.play(self.choose.submit())
+
+    async def worker(self) -> None:
+        """Something about leases."""
+        await self.play(self.choose.of_worker())
+
+    async def step(self) -> None:
+        """A step of an owner."""
+        await self._see_to_work()
+        await self.play(self.choose.commit())
+
+    async def command(self) -> None:
+        """A command of somebody."""
+        await self.play(self.choose.send())
+
+    async def offer(self) -> None:
+        """A client wants a call."""
+        await self.play(self.choose.lease_offer())
+
+    async def offers(self) -> None:
+        """A client about all its calls."""
+        await self.play(self.choose.of_client())
+
+    async def wait(self) -> None:
+        """Time passes."""
+        await self.play(self.choose.wait())
+
+    async def deaths(self) -> None:
+        """Workers die one after the other, with all that they hold."""
+        for _ in range(3):
+            await self.play(self.choose.wait(40.0))
+            await self.play(self.choose.sweep_crashed())
+            await self.play(self.choose.claim("w1", 3))
+
+    async def group(self) -> None:
+        """Several at once."""
+        await self.together(self.choose.several())
+
+    async def _see_to_work(self) -> None:
+        """Bring and claim a run if no worker holds one: little happens without."""
+        if all(run["state"] in ENDED for run in self.model.runs.values()):
+            await self.play(self.choose.submit())
+        if not any(run["worker"] for run in self.model.runs.values()):
+            await self.play(self.choose.claim("w1", 2))
+
+    async def settle(self) -> None:
+        """I3: an owner that does everything right can end its run."""
+        ask = self.choose.settling_commit()
+        run = self.model.runs[ask["store"], ask["run"]]
+        may_end = run["worker"] and run["state"] not in ENDED
+        answer = await self.play(ask)
+        assert answer[0] == "ok" or not may_end, answer
+
+    async def end_all(self) -> None:
+        """I3: whatever happened, owners that do everything right bring every run to its end."""
+        runs = self.model.runs
+        while still_open := [run for run in runs.values() if run["state"] not in ENDED]:
+            for run in still_open:
+                if run["state"] not in ENDED:
+                    await self.play(self.choose.cancel(run))
+            await self.play(self.choose.wait(100.0))
+            # Those that need one more worker to be given up have had it.
+            await self.play(self.choose.sweep_crashed())
+            for worker in ("w1", "w2", "w3"):
+                await self.play(self.choose.claim(worker, 64))
+            for run in [run for run in runs.values() if run["worker"]]:
+                if run["worker"] and run["state"] not in ENDED:
+                    answer = await self.play(self.choose.settling_commit(run))
+                    assert answer[0] == "ok", answer
+
+    async def check_logs(self) -> None:
+        """I7, I12, I16, I17: what the simulation checks of every log holds of these."""
+        for product in self._products:
+            tables = await product.store.tables()
+            for store_id in sorted(set(STORES)):
+                record = Record(_part(tables, store_id), History())
+                for checker in _CHECKERS:
+                    found = list(checker(record))
+                    assert not found, (checker.__name__, found)
+
+
+MOVES = (
+    *[Game.step] * 8,
+    *[Game.command] * 6,
+    *[Game.group] * 4,
+    *[Game.submit] * 2,
+    *[Game.worker] * 3,
+    *[Game.offer] * 2,
+    Game.offers,
+    Game.wait,
+    Game.settle,
+    Game.deaths,
+)
+"""What may happen, as often as it stands here."""
+
+
+@asynccontextmanager
+async def game(stores: Sequence[Store], pick: Pick) -> AsyncIterator[Game]:
+    """Give a game on some stores; it begins with a run that a worker holds."""
+    async with AsyncExitStack() as stack:
+        commits = [await stack.enter_async_context(store.open()) for store in stores]
+        products = [Product(store, commit) for store, commit in zip(stores, commits, strict=True)]
+        played = Game(Model(stores[0].limits), products, pick)
+        await played.play(played.choose.submit())
+        await played.play(played.choose.claim("w1", 1))
+        yield played
+
+
+async def walk(stores: Sequence[Store], seed: int, steps: int) -> None:
+    """Play at random, by a seed."""
+    chance = Random(seed)
+    async with game(stores, chance.choice) as played:
+        for step in range(steps):
+            await chance.choice(MOVES)(played)
+            if step % _COMPARED == 0:
+                await played.compare_stores()
+        await played.end_all()
+        await played.compare_stores()
+        await played.check_logs()
+
+
+def _part(tables: Tables, store_id: str) -> Tables:
+    """Return the rows of one store."""
+    every = {field.name: getattr(tables, field.name) for field in fields(tables)}
+    return Tables(
+        **{name: {key: row for key, row in rows.items() if key[0] == store_id} for name, rows in every.items()}
+    )
+
+
+def _orders(
+    model: Model, answered: Sequence[tuple[Row, tuple[Any, ...]]], differences: list[AssertionError]
+) -> Iterator[Model]:
+    """Yield what the model becomes in each order in which it gives these answers; say why others are none."""
+    if not answered:
+        yield model
+    for place, (ask, answer) in enumerate(answered):
+        following = deepcopy(model)
+        try:
+            agree(ask, following.do(ask), answer)
+        except AssertionError as difference:
+            differences.append(difference)
+        else:
+            yield from _orders(following, [*answered[:place], *answered[place + 1 :]], differences)
+
+
+def agree(ask: Row, wanted: tuple[Any, ...], answer: tuple[Any, ...]) -> None:
+    """Fail unless the product's answer is the model's, or one of the reasons that it allows."""
+    if wanted[0] == "refused":
+        assert answer[0] == "refused", (ask, wanted, answer)
+        assert answer[1] in wanted[1], (ask, wanted, answer)
+    else:
+        assert answer == wanted, (ask, wanted, answer)

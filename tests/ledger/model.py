@@ -1,0 +1,230 @@
+"""A reference model of the ledger: what docs/architecture.md and the comments of pawl.job.v1 say, in plain dicts.
+
+It shares no code with the product: states are words, times are numbers, and each
+question is answered in the simplest way, never the fastest. A question is a dict
+(see `commands.py`); the answer is a tuple that begins with "ok", with "receipt",
+or with "refused" and every reason that the documents give for it. Where two of
+them apply, the documents do not say which comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.simulation.reference import ENDED, RUN_MOVES, SETTLED
+
+Row = dict[str, Any]
+Key = tuple[str, str]
+
+LIMITS = (
+    {"queue": 3, "store_queue": 5, "per_store": 3, "per_user": 2, "crashes": 3},
+    {"queue": 2, "store_queue": 3, "per_store": 1, "per_user": 1, "crashes": 3},
+    {"queue": 3, "store_queue": 100, "per_store": 20, "per_user": 20, "crashes": 3},
+)
+"""Runs that wait in a conversation and are queued in a store, active ones of a store and of a user, dead workers."""
+
+
+class Refusal(Exception):
+    """Nothing happens; `reasons` are all that may be given."""
+
+    def __init__(self, *reasons: str) -> None:
+        self.reasons = frozenset(reasons)
+        super().__init__(*reasons)
+
+
+class Model:
+    """Conversations, runs, calls, inboxes, leases, offers and logs of all stores. Times are whole milliseconds.
+
+    A new id is made of the `tag` of the ask that makes it.
+    """
+
+    def __init__(self, limits: Mapping[str, int]) -> None:
+        self.limits = limits
+        self.now = 0
+        self.conversations: dict[Key, Row] = {}
+        self.runs: dict[Key, Row] = {}
+        self.calls: dict[Key, Row] = {}
+        self.requests: dict[tuple[str, str, str], Row] = {}
+        self._tag = ""
+
+    def do(self, ask: Row) -> tuple[Any, ...]:
+        """Answer a question; one that is refused changes nothing."""
+        # Local: these modules need this one.
+        from tests.ledger import model_commit, model_inbox, model_leases  # noqa: PLC0415
+
+        methods = {"submit": Model.submit} | model_commit.ASKS | model_inbox.ASKS | model_leases.ASKS
+        self._tag = ask["tag"]
+        try:
+            # Each judges before it acts: nothing is to be undone.
+            return methods[ask["do"]](self, ask)
+        except Refusal as refusal:
+            return ("refused", refusal.reasons)
+
+    def after(self, seconds: float) -> int:
+        """Return the time so many seconds from now."""
+        return self.now + round(seconds * 1000)
+
+    def new_id(self, prefix: str) -> str:
+        """Return the id of what the ask makes."""
+        return f"{prefix}_{self._tag}"
+
+    # A message of a user.
+
+    def submit(self, ask: Row) -> tuple[Any, ...]:
+        """Answer with the run that the message created or entered."""
+        store, request = ask["store"], (ask["store"], ask["user"], ask["request"])
+        if ask["request"] and request in self.requests:
+            earlier = self.requests[request]
+            if earlier["fingerprint"] != ask["fingerprint"]:
+                raise Refusal("REQUEST_ID_REUSED")
+            return ("ok", earlier["run"], earlier["steered"])
+        found = self._conversation(ask)
+        active = self.runs.get((store, found["active"])) if found else None
+        policy = "CREATE" if active is None else ask["policy"]
+        if policy == "STEER" and active is not None and active["cause"]:
+            # What enters a run that is being stopped would be lost.
+            policy = "QUEUE"
+        self._judge_submit(ask, found, policy)
+        if policy == "STEER":
+            assert active is not None
+            run, steered = active, True
+            self.post(active, self.new_id("cmd"), "steer")
+            self.wake(active)
+        else:
+            run, steered = self._create(ask, found or self._new_conversation(ask), policy), False
+        if ask["request"]:
+            row = {"fingerprint": ask["fingerprint"], "run": run["id"], "steered": steered}
+            self.requests[request] = row
+        return ("ok", run["id"], steered)
+
+    def _conversation(self, ask: Row) -> Row | None:
+        name = ask["conversation"]
+        found = self.conversations.get((ask["store"], name))
+        is_strange = found is not None and found["user"] != ask["user"]
+        if is_strange or (found is None and name and ask["must_exist"]):
+            raise Refusal("CONVERSATION_NOT_FOUND")
+        return found
+
+    def _judge_submit(self, ask: Row, found: Row | None, policy: str) -> None:
+        if policy == "REJECT":
+            raise Refusal("CONVERSATION_BUSY")
+        queued = [run for run in self.runs.values() if (run["store"], run["state"]) == (ask["store"], "QUEUED")]
+        waits = len(found["queue"]) if found else 0
+        if policy != "STEER" and (waits >= self.limits["queue"] or len(queued) >= self.limits["store_queue"]):
+            raise Refusal("QUEUE_FULL")
+
+    def _new_conversation(self, ask: Row) -> Row:
+        name = ask["conversation"] or self.new_id("conv")
+        row: Row = {"store": ask["store"], "id": name, "user": ask["user"], "active": "", "queue": [], "messages": 0}
+        self.conversations[ask["store"], name] = row
+        return row
+
+    def _create(self, ask: Row, conversation: Row, policy: str) -> Row:
+        run: Row = {
+            "store": ask["store"],
+            "id": self.new_id("run"),
+            "conversation": conversation["id"],
+            "user": ask["user"],
+            "state": "QUEUED",
+            "waits": [],
+            "cause": "",
+            "attention": "",
+            "crashes": 0,
+            "epoch": 0,
+            "worker": "",
+            "claim_at": None,
+            "had_turn": False,
+            "budget": ask["budget"],
+            "ceiling": ask["ceiling"],
+            "unstopped": [],
+            "log": ["run.queued"],
+            "commands": {},
+            "last_step": None,
+        }
+        self.runs[ask["store"], run["id"]] = run
+        if policy == "CREATE":
+            self._give_turn(run)
+        elif policy == "INTERRUPT":
+            conversation["queue"].insert(0, run["id"])
+            active = self.runs[ask["store"], conversation["active"]]
+            if active["state"] != "CANCELLING":
+                self.post(active, self.new_id("cmd"), "cancel")
+                self.stop(active, "SUPERSEDED")
+        else:
+            conversation["queue"].append(run["id"])
+        return run
+
+    # Turns, stops, ends.
+
+    def _give_turn(self, run: Row) -> None:
+        conversation = self.conversations[run["store"], run["conversation"]]
+        conversation["active"] = run["id"]
+        conversation["messages"] += 1
+        run["had_turn"] = True
+        run["claim_at"] = self.now
+        run["log"].append("message.added")
+
+    def wake(self, run: Row) -> None:
+        """Whoever holds it is told; if nobody does, it may be claimed now, if it has its turn and no quarantine."""
+        is_due = run["claim_at"] is not None and run["claim_at"] <= self.now
+        is_free = not run["worker"] and run["attention"] != "QUARANTINED"
+        if is_free and run["had_turn"] and not is_due:
+            run["claim_at"] = self.now
+
+    def stop(self, run: Row, cause: str) -> None:
+        """A run that nobody has begun ends at once, unless a message entered it that somebody has to read."""
+        run["cause"] = cause
+        has_begun = run["last_step"] is not None or run["worker"]
+        steered = run["had_turn"] and any(command["kind"] == "steer" for command in self.unread(run).values())
+        if not has_begun and not steered:
+            self.end(run, "CANCELLED")
+            return
+        if run["attention"] == "QUARANTINED":
+            run["crashes"] = 0
+        self.move(run, "CANCELLING")
+        self.wake(run)
+
+    def move(self, run: Row, state: str, attention: str = "") -> None:
+        """Go to another open state, and say so."""
+        run["state"], run["waits"], run["attention"] = state, [], attention
+        run["log"].append(f"run.{state.lower()}")
+
+    def end(self, run: Row, state: str) -> None:
+        """Reach a terminal state: the inbox closes, and the next run of the conversation gets its turn."""
+        if state not in RUN_MOVES[run["state"]].split():
+            raise Refusal("ILLEGAL_TRANSITION")
+        self.move(run, state)
+        run["worker"], run["claim_at"] = "", None
+        for command in run["commands"].values():
+            command["unread"] = False
+        conversation = self.conversations[run["store"], run["conversation"]]
+        if conversation["active"] != run["id"]:
+            conversation["queue"].remove(run["id"])
+            return
+        conversation["active"] = ""
+        if conversation["queue"]:
+            self._give_turn(self.runs[run["store"], conversation["queue"].pop(0)])
+
+    # What there is.
+
+    def unread(self, run: Row) -> dict[str, Row]:
+        """Accepted commands that no step of the owner has taken into account, in order of arrival."""
+        return {name: command for name, command in run["commands"].items() if command["unread"]}
+
+    def post(self, run: Row, name: str, kind: str, **more: Any) -> None:
+        """Remember a command and its receipt; an accepted one is unread."""
+        row: Row = {"kind": kind, "call": "", "outcome": "ACCEPTED", "reason": "", "unread": True, "fingerprint": ""}
+        run["commands"][name] = row | more
+
+    def open_calls(self, run: Row) -> list[Row]:
+        """Calls of a run that have no result."""
+        return [
+            call
+            for call in self.calls.values()
+            if (call["store"], call["run"]) == (run["store"], run["id"]) and call["state"] not in SETTLED
+        ]
+
+    def is_stopping(self, run: Row) -> bool:
+        """Whether somebody has stopped a run that has not ended."""
+        return bool(run["cause"]) and run["state"] not in ENDED

@@ -1,0 +1,215 @@
+"""The reference model's half for the owner of a run: one step, all or nothing, fenced by the epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.ledger.model import Model, Refusal, Row
+from tests.simulation.reference import CALL_MOVES, ENDED, RUN_MOVES, SETTLED
+
+_WAITS_FOR_SOMEBODY = {"AWAITING_APPROVAL", "OFFERED", "ASKED"}
+_MAY_HAVE_ITS_EFFECT = {"OFFERED", "RUNNABLE", "RUNNING"}
+_ILLEGAL, _CHANGED, _INVALID = "ILLEGAL_TRANSITION", "INBOX_CHANGED", "INVALID_FIELD"
+
+
+def commit(model: Model, ask: Row) -> tuple[Any, ...]:
+    """Answer with the events of the step and whether commands wait."""
+    run = model.runs.get((ask["store"], ask["run"]))
+    if run is None:
+        raise Refusal("RUN_NOT_FOUND")
+    last = run["last_step"]
+    if last is not None and (last["id"], last["epoch"]) == (ask["commit"], ask["epoch"]):
+        answer: tuple[Any, ...] = last["answer"]
+        return answer
+    reasons = set()
+    if run["state"] in ENDED:
+        reasons.add("RUN_ENDED")
+    if run["epoch"] != ask["epoch"] or not run["worker"]:
+        reasons.add("LEASE_LOST")
+    if reasons:
+        raise Refusal(*reasons)
+    reasons = _objections(model, run, ask)
+    if reasons:
+        raise Refusal(*reasons)
+    return _write(model, run, ask)
+
+
+def _objections(model: Model, run: Row, ask: Row) -> set[str]:
+    """Return every reason against the step."""
+    reasons = set()
+    last = run["last_step"]
+    if last is not None and last["epoch"] == ask["epoch"] and ask["commit"] < last["id"]:
+        reasons.add(_ILLEGAL)
+    if ask["after_seq"] is not None and ask["after_seq"] != len(run["log"]):
+        reasons.add(_CHANGED)
+    unread = model.unread(run)
+    moved = {wish["call"] for wish in ask["calls"]}
+    for name in ask["consumed"]:
+        if name not in unread:
+            reasons.add(_CHANGED)
+        elif unread[name]["call"] and unread[name]["call"] not in moved:
+            reasons.add(_ILLEGAL)
+    left = [command for name, command in unread.items() if name not in ask["consumed"]]
+    reasons |= _against_starting(run, ask, left)
+    for wish in ask["calls"]:
+        reasons |= _against_call(model, run, wish, ask["consumed"])
+    reasons |= _against_state(run, ask)
+    if ask["state"] in ENDED:
+        reasons |= _against_end(model, run, ask, left)
+    return reasons
+
+
+def _against_starting(run: Row, ask: Row, left: list[Row]) -> set[str]:
+    """I12: a run that is being stopped starts nothing and goes nowhere but to its end."""
+    if run["state"] != "CANCELLING":
+        return set()
+    starts = "round.started" in ask["events"] or any(wish["state"] not in SETTLED for wish in ask["calls"])
+    elsewhere = ask["state"] not in {"", "CANCELLING", *(set(RUN_MOVES["CANCELLING"].split()) & ENDED)}
+    if not (starts or elsewhere):
+        return set()
+    # An owner that has not read the stop reads it; one that has is wrong.
+    return {_CHANGED if any(command["kind"] == "cancel" for command in left) else _ILLEGAL}
+
+
+def _against_state(run: Row, ask: Row) -> set[str]:
+    reasons = set()
+    state = ask["state"]
+    if state and state not in ENDED:
+        if state != run["state"] and state not in RUN_MOVES[run["state"]].split():
+            reasons.add(_ILLEGAL)
+        if state == "WAITING" and not ask["waits"]:
+            reasons.add(_INVALID)
+        if state == "CANCELLING" and not (ask["cause"] or run["cause"]):
+            reasons.add(_INVALID)
+    if state in ENDED and state not in RUN_MOVES[run["state"]].split():
+        reasons.add(_ILLEGAL)
+    may_sleep = (state or run["state"]) in {"WAITING", "NEEDS_ATTENTION"}
+    if state not in ENDED and ask["lease"] == "PARK" and ask["wake"] is None and not may_sleep:
+        reasons.add(_INVALID)
+    return reasons
+
+
+def _against_end(model: Model, run: Row, ask: Row, left: list[Row]) -> set[str]:
+    reasons = set()
+    if ask["state"] == "FAILED" and not ask["failure"]:
+        reasons.add(_INVALID)
+    if ask["state"] == "CANCELLED" and not (ask["cause"] or run["cause"]):
+        reasons.add(_INVALID)
+    # Neither a message nor tokens that were taken are lost.
+    if any(command["kind"] in {"steer", "top_up"} for command in left):
+        reasons.add(_CHANGED)
+    wished = {wish["call"]: wish["state"] for wish in ask["calls"]}
+    still_open = [call for call in model.open_calls(run) if wished.get(call["id"]) not in SETTLED]
+    is_new = [wish for wish in ask["calls"] if (run["store"], wish["call"]) not in model.calls]
+    if still_open or any(wish["state"] not in SETTLED for wish in is_new):
+        reasons.add(_ILLEGAL)
+    if any(call["reserved"] and call["id"] not in wished for call in still_open):
+        reasons.add(_CHANGED)
+    return reasons
+
+
+def _against_call(model: Model, run: Row, wish: Row, consumed: list[str]) -> set[str]:
+    call = model.calls.get((run["store"], wish["call"]))
+    reasons = set()
+    if (wish["state"] in SETTLED) != wish["has_result"]:
+        reasons.add(_INVALID)
+    if wish["state"] == "AWAITING_APPROVAL" and not wish["digest"]:
+        reasons.add(_INVALID)
+    if call is None:
+        if wish["state"] not in CALL_MOVES[""].split():
+            reasons.add(_ILLEGAL)
+        if wish["digest"] and wish["state"] in _MAY_HAVE_ITS_EFFECT:
+            reasons.add(_ILLEGAL)
+        return reasons
+    if call["run"] != run["id"]:
+        return {_INVALID}
+    if call["reserved"] and call["reserved"] not in consumed:
+        reasons.add(_CHANGED)
+    # OFFERED to itself is the ledger's own: another client holds the call.
+    itself = wish["state"] == call["state"]
+    if itself and (wish["state"] != "RUNNING" or wish["attempt"] <= call["attempt"]):
+        reasons.add(_ILLEGAL)
+    if not itself and wish["state"] not in CALL_MOVES.get(call["state"], "").split():
+        reasons.add(_ILLEGAL)
+    if wish["state"] == "SUCCEEDED" and call["state"] in _WAITS_FOR_SOMEBODY and not call["reserved"]:
+        reasons.add(_ILLEGAL)
+    if not _passes_the_gate(call, wish):
+        reasons.add(_ILLEGAL)
+    return reasons
+
+
+def _passes_the_gate(call: Row, wish: Row) -> bool:
+    """I9, I10: a gated call is what was shown until it is approved, and then exactly what was approved."""
+    if wish["state"] == "AWAITING_APPROVAL":
+        return True  # It will be shown, and needs a decision of its own.
+    if not call["digest"]:
+        return not wish["digest"]
+    falls_back = wish["tool"] == call["fallback"] != call["tool"] and not wish["digest"]
+    if call["state"] == "OFFERED" and falls_back:
+        return True  # Another tool, gated on its own.
+    approved = call["decision"] in {"APPROVE", "EDIT"}
+    if wish["state"] in _MAY_HAVE_ITS_EFFECT and not approved:
+        return False
+    if wish["tool"] != call["tool"]:
+        return False
+    shown, wished = (call["digest"], call["arguments"]), (wish["digest"], wish["arguments"])
+    if wish["state"] in SETTLED:
+        return wished == shown or (call["decision"] == "EDIT" and wished == call["approved"])
+    return bool(wished == (call["approved"] if approved else shown))
+
+
+def _write(model: Model, run: Row, ask: Row) -> tuple[Any, ...]:
+    before = len(run["log"])
+    for name in ask["consumed"]:
+        run["commands"][name]["unread"] = False
+    run["cause"] = ask["cause"] or run["cause"]
+    run["unstopped"] = ask["unstopped"] or run["unstopped"]
+    if ask["messages"] or ask["lease"] == "PARK" or any(wish["state"] in SETTLED for wish in ask["calls"]):
+        run["crashes"] = 0  # It got somewhere.
+    state, ends = ask["state"], ask["state"] in ENDED
+    waits = ask["waits"] if state == "WAITING" else []
+    changes = bool(state) and not ends and (state, waits) != (run["state"], run["waits"])
+    if changes and state == "RUNNING":
+        model.move(run, state)
+    run["log"] += [event for event in ask["events"] if event != "round.started"]
+    run["log"] += ["message.added"] * ask["messages"]
+    model.conversations[run["store"], run["conversation"]]["messages"] += ask["messages"]
+    for wish in ask["calls"]:
+        _put_call(model, run, wish)
+    run["log"] += [event for event in ask["events"] if event == "round.started"]
+    if changes and state != "RUNNING":
+        model.move(run, state, "UNKNOWN_OUTCOME" if state == "NEEDS_ATTENTION" else "")
+        run["waits"] = waits
+    waiting = bool(model.unread(run)) and not ends
+    if ends:
+        model.end(run, state)
+    elif ask["lease"] != "KEEP":
+        run["worker"] = ""
+        wake = None if ask["wake"] is None else model.after(ask["wake"])
+        run["claim_at"] = model.now if ask["lease"] == "RELEASE" or waiting else wake
+    last = len(run["log"])
+    answer = ("ok", before + 1 if last > before else 0, last, waiting)
+    run["last_step"] = {"id": ask["commit"], "epoch": ask["epoch"], "answer": answer}
+    return answer
+
+
+_CALL_EVENTS = {"RUNNING": "executing", "SUCCEEDED": "completed"}
+
+
+def _put_call(model: Model, run: Row, wish: Row) -> None:
+    state = wish["state"]
+    nobody: Row = {"client": "", "offer_epoch": 0, "held_for": 0.0, "held_until": None}
+    new = {"store": run["store"], "id": wish["call"], "run": run["id"], "decision": "", "approved": None} | nobody
+    call = model.calls.setdefault((run["store"], wish["call"]), new)
+    for name in ("state", "tool", "fallback", "arguments", "digest", "attempt"):
+        call[name] = wish[name]
+    call["deadline"] = None if wish["deadline"] is None else model.after(wish["deadline"])
+    call["reserved"] = ""
+    if state == "AWAITING_APPROVAL":
+        call["decision"], call["approved"] = "", None
+    if state == "OFFERED":
+        call |= nobody | {"offer_epoch": call["offer_epoch"]}
+    run["log"].append(f"tool.{_CALL_EVENTS.get(state, state.lower())}")
+
+
+ASKS = {"commit": commit}

@@ -1,0 +1,222 @@
+"""The reference model's half for clients and people: offers under a lease, and commands with their receipts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.ledger.model import Model, Refusal, Row
+from tests.simulation.reference import ENDED, SETTLED
+
+# Offers to clients.
+
+
+def is_pending(model: Model, call: Row) -> bool:
+    """Whether a call waits for somebody. Of a quarantined run it is open whether a call is in doubt."""
+    run = model.runs[call["store"], call["run"]]
+    if call["reserved"] or run["state"] in ENDED or model.is_stopping(run):
+        return False
+    if call["state"] == "RUNNING":
+        return is_in_doubt(run)
+    return call["state"] in {"AWAITING_APPROVAL", "OFFERED", "ASKED"}
+
+
+def is_in_doubt(run: Row) -> bool:
+    """Whether an operator is asked what became of the calls that run."""
+    return bool(run["attention"] == "UNKNOWN_OUTCOME")
+
+
+def is_held(model: Model, call: Row) -> bool:
+    """Whether a client holds a call and its lease has not run out."""
+    return bool(call["client"]) and bool(call["held_until"] > model.now)
+
+
+def _is_over(model: Model, call: Row) -> bool:
+    return call["deadline"] is not None and bool(call["deadline"] <= model.now)
+
+
+def lease_offer(model: Model, ask: Row) -> tuple[Any, ...]:
+    """Answer whether the client has the call, and the epoch of its offer."""
+    call = model.calls.get((ask["store"], ask["call"]))
+    run = model.runs.get((ask["store"], ask["run"]))
+    if call is None or run is None or call["run"] != run["id"] or run["user"] != ask["user"]:
+        return ("ok", False, 0)
+    if call["state"] != "OFFERED" or _is_over(model, call) or not is_pending(model, call):
+        return ("ok", False, call["offer_epoch"])
+    if call["client"] != ask["client"]:
+        if is_held(model, call):
+            return ("ok", False, call["offer_epoch"])
+        call["client"] = ask["client"]
+        call["offer_epoch"] += 1
+        run["log"].append("tool.offered")
+    call["held_for"] = ask["seconds"]
+    call["held_until"] = model.after(ask["seconds"])
+    return ("ok", True, call["offer_epoch"])
+
+
+def renew_offers(model: Model, ask: Row) -> tuple[Any, ...]:
+    """Answer with the calls that the client holds."""
+    held = _held_by(model, ask, "")
+    for call in held:
+        call["held_for"], call["held_until"] = ask["seconds"], model.after(ask["seconds"])
+    return ("ok", {call["id"] for call in held})
+
+
+def release_offers(model: Model, ask: Row) -> tuple[Any, ...]:
+    """Answer with the number of calls that are given back."""
+    return _give_back(model, _held_by(model, ask, ask["run"]))
+
+
+def sweep_offers(model: Model, _: Row) -> tuple[Any, ...]:
+    """Answer with the number of calls whose client has vanished."""
+    return _give_back(model, [call for call in _held(model) if not is_held(model, call)])
+
+
+def _held(model: Model) -> list[Row]:
+    held = [call for call in model.calls.values() if call["state"] == "OFFERED" and call["client"]]
+    return [call for call in held if not call["reserved"]]
+
+
+def _held_by(model: Model, ask: Row, run: str) -> list[Row]:
+    mine = [call for call in _held(model) if (call["store"], call["client"]) == (ask["store"], ask["client"])]
+    owned = [call for call in mine if model.runs[call["store"], call["run"]]["user"] == ask["user"]]
+    return [call for call in owned if run in {"", call["run"]}]
+
+
+def _give_back(model: Model, calls: list[Row]) -> tuple[Any, ...]:
+    for call in calls:
+        call["client"], call["held_until"] = "", None
+        model.runs[call["store"], call["run"]]["log"].append("tool.offered")
+    return ("ok", len(calls))
+
+
+# Commands.
+
+Verdict = tuple[str, str]
+_TAKEN: Verdict = ("ACCEPTED", "")
+
+
+def send(model: Model, ask: Row) -> tuple[Any, ...]:
+    """Answer with the receipt: outcome and reason."""
+    run = model.runs.get((ask["store"], ask["run"]))
+    if run is None or not (ask["operator"] or run["user"] == ask["user"]):
+        return ("receipt", "UNKNOWN", "RUN_NOT_FOUND")
+    earlier = run["commands"].get(ask["command"])
+    if earlier is not None:
+        if earlier["fingerprint"] != ask["fingerprint"]:
+            raise Refusal("REQUEST_ID_REUSED")
+        outcome = "DUPLICATE" if earlier["outcome"] == "ACCEPTED" else earlier["outcome"]
+        return ("receipt", outcome, earlier["reason"])
+    call = model.calls.get((ask["store"], ask["call"])) if ask["call"] else None
+    if call is not None and call["run"] != run["id"]:
+        call = None
+    outcome, reason = _judge(model, run, call, ask)
+    if outcome == "UNKNOWN":
+        return ("receipt", outcome, reason)
+    if outcome == "ACCEPTED":
+        _accept(model, run, call, ask)
+    else:
+        more = {"outcome": outcome, "reason": reason, "unread": False, "fingerprint": ask["fingerprint"]}
+        model.post(run, ask["command"], ask["kind"], **more)
+    return ("receipt", outcome, reason)
+
+
+def _judge(model: Model, run: Row, call: Row | None, ask: Row) -> Verdict:
+    kind = ask["kind"]
+    if run["state"] in ENDED:
+        return "LATE", "RUN_ENDED"
+    if kind in {"cancel", "redrive", "top_up"}:
+        return _judge_run(model, run, ask)
+    if model.is_stopping(run):
+        return "LATE", "CALL_NOT_PENDING"
+    if kind == "steer":
+        return _TAKEN
+    if call is None:
+        return "UNKNOWN", "CALL_NOT_FOUND"
+    if call["state"] in SETTLED or call["reserved"]:
+        return "LATE", "ALREADY_DECIDED" if call["decision"] else "CALL_NOT_PENDING"
+    if kind == "decide":
+        refused = _judge_decision(call, ask)
+        return refused or (("LATE", "DEADLINE_PASSED") if _is_over(model, call) else _TAKEN)
+    if kind == "resolve":
+        return _TAKEN if is_in_doubt(run) and call["state"] == "RUNNING" else ("REFUSED", "CALL_NOT_PENDING")
+    if call["state"] != "OFFERED":
+        return "REFUSED", "CALL_NOT_PENDING"
+    if kind == "result" and _is_over(model, call):
+        return "LATE", "DEADLINE_PASSED"
+    if ask["client"]:
+        holds = (call["client"], call["offer_epoch"]) == (ask["client"], ask["offer_epoch"])
+    else:
+        holds = not is_held(model, call)
+    return _TAKEN if holds else ("WRONG_HOLDER", "CALL_NOT_PENDING")
+
+
+def _judge_run(model: Model, run: Row, ask: Row) -> Verdict:
+    """Judge what concerns the whole run."""
+    if ask["kind"] == "redrive":
+        return _TAKEN if run["attention"] == "QUARANTINED" else ("REFUSED", "ATTENTION_NOT_NEEDED")
+    if ask["kind"] == "cancel":
+        is_wanted = run["state"] in {"CANCELLING", "NEEDS_ATTENTION"}
+        return _TAKEN if is_wanted or not ask["operator"] else ("REFUSED", "ATTENTION_NOT_NEEDED")
+    if model.is_stopping(run):
+        return "LATE", "RUN_ENDED"
+    if not run["budget"]:
+        return "REFUSED", "NO_TOKEN_BUDGET"
+    is_over = run["ceiling"] and run["budget"] + ask["tokens"] > run["ceiling"]
+    return ("REFUSED", "TOKEN_CEILING") if is_over else _TAKEN
+
+
+def _judge_decision(call: Row, ask: Row) -> Verdict | None:
+    if call["state"] == "ASKED":
+        return None if ask["decision"] in {"ANSWER", "REJECT"} else ("REFUSED", "CALL_NOT_PENDING")
+    if call["state"] != "AWAITING_APPROVAL":
+        return ("LATE", "ALREADY_DECIDED") if call["decision"] else ("REFUSED", "CALL_NOT_PENDING")
+    if not ask["digest"]:
+        return "REFUSED", "DIGEST_REQUIRED"
+    return None if ask["digest"] == call["digest"] else ("REFUSED", "DIGEST_MISMATCH")
+
+
+def _accept(model: Model, run: Row, call: Row | None, ask: Row) -> None:
+    kind = ask["kind"]
+    # What the ledger has done when it answers is nothing that an owner has to read.
+    at_once = kind in {"progress", "redrive"} or (kind == "cancel" and run["state"] == "CANCELLING")
+    concerns = "" if call is None or at_once else call["id"]
+    more = {"unread": not at_once, "call": concerns, "fingerprint": ask["fingerprint"]}
+    model.post(run, ask["command"], kind, **more)
+    if ask["operator"] and not (kind == "cancel" and at_once):
+        run["log"].append("operator.acted")
+    if kind == "cancel":
+        if not at_once:
+            model.stop(run, "OPERATOR" if ask["operator"] else "USER")
+        return
+    if kind == "redrive":
+        run["crashes"], run["claim_at"] = 0, model.now
+        model.move(run, "CANCELLING" if run["cause"] else "QUEUED")
+        return
+    if kind == "top_up":
+        run["budget"] += ask["tokens"]
+        run["log"].append("run.topped_up")
+    if call is not None:
+        _apply_to_call(model, run, call, ask)
+    if not at_once:
+        model.wake(run)
+
+
+def _apply_to_call(model: Model, run: Row, call: Row, ask: Row) -> None:
+    if ask["kind"] == "progress":
+        call["held_until"] = model.after(call["held_for"])
+        run["log"].append("tool.progress")
+        return
+    call["reserved"] = ask["command"]
+    if ask["kind"] == "decide":
+        edits = ask["decision"] == "EDIT"
+        call["decision"] = ask["decision"]
+        call["approved"] = (ask["edited_digest"], ask["arguments"]) if edits else (call["digest"], call["arguments"])
+
+
+ASKS = {
+    "lease_offer": lease_offer,
+    "renew_offers": renew_offers,
+    "release_offers": release_offers,
+    "sweep_offers": sweep_offers,
+    "send": send,
+}

@@ -1,0 +1,171 @@
+"""The reference model's half for workers and time: who may have which run, and which runs kill their workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.ledger.model import Key, Model, Refusal, Row
+from tests.simulation.reference import ENDED
+
+_REST_SECONDS = 2.0
+"""So long a run rests that its worker gave back because it could not drive it."""
+
+_GRACE_SECONDS = 5.0
+"""So long the last worker that a run is allowed may still come back."""
+
+
+def claim(model: Model, ask: Row) -> tuple[Any, ...]:
+    """`given` are the runs that the worker got: they must be ones that it may have, and leave none that it may have.
+
+    With `partial`, others wrote at the same time, and what they wrote may have been passed over.
+    """
+    given: list[Key] = ask["given"]
+    due = {key: run for key, run in model.runs.items() if _is_due(model, run)}
+    assert len(set(given)) == len(given) <= ask["runs_max"], given
+    assert set(given) <= set(due), (given, sorted(due))
+    was_active = {key for key, run in due.items() if is_active(run)}
+    crashes = {key: _crashes(run) for key, run in due.items()}
+    claimed_at = {key: run["claim_at"] for key, run in due.items()}
+    for key in given:
+        run = model.runs[key]
+        run["crashes"] = crashes[key]
+        run["epoch"] += 1
+        run["worker"], run["claim_at"] = ask["worker"], model.after(ask["seconds"])
+    _judge_limits(model, ask["worker"], given, was_active)
+    if not ask["partial"]:
+        fits = {key for key in due if key not in given and _fits(model, ask["worker"], due[key], key in was_active)}
+        assert not fits or len(given) == ask["runs_max"], ("could be had as well", fits)
+        _judge_fairness(given, fits)
+        for key in fits:
+            rank = (key in was_active, crashes[key])
+            younger = [
+                other
+                for other in given
+                if (other[0], other in was_active, crashes[other]) == (key[0], *rank)
+                and claimed_at[other] > claimed_at[key]
+            ]
+            assert not younger, ("is older", key, younger)
+    return ("ok", {key: model.runs[key]["epoch"] for key in given})
+
+
+def is_active(run: Row) -> bool:
+    """Whether a run takes a place: a worker has it, or had it when it died, or it is in motion."""
+    return bool(run["worker"]) or run["state"] in {"RUNNING", "CANCELLING"}
+
+
+def _is_due(model: Model, run: Row) -> bool:
+    if run["claim_at"] is None or run["claim_at"] > model.now:
+        return False
+    return not run["worker"] or _crashes(run) < model.limits["crashes"]
+
+
+def _crashes(run: Row) -> int:
+    """A worker that still has a run that is due has died."""
+    return int(run["crashes"]) + bool(run["worker"])
+
+
+def _active(model: Model, store: str, user: str = "") -> int:
+    return sum(is_active(run) and run["store"] == store and user in {"", run["user"]} for run in model.runs.values())
+
+
+def _last_chances(model: Model, worker: str) -> int:
+    chances = model.limits["crashes"] - 1
+    return sum(run["worker"] == worker and run["crashes"] >= chances for run in model.runs.values())
+
+
+def _judge_limits(model: Model, worker: str, given: list[Key], was_active: set[Key]) -> None:
+    """LOOP-14: who was not active gets a place only if there is one. I20: one last chance a worker."""
+    for key in given:
+        run = model.runs[key]
+        if key not in was_active:
+            assert _active(model, run["store"]) <= model.limits["per_store"], ("over the limit of the store", given)
+            assert _active(model, run["store"], run["user"]) <= model.limits["per_user"], ("over the user's", given)
+        if run["crashes"] + 1 >= model.limits["crashes"]:
+            assert _last_chances(model, worker) <= 1, ("two runs that may kill the worker", given)
+
+
+def _fits(model: Model, worker: str, run: Row, was_active: bool) -> bool:
+    """Return whether the worker may have one more run."""
+    if _crashes(run) + 1 >= model.limits["crashes"] and _last_chances(model, worker):
+        return False
+    has_place = _active(model, run["store"]) < model.limits["per_store"]
+    return was_active or (has_place and _active(model, run["store"], run["user"]) < model.limits["per_user"])
+
+
+def _judge_fairness(given: list[Key], fits: set[Key]) -> None:
+    """No store gets a second run more than another one that still has runs to give."""
+    got = {store: sum(key[0] == store for key in given) for store, _ in (*given, *fits)}
+    for store in {key[0] for key in fits}:
+        assert max(got.values()) <= got[store] + 1, ("each store has its turn before any has a second one", got)
+
+
+def renew(model: Model, ask: Row) -> tuple[Any, ...]:
+    """Answer with the runs that the worker holds, and those of them that have commands."""
+    held = {key: run for key, run in model.runs.items() if run["worker"] == ask["worker"]}
+    for run in held.values():
+        run["claim_at"] = model.after(ask["seconds"])
+    with_commands = {key for key, run in held.items() if model.unread(run)}
+    return ("ok", {key: run["epoch"] for key, run in held.items()}, with_commands)
+
+
+def release(model: Model, ask: Row) -> tuple[Any, ...]:
+    """Answer with the number of runs that the worker had."""
+    held = [run for run in model.runs.values() if run["worker"] == ask["worker"]]
+    for run in held:
+        run["worker"], run["claim_at"] = "", model.now
+    return ("ok", len(held))
+
+
+def report_crash(model: Model, ask: Row) -> tuple[Any, ...]:
+    """Answer whether the run is quarantined now."""
+    run = model.runs.get((ask["store"], ask["run"]))
+    if run is None:
+        raise Refusal("RUN_NOT_FOUND")
+    reasons = set()
+    if run["state"] in ENDED:
+        reasons.add("RUN_ENDED")
+    if run["epoch"] != ask["epoch"] or not run["worker"]:
+        reasons.add("LEASE_LOST")
+    if reasons:
+        raise Refusal(*reasons)
+    return ("ok", _crash(model, run))
+
+
+def sweep_crashed(model: Model, _: Row) -> tuple[Any, ...]:
+    """Answer with the number of runs that were quarantined because the last worker they were allowed has died."""
+    dead = [
+        run
+        for run in model.runs.values()
+        if run["worker"]
+        and model.now - run["claim_at"] >= round(_GRACE_SECONDS * 1000)
+        and _crashes(run) >= model.limits["crashes"]
+    ]
+    return ("ok", sum(_crash(model, run) for run in dead))
+
+
+def _crash(model: Model, run: Row) -> bool:
+    run["crashes"] += 1
+    run["worker"], run["claim_at"] = "", model.after(_REST_SECONDS)
+    if run["crashes"] < model.limits["crashes"]:
+        return False
+    # What its worker still writes, if it was only away, must not be taken.
+    run["epoch"] += 1
+    run["claim_at"] = None
+    model.move(run, "NEEDS_ATTENTION", "QUARANTINED")
+    return True
+
+
+def wait(model: Model, ask: Row) -> tuple[Any, ...]:
+    """Time passes."""
+    model.now = model.after(ask["seconds"])
+    return ("ok",)
+
+
+ASKS = {
+    "claim": claim,
+    "renew": renew,
+    "release": release,
+    "report_crash": report_crash,
+    "sweep_crashed": sweep_crashed,
+    "wait": wait,
+}

@@ -1,0 +1,231 @@
+"""The product as the model sees it: the same asks, the same answers, the same view."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+from pawl.event.v1 import event_pb2, run_pb2
+
+from services.errors import PawlError
+from services.job_store.app.group_commit import GroupCommit
+from services.job_store.app.ports import Operation
+from services.job_store.app.reading import Claimed
+from services.job_store.domain.attention import Quarantine
+from services.job_store.domain.book import Book, Ids, Names
+from services.job_store.domain.command import Receipt
+from services.job_store.domain.commit import Committed
+from services.job_store.domain.offers import Leased, ReleaseOffers, RenewOffers
+from services.job_store.domain.rows import CallRow, RunRow
+from services.job_store.domain.submit import Submitted
+from tests.ledger.commands import operation
+from tests.ledger.model import Model, Row
+from tests.ledger.stores import Store
+from tests.simulation.store import Tables
+
+T = TypeVar("T")
+
+_MANY = 100
+
+
+class _Ids:
+    """Ids made of the tag of an ask: the same however often, and beside whatever, the ask is carried out."""
+
+    def __init__(self, tag: str) -> None:
+        self._tag = tag
+        self._counts: Counter[str] = Counter()
+
+    def new(self, prefix: str) -> str:
+        self._counts[prefix] += 1
+        count = self._counts[prefix]
+        return f"{prefix}_{self._tag}" + (f"_{count}" if count > 1 else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tagged(Generic[T]):
+    """An operation that takes its ids from its tag."""
+
+    tag: str
+    operation: Operation[T]
+
+    @property
+    def names(self) -> Names:
+        return self.operation.names
+
+    def apply(self, book: Book, now: datetime, _: Ids) -> T:
+        return self.operation.apply(book, now, _Ids(self.tag))
+
+
+class Product:
+    """Puts asks to a store."""
+
+    def __init__(self, store: Store, group_commit: GroupCommit) -> None:
+        self.store = store
+        self._group_commit = group_commit
+        self._crashes_max = store.limits["crashes"]
+
+    async def do(self, ask: Row) -> tuple[Any, ...]:
+        """Answer an ask as the model does."""
+        store, tag = self.store, ask["tag"]
+        match ask["do"]:
+            case "wait":
+                await store.pass_time(ask["seconds"])
+                return ("ok",)
+            case "claim":
+                claimed = await store.leases.claim(
+                    ask["worker"], runs_max=ask["runs_max"], lease_seconds=ask["seconds"]
+                )
+                return ("ok", _epochs(claimed))
+            case "renew":
+                renewed = await store.leases.renew(ask["worker"], lease_seconds=ask["seconds"])
+                return ("ok", _epochs(renewed.runs), set(_epochs(renewed.with_commands)))
+            case "release":
+                return ("ok", await store.leases.release(ask["worker"]))
+            case "sweep_crashed":
+                runs = await store.attention_book.doomed(crashes_max=self._crashes_max, runs_max=_MANY)
+                return ("ok", await self._change(tag, Quarantine(runs=runs, crashes_max=self._crashes_max)))
+            case "renew_offers":
+                calls = await store.offer_book.held_by(ask["store"], ask["user"], ask["client"], "")
+                renewal = RenewOffers(client_id=ask["client"], lease_seconds=ask["seconds"], calls=_sorted(calls))
+                return ("ok", {call.call_id for call in await self._change(tag, renewal)})
+            case "release_offers":
+                calls = await store.offer_book.held_by(ask["store"], ask["user"], ask["client"], ask["run"])
+                return ("ok", await self._change(tag, ReleaseOffers(client_id=ask["client"], calls=_sorted(calls))))
+            case "sweep_offers":
+                calls = await store.offer_book.run_out(calls_max=_MANY)
+                return ("ok", await self._change(tag, ReleaseOffers(client_id=None, calls=_sorted(calls))))
+            case _:
+                (answer,) = await self.group([ask])
+                return answer
+
+    async def group(self, asks: Sequence[Row]) -> list[tuple[Any, ...]]:
+        """Answer asks that arrive together, and share a transaction."""
+        now = await self.store.now()
+        changes = [self._change(ask["tag"], operation(ask, now)) for ask in asks]
+        answers = await asyncio.gather(*changes, return_exceptions=True)
+        return [_answer(answer) for answer in answers]
+
+    async def _change(self, tag: str, operation: Operation[T]) -> T:
+        return await self._group_commit.run(_Tagged(tag=tag, operation=operation), size_bytes=1)
+
+
+def _sorted(keys: tuple[T, ...]) -> tuple[T, ...]:
+    """Their order is the matter of nobody; the ids of their events follow it."""
+    return tuple(sorted(keys))  # type: ignore[type-var]  # keys of rows
+
+
+def _epochs(claimed: Sequence[Claimed]) -> dict[tuple[str, str], int]:
+    return {(run.store_id, run.run_id): run.epoch for run in claimed}
+
+
+def _answer(answer: object) -> tuple[Any, ...]:
+    match answer:
+        case Submitted():
+            return ("ok", answer.run.run_id, answer.steered)
+        case Committed():
+            return ("ok", answer.first_seq, answer.last_seq, answer.commands_pending)
+        case Receipt():
+            return ("receipt", answer.outcome.name, answer.reason)
+        case Leased(granted=granted, call=call):
+            return ("ok", granted, call.offer.epoch if call is not None and call.offer is not None else 0)
+        case PawlError():
+            return ("refused", answer.reason)
+        case bool():
+            return ("ok", answer)
+        case Exception():
+            raise answer
+        case _:
+            raise AssertionError(f"no answer: {answer!r}")
+
+
+def view_of_model(model: Model) -> Row:
+    """Return all that the product shows too, times in seconds from now."""
+
+    def left(time: int | None) -> float | None:
+        return None if time is None else (time - model.now) / 1000
+
+    return {
+        "conversations": {
+            key: (row["user"], row["active"], tuple(row["queue"]), row["messages"])
+            for key, row in model.conversations.items()
+        },
+        "runs": {
+            key: {
+                "user": row["user"],
+                "state": row["state"],
+                "waits": row["waits"],
+                "cause": row["cause"],
+                "attention": row["attention"],
+                "crashes": row["crashes"],
+                "budget": row["budget"],
+                "unstopped": row["unstopped"],
+                "epoch": row["epoch"],
+                "worker": row["worker"],
+                "claim": left(row["claim_at"]),
+                "log": row["log"],
+                "unread": list(model.unread(row)),
+            }
+            for key, row in model.runs.items()
+        },
+        "calls": {
+            key: {
+                "state": row["state"],
+                "what": (row["tool"], row["arguments"], row["digest"], row["attempt"]),
+                "decision": row["decision"],
+                "reserved": row["reserved"],
+                "deadline": left(row["deadline"]),
+                "offer": (row["client"], row["offer_epoch"], left(row["held_until"])),
+            }
+            for key, row in model.calls.items()
+        },
+    }
+
+
+def view_of_tables(tables: Tables, now: datetime) -> Row:
+    """Return what the rows say, in the words of the model."""
+
+    def left(time: datetime | None) -> float | None:
+        return None if time is None else round((time - now).total_seconds(), 3)
+
+    def run(row: RunRow) -> Row:
+        log = [event_pb2.RunEvent.FromString(payload) for payload in tables.events.get(row.key, [])]
+        assert [event.seq for event in log] == list(range(1, row.last_seq + 1)), "seqs have gaps"
+        return {
+            "user": row.user_id,
+            "state": row.state.name,
+            "waits": list(row.waits),
+            "cause": "" if row.stop_cause is None else row.stop_cause.name,
+            "attention": "" if row.attention is None else row.attention.reason.name,
+            "crashes": row.crashes,
+            "budget": row.token_budget,
+            "unstopped": list(run_pb2.Run.FromString(row.unstopped).unstopped_call_ids),
+            "epoch": row.epoch,
+            "worker": row.worker_id or "",
+            "claim": left(row.claim_at),
+            "log": [event.type for event in log],
+            "unread": [command.command_id for command in tables.unread(row.key)],
+        }
+
+    def call(row: CallRow) -> Row:
+        offer = row.offer
+        return {
+            "state": row.state.name,
+            "what": (row.tool_name, row.arguments.decode(), row.digest, row.attempt),
+            "decision": "" if row.decision is None else row.decision.kind.name,
+            "reserved": row.reserved_by,
+            "deadline": left(row.deadline_time),
+            "offer": ("", 0, None) if offer is None else (offer.client_id, offer.epoch, left(offer.expire_time)),
+        }
+
+    return {
+        "conversations": {
+            key: (row.user_id, row.active_run_id or "", row.queue, row.last_number)
+            for key, row in tables.conversations.items()
+        },
+        "runs": {key: run(row) for key, row in tables.runs.items()},
+        "calls": {key: call(row) for key, row in tables.calls.items()},
+    }

@@ -1,0 +1,236 @@
+"""The two stores that have to be one: the simulated one and PostgreSQL, with what a test wants to see and do.
+
+Both have a clock that stands still until a test moves it. PostgreSQL itself has
+none, so its functions of time are hidden by others of the same name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+
+from services.chassis import database as postgres
+from services.chassis.ids import IdSource
+from services.job_store.adapters import tables as columns
+from services.job_store.adapters.attention import PostgresAttentionBook
+from services.job_store.adapters.journal import PostgresJournal
+from services.job_store.adapters.leases import PostgresLeases
+from services.job_store.adapters.reads import PostgresReads
+from services.job_store.adapters.upkeep import PostgresOfferBook
+from services.job_store.app.group_commit import GroupCommit
+from services.job_store.app.ports import AttentionBook, Journal, OfferBook
+from services.job_store.app.reading import Leases, Reads
+from services.job_store.domain.places import PlaceLimits
+from services.job_store.rpc.messages import encode_event
+from tests.fakes.manual_clock import ManualClock
+from tests.simulation.chance import Chance
+from tests.simulation.cluster import Unmetered
+from tests.simulation.history import History
+from tests.simulation.reads import MemoryAttentionBook, MemoryLeases, MemoryReads
+from tests.simulation.store import Database, MemoryJournal, MemoryOfferBook, Tables
+
+# The statements are made from constants.
+# ruff: noqa: S608
+
+BEGIN = datetime(2026, 5, 1, tzinfo=UTC)
+
+_STILL = f"""
+CREATE SCHEMA still;
+CREATE TABLE still.clock AS SELECT '{BEGIN.isoformat()}'::timestamptz AS time;
+CREATE FUNCTION still.now() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT time FROM still.clock';
+CREATE FUNCTION still.clock_timestamp() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT time FROM still.clock';
+DO $$ BEGIN EXECUTE 'ALTER DATABASE ' || current_database() || ' SET search_path = still, pg_catalog'; END $$;
+"""
+
+# Runs that are due at the same moment have no order in PostgreSQL: a microsecond gives them one.
+_PASS_TIME = """
+WITH tick AS (UPDATE still.clock SET time = time + $1)
+UPDATE job_store.runs AS r SET claim_at = r.claim_at + (place - 1) * interval '1 microsecond'
+FROM (
+    SELECT store_id, run_id, row_number() OVER (PARTITION BY claim_at ORDER BY store_id, run_id) AS place
+    FROM job_store.runs WHERE claim_at IS NOT NULL
+) AS t
+WHERE t.place > 1 AND (r.store_id, r.run_id) = (t.store_id, t.run_id)
+"""
+
+_TABLES = ("conversations", "messages", "runs", "calls", "commands", "events", "requests", "outbox")
+_WIPE = f"""
+DELETE FROM still.clock;
+INSERT INTO still.clock VALUES ('{BEGIN.isoformat()}');
+TRUNCATE {", ".join(f"job_store.{name}" for name in _TABLES)};
+"""
+
+
+class Store(ABC):
+    """A ledger on one of the stores, behind its ports."""
+
+    journal: Journal
+    leases: Leases
+    reads: Reads
+    offer_book: OfferBook
+    attention_book: AttentionBook
+
+    def __init__(self, limits: Mapping[str, int]) -> None:
+        self.limits = limits
+        self.announced = Announcements()
+
+    def open(self) -> GroupCommit:
+        """Return a group commit on the journal, to be entered."""
+        return GroupCommit(
+            self.journal, self.announced, Unmetered(), monotonic=lambda: 0.0, lifecycle_written=lambda: None
+        )
+
+    @abstractmethod
+    async def now(self) -> datetime:
+        """Return the time of the store."""
+
+    @abstractmethod
+    async def pass_time(self, seconds: float) -> None:
+        """Move the clock. Runs that are due at the same moment get an order, which is that of their ids."""
+
+    @abstractmethod
+    async def tables(self) -> Tables:
+        """Return all rows."""
+
+
+class Announcements:
+    """Takes what is announced."""
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+
+    async def publish(self, events: Sequence[Any]) -> None:
+        self.said += [("event", event.store_id, event.run_id, event.payload) for event in events]
+
+    async def poke(self, pokes: Sequence[Any]) -> None:
+        self.said += [("poke", poke.worker_id, poke.run_id) for poke in pokes]
+
+    async def work_ready(self) -> None:
+        """Too often is no fault."""
+
+
+class _StillDatabase(Database):
+    """The simulated database without its faults, at a time of its own."""
+
+    def __init__(self, history: History) -> None:
+        super().__init__(Tables(), Chance(0, calm=True), history, "test")
+        self.time = BEGIN
+
+    def now(self) -> datetime:
+        return self.time
+
+    async def reach(self) -> None:
+        return
+
+    async def answer(self) -> None:
+        return
+
+
+class _QuietHistory(History):
+    def tell(self, line: str) -> None:
+        return
+
+
+class MemoryStore(Store):
+    """The simulated one."""
+
+    def __init__(self, limits: Mapping[str, int]) -> None:
+        super().__init__(limits)
+        self.history = _QuietHistory()
+        self.database = _StillDatabase(self.history)
+        self.journal = MemoryJournal(self.database, IdSource(ManualClock()))
+        self.leases = MemoryLeases(self.database, _places(limits), crashes_max=limits["crashes"])
+        self.reads = MemoryReads(self.database)
+        self.offer_book = MemoryOfferBook(self.database)
+        self.attention_book = MemoryAttentionBook(self.database)
+
+    async def now(self) -> datetime:
+        return self.database.time
+
+    async def pass_time(self, seconds: float) -> None:
+        self.database.time += timedelta(seconds=seconds)
+        runs = self.database.tables.runs
+        together = defaultdict(list)
+        for key in sorted(runs):
+            together[runs[key].claim_at].append(key)
+        for time, keys in together.items():
+            for place, key in enumerate(keys if time else ()):
+                runs[key] = replace(runs[key], claim_at=time and time + timedelta(microseconds=place))
+
+    async def tables(self) -> Tables:
+        return self.database.tables
+
+
+class PostgresStore(Store):
+    """The real one: one replica, with a pool of its own. `stop_clock` comes before the first one."""
+
+    def __init__(self, database: postgres.Database, limits: Mapping[str, int]) -> None:
+        super().__init__(limits)
+        self.database = database
+        self.journal = PostgresJournal(database, IdSource(ManualClock()), encode_event)
+        self.leases = PostgresLeases(database, _places(limits), crashes_max=limits["crashes"])
+        self.reads = PostgresReads(database)
+        self.offer_book = PostgresOfferBook(database)
+        self.attention_book = PostgresAttentionBook(database)
+
+    async def now(self) -> datetime:
+        async with self.database.acquire() as connection:
+            time: datetime = await connection.fetchval("SELECT now()")
+        return time
+
+    async def pass_time(self, seconds: float) -> None:
+        async with self.database.acquire() as connection:
+            await connection.execute(_PASS_TIME, timedelta(seconds=seconds))
+
+    async def wipe(self) -> None:
+        """Begin anew."""
+        async with self.database.acquire() as connection:
+            await connection.execute(_WIPE)
+
+    async def tables(self) -> Tables:
+        found = Tables()
+        async with self.database.acquire() as connection:
+            for record in await connection.fetch(f"SELECT {columns.REQUESTS.names} FROM job_store.requests"):
+                request = columns.request(record)
+                found.requests[request.key] = request
+            for record in await connection.fetch(f"SELECT {columns.CONVERSATIONS.names} FROM job_store.conversations"):
+                conversation = columns.conversation(record)
+                found.conversations[conversation.store_id, conversation.conversation_id] = conversation
+            for record in await connection.fetch(f"SELECT {columns.RUNS.names} FROM job_store.runs"):
+                run = columns.run(record)
+                found.runs[run.key] = run
+            for record in await connection.fetch(f"SELECT {columns.CALLS.names} FROM job_store.calls"):
+                call = columns.call(record)
+                found.calls[call.key] = call
+            for record in await connection.fetch(f"SELECT {columns.COMMANDS.names} FROM job_store.commands"):
+                command = columns.command(record)
+                found.commands[command.key] = command
+            messages = f"SELECT {columns.MESSAGES.names} FROM job_store.messages ORDER BY number"
+            for record in await connection.fetch(messages):
+                message = columns.message(record)
+                found.messages.setdefault((message.store_id, message.conversation_id), []).append(message)
+            for record in await connection.fetch("SELECT * FROM job_store.events ORDER BY seq"):
+                found.events.setdefault((record["store_id"], record["run_id"]), []).append(record["payload"])
+            states = "SELECT store_id, run_id, loop_state FROM job_store.runs WHERE loop_state <> ''"
+            for record in await connection.fetch(states):
+                found.loop_states[record["store_id"], record["run_id"]] = record["loop_state"]
+        return found
+
+
+async def stop_clock(url: str) -> None:
+    """Let the clock of a database stand still, for all who connect to it from now on."""
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(_STILL)
+    finally:
+        await connection.close()
+
+
+def _places(limits: Mapping[str, int]) -> PlaceLimits:
+    return PlaceLimits(per_store=limits["per_store"], per_user=limits["per_user"])

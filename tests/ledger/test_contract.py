@@ -1,0 +1,80 @@
+"""What the simulated store takes for granted of PostgreSQL, checked against the real one (see simulation/store.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from random import Random
+
+import pytest
+
+from services.chassis.database import Database
+from tests.ledger.commands import Chooser
+from tests.ledger.game import MOVES, game, walk
+from tests.ledger.model import LIMITS, Model
+from tests.ledger.product import Product
+from tests.ledger.stores import MemoryStore, PostgresStore, stop_clock
+
+_WALKS = int(os.environ.get("PAWL_TEST_EXAMPLES", "4"))
+_STEPS = 50
+_RACES = 12
+
+
+@pytest.fixture
+async def still_url(database_url: str) -> str:
+    """The URL of a ledger whose clock stands still."""
+    async with Database(database_url, application_name="test") as database:
+        await database.migrate("job_store", "services.job_store.adapters.sql.migrations")
+    await stop_clock(database_url)
+    return database_url
+
+
+@pytest.fixture
+async def databases(still_url: str) -> AsyncIterator[Sequence[Database]]:
+    """Two pools on it, as of two replicas."""
+    async with Database(still_url, application_name="one") as one, Database(still_url, application_name="two") as two:
+        yield one, two
+
+
+@pytest.mark.timeout(3600)
+async def test_both_stores_answer_alike_and_keep_the_same_rows(databases: Sequence[Database]) -> None:
+    """Seeded walks: each answer, each row and each byte of the log. `PAWL_TEST_EXAMPLES=500` walks longer."""
+    for seed in range(_WALKS):
+        limits = LIMITS[seed % len(LIMITS)]
+        real = PostgresStore(databases[0], limits)
+        await real.wipe()
+        await walk([MemoryStore(limits), real], seed, _STEPS)
+
+
+@pytest.mark.timeout(3600)
+async def test_what_two_replicas_write_at_once_ends_as_if_it_had_come_in_some_order(
+    databases: Sequence[Database],
+) -> None:
+    """No lost update, no seq twice or missing, no run with two workers."""
+    for seed in range(_WALKS):
+        chance = Random(seed)
+        limits = chance.choice(LIMITS)
+        one, two = (PostgresStore(database, limits) for database in databases)
+        await one.wipe()
+        async with game([one], chance.choice) as played, two.open() as commit:
+            for _ in range(_RACES):
+                await chance.choice(MOVES)(played)
+                await played.race(Product(two, commit))
+            await played.end_all()
+            await played.check_logs()
+
+
+async def test_copies_of_a_request_that_takes_the_last_place_get_the_same_run(databases: Sequence[Database]) -> None:
+    """I2: the second one does not find the queue full of the first one."""
+    limits = LIMITS[0] | {"store_queue": 1}
+    one, two = (PostgresStore(database, limits) for database in databases)
+    async with one.open() as first, two.open() as second:
+        for number in range(10):
+            await one.wipe()
+            choose = Chooser(Model(limits), Random(number).choice)
+            ask = choose.submit() | {"request": "r1"}
+            copy = ask | {"tag": "copy"}
+            answers = await asyncio.gather(Product(one, first).do(ask), Product(two, second).do(copy))
+            assert answers[0] == answers[1], answers
+            assert answers[0][0] == "ok", answers

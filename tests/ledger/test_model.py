@@ -1,0 +1,21 @@
+"""The ledger against its reference model: whatever is asked, in whatever order (I1 to I4, I6, I7, I9 to I13, I16)."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.ledger.machine import LedgerMachine
+
+_EXAMPLES = int(os.environ.get("PAWL_TEST_EXAMPLES", "60"))
+
+LedgerMachine.TestCase.settings = settings(
+    max_examples=_EXAMPLES, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+@pytest.mark.timeout(3600)
+class TestLedger(LedgerMachine.TestCase):  # type: ignore[misc,valid-type]  # made at run time
+    """`PAWL_TEST_EXAMPLES=20000` plays a night long."""
