@@ -1,8 +1,8 @@
 """What must hold of the record when all is quiet. Each checker says in words what is wrong.
 
-Three promises are judged while the simulation runs, under these names:
-`stale_epochs_change_nothing` (I4) and `durable_before_visible` (I8) where they
-would break, and `one_result_per_call` (I6) by a strict provider.
+Some promises are judged while the simulation runs, under these names:
+`stale_epochs_change_nothing` (I4), `durable_before_visible` (I8) and `limits_hold`
+(LOOP-14) where they would break, and `one_result_per_call` (I6) by a strict provider.
 """
 
 from __future__ import annotations

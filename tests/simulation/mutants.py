@@ -196,6 +196,27 @@ MUTANTS = (
         checker="rounds_begin_in_order",
         seeds=600,
     ),
+    Mutant(
+        name="one_run_more_is_begun_than_there_are_places",
+        module="services.job_store.domain.places",
+        text="if taken >= limits.per_store or",
+        instead="if taken > limits.per_store or",
+        checker="limits_hold",
+    ),
+    Mutant(
+        name="budgets_are_not_looked_at",
+        module="services.agent_loop.domain.budget",
+        text="return left(state) == 0",
+        instead="return False",
+        checker="budgets_are_passed_by_one_call_at_most",
+    ),
+    Mutant(
+        name="top_ups_count_half",
+        module=_COMMAND,
+        text="budget, ceiling = run.token_budget + command.tokens,",
+        instead="budget, ceiling = run.token_budget + command.tokens // 2,",
+        checker="top_ups_count_once",
+    ),
 )
 
 
