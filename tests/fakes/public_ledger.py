@@ -20,6 +20,7 @@ from services.agent_loop.app.public_values import (
     Caller,
     CallView,
     CancelCommand,
+    ClientSession,
     DecisionCommand,
     EventPage,
     LoggedEvent,
@@ -67,6 +68,7 @@ class StoredRun:
     events: list[event_pb2.RunEvent] = field(default_factory=list)
     calls: dict[str, call_pb2.Call] = field(default_factory=dict)
     replies: dict[str, tuple[object, Reply]] = field(default_factory=dict)
+    sessions: dict[str, str] = field(default_factory=dict)
     trimmed_seq: int = 0
 
 
@@ -240,7 +242,7 @@ class FakeLedger:
         return reply
 
     async def lease_offer(
-        self, caller: Caller, run_id: str, call_id: str, *, client_id: str, lease_seconds: float
+        self, caller: Caller, run_id: str, call_id: str, *, client: ClientSession, lease_seconds: float
     ) -> tuple[bool, CallView | None]:
         self._check_up()
         stored = self.runs[run_id]
@@ -248,27 +250,28 @@ class FakeLedger:
         if call is None or not self._belongs(stored, caller):
             return False, None
         held = call.offer.client_id and call.offer.expire_time.seconds > self._clock.now()
-        if call.state != call_pb2.CALL_STATE_OFFERED or (held and call.offer.client_id != client_id):
+        if call.state != call_pb2.CALL_STATE_OFFERED or (held and call.offer.client_id != client.client_id):
             return False, call_view(_copy(call))
-        if call.offer.client_id != client_id:
-            call.offer.client_id = client_id
+        stored.sessions[call_id] = client.session_id
+        if call.offer.client_id != client.client_id:
+            call.offer.client_id = client.client_id
             call.offer.offer_epoch += 1
             self._extend(call, lease_seconds)
             await self._call_changed(stored, call)
         self._extend(call, lease_seconds)
         return True, call_view(_copy(call))
 
-    async def renew_offers(self, caller: Caller, client_id: str, lease_seconds: float) -> tuple[CallView, ...]:
+    async def renew_offers(self, caller: Caller, client: ClientSession, lease_seconds: float) -> tuple[CallView, ...]:
         self._check_up()
-        held = [call for _, call in self._held(caller, client_id)]
+        held = [call for _, call in self._held(caller, client)]
         for call in held:
             self._extend(call, lease_seconds)
         return tuple(call_view(_copy(call)) for call in held)
 
-    async def release_offers(self, caller: Caller, client_id: str, run_id: str = "") -> None:
+    async def release_offers(self, caller: Caller, client: ClientSession, run_id: str = "") -> None:
         self._check_up()
-        self.released.append((client_id, run_id))
-        for stored, call in self._held(caller, client_id):
+        self.released.append((client.client_id, run_id))
+        for stored, call in self._held(caller, client):
             if run_id in {"", stored.run.run_id}:
                 call.offer.client_id = ""
                 call.offer.ClearField("expire_time")
@@ -408,13 +411,14 @@ class FakeLedger:
     def _call(self, call_id: str) -> tuple[StoredRun, call_pb2.Call]:
         return next((stored, stored.calls[call_id]) for stored in self.runs.values() if call_id in stored.calls)
 
-    def _held(self, caller: Caller, client_id: str) -> list[tuple[StoredRun, call_pb2.Call]]:
+    def _held(self, caller: Caller, client: ClientSession) -> list[tuple[StoredRun, call_pb2.Call]]:
         return [
             (stored, call)
             for stored in self.runs.values()
             if self._belongs(stored, caller)
             for call in stored.calls.values()
-            if call.offer.client_id == client_id and call.state == call_pb2.CALL_STATE_OFFERED
+            if call.offer.client_id == client.client_id and stored.sessions[call.call_id] == client.session_id
+            if call.state == call_pb2.CALL_STATE_OFFERED
         ]
 
     @staticmethod

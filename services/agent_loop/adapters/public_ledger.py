@@ -13,6 +13,7 @@ from services.agent_loop.app.public_values import (
     Caller,
     CallView,
     CancelCommand,
+    ClientSession,
     DecisionCommand,
     EventPage,
     NewMessage,
@@ -77,31 +78,40 @@ class LedgerClient:
         )
 
     async def lease_offer(
-        self, caller: Caller, run_id: str, call_id: str, *, client_id: str, lease_seconds: float
+        self, caller: Caller, run_id: str, call_id: str, *, client: ClientSession, lease_seconds: float
     ) -> tuple[bool, CallView | None]:
         request = ledger_pb2.LeaseOfferRequest(
             store_id=caller.store_id,
             user_id=caller.user_id,
             run_id=run_id,
             call_id=call_id,
-            client_id=client_id,
+            client_id=client.client_id,
+            session_id=client.session_id,
             lease_seconds=lease_seconds,
         )
         with translating():
             response = await self._stub.LeaseOffer(request)
         return response.granted, call_view(response.call) if response.HasField("call") else None
 
-    async def renew_offers(self, caller: Caller, client_id: str, lease_seconds: float) -> tuple[CallView, ...]:
+    async def renew_offers(self, caller: Caller, client: ClientSession, lease_seconds: float) -> tuple[CallView, ...]:
         request = ledger_pb2.RenewOffersRequest(
-            store_id=caller.store_id, user_id=caller.user_id, client_id=client_id, lease_seconds=lease_seconds
+            store_id=caller.store_id,
+            user_id=caller.user_id,
+            client_id=client.client_id,
+            session_id=client.session_id,
+            lease_seconds=lease_seconds,
         )
         with translating():
             response = await self._stub.RenewOffers(request)
         return tuple(call_view(call) for call in response.calls)
 
-    async def release_offers(self, caller: Caller, client_id: str, run_id: str = "") -> None:
+    async def release_offers(self, caller: Caller, client: ClientSession, run_id: str = "") -> None:
         request = ledger_pb2.ReleaseOffersRequest(
-            store_id=caller.store_id, user_id=caller.user_id, client_id=client_id, run_id=run_id
+            store_id=caller.store_id,
+            user_id=caller.user_id,
+            client_id=client.client_id,
+            session_id=client.session_id,
+            run_id=run_id,
         )
         with translating():
             await self._stub.ReleaseOffers(request)

@@ -9,7 +9,7 @@ from typing import Final
 
 from services.agent_loop.app.frames import ClientTool, Offer, OfferRevoked
 from services.agent_loop.app.public_ports import PublicLedger
-from services.agent_loop.app.public_values import Caller, CallView, Outcome, RunView
+from services.agent_loop.app.public_values import Caller, CallView, ClientSession, Outcome, RunView
 from services.agent_loop.domain.call import CallState
 from services.chassis import logs
 from services.chassis.clock import Clock
@@ -46,7 +46,7 @@ class Offers:
         ledger: PublicLedger,
         clock: Clock,
         caller: Caller,
-        client_id: str,
+        client: ClientSession,
         tools: tuple[ClientTool, ...],
         calls_max: int,
         lease_seconds: float,
@@ -55,7 +55,7 @@ class Offers:
         self._ledger = ledger
         self._clock = clock
         self._caller = caller
-        self._client_id = client_id
+        self._client = client
         self._tools = {tool.name: tool.versions for tool in tools}
         self._calls_max = calls_max
         self._lease_seconds = lease_seconds
@@ -84,7 +84,7 @@ class Offers:
         elif held is None:
             self._candidates[call.call_id] = _Candidate(call=call, retry_at=self._retry_at(call))
         elif call.offer_epoch > held.offer_epoch or (
-            call.offer_epoch == held.offer_epoch and call.holder_client_id != self._client_id
+            call.offer_epoch == held.offer_epoch and call.holder_client_id != self._client.client_id
         ):
             # An older epoch is only the past being replayed.
             self._revoke(call.call_id, "the lease was lost")
@@ -128,12 +128,12 @@ class Offers:
         if not before:
             return
         try:
-            calls = await self._ledger.renew_offers(self._caller, self._client_id, self._lease_seconds)
+            calls = await self._ledger.renew_offers(self._caller, self._client, self._lease_seconds)
         except (Unavailable, DeadlineExceeded) as error:
-            _log.warning("offers.not_renewed", client=self._client_id, error=error.message)
+            _log.warning("offers.not_renewed", client=self._client.client_id, error=error.message)
             return
         for run_id in {call.run_id for call in calls} - self._runs:
-            # Left over from an earlier stream of this client, which did not attach to the run again.
+            # Left over: the session has left the run, and giving it back did not work.
             await self._release(run_id)
         for call_id in before - {call.call_id for call in calls}:
             self._revoke(call_id, "the lease was lost")
@@ -168,7 +168,7 @@ class Offers:
             self._revoked.append(OfferRevoked(run_id=held.run_id, call_id=call_id, message=message))
 
     def _retry_at(self, call: CallView) -> float:
-        if call.holder_client_id in {"", self._client_id}:
+        if call.holder_client_id in {"", self._client.client_id}:
             return 0.0
         return call.offer_expire_time + _EXPIRY_MARGIN_SECONDS
 
@@ -184,7 +184,7 @@ class Offers:
         candidate.retry_at = self._clock.now() + self._lease_seconds / 3
         try:
             granted, now = await self._ledger.lease_offer(
-                self._caller, call.run_id, call.call_id, client_id=self._client_id, lease_seconds=self._lease_seconds
+                self._caller, call.run_id, call.call_id, client=self._client, lease_seconds=self._lease_seconds
             )
         except (Unavailable, DeadlineExceeded):
             candidate.retry_at = self._clock.now() + RETRY_SECONDS
@@ -207,10 +207,10 @@ class Offers:
 
     async def _release(self, run_id: str) -> None:
         try:
-            await self._ledger.release_offers(self._caller, self._client_id, run_id)
+            await self._ledger.release_offers(self._caller, self._client, run_id)
         except (Unavailable, DeadlineExceeded) as error:
             # The leases end by themselves, only later.
-            _log.warning("offers.not_released", client=self._client_id, error=error.message)
+            _log.warning("offers.not_released", client=self._client.client_id, error=error.message)
 
     async def _wait(self) -> None:
         """Return when something changed, or a call may be asked for again."""

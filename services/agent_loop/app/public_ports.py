@@ -8,6 +8,7 @@ from typing import Protocol
 from services.agent_loop.app.public_values import (
     Caller,
     CallView,
+    ClientSession,
     EventPage,
     LoggedEvent,
     NewMessage,
@@ -48,17 +49,17 @@ class PublicLedger(Protocol):
         ...
 
     async def lease_offer(
-        self, caller: Caller, run_id: str, call_id: str, *, client_id: str, lease_seconds: float
+        self, caller: Caller, run_id: str, call_id: str, *, client: ClientSession, lease_seconds: float
     ) -> tuple[bool, CallView | None]:
-        """Ask for an offered call; return whether the client now holds it, and the call as it is."""
+        """Ask for an offered call; return whether the session now holds it, and the call as it is."""
         ...
 
-    async def renew_offers(self, caller: Caller, client_id: str, lease_seconds: float) -> tuple[CallView, ...]:
-        """Renew all offers that the client holds and return them."""
+    async def renew_offers(self, caller: Caller, client: ClientSession, lease_seconds: float) -> tuple[CallView, ...]:
+        """Renew all offers that the session holds and return them."""
         ...
 
-    async def release_offers(self, caller: Caller, client_id: str, run_id: str = "") -> None:
-        """Give back the client's offers, of one run or of all."""
+    async def release_offers(self, caller: Caller, client: ClientSession, run_id: str = "") -> None:
+        """Give back the session's offers, of one run or of all; not what another of the client has taken over."""
         ...
 
     async def get_run(self, caller: Caller, run_id: str) -> RunView:

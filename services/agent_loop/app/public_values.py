@@ -30,6 +30,14 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSession:
+    """One stream of a client: it holds offers, and gives back only its own."""
+
+    client_id: str
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallView:
     """What the use cases look at in a call. Times are seconds since 1970."""
 

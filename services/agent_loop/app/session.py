@@ -14,7 +14,7 @@ from services.agent_loop.app.frames import ClientFrame
 from services.agent_loop.app.inbox import Inbox
 from services.agent_loop.app.messages import Messages
 from services.agent_loop.app.public_ports import PublicLedger
-from services.agent_loop.app.public_values import Caller
+from services.agent_loop.app.public_values import Caller, ClientSession
 from services.agent_loop.app.stream import Parts, Send, SessionTimes, Stream
 from services.agent_loop.app.watch import Watches
 from services.chassis.clock import Clock
@@ -63,7 +63,8 @@ class Sessions:
         hello_frame, hello = await self._hello(incoming)
         client_id = hello.client_id or self._ids.new("cli")
         key = (caller.store_id, caller.user_id, client_id)
-        stream = Stream(self._parts, caller, client_id, hello, send)
+        client = ClientSession(client_id=client_id, session_id=self._ids.new("ses"))
+        stream = Stream(self._parts, caller, client, hello, send)
         earlier = self._open.get(key)
         self._open[key] = stream
         if earlier is not None:

@@ -14,7 +14,7 @@ from services.agent_loop.app.inbox import REFUSALS, Inbox, derived_id, refusal
 from services.agent_loop.app.messages import Messages
 from services.agent_loop.app.offers import Offers
 from services.agent_loop.app.public_ports import PublicLedger
-from services.agent_loop.app.public_values import Caller, LogGap, LoggedEvent, Outcome, Reply, RunView
+from services.agent_loop.app.public_values import Caller, ClientSession, LogGap, LoggedEvent, Outcome, Reply, RunView
 from services.agent_loop.app.watch import Watches
 from services.agent_loop.domain.run import ENDED, RunState
 from services.chassis.clock import Clock
@@ -61,10 +61,10 @@ class Parts:
 class Stream:
     """One stream, after its hello: its tasks, its attachments and the calls that its client holds."""
 
-    def __init__(self, parts: Parts, caller: Caller, client_id: str, hello: frames.Hello, send: Send) -> None:
+    def __init__(self, parts: Parts, caller: Caller, client: ClientSession, hello: frames.Hello, send: Send) -> None:
         self._parts = parts
         self._caller = caller
-        self._client_id = client_id
+        self._client_id = client.client_id
         self._send = send
         self._outgoing: asyncio.Queue[ServerFrame] = asyncio.Queue(_OUTGOING_FRAMES_MAX)
         self._sent_seqs: dict[str, int] = {}
@@ -77,7 +77,7 @@ class Stream:
             ledger=parts.ledger,
             clock=parts.clock,
             caller=caller,
-            client_id=client_id,
+            client=client,
             tools=hello.tools,
             calls_max=hello.calls_max or 1,
             lease_seconds=parts.times.offer_lease_seconds,

@@ -173,6 +173,7 @@ CALLS: Final[Columns[CallRow]] = Columns(
         Column("decision", "bytea", lambda row: _packed(row.decision)),
         _same("deadline_time", "timestamptz"),
         Column("offer_client_id", "text", _offer("client_id", None)),
+        Column("offer_session_id", "text", _offer("session_id", "")),
         Column("offer_epoch", "bigint", _offer("epoch", 0)),
         Column("offer_expire_time", "timestamptz", _offer("expire_time", None)),
         Column("offer_lease_seconds", "double precision", _offer("lease_seconds", 0.0)),
@@ -193,6 +194,7 @@ def call(record: Record) -> CallRow:
     fields.pop("omitted_bytes", None)
     offer = Offer(
         client_id=fields.pop("offer_client_id") or "",
+        session_id=fields.pop("offer_session_id"),
         epoch=fields.pop("offer_epoch"),
         expire_time=fields.pop("offer_expire_time"),
         lease_seconds=fields.pop("offer_lease_seconds"),

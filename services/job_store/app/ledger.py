@@ -68,22 +68,23 @@ class Ledger:
         return await self.change(Quarantine(runs=doomed, crashes_max=self._crashes_max), size_bytes=_SWEEP_BYTES)
 
     async def renew_offers(
-        self, store_id: str, user_id: str, client_id: str, *, lease_seconds: float
+        self, store_id: str, user_id: str, client_id: str, session_id: str, *, lease_seconds: float
     ) -> Sequence[CallRow]:
-        """Renew all calls that a client holds, and return them."""
+        """Renew all calls that a session of a client holds, and return them."""
         calls = await self._offer_book.held_by(store_id, user_id, client_id, "")
         held: list[CallRow] = []
         for part in _parts(calls):
-            operation = RenewOffers(client_id=client_id, lease_seconds=lease_seconds, calls=part)
+            operation = RenewOffers(client_id=client_id, session_id=session_id, lease_seconds=lease_seconds, calls=part)
             held += await self.change(operation, size_bytes=_SWEEP_BYTES)
         return held
 
-    async def release_offers(self, store_id: str, user_id: str, client_id: str, run_id: str) -> int:
-        """Give back the calls that a client holds, of one run or of all; returns how many."""
+    async def release_offers(self, store_id: str, user_id: str, client_id: str, session_id: str, run_id: str) -> int:
+        """Give back the calls that a session of a client holds, of one run or of all; returns how many."""
         calls = await self._offer_book.held_by(store_id, user_id, client_id, run_id)
         released = 0
         for part in _parts(calls):
-            released += await self.change(ReleaseOffers(client_id=client_id, calls=part), size_bytes=_SWEEP_BYTES)
+            operation = ReleaseOffers(client_id=client_id, session_id=session_id, calls=part)
+            released += await self.change(operation, size_bytes=_SWEEP_BYTES)
         return released
 
     async def offer_again(self) -> int:

@@ -41,13 +41,14 @@ class Leased:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseOffer:
-    """Lease one offered call to a client."""
+    """Lease one offered call to a session of a client."""
 
     store_id: str
     user_id: str
     run_id: str
     call_id: str
     client_id: str
+    session_id: str = ""
     lease_seconds: float
 
     @property
@@ -58,7 +59,8 @@ class LeaseOffer:
     def apply(self, book: Book, now: datetime, ids: Ids) -> Leased:
         """Grant the lease if the call waits and nobody else holds it.
 
-        To the client that holds it, it is granted again with the same epoch.
+        To the client that holds it, it is granted again with the same epoch, and
+        belongs to this session from then on.
         """
         run = book.runs.get((self.store_id, self.run_id))
         call = book.calls.get((self.store_id, self.call_id))
@@ -69,12 +71,13 @@ class LeaseOffer:
             return Leased(granted=False, call=call)
         offer = call.offer or Offer(client_id="", epoch=0, expire_time=None, lease_seconds=0.0)
         if offer.client_id == self.client_id:
+            call = replace(call, offer=replace(offer, session_id=self.session_id))
             call = renewed(call, now=now, lease_seconds=self.lease_seconds)
             book.put_call(call)
             return Leased(granted=True, call=call)
         if offer.is_held(now):
             return Leased(granted=False, call=call)
-        offer = replace(offer, client_id=self.client_id, epoch=offer.epoch + 1)
+        offer = replace(offer, client_id=self.client_id, session_id=self.session_id, epoch=offer.epoch + 1)
         call = renewed(replace(call, offer=offer), now=now, lease_seconds=self.lease_seconds)
         _change(book, run, [call], now, ids)
         return Leased(granted=True, call=call)
@@ -82,9 +85,10 @@ class LeaseOffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenewOffers:
-    """Renew the leases of `calls` (with their runs) that `client_id` still holds."""
+    """Renew the leases of `calls` (with their runs) that the session of the client still holds."""
 
     client_id: str
+    session_id: str = ""
     lease_seconds: float
     calls: tuple[tuple[RunKey, CallKey], ...]
 
@@ -94,10 +98,10 @@ class RenewOffers:
         return _names(self.calls)
 
     def apply(self, book: Book, now: datetime, ids: Ids) -> tuple[CallRow, ...]:
-        """Return the calls that the client holds."""
+        """Return the calls that the session holds."""
         held = []
         for _, call in _held(book, self.calls):
-            if call.offer is not None and call.offer.client_id == self.client_id:
+            if call.offer is not None and _holder(call.offer) == (self.client_id, self.session_id):
                 held.append(renewed(call, now=now, lease_seconds=self.lease_seconds))
                 book.put_call(held[-1])
         return tuple(held)
@@ -105,9 +109,14 @@ class RenewOffers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseOffers:
-    """Give the leases of `calls` (with their runs) back: those of `client_id`, or, if None, those that ran out."""
+    """Give the leases of `calls` (with their runs) back: those of a session of `client_id`.
+
+    If that is None, those that ran out. A session that was lost gives back late;
+    what the client has leased again by another one stays with it.
+    """
 
     client_id: str | None
+    session_id: str = ""
     calls: tuple[tuple[RunKey, CallKey], ...]
 
     @property
@@ -120,12 +129,21 @@ class ReleaseOffers:
         released = 0
         for run, call in _held(book, self.calls):
             offer = call.offer
-            if offer is None or (offer.is_held(now) if self.client_id is None else offer.client_id != self.client_id):
+            if offer is None or not self._gives_back(offer, now):
                 continue
-            call = replace(call, offer=replace(offer, client_id="", expire_time=None))  # noqa: PLW2901  # same call
+            call = replace(call, offer=replace(offer, client_id="", session_id="", expire_time=None))  # noqa: PLW2901  # same call
             _change(book, book.runs.get(run.key) or run, [call], now, ids)
             released += 1
         return released
+
+    def _gives_back(self, offer: Offer, now: datetime) -> bool:
+        if self.client_id is None:
+            return not offer.is_held(now)
+        return _holder(offer) == (self.client_id, self.session_id)
+
+
+def _holder(offer: Offer) -> tuple[str, str]:
+    return offer.client_id, offer.session_id
 
 
 def _names(calls: tuple[tuple[RunKey, CallKey], ...]) -> Names:

@@ -161,9 +161,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """Which client holds a front-end call; `client_id` is empty when nobody does."""
+    """Which session of which client holds a front-end call; `client_id` is empty when nobody does."""
 
     client_id: str
+    session_id: str = ""
     epoch: int
     expire_time: datetime | None
     lease_seconds: float

@@ -188,6 +188,7 @@ def lease_offer(request: ledger_pb2.LeaseOfferRequest) -> LeaseOffer:
         run_id=check_id(request.run_id, "run_id"),
         call_id=check_id(request.call_id, "call_id"),
         client_id=check_id(request.client_id, "client_id"),
+        session_id=check_id(request.session_id, "session_id"),
         lease_seconds=lease_seconds(request.lease_seconds),
     )
 

@@ -121,6 +121,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             check_id(request.store_id, "store_id"),
             check_id(request.user_id, "user_id"),
             check_id(request.client_id, "client_id"),
+            check_id(request.session_id, "session_id"),
             lease_seconds=operations.lease_seconds(request.lease_seconds),
         )
         return pb.RenewOffersResponse(calls=map(messages.call, held))
@@ -130,6 +131,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             check_id(request.store_id, "store_id"),
             check_id(request.user_id, "user_id"),
             check_id(request.client_id, "client_id"),
+            check_id(request.session_id, "session_id"),
             check_id(request.run_id, "run_id") if request.run_id else "",
         )
         return pb.ReleaseOffersResponse(released_count=released)

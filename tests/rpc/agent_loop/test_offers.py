@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
 from pawl.agent.v1 import session_pb2, types_pb2
+from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
 from pawl.event.v1 import call_pb2
 
+from services.agent_loop.app.inbox import Inbox
+from services.agent_loop.app.messages import Messages
 from services.agent_loop.app.public_values import ResultCommand
+from services.agent_loop.app.session import Sessions
+from services.agent_loop.app.watch import Watches
+from services.agent_loop.domain.options import RunDefaults
+from services.agent_loop.rpc.servicer import AgentServicer
+from services.chassis.auth import KeyAuthenticator
+from services.chassis.ids import IdSource
+from services.chassis.metrics import Metrics
+from services.chassis.rpc_server import RpcServer
 from tests.fakes.manual_clock import ManualClock
-from tests.fakes.public_ledger import FakeLedger
+from tests.fakes.public_ledger import FakeChecker, FakeLedger
 from tests.rpc.agent_loop.client import ACCEPTED, Client
+from tests.rpc.agent_loop.conftest import KEYS
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
@@ -41,6 +55,27 @@ def holder(ledger: FakeLedger, call_id: str) -> str:
 @pytest.fixture(autouse=True)
 async def run(ledger: FakeLedger) -> None:
     await ledger.add_run()
+
+
+@pytest.fixture
+async def other_replica(
+    ledger: FakeLedger, watches: Watches, clock: ManualClock, ids: IdSource, tmp_path: Path
+) -> AsyncIterator[AgentServiceAsyncStub]:
+    """One more agent-loop at the same ledger."""
+    messages = Messages(ledger=ledger, defaults=RunDefaults(model="the-model"))
+    inbox = Inbox(ledger=ledger, checker=FakeChecker(), ids=ids)
+    sessions = Sessions(ledger=ledger, watches=watches, messages=messages, inbox=inbox, clock=clock, ids=ids)
+    servicer = AgentServicer(ledger=ledger, messages=messages, inbox=inbox, watches=watches, sessions=sessions)
+    server = RpcServer(
+        f"unix:{tmp_path}/other",
+        authenticator=KeyAuthenticator(KEYS),
+        ids=ids,
+        metrics=Metrics("agent_loop"),
+        drain_seconds=0.2,
+    )
+    server.add(add_AgentServiceServicer_to_server, servicer)
+    async with server, grpc.aio.insecure_channel(server.address) as channel:
+        yield AgentServiceStub(channel)
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -252,3 +287,19 @@ async def test_a_ledger_that_is_away_only_delays_an_offer(stub: AgentServiceAsyn
     await until(lambda: attempts)
     await ledger.offer("call_2")
     assert (await client.offer()).call.call_id in {"call_1", "call_2"}
+
+
+async def test_a_stream_that_was_lost_unnoticed_gives_back_nothing_of_its_successor(
+    stub: AgentServiceAsyncStub, other_replica: AgentServiceAsyncStub, ledger: FakeLedger
+) -> None:
+    """The client has come back by another replica, which knows nothing of its first stream."""
+    await ledger.offer("call_1")
+    lost = await attached(stub)
+    assert (await lost.offer()).offer_epoch == 1
+    back = await attached(other_replica)
+    offer = await back.offer()
+    assert offer.offer_epoch == 1
+    lost.leave()
+    await until(lambda: ledger.released)
+    assert holder(ledger, "call_1") == "cli_a"
+    assert (await back.answer(offer)).status == ACCEPTED

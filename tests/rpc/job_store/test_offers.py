@@ -78,12 +78,30 @@ async def test_a_client_renews_and_gives_back_all_its_calls(user: User) -> None:
     for call_id in ("call_1", "call_2"):
         await user.lease(owner.run_id, call_id, "tab", seconds=5)
     renewed = await user.stub.RenewOffers(
-        pb.RenewOffersRequest(store_id="acme", user_id="ann", client_id="tab", lease_seconds=60)
+        pb.RenewOffersRequest(store_id="acme", user_id="ann", client_id="tab", session_id="ses_1", lease_seconds=60)
     )
     assert [call.call_id for call in renewed.calls] == ["call_1", "call_2"]
-    request = pb.ReleaseOffersRequest(store_id="acme", user_id="ann", client_id="tab")
+    request = pb.ReleaseOffersRequest(store_id="acme", user_id="ann", client_id="tab", session_id="ses_1")
     assert (await user.stub.ReleaseOffers(request)).released_count == 2
     assert (await user.stub.ReleaseOffers(request)).released_count == 0
+    assert (await user.lease(owner.run_id, "call_2", "other")).granted
+
+
+async def test_a_lost_session_gives_nothing_back_that_the_client_has_taken_over(user: User) -> None:
+    """FE-2: a client comes back by another replica before the first one has noticed that it was gone."""
+    owner = await offered(user, "call_1", "call_2")
+    for call_id in ("call_1", "call_2"):
+        await user.lease(owner.run_id, call_id, "tab", session_id="lost")
+    again = await user.lease(owner.run_id, "call_1", "tab", session_id="new")
+    assert (again.granted, again.call.offer.offer_epoch) == (True, 1)
+    names = {"store_id": "acme", "user_id": "ann", "client_id": "tab"}
+    renewed = await user.stub.RenewOffers(pb.RenewOffersRequest(**names, session_id="lost", lease_seconds=60))
+    assert [call.call_id for call in renewed.calls] == ["call_2"]
+    for released_count in (1, 0):
+        released = await user.stub.ReleaseOffers(pb.ReleaseOffersRequest(**names, session_id="lost"))
+        assert released.released_count == released_count
+    assert not (await user.lease(owner.run_id, "call_1", "other")).granted
+    assert await bring(user, owner.run_id, "tab", 1) == "ACCEPTED"
     assert (await user.lease(owner.run_id, "call_2", "other")).granted
 
 

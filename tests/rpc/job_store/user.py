@@ -75,13 +75,16 @@ class User:
         with translating():
             return list((await self.stub.ListEvents(request)).events)
 
-    async def lease(self, run_id: str, call_id: str, client_id: str, seconds: float = 30) -> pb.LeaseOfferResponse:
+    async def lease(
+        self, run_id: str, call_id: str, client_id: str, seconds: float = 30, session_id: str = "ses_1"
+    ) -> pb.LeaseOfferResponse:
         request = pb.LeaseOfferRequest(
             store_id=self.store_id,
             user_id=self.user_id,
             run_id=run_id,
             call_id=call_id,
             client_id=client_id,
+            session_id=session_id,
             lease_seconds=seconds,
         )
         with translating():

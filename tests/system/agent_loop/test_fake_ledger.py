@@ -16,6 +16,7 @@ from services.agent_loop.app.public_values import (
     Caller,
     CallView,
     CancelCommand,
+    ClientSession,
     DecisionCommand,
     NewMessage,
     Reply,
@@ -114,17 +115,22 @@ async def offers(stage: Stage) -> Observations:
     run_id = await stage.add_run()
     await stage.add_call(run_id, "call_1", call_pb2.CALL_STATE_OFFERED)
 
-    async def ask(client_id: str) -> tuple[Any, ...]:
-        return lease(await ledger.lease_offer(me, run_id, "call_1", client_id=client_id, lease_seconds=30))
+    async def ask(client_id: str, session_id: str = "ses_1") -> tuple[Any, ...]:
+        client = session(client_id, session_id)
+        return lease(await ledger.lease_offer(me, run_id, "call_1", client=client, lease_seconds=30))
 
     async def send(command_id: str, command: ResultCommand) -> tuple[str, str]:
         return seen(await ledger.send_command(me, run_id, command_id, command))
 
     observations: Observations = [await ask("a"), await ask("a"), await ask("b")]
-    observations.append([call.call_id for call in await ledger.renew_offers(me, "a", 30)])
-    observations.append([call.call_id for call in await ledger.renew_offers(me, "b", 30)])
-    await ledger.release_offers(me, "a", "")
-    await ledger.release_offers(me, "a", run_id)
+    observations.append([call.call_id for call in await ledger.renew_offers(me, session("a"), 30)])
+    observations.append([call.call_id for call in await ledger.renew_offers(me, session("b"), 30)])
+    observations.append(await ask("a", "ses_2"))
+    observations.append([call.call_id for call in await ledger.renew_offers(me, session("a"), 30)])
+    await ledger.release_offers(me, session("a"), "")
+    observations += [(await ledger.get_call(me, "call_1")).holder_client_id, await ask("a")]
+    await ledger.release_offers(me, session("a"), "")
+    await ledger.release_offers(me, session("a"), run_id)
     observations += [(await ledger.get_call(me, "call_1")).holder_client_id, await ask("b")]
     observations.append(await send("c1", result("call_1", client_id="a", epoch=1)))
     observations.append(await send("c2", result("call_1", client_id="b", epoch=1)))
@@ -180,9 +186,13 @@ async def the_end(stage: Stage) -> Observations:
         (nothing.events, nothing.ended),
         await outcome(ledger.list_events(me, run_id, after.last_seq + 1)),
         seen(await ledger.send_command(me, run_id, "c1", cancel)),
-        lease(await ledger.lease_offer(me, run_id, "call_1", client_id="a", lease_seconds=30))[0],
+        lease(await ledger.lease_offer(me, run_id, "call_1", client=session("a"), lease_seconds=30))[0],
         (await ledger.get_run(me, run_id)).state.value,
     ]
+
+
+def session(client_id: str, session_id: str = "ses_1") -> ClientSession:
+    return ClientSession(client_id=client_id, session_id=session_id)
 
 
 async def strangers(stage: Stage) -> Observations:
@@ -200,7 +210,7 @@ async def strangers(stage: Stage) -> Observations:
             await outcome(ledger.list_events(caller, run_id, 0)),
             await outcome(ledger.list_calls(caller, run_id, page_size=0, page_token="")),
             seen(await ledger.send_command(caller, run_id, "c1", result("call_1"))),
-            lease(await ledger.lease_offer(caller, run_id, "call_1", client_id="a", lease_seconds=30)),
+            lease(await ledger.lease_offer(caller, run_id, "call_1", client=session("a"), lease_seconds=30)),
             (await ledger.list_pending(caller, page_size=0, page_token="")).items,
         ]
     return observations

@@ -100,6 +100,7 @@ CREATE TABLE calls (
     decision bytea,
     deadline_time timestamptz,
     offer_client_id text COLLATE "C",         -- null if never offered, empty if nobody holds it
+    offer_session_id text COLLATE "C" NOT NULL,
     offer_epoch bigint NOT NULL,
     offer_expire_time timestamptz,
     offer_lease_seconds double precision NOT NULL,
