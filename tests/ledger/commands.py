@@ -61,7 +61,7 @@ class Chooser:
 
     def __init__(self, model: Model, pick: Pick) -> None:
         self.model = model
-        self._pick = pick
+        self.pick = pick
         self._count = 0
 
     def _ask(self, what: str, **more: Any) -> Row:
@@ -70,18 +70,18 @@ class Chooser:
 
     def submit(self) -> Row:
         """A message of a user."""
-        budget = self._pick([0, 0, 100])
+        budget = self.pick([0, 0, 100])
         return self._ask(
             "submit",
-            store=self._pick(STORES),
-            user=self._pick(USERS),
-            conversation=self._pick(["c1", "c1", "c2", ""]),
-            must_exist=bool(self.model.runs) and self._pick([False, False, False, True]),
-            policy=self._pick(["QUEUE", "STEER", "INTERRUPT", "REJECT"]),
-            request=self._pick(["", "", "r1", "r2"]),
-            fingerprint=self._pick(["f1", "f1", "f1", "f2"]),
+            store=self.pick(STORES),
+            user=self.pick(USERS),
+            conversation=self.pick(["c1", "c1", "c2", ""]),
+            must_exist=bool(self.model.runs) and self.pick([False, False, False, True]),
+            policy=self.pick(["QUEUE", "STEER", "INTERRUPT", "REJECT"]),
+            request=self.pick(["", "", "r1", "r2"]),
+            fingerprint=self.pick(["f1", "f1", "f1", "f2"]),
             budget=budget,
-            ceiling=self._pick([0, 150]) if budget else 0,
+            ceiling=self.pick([0, 150]) if budget else 0,
             limits=self.model.limits,
         )
 
@@ -90,7 +90,7 @@ class Chooser:
         run, model = self._run(), self.model
         earlier = run["last_step"]["id"] if run["last_step"] else ""
         fresh = self._step()
-        state = self._pick(
+        state = self.pick(
             [*[""] * 4, *RUN_MOVES.get(run["state"], "").split(), *self._now_and_then(["WAITING", "COMPLETED"])]
         )
         unread = list(model.unread(run))
@@ -98,20 +98,20 @@ class Chooser:
             "commit",
             store=run["store"],
             run=run["id"],
-            epoch=max(0, run["epoch"] - self._pick([0] * 19 + [1])),
-            commit=self._pick([fresh] * 16 + [earlier or fresh, "step_000000"]),
-            events=self._pick([[], ["output.delta"], ["round.started"], ["output.delta", "round.started", "warning"]]),
-            messages=self._pick([0, 0, 1, 2]),
+            epoch=max(0, run["epoch"] - self.pick([0] * 19 + [1])),
+            commit=self.pick([fresh] * 16 + [earlier or fresh, "step_000000"]),
+            events=self.pick([[], ["output.delta"], ["round.started"], ["output.delta", "round.started", "warning"]]),
+            messages=self.pick([0, 0, 1, 2]),
             calls=self._wishes(run),
             state=state,
-            waits=self._pick([[1], [1], [1, 2], []]),
-            failure=self._pick([True, True, True, False]) if state == "FAILED" else False,
-            cause=self._pick(["USER", "USER", ""]) if state in {"CANCELLED", "CANCELLING"} else "",
-            unstopped=self._pick([[], [], [], ["a"], ["a", "b"]]),
-            consumed=self._pick([unread, unread, unread, unread, unread, [], unread[:1], ["cmd_absent"]]),
-            lease=self._pick(["KEEP", "KEEP", "KEEP", "PARK", "RELEASE"]),
-            wake=self._pick([10.0, None]),
-            after_seq=self._pick([None] * 12 + [len(run["log"]), len(run["log"]) + 1]),
+            waits=self.pick([[1], [1], [1, 2], []]),
+            failure=self.pick([True, True, True, False]) if state == "FAILED" else False,
+            cause=self.pick(["USER", "USER", ""]) if state in {"CANCELLED", "CANCELLING"} else "",
+            unstopped=self.pick([[], [], [], ["a"], ["a", "b"]]),
+            consumed=self.pick([unread, unread, unread, unread, unread, [], unread[:1], ["cmd_absent"]]),
+            lease=self.pick(["KEEP", "KEEP", "KEEP", "PARK", "RELEASE"]),
+            wake=self.pick([10.0, None]),
+            after_seq=self.pick([None] * 12 + [len(run["log"]), len(run["log"]) + 1]),
         )
 
     def settling_commit(self, run: Row | None = None) -> Row:
@@ -145,28 +145,26 @@ class Chooser:
         fitting = _COMMANDS.get(call["state"], [])
         if run["attention"]:
             fitting = ["redrive", "cancel", *fitting]
-        kind = self._pick([*fitting * 4, "decide", "result", "steer", "progress", "resolve", "cancel", "top_up"])
-        client = (
-            self._pick(["", call["client"], *CLIENTS]) if kind == "result" else self._pick([call["client"], "tab_1"])
-        )
-        edits = self._pick(["APPROVE", "EDIT", "REJECT", "ANSWER"])
-        of_operator = kind == "redrive" or (kind in {"resolve", "cancel"} and self._pick([False, True]))
+        kind = self.pick([*fitting * 4, "decide", "result", "steer", "progress", "resolve", "cancel", "top_up"])
+        client = self.pick(["", call["client"], *CLIENTS]) if kind == "result" else self.pick([call["client"], "tab_1"])
+        edits = self.pick(["APPROVE", "EDIT", "REJECT", "ANSWER"])
+        of_operator = kind == "redrive" or (kind in {"resolve", "cancel"} and self.pick([False, True]))
         fresh = f"cmd{self._count}"
         return self._ask(
             "send",
-            store=self._pick([run["store"]] * 9 + ["beta"]),
+            store=self.pick([run["store"]] * 9 + ["beta"]),
             run=run["id"],
-            user="olga" if of_operator else self._pick([run["user"]] * 9 + ["bob"]),
+            user="olga" if of_operator else self.pick([run["user"]] * 9 + ["bob"]),
             operator=of_operator,
-            command=self._pick([fresh, fresh, "cmd_again", "cmd_more"]),
-            fingerprint=self._pick(["f1", "f1", "f1", "f2"]),
+            command=self.pick([fresh, fresh, "cmd_again", "cmd_more"]),
+            fingerprint=self.pick(["f1", "f1", "f1", "f2"]),
             kind=kind,
-            tokens=self._pick([10, 50]),
+            tokens=self.pick([10, 50]),
             call="" if kind in {"cancel", "steer", "redrive", "top_up"} else name,
             client=(client or "tab_2") if kind == "progress" else client,
-            offer_epoch=max(0, call["offer_epoch"] - self._pick([0, 0, 0, 1])),
+            offer_epoch=max(0, call["offer_epoch"] - self.pick([0, 0, 0, 1])),
             decision=edits,
-            digest=self._pick([call["digest"], call["digest"], call["digest"], "", DIGESTS[1]]),
+            digest=self.pick([call["digest"], call["digest"], call["digest"], "", DIGESTS[1]]),
             arguments=ARGUMENTS[1] if edits == "EDIT" else "",
             edited_digest=DIGESTS[1] if edits == "EDIT" else "",
         )
@@ -174,37 +172,37 @@ class Chooser:
     def lease_offer(self) -> Row:
         """A client wants to run a call."""
         offered = [call for call in self.model.calls.values() if call["state"] == "OFFERED"]
-        call = self._pick(self._pick([offered, offered, []]) or [None])
+        call = self.pick(self.pick([offered, offered, []]) or [None])
         run = self._run() if call is None else self.model.runs[call["store"], call["run"]]
         return self._ask(
             "lease_offer",
             store=run["store"],
             run=run["id"],
-            user=self._pick([run["user"], run["user"], run["user"], "bob"]),
+            user=self.pick([run["user"], run["user"], run["user"], "bob"]),
             call=self._call_of(run)[0] if call is None else call["id"],
-            client=self._pick(CLIENTS),
+            client=self.pick(CLIENTS),
             seconds=LEASE_SECONDS,
         )
 
     def of_client(self) -> Row:
         """What a client, or the sweep, does to all offers."""
         return self._ask(
-            self._pick(["renew_offers", "release_offers", "sweep_offers"]),
-            store=self._pick(STORES),
-            user=self._pick(USERS),
-            client=self._pick(CLIENTS),
-            run=self._pick(["", self._run()["id"]]),
+            self.pick(["renew_offers", "release_offers", "sweep_offers"]),
+            store=self.pick(STORES),
+            user=self.pick(USERS),
+            client=self.pick(CLIENTS),
+            run=self.pick(["", self._run()["id"]]),
             seconds=LEASE_SECONDS,
         )
 
     def of_worker(self) -> Row:
         """What a worker does to its leases."""
-        what = self._pick(["claim", "claim", "claim", "renew", "release", "report_crash", "sweep_crashed"])
+        what = self.pick(["claim", "claim", "claim", "renew", "release", "report_crash", "sweep_crashed"])
         if what == "report_crash":
             run = self._run()
-            epoch = max(0, run["epoch"] - self._pick([0] * 5 + [1]))
+            epoch = max(0, run["epoch"] - self.pick([0] * 5 + [1]))
             return self._ask(what, store=run["store"], run=run["id"], epoch=epoch, limits=self.model.limits)
-        return self.claim(self._pick(WORKERS), self._pick([3, 1])) | {"do": what}
+        return self.claim(self.pick(WORKERS), self.pick([3, 1])) | {"do": what}
 
     def claim(self, worker: str, runs_max: int) -> Row:
         """A worker wants runs."""
@@ -220,11 +218,11 @@ class Chooser:
     def several(self) -> list[Row]:
         """Asks of the moment that share a transaction."""
         kinds = [self.submit, self.commit, self.send, self.lease_offer]
-        return [self._pick(kinds)() for _ in range(self._pick([2, 3]))]
+        return [self.pick(kinds)() for _ in range(self.pick([2, 3]))]
 
     def wait(self, seconds: float = 0.0) -> Row:
         """Time passes: less than any lease, or more."""
-        return self._ask("wait", seconds=seconds or self._pick([1.0, 1.0, 20.0, 20.0, 100.0]))
+        return self._ask("wait", seconds=seconds or self.pick([1.0, 1.0, 20.0, 20.0, 100.0]))
 
     def cancel(self, run: Row) -> Row:
         """The user of a run stops it."""
@@ -240,7 +238,7 @@ class Chooser:
         every = list(self.model.runs.values())
         is_open = [run for run in every if run["state"] not in ENDED]
         held = [run for run in is_open if run["worker"]]
-        chosen: Row = self._pick(self._pick([held, held, held, held, is_open, every]) or is_open or every)
+        chosen: Row = self.pick(self.pick([held, held, held, held, is_open, every]) or is_open or every)
         return chosen
 
     def _run_in_need(self) -> Row:
@@ -248,11 +246,11 @@ class Chooser:
         calls = [call for call in self.model.calls.values() if call["state"] in _COMMANDS]
         waits = [self.model.runs[call["store"], call["run"]] for call in calls]
         needy = [run for run in self.model.runs.values() if run["attention"]]
-        chosen: Row = self._pick(self._pick([waits, waits, needy, []]) or [self._run()])
+        chosen: Row = self.pick(self.pick([waits, waits, needy, []]) or [self._run()])
         return chosen
 
     def _now_and_then(self, things: list[str]) -> list[str]:
-        return things if self._pick([False] * 11 + [True]) else []
+        return things if self.pick([False] * 11 + [True]) else []
 
     def _call_of(self, run: Row) -> tuple[str, Row]:
         """A call of a run, open ones first; now and then an absent one, or one of another run."""
@@ -260,14 +258,14 @@ class Chooser:
         calls.sort(key=lambda call: call["state"] in SETTLED)
         waiting = [call["id"] for call in calls if call["state"] in _COMMANDS]
         strange = [row["id"] for row in self.model.calls.values()] + ["absent"]
-        name = self._pick(self._pick([waiting, waiting, waiting, [call["id"] for call in calls], strange]) or strange)
+        name = self.pick(self.pick([waiting, waiting, waiting, [call["id"] for call in calls], strange]) or strange)
         nothing = {"state": "", "client": "", "offer_epoch": 0, "digest": "", "arguments": ""}
         return name, self.model.calls.get((run["store"], name), nothing)
 
     def _wishes(self, run: Row) -> list[Row]:
-        if self._pick([True, False, False]):
+        if self.pick([True, False, False]):
             return []
-        names = self._pick([["a"], ["b"], ["a", "b"], ["c", "a"]])
+        names = self.pick([["a"], ["b"], ["a", "b"], ["c", "a"]])
         wishes = [self._wish(run, f"{run['id']}_{name}") for name in names]
         strange = self._now_and_then([row["id"] for row in self.model.calls.values() if row["run"] != run["id"]])
         return wishes + ([self._wish(run, strange[0])] if strange else [])
@@ -275,25 +273,25 @@ class Chooser:
     def _wish(self, run: Row, name: str) -> Row:
         call = self.model.calls.get((run["store"], name))
         if call is None:
-            state = self._pick([*_WAITING, *CALL_MOVES[""].split(), *self._now_and_then(["SUCCEEDED"])])
-            gated = state == "AWAITING_APPROVAL" or self._pick([False, False, False, True])
+            state = self.pick([*_WAITING, *CALL_MOVES[""].split(), *self._now_and_then(["SUCCEEDED"])])
+            gated = state == "AWAITING_APPROVAL" or self.pick([False, False, False, True])
             wish: Row = {"tool": "tool", "arguments": ARGUMENTS[0], "digest": DIGESTS[0] if gated else "", "attempt": 1}
-            wish["fallback"] = self._pick(["", "other"])
+            wish["fallback"] = self.pick(["", "other"])
         else:
-            state = self._pick(CALL_MOVES.get(call["state"], "SUCCEEDED RUNNING").split())
+            state = self.pick(CALL_MOVES.get(call["state"], "SUCCEEDED RUNNING").split())
             wish = self._as_it_is(call)
-            if call["approved"] is not None and self._pick([True, True, False]):
+            if call["approved"] is not None and self.pick([True, True, False]):
                 wish["digest"], wish["arguments"] = call["approved"]
-            if call["state"] == "OFFERED" and call["fallback"] and self._pick([False, True]):
+            if call["state"] == "OFFERED" and call["fallback"] and self.pick([False, True]):
                 wish["tool"], wish["digest"] = call["fallback"], ""
-            if self._pick([False] * 9 + [True]):
-                wish[self._pick(["digest", "arguments", "tool"])] = "ef" * 32
-            wish["attempt"] = call["attempt"] + self._pick([1, 1, 0])
+            if self.pick([False] * 9 + [True]):
+                wish[self.pick(["digest", "arguments", "tool"])] = "ef" * 32
+            wish["attempt"] = call["attempt"] + self.pick([1, 1, 0])
             if state == "AWAITING_APPROVAL":
-                wish["digest"] = self._pick([DIGESTS[0], DIGESTS[0], DIGESTS[1], ""])
+                wish["digest"] = self.pick([DIGESTS[0], DIGESTS[0], DIGESTS[1], ""])
         ended = state in SETTLED
-        has_result = ended if self._pick([True] * 15 + [False]) else not ended
-        return wish | {"call": name, "state": state, "has_result": has_result, "deadline": self._pick([None, 50.0])}
+        has_result = ended if self.pick([True] * 15 + [False]) else not ended
+        return wish | {"call": name, "state": state, "has_result": has_result, "deadline": self.pick([None, 50.0])}
 
     def _as_it_is(self, call: Row) -> Row:
         kept = ("tool", "fallback", "arguments", "digest", "attempt")

@@ -37,6 +37,9 @@ class Mutant:
         return ((self.module, self.text, self.instead), *self.also)
 
 
+REFERENCE_MODEL = "the reference model"
+"""It is asked by games of tests/ledger, not by the simulation; `seeds` are theirs."""
+
 _COMMIT = "services.job_store.domain.commit"
 _COMMAND = "services.job_store.domain.command"
 
@@ -72,7 +75,7 @@ MUTANTS = (
     Mutant(
         name="anybody_may_decide",
         module=_COMMAND,
-        text="if run is None or run.user_id != self.user_id:",
+        text="if run is None or not (self.as_operator or run.user_id == self.user_id):",
         instead="if run is None:",
         checker="strangers_are_refused",
     ),
@@ -217,6 +220,90 @@ MUTANTS = (
         instead="budget, ceiling = run.token_budget + command.tokens // 2,",
         checker="top_ups_count_once",
     ),
+    Mutant(
+        name="steps_of_old_epochs_are_taken",
+        module=_COMMIT,
+        text="if run.epoch != self.epoch or run.worker_id is None:",
+        instead="if run.worker_id is None:",
+        checker=REFERENCE_MODEL,
+    ),
+    Mutant(
+        name="steps_begin_at_another_seq",
+        module=_COMMIT,
+        text="first_seq=before.last_seq + 1 if",
+        instead="first_seq=before.last_seq + 2 if",
+        checker=REFERENCE_MODEL,
+    ),
+    Mutant(
+        name="steps_end_runs_with_unread_top_ups",
+        module=_COMMIT,
+        text="{inbox.STEER, inbox.TOP_UP}",
+        instead="{inbox.STEER}",
+        checker=REFERENCE_MODEL,
+    ),
+    Mutant(
+        name="calls_are_decided_twice",
+        module=_COMMAND,
+        text="if call.state.is_terminal or call.reserved_by:",
+        instead="if call.state.is_terminal:",
+        checker=REFERENCE_MODEL,
+    ),
+    Mutant(
+        name="refusals_are_not_kept",
+        module=_COMMAND,
+        text="            run = inbox.refuse(book, run, letter, outcome=refusal.outcome, error=error, now=now)\n",
+        instead="",
+        checker=REFERENCE_MODEL,
+    ),
+    Mutant(
+        name="clients_need_no_lease",
+        module=_COMMAND,
+        text="if offer is None or (offer.client_id, offer.epoch) != (client_id, offer_epoch):",
+        instead="if offer is None:",
+        checker=REFERENCE_MODEL,
+    ),
+    Mutant(
+        name="top_ups_pass_the_ceiling",
+        module=_COMMAND,
+        text="if budget > ceiling:",
+        instead="if run.token_budget > ceiling:",
+        checker=REFERENCE_MODEL,
+    ),
+    Mutant(
+        name="queues_are_one_too_long",
+        module="services.job_store.domain.submit",
+        text=">= self.store_queue_max:",
+        instead="> self.store_queue_max:",
+        checker=REFERENCE_MODEL,
+    ),
+    Mutant(
+        name="users_have_one_run_too_many",
+        module="services.job_store.domain.places",
+        text="taken_by_user[run.user_id] >= limits.per_user:",
+        instead="taken_by_user[run.user_id] > limits.per_user:",
+        checker=REFERENCE_MODEL,
+    ),
+    Mutant(
+        name="workers_have_two_last_chances",
+        module="services.job_store.domain.places",
+        text="if last_chances == last_chances_max:",
+        instead="if last_chances > last_chances_max:",
+        checker=REFERENCE_MODEL,
+    ),
+    Mutant(
+        name="stopped_runs_are_let_go_on",
+        module="services.job_store.domain.attention",
+        text="RunState.QUEUED if run.stop_cause is None else RunState.CANCELLING",
+        instead="RunState.QUEUED",
+        checker=REFERENCE_MODEL,
+    ),
+    Mutant(
+        name="quarantined_runs_keep_their_epoch",
+        module="services.job_store.domain.attention",
+        text="epoch=run.epoch + 1, claim_at=None",
+        instead="epoch=run.epoch, claim_at=None",
+        checker=REFERENCE_MODEL,
+    ),
 )
 
 
@@ -252,7 +339,12 @@ def play(name: str) -> str:
     """Play seeds with a mutant; return what its checker said, empty if nothing."""
     mutant = next(mutant for mutant in MUTANTS if mutant.name == name)
     sys.meta_path.insert(0, _Finder(mutant))
-    from tests.simulation.simulate import simulate  # noqa: PLC0415  # not before the mutant is planted
+    # No import of the product before the mutant is planted.
+    if mutant.checker == REFERENCE_MODEL:
+        from tests.ledger.game import first_difference  # noqa: PLC0415
+
+        return first_difference(range(mutant.seeds))
+    from tests.simulation.simulate import simulate  # noqa: PLC0415
 
     for seed in range(mutant.seeds):
         for violation in simulate(seed).violations:
