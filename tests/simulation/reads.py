@@ -14,7 +14,7 @@ from services.job_store.domain.attention import GRACE
 from services.job_store.domain.offers import is_pending
 from services.job_store.domain.places import DueRun, Line, PlaceLimits, share_out
 from services.job_store.domain.rows import CallRow, CommandRow, MessageRow, RunKey, RunRow
-from services.job_store.domain.states import RunState
+from services.job_store.domain.states import CallState, RunState
 from tests.simulation.store import Database, with_lease
 
 R = TypeVar("R")
@@ -143,8 +143,12 @@ class MemoryAttentionBook:
             for row in tables.runs.values()
             if row.attention is not None and row.store_id == store_id and run_id in {"", row.run_id}
         ]
+
+        def running(row: RunRow) -> list[CallRow]:
+            return [call for call in tables.calls_of(row.key) if call.state is CallState.RUNNING]
+
         views = [
-            RunView(run=row, pending=tuple(call for call in tables.calls_of(row.key) if is_pending(row, call)))
+            RunView(run=row, pending=tuple(call for call in running(row) if is_pending(row, call)))
             for place, row in sorted(rows, key=lambda pair: pair[0])
             if after is None or place > after
         ]
