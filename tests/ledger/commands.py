@@ -197,7 +197,7 @@ class Chooser:
 
     def of_worker(self) -> Row:
         """What a worker does to its leases."""
-        what = self.pick(["claim", "claim", "claim", "renew", "release", "report_crash", "sweep_crashed"])
+        what = self.pick(["claim", "claim", "renew", "release", "release", "report_crash", "sweep_crashed"])
         if what == "report_crash":
             run = self._run()
             epoch = max(0, run["epoch"] - self.pick([0] * 5 + [1]))

@@ -98,9 +98,26 @@ class Game:
     async def compare_stores(self) -> None:
         """Fail unless all stores keep the same and have said the same."""
         stores = [product.store for product in self._products]
-        first, *others = [(await store.tables(), store.announced.said) for store in stores]
+        first, *others = [(await store.tables(), store.announced.said, await self._reads(store)) for store in stores]
         for other in others:
             assert other == first, "the stores differ"
+
+    async def _reads(self, store: Store) -> list[Any]:
+        """Return what can be read of the newest runs, of a user and by an operator."""
+        reads, found = store.reads, []
+        for (store_id, run_id), run in list(self.model.runs.items())[-3:]:
+            found += [await reads.run(store_id, "", run_id), await reads.commands(store_id, run_id)]
+            found.append(await reads.calls(store_id, run["user"], run_id, after=None, rows_max=2))
+            found.append(await reads.events(store_id, run["user"], run_id, after_seq=2, events_max=3))
+            if run["worker"]:
+                found.append(await reads.load(store_id, run_id, run["epoch"]))
+            conversation_id = run["conversation"]
+            found.append(await reads.messages(store_id, run["user"], conversation_id, after=1, rows_max=2))
+        for store_id in sorted(set(STORES)):
+            found.append(await reads.pending(store_id, "ann", after=None, rows_max=3))
+            found.append(await reads.runs(store_id, "ann", conversation_id="", states=(), before=None, rows_max=3))
+            found.append(await store.attention_book.listed(store_id, run_id="", after=None, rows_max=2))
+        return found
 
     async def _tick(self) -> None:
         self.model.now = self.model.after(TICK_SECONDS)

@@ -16,7 +16,7 @@ from tests.ledger.model import LIMITS, Model
 from tests.ledger.product import Product
 from tests.ledger.stores import MemoryStore, PostgresStore, stop_clock
 
-_WALKS = int(os.environ.get("PAWL_TEST_EXAMPLES", "4"))
+_WALKS = int(os.environ.get("PAWL_TEST_EXAMPLES", "5"))
 _STEPS = 50
 _RACES = 12
 
