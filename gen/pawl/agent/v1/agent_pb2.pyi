@@ -15,12 +15,11 @@ REQUEST_ID_REUSED. An empty request id means that a repetition is a new
 request. Request ids of StartRun and SendMessage are known per user, those of
 methods that name a run per run.
 
-What the ledger has refused stays refused under its request id (a decision
-that came too late, CONVERSATION_BUSY, QUEUE_FULL), so that a late copy of a
-refused request does nothing: to try again, take a new id. Requests that are
-wrong in themselves (INVALID_ARGUMENT) or name what is not there are not
-remembered. Defaults of the deployment that fill what a request left open are
-no part of its payload.
+A receipt is final: a decision that came too late stays refused under its
+request id. Other refusals leave nothing behind (CONVERSATION_BUSY,
+QUEUE_FULL, INVALID_ARGUMENT ...): the same request may be sent again later
+and is judged anew. Defaults of the deployment that fill what a request left
+open are no part of its payload.
 
 Every method may also fail with UNAUTHENTICATED, INVALID_ARGUMENT
 (MALFORMED_REQUEST, INVALID_FIELD, INVALID_ID), RESOURCE_EXHAUSTED

@@ -143,8 +143,8 @@ class LedgerServiceServicer(object):
 
     def SubmitMessage(self, request, context):
         """Creates a run with its first message, or steers or interrupts, as the
-        policy says. Idempotent by (store, user, request id): CONVERSATION_BUSY and
-        QUEUE_FULL are answers as well, and given again.
+        policy says. Idempotent by (store, user, request id). A refusal leaves
+        nothing behind: the same request may be sent again.
 
         Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY, QUEUE_FULL,
         REQUEST_ID_REUSED.

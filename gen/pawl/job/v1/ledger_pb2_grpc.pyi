@@ -41,8 +41,8 @@ class LedgerServiceStub:
     def __new__(cls, channel: _aio.Channel) -> LedgerServiceAsyncStub: ...
     SubmitMessage: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.SubmitMessageRequest, _ledger_pb2.SubmitMessageResponse]
     """Creates a run with its first message, or steers or interrupts, as the
-    policy says. Idempotent by (store, user, request id): CONVERSATION_BUSY and
-    QUEUE_FULL are answers as well, and given again.
+    policy says. Idempotent by (store, user, request id). A refusal leaves
+    nothing behind: the same request may be sent again.
 
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY, QUEUE_FULL,
     REQUEST_ID_REUSED.
@@ -163,8 +163,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     SubmitMessage: _aio.UnaryUnaryMultiCallable[_ledger_pb2.SubmitMessageRequest, _ledger_pb2.SubmitMessageResponse]  # type: ignore[assignment]
     """Creates a run with its first message, or steers or interrupts, as the
-    policy says. Idempotent by (store, user, request id): CONVERSATION_BUSY and
-    QUEUE_FULL are answers as well, and given again.
+    policy says. Idempotent by (store, user, request id). A refusal leaves
+    nothing behind: the same request may be sent again.
 
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY, QUEUE_FULL,
     REQUEST_ID_REUSED.
@@ -288,8 +288,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.SubmitMessageResponse, _abc.Awaitable[_ledger_pb2.SubmitMessageResponse]]:
         """Creates a run with its first message, or steers or interrupts, as the
-        policy says. Idempotent by (store, user, request id): CONVERSATION_BUSY and
-        QUEUE_FULL are answers as well, and given again.
+        policy says. Idempotent by (store, user, request id). A refusal leaves
+        nothing behind: the same request may be sent again.
 
         Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY, QUEUE_FULL,
         REQUEST_ID_REUSED.
