@@ -45,7 +45,7 @@ class WorkerLimits:
 @dataclass(slots=True, kw_only=True)
 class _Held:
     drive: Drive
-    task: asyncio.Task[None]
+    task: asyncio.Task[str]
     claimed_at: float
     confirmed_until: float
 
@@ -195,24 +195,27 @@ class Worker:
             return
         drive = self._new_drive(claim, None)
         task = asyncio.get_running_loop().create_task(self._drive(drive), name=f"drive {claim.key.run_id}")
+        task.add_done_callback(lambda ended: self._forget(claim, "lost" if ended.cancelled() else ended.result()))
         self._held[claim] = _Held(
             drive=drive, task=task, claimed_at=began, confirmed_until=began + self._limits.lease_seconds
         )
         self._meter.runs_held(len(self._held))
 
     def _drop(self, claim: Claim, held: _Held, why: str) -> None:
+        """Stop a drive. It is held until it has ended, so that no other begins under the same claim before."""
+        if held.task.cancelling():
+            return
         _log.warning(why, store=claim.key.store_id, run=claim.key.run_id, epoch=claim.epoch)
         held.task.cancel()
-        self._forget(claim, "lost")
 
     def _forget(self, claim: Claim, how: str) -> None:
-        if self._held.pop(claim, None) is None:
-            return
+        del self._held[claim]
         self._meter.runs_held(len(self._held))
         self._meter.run_left(how)
         self._work_may_be_there.set()
 
-    async def _drive(self, drive: Drive) -> None:
+    async def _drive(self, drive: Drive) -> str:
+        """Drive a run; return how it was left."""
         claim = drive.claim
         logs.bind(store=claim.key.store_id, run=claim.key.run_id)
         try:
@@ -220,16 +223,13 @@ class Worker:
         except (LeaseLost, RunEnded, RunNotFound) as error:
             left = "lost"
             _log.info("run.lost", reason=error.reason, epoch=claim.epoch)
-        except asyncio.CancelledError:
-            self._forget(claim, "lost")
-            raise
         except Exception:  # noqa: BLE001  # one run must not hurt the others
             left = "failed" if await self._fail(claim) else await self._give_up(claim)
         else:
             _log.info("run.left", how=left, epoch=claim.epoch)
         if left != "crashed":
             self._recent.add(claim)
-        self._forget(claim, left)
+        return left
 
     async def _fail(self, claim: Claim) -> bool:
         """End a run whose drive crashed; whether it could be ended."""

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from services.agent_loop.app.drive import Drive, Left
 from services.agent_loop.app.ports import Claim, RunKey
-from services.agent_loop.app.worker import Worker
+from services.agent_loop.app.worker import Worker, WorkerLimits
 from services.agent_loop.domain.call import CallState, Question
 from services.agent_loop.domain.command import Cancel
-from services.agent_loop.domain.run import ENDED, RunState, StopCause
+from services.agent_loop.domain.run import ENDED, RunFailure, RunState, StopCause
 from services.errors import DependencyUnavailable
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
@@ -104,6 +104,47 @@ def test_a_run_whose_lease_cannot_be_renewed_is_stopped_before_the_lease_ends() 
                 await asyncio.sleep(0.1)
             assert world.clock.now() < lease_end.timestamp()
             assert world.meter.left == ["lost"]
+
+    virtual_time.run(main())
+
+
+def test_a_run_is_not_driven_twice_while_a_drive_that_was_dropped_comes_to_its_end() -> None:
+    """They would have the same epoch, which fences neither."""
+
+    async def main() -> None:
+        world = World(VERDICTS, [long(seconds=30.0), long(seconds=30.0)])
+        worker = world.worker()
+        worker._limits = WorkerLimits(renew_seconds=0.5)
+        new_drive, driving, is_away = worker._new_drive, [0, 0], True
+
+        def reluctant(claim: Claim, failure: RunFailure | None) -> Drive:
+            drive = new_drive(claim, failure)
+            run = drive.run
+
+            async def end_slowly() -> Left:
+                nonlocal is_away
+                driving[:] = driving[0] + 1, max(driving[1], driving[0] + 1)
+                try:
+                    return await run()
+                finally:
+                    is_away = False
+                    await asyncio.sleep(6.0)
+                    driving[0] -= 1
+
+            drive.run = end_slowly  # type: ignore[method-assign]
+            return drive
+
+        async def unreachable(name: str, done: bool) -> None:
+            if name == "renew" and is_away:
+                raise DependencyUnavailable
+
+        worker._new_drive = reluctant
+        world.ledger.fault = unreachable
+        key = world.ledger.submit("hello")
+        async with at_work(worker):
+            await end_of(world, key)
+        assert driving[1] == 1
+        assert world.ledger.run(key).state is RunState.COMPLETED
 
     virtual_time.run(main())
 
