@@ -50,6 +50,7 @@ class Watches:
         self._readers = asyncio.Semaphore(READERS_MAX)
         self._feeds: dict[tuple[str, str, str], Feed] = {}
         self._ticker: asyncio.Task[None] | None = None
+        self._stopping: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         self._ticker = asyncio.get_running_loop().create_task(self._tick(), name="watch.ticker")
@@ -62,6 +63,7 @@ class Watches:
         feeds, self._feeds = self._feeds, {}
         for feed in feeds.values():
             await feed.stop()
+        await asyncio.gather(*self._stopping)
 
     @property
     def feed_count(self) -> int:
@@ -104,7 +106,14 @@ class Watches:
             feed.watchers.discard(watcher)
             if not feed.watchers and self._feeds.get(key) is feed:
                 del self._feeds[key]
-                await feed.stop()
+                await self._stop(feed)
+
+    async def _stop(self, feed: Feed) -> None:
+        """Stop a feed to the end, also for a client that goes away meanwhile."""
+        stopping = asyncio.get_running_loop().create_task(feed.stop(), name="watch.stop")
+        self._stopping.add(stopping)
+        stopping.add_done_callback(self._stopping.discard)
+        await asyncio.shield(stopping)
 
     async def _tick(self) -> None:
         """Have feeds read the ledger: all of them while NATS is away, else a part of them at a time."""

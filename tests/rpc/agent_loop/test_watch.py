@@ -365,6 +365,28 @@ async def test_a_client_that_leaves_takes_its_feed_with_it(
     await until(lambda: watches.feed_count == 0 and live.subscriber_count == 0)
 
 
+@pytest.mark.parametrize("pauses", range(4))
+async def test_a_client_that_leaves_in_the_last_moment_takes_its_feed_with_it(
+    ledger: FakeLedger, watches: Watches, live: FakeLive, pauses: int
+) -> None:
+    """I19: its stream ends, and is cancelled while the feed is being stopped."""
+    await ledger.add_run()
+
+    async def watch() -> None:
+        async with watches.open(CALLER, "run_1", 0) as watcher:
+            async for _ in watcher.events(silence_seconds=60):
+                pass
+
+    watching = asyncio.create_task(watch())
+    await until(lambda: live.subscriber_count and ledger.reads)
+    watching.cancel()
+    for _ in range(pauses):
+        await asyncio.sleep(0)
+    watching.cancel()
+    await asyncio.wait([watching])
+    await until(lambda: watches.feed_count == 0 and live.subscriber_count == 0)
+
+
 async def test_a_stopping_server_says_so_to_watchers(
     stub: AgentServiceAsyncStub, server: RpcServer, ledger: FakeLedger
 ) -> None:
