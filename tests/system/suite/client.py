@@ -84,9 +84,14 @@ class Agent:
     async def watch(self, run_id: str, *, after_seq: int = 0) -> AsyncGenerator[event_pb2.RunEvent, None]:
         """Give the events of a run as they come."""
         request = agent_pb2.WatchRunRequest(run_id=run_id, after_seq=after_seq)
-        async for answer in self.stub.WatchRun(request, metadata=self.metadata):
-            if answer.HasField("event"):
-                yield answer.event
+        call = self.stub.WatchRun(request, metadata=self.metadata)
+        try:
+            async for answer in call:
+                if answer.HasField("event"):
+                    yield answer.event
+        finally:
+            # Whoever closes this generator leaves; gRPC itself would wait for somebody to read on.
+            call.cancel()
 
     async def calls(self, run_id: str) -> list[call_pb2.Call]:
         """Read all calls of a run."""

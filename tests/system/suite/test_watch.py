@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 
 import grpc
 import pytest
@@ -49,6 +50,43 @@ async def test_watchers_of_a_live_run_that_come_and_go_see_one_sequence(agent: A
     seen = await asyncio.gather(*watchers)
     whole = _bytes(await agent.events(run.run_id))
     assert all(_bytes(events) == whole for events in seen)
+
+
+async def test_200_watchers_through_two_replicas_have_the_log(agent: Agent, other_agent: Agent) -> None:
+    """EVT-1, I7: attached at each seq as it comes, and leaving and coming back at random on either replica."""
+    choose = random.Random(1)
+    run = await agent.start("count to 80 slowly")
+    last_seq = 0
+
+    async def lead() -> None:
+        nonlocal last_seq
+        async for event in agent.watch(run.run_id):
+            last_seq = event.seq
+
+    async def watch(after_seq: int) -> tuple[int, list[event_pb2.RunEvent]]:
+        seen: list[event_pb2.RunEvent] = []
+        while not seen or seen[-1].type != "run.completed":
+            watcher = choose.choice((agent, other_agent))
+            most = choose.choice((2, 10, 1000))
+            async with contextlib.aclosing(watcher.watch(run.run_id, after_seq=after_seq + len(seen))) as events:
+                async for event in events:
+                    seen.append(event)
+                    most -= 1
+                    if not most:
+                        break
+        return after_seq, seen
+
+    leading = asyncio.create_task(lead())
+    watching: list[asyncio.Task[tuple[int, list[event_pb2.RunEvent]]]] = []
+    while len(watching) < 200:
+        # The last event ends the stream of whoever attaches there.
+        watching.append(asyncio.create_task(watch(min(len(watching) // 4, max(last_seq - 1, 0)))))
+        await asyncio.sleep(0)
+    found = await asyncio.gather(*watching)
+    await leading
+    whole = _bytes(await agent.events(run.run_id))
+    for after_seq, seen in found:
+        assert _bytes(seen) == whole[after_seq:]
 
 
 async def test_output_comes_in_a_tenth_of_the_chunks(agent: Agent) -> None:
