@@ -1,0 +1,104 @@
+"""`python -m tests.leaks`: start, load and stop the services in one process, then run them long; nothing may grow."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import uvloop
+
+from services.chassis import logs
+from services.launcher.options import SuiteOptions
+from services.launcher.suite import Suite
+from tests.leaks.load import people
+from tests.leaks.measure import Sample, Tolerance, census, grown, growths, table, take
+from tests.leaks.world import running
+
+_CYCLES_WARM = 1
+_LOAD_OF_A_CYCLE = 12
+_WINDOWS_WARM = 2
+_WINDOWS = 8
+# Of a cycle: a service that leaves one of its parts behind leaves hundreds of objects.
+_CYCLE_TOLERANCE = Tolerance(tasks=0.2, descriptors=0.5, threads=0.2, objects=100.0, blocks=400.0, kib=1024.0)
+# Of an operation. What each leaves behind would show as one or more; the rest is buffers that fill, and noise.
+_TOLERANCE = Tolerance(tasks=0.02, descriptors=0.02, threads=0.01, objects=2.0, blocks=6.0, kib=2.0)
+# The fewer the operations, the more weighs what only fills up: the last 4,096 claims of a worker, prepared statements.
+_SHORT_TOLERANCE = Tolerance(tasks=0.05, descriptors=0.05, threads=0.02, objects=10.0, blocks=40.0, kib=20.0)
+_LONG_OPERATIONS = 4000
+
+
+def _say(line: object) -> None:
+    print(line, flush=True)  # noqa: T201
+
+
+async def _cycles(suite: Suite, folder: Path, count: int) -> list[str]:
+    """Start, load and stop so many times after the first; an operation is one such cycle."""
+    samples: list[Sample] = []
+    types = census()
+    for cycle in range(_CYCLES_WARM + count):
+        async with running(suite, folder) as services, people(services) as load:
+            await load.work(runs=_LOAD_OF_A_CYCLE, streams=_LOAD_OF_A_CYCLE)
+        samples.append(await take(cycle, samples[-1] if samples else None))
+        if cycle == _CYCLES_WARM - 1:
+            types = census()
+    _say(table(samples))
+    found = growths(samples[_CYCLES_WARM:], _CYCLE_TOLERANCE)
+    _say(f"more than after the first: {grown(types, census())}")
+    return [f"cycles: {growth}" for growth in found]
+
+
+async def _long(suite: Suite, folder: Path, runs: int, streams: int) -> list[str]:
+    """So many runs and cancelled streams, in windows, the first of which warm up."""
+    is_long = runs + streams >= _LONG_OPERATIONS
+    tolerance = _TOLERANCE if is_long else _SHORT_TOLERANCE
+    samples: list[Sample] = []
+    windows = _WINDOWS_WARM + (_WINDOWS if is_long else _WINDOWS // 2)
+    async with running(suite, folder) as services, people(services) as load:
+        types = census()
+        for window in range(1, windows + 1):
+            await load.work(runs=runs // windows, streams=streams // windows)
+            samples.append(await take(window * (runs + streams) // windows, samples[-1] if samples else None))
+            _say(samples[-1])
+            if window == _WINDOWS_WARM:
+                types = census()
+        more = grown(types, census())
+    _say(table(samples[_WINDOWS_WARM:]))
+    _say(f"more than after the warm-up: {more}")
+    return [f"windows: {growth}" for growth in growths(samples[_WINDOWS_WARM:], tolerance)]
+
+
+async def _main(options: argparse.Namespace) -> int:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="pawl-leaks-") as name:
+        folder = Path(name)
+        async with Suite(SuiteOptions(data=folder / "data", stages=())) as suite:
+            found = await _cycles(suite, folder, options.cycles) if options.cycles else []
+            if options.runs or options.streams:
+                found += await _long(suite, folder, options.runs, options.streams)
+    _say(
+        f"{options.cycles} cycles, {options.runs} runs, {options.streams} cancelled streams"
+        f" in {time.monotonic() - began:.0f} s"
+    )
+    for growth in found:
+        _say(growth)
+    return 1 if found else 0
+
+
+def main() -> int:
+    """Do what the command line says; 1 if something grows."""
+    parser = argparse.ArgumentParser(prog="python -m tests.leaks", description=__doc__)
+    parser.add_argument("--cycles", type=int, default=15, help="starts and stops after the first (15)")
+    parser.add_argument("--runs", type=int, default=10_000, help="runs (10,000)")
+    parser.add_argument("--streams", type=int, default=10_000, help="cancelled streams (10,000)")
+    options = parser.parse_args()
+    logs.configure(service="leaks", instance_id="leaks", level="warning", log_format="console")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_main(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""What a process holds at a moment when nothing is under way, and whether that grows."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Final
+
+import psutil
+
+_SETTLE_SECONDS_MAX: Final = 10.0
+_TYPES_SHOWN: Final = 12
+# Pools of connections grow and shrink by themselves.
+_DESCRIPTORS_MORE: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """After so many operations. `objects` are those the collector knows, `blocks` all of Python's small allocations."""
+
+    operations: int
+    tasks: int
+    descriptors: int
+    threads: int
+    objects: int
+    blocks: int
+    kib: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """By how much each may grow with one operation: a thing that is left behind each time grows by one or more."""
+
+    tasks: float
+    descriptors: float
+    threads: float
+    objects: float
+    blocks: float
+    kib: float
+
+
+async def take(operations: int, before: Sample | None) -> Sample:
+    """Take a sample, once what ends by itself has ended: no more than `before` is under way, or it does not end."""
+    loop = asyncio.get_running_loop()
+    give_up = loop.time() + _SETTLE_SECONDS_MAX
+    gc.collect()
+    while before is not None and loop.time() < give_up:
+        if (
+            len(asyncio.all_tasks()) <= before.tasks
+            and psutil.Process().num_fds() <= before.descriptors + _DESCRIPTORS_MORE
+        ):
+            break
+        await asyncio.sleep(0.1)
+    for _ in range(2):
+        gc.collect()
+    _give_back()
+    process = psutil.Process()
+    return Sample(
+        operations=operations,
+        tasks=len(asyncio.all_tasks()),
+        descriptors=process.num_fds(),
+        threads=process.num_threads(),
+        objects=len(gc.get_objects()),
+        blocks=sys.getallocatedblocks(),
+        kib=process.memory_info().rss // 1024,
+    )
+
+
+def _give_back() -> None:
+    """Have the C library return what is free, so that what remains is in use."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+
+
+def census() -> Counter[str]:
+    """Count the objects by type."""
+    return Counter(f"{type(found).__module__}.{type(found).__qualname__}" for found in gc.get_objects())
+
+
+def grown(before: Counter[str], after: Counter[str]) -> str:
+    """Name the types of which there are more now."""
+    return ", ".join(f"{name} +{count}" for name, count in (after - before).most_common(_TYPES_SHOWN))
+
+
+def slope(samples: Sequence[Sample], name: str) -> float:
+    """Return the growth with each operation, by least squares."""
+    xs = [sample.operations for sample in samples]
+    ys = [getattr(sample, name) for sample in samples]
+    middle_x, middle_y = sum(xs) / len(xs), sum(ys) / len(ys)
+    spread = sum((x - middle_x) ** 2 for x in xs)
+    return float(sum((x - middle_x) * (y - middle_y) for x, y in zip(xs, ys, strict=True)) / spread)
+
+
+def growths(samples: Sequence[Sample], tolerance: Tolerance) -> list[str]:
+    """Return what grows by more than may be."""
+    found = []
+    for field in fields(Tolerance):
+        growth, allowed = slope(samples, field.name), getattr(tolerance, field.name)
+        if growth > allowed:
+            found.append(f"{field.name} grow by {growth:.4f} an operation, and {allowed:g} is allowed")
+    return found
+
+
+def table(samples: Sequence[Sample]) -> str:
+    """Show the samples one below the other."""
+    names = [field.name for field in fields(Sample)]
+    lines = [" ".join(f"{name:>11}" for name in names)]
+    lines += [" ".join(f"{getattr(sample, name):>11}" for name in names) for sample in samples]
+    lines.append(" ".join(["      slope"] + [f"{slope(samples, name):>11.4f}" for name in names[1:]]))
+    return "\n".join(lines)

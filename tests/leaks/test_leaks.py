@@ -1,0 +1,20 @@
+"""The short form: 2 cycles after a first, and 160 runs with 160 cancelled streams. The long form is `make leaks`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+
+
+@pytest.mark.timeout(240)
+async def test_nothing_is_left_behind() -> None:
+    """I19: tasks, file descriptors, threads and memory, in a process of its own."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.leaks", "--cycles", "2", "--runs", "160", "--streams", "160"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()

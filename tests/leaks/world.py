@@ -1,0 +1,108 @@
+"""The four services in this very process, on the embedded PostgreSQL and NATS as `pawl up` runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import grpc
+import msgspec
+from pawl.event.v1 import call_pb2
+from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
+
+from services.agent_loop.__main__ import main as agent_loop
+from services.chassis.lifecycle import Stop
+from services.job_store.__main__ import main as job_store
+from services.launcher.suite import Suite
+from services.notifier.__main__ import main as notifier
+from services.tool_registry.__main__ import main as tool_registry
+
+_START_SECONDS_MAX: Final = 30.0
+_SERVICES: Final[Mapping[str, Callable[[Stop], Awaitable[None]]]] = {
+    "job_store": job_store,
+    "tool_registry": tool_registry,
+    "notifier": notifier,
+    "agent_loop": agent_loop,
+}
+
+
+class Services:
+    """The running services: where they listen."""
+
+    def __init__(self, addresses: Mapping[str, str]) -> None:
+        self.agent_loop = addresses["agent_loop"]
+        self.notifier = addresses["notifier"]
+        self.tool_registry = addresses["tool_registry"]
+
+
+@contextlib.asynccontextmanager
+async def running(suite: Suite, folder: Path) -> AsyncIterator[Services]:
+    """Start the services one after the other as their processes would, and stop them in the reverse order."""
+    addresses: dict[str, str] = {}
+    async with contextlib.AsyncExitStack() as stack:
+        for name, main in _SERVICES.items():
+            addresses[name] = await stack.enter_async_context(
+                _one(name, main, _environment(suite, name, addresses), folder)
+            )
+        await _register_panel(addresses["tool_registry"])
+        yield Services(addresses)
+
+
+@contextlib.asynccontextmanager
+async def _one(
+    name: str, main: Callable[[Stop], Awaitable[None]], environment: Mapping[str, str], folder: Path
+) -> AsyncIterator[str]:
+    address_file = folder / f"{name}.addresses"
+    address_file.unlink(missing_ok=True)
+    for variable in [variable for variable in os.environ if variable.startswith(("PAWL_", "OPENAI_"))]:
+        del os.environ[variable]
+    os.environ.update(environment, PAWL_ADDRESS_FILE=str(address_file))
+    stop = Stop()
+    task = asyncio.ensure_future(main(stop))
+    try:
+        async with asyncio.timeout(_START_SECONDS_MAX):
+            while not address_file.exists():
+                if task.done():
+                    await task
+                await asyncio.sleep(0.01)
+        yield msgspec.json.decode(address_file.read_bytes(), type=dict[str, str])["grpc"]
+    finally:
+        stop.set("the test is over")
+        await task
+
+
+def _environment(suite: Suite, name: str, addresses: Mapping[str, str]) -> dict[str, str]:
+    return {
+        "PAWL_LISTEN": "127.0.0.1:0",
+        "PAWL_METRICS_LISTEN": "127.0.0.1:0",
+        "PAWL_LOG_LEVEL": "warning",
+        "PAWL_DATABASE_URL": suite.database_url,
+        "PAWL_NATS_URL": suite.nats_url(name),
+        "PAWL_SERVICE_KEY_FILE": str(suite.service_key_file),
+        "PAWL_JOB_STORE_ADDRESS": addresses.get("job_store", ""),
+        "PAWL_TOOL_REGISTRY_ADDRESS": addresses.get("tool_registry", ""),
+        "PAWL_ACTIVE_RUNS_PER_USER": "1000",
+        "PAWL_ACTIVE_RUNS_PER_STORE": "1000",
+        "PAWL_DRAIN_SECONDS": "1",
+        "OPENAI_BASE_URL": suite.endpoints.model_base_url or "",
+        "OPENAI_API_KEY": "none",
+        "PAWL_MODEL": "pawl-scripted",
+    }
+
+
+async def _register_panel(address: str) -> None:
+    definition = tool_pb2.ToolDefinition(
+        name="show_panel",
+        description="Shows something to the user.",
+        arguments_schema_json=b'{"type":"object","properties":{"title":{"type":"string"}}}',
+        context=call_pb2.EXECUTION_CONTEXT_FRONTEND,
+        category=call_pb2.TOOL_CATEGORY_SAFE,
+        effect_class=call_pb2.EFFECT_CLASS_IDEMPOTENT,
+    )
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = tool_pb2_grpc.ToolServiceStub(channel)
+        await stub.RegisterTool(tool_pb2.RegisterToolRequest(definition=definition, replace=True))
