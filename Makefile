@@ -19,7 +19,7 @@ LOCK_VENV := .venv-lock
 PROTO_BIN := $(PROTO_VENV)/bin
 COMPILE := $(LOCK_VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package pawl-proto
 
-.PHONY: help demo up test simulate leaks chaos mutants bench check fmt proto proto-check proto-baseline diagrams lock clean
+.PHONY: help demo up test simulate chaos leaks mutants bench check fmt proto proto-check proto-baseline diagrams lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -39,7 +39,7 @@ simulate: $(VENV)/.installed ## Play 20,000 seeds of the simulation on both core
 chaos: $(VENV)/.installed ## Do everything bad to real processes for ten minutes (ARGS="recovery" kills all and takes the time)
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
-leaks: $(VENV)/.installed ## Start, load and stop the services 15 times in one process, then 10,000 runs: nothing may grow
+leaks: $(VENV)/.installed ## Start and stop the services 15 times in one process, then 10,000 runs: nothing may grow
 	@$(BIN)/python -m tests.leaks $(ARGS)
 
 mutants: $(VENV)/.installed ## Plant faults and see the checker of each turn red

@@ -15,6 +15,8 @@ import psutil
 
 _SETTLE_SECONDS_MAX: Final = 10.0
 _TYPES_SHOWN: Final = 12
+# What may be under way, or in a pool, at one sample and not at the other.
+_NOISE: Final = {"tasks": 10, "descriptors": 10, "threads": 4, "objects": 1000, "blocks": 4000, "kib": 4096}
 # Pools of connections grow and shrink by themselves.
 _DESCRIPTORS_MORE: Final = 4
 
@@ -99,11 +101,12 @@ def slope(samples: Sequence[Sample], name: str) -> float:
 
 
 def growths(samples: Sequence[Sample], tolerance: Tolerance) -> list[str]:
-    """Return what grows by more than may be."""
+    """Return what grows by more than may be with each operation, and in all by more than the last moment explains."""
     found = []
     for field in fields(Tolerance):
         growth, allowed = slope(samples, field.name), getattr(tolerance, field.name)
-        if growth > allowed:
+        in_all = growth * (samples[-1].operations - samples[0].operations)
+        if growth > allowed and in_all > _NOISE[field.name]:
             found.append(f"{field.name} grow by {growth:.4f} an operation, and {allowed:g} is allowed")
     return found
 
