@@ -59,6 +59,7 @@ class Drive:
         self._poked = False
         self._handing_over = False
         self._refusals = 0
+        self._has_written = False
         self._clock_offset = 0.0
         self._plan_again_at = 0.0
         self._base: State
@@ -160,6 +161,9 @@ class Drive:
         """Write a step. Returns whether it was taken; if not, the base is fresh and the step is to be planned again."""
         commit_id = self._shop.ids.new("cmt")
         told = len(self._outbox)
+        if not self._has_written:
+            # A step of a drive that this worker dropped may still be on its way: it has the same epoch.
+            planned = replace(planned, after_seq=self._base.run.last_seq)
         try:
             answer = await self._patience.until_answered(
                 lambda: self._shop.ledger.commit(self.claim, commit_id, planned)
@@ -172,6 +176,7 @@ class Drive:
             self._base = _state_of(loaded, counted_from=self._base.counted_from)
             return False
         self._refusals = 0
+        self._has_written = True
         self._shown = self._shown_with(answer.first_seq)
         del self._outbox[:told], self._facts[:facts_taken]
         self._set_time(answer.time)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from services.agent_loop.app.drive import Drive, Left
+from services.agent_loop.app.ports import Claim
 from services.agent_loop.domain.command import Cancel, Steer
 from services.agent_loop.domain.event import TAKEOVER, OutputDelta, RoundRetrying
 from services.agent_loop.domain.message import Role
@@ -18,7 +20,8 @@ from services.agent_loop.domain.run import (
     RunState,
     StopCause,
 )
-from services.errors import DependencyUnavailable, LeaseLost, PawlError
+from services.agent_loop.domain.step import Committed, Step
+from services.errors import DependencyUnavailable, LeaseLost, PawlError, RunEnded
 from tests.fakes import virtual_time
 from tests.fakes.ledger import transient
 from tests.fakes.loop_world import World
@@ -107,6 +110,50 @@ def test_a_message_may_enter_right_before_any_commit() -> None:
     while virtual_time.run(main(position)):
         position += 1
     assert position > 8
+
+
+def test_a_step_of_a_dropped_drive_may_arrive_after_the_next_one_has_looked() -> None:
+    """I4: both have the same epoch, so the ledger cannot tell them apart."""
+
+    async def main(position: int) -> bool:
+        world = everything()
+        key = world.ledger.submit("hello")
+        on_its_way: list[Callable[[], Coroutine[Any, Any, object]]] = []
+        commit, counts = world.ledger.commit, itertools.count()
+
+        async def hang(claim: Claim, commit_id: str, step: Step) -> Committed:
+            if next(counts) == position:
+                on_its_way.append(lambda: commit(claim, commit_id, step))
+                await asyncio.get_running_loop().create_future()
+            return await commit(claim, commit_id, step)
+
+        claim = await world.claim()
+        world.ledger.commit = hang  # type: ignore[method-assign]
+        dropped = asyncio.create_task(Drive(claim, world.shop).run())
+        while not on_its_way and not dropped.done():
+            await asyncio.sleep(1.0)
+            await world.respond(key)
+        dropped.cancel()
+        await asyncio.wait([dropped])
+
+        async def overtake(claim: Claim, commit_id: str, step: Step) -> Committed:
+            world.ledger.commit = commit  # type: ignore[method-assign]
+            for late in on_its_way:
+                await late()
+            return await commit(claim, commit_id, step)
+
+        world.ledger.commit = overtake  # type: ignore[method-assign]
+        with contextlib.suppress(LeaseLost, RunEnded):
+            await Drive(claim, world.shop).run()
+        await world.respond(key)
+        await world.finish(key)
+        check_whole(world, key)
+        return bool(on_its_way)
+
+    position = 0
+    while virtual_time.run(main(position)):
+        position += 1
+    assert position > 5
 
 
 def dying(work: Coroutine[Any, Any, Left], dies: Iterator[bool]) -> Awaitable[Left]:
