@@ -23,7 +23,7 @@ Checker = Callable[[Record], Iterator[str]]
 LedgerChecker = Callable[[Ledger], Iterator[str]]
 
 _ONCE = (EffectClass.AT_MOST_ONCE, EffectClass.RECONCILABLE)
-_STRANGERS_HEAR = {"UNKNOWN", "RUN_NOT_FOUND", "CALL_NOT_FOUND", "INVALID_ARGUMENTS"}
+_STRANGERS_HEAR = {"UNKNOWN", "RUN_NOT_FOUND", "CALL_NOT_FOUND", "INVALID_ARGUMENTS", "PERMISSION_DENIED"}
 
 
 def accepted_messages_are_kept(record: Record) -> Iterator[str]:

@@ -25,7 +25,7 @@ from tests.simulation.world import World
 
 STORE = "store"
 SETTLING_SECONDS = 600.0
-_STRANGER = Caller(store_id=STORE, user_id="stranger", roles=frozenset({"operator"}))
+_STRANGER = Caller(store_id=STORE, user_id="stranger", roles=frozenset())
 _POLICIES = (ActiveRunPolicy.QUEUE, ActiveRunPolicy.STEER, ActiveRunPolicy.INTERRUPT, ActiveRunPolicy.REJECT)
 
 
