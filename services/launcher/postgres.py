@@ -162,7 +162,14 @@ class Postgres:
             env=_environment(),
             start_new_session=True,
         )
-        output, _ = await running.communicate()
+        try:
+            output, _ = await running.communicate()
+        except asyncio.CancelledError:
+            # Also the server that it runs to fill the folder.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+            await running.wait()
+            raise
         if running.returncode != 0:
             last = output.decode("utf-8", "replace").strip().splitlines()[-1:]
             raise StartError(f"PostgreSQL could not make its files in {folder.parent}: {' '.join(last)}")

@@ -129,6 +129,8 @@ def test_a_second_launcher_says_that_one_runs(data: Path) -> None:
             f"Pawl already runs on {data} (process {first.pid}). Stop it, or choose another folder with --data."
         )
         assert first.poll() is None
+        first.send_signal(signal.SIGTERM)
+        first.communicate(timeout=SECONDS)
 
 
 def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
