@@ -196,8 +196,15 @@ MUTANTS = (
         module=_COMMIT,
         text="if last is not None and last.epoch == self.epoch and self.commit_id < last.commit_id:",
         instead="if False:",
-        checker="rounds_begin_in_order",
+        checker="what_was_shown_was_said",
         seeds=600,
+    ),
+    Mutant(
+        name="rounds_are_left_out",
+        module="services.agent_loop.domain.planning",
+        text="run = replace(run, round=decision.round)",
+        instead="run = replace(run, round=decision.round + (decision.round > 1))",
+        checker="rounds_begin_in_order",
     ),
     Mutant(
         name="one_run_more_is_begun_than_there_are_places",
