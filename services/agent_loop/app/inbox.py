@@ -11,8 +11,8 @@ import hashlib
 from collections.abc import Sequence
 from typing import Final
 
+from services.agent_loop.app import operators
 from services.agent_loop.app.frames import CallDecision, ToolProgress, ToolResult
-from services.agent_loop.app.operators import audit, require_operator
 from services.agent_loop.app.public_ports import CallChecker, PublicLedger
 from services.agent_loop.app.public_values import (
     Caller,
@@ -188,17 +188,15 @@ class Inbox:
             PermissionDenied: the caller is neither operator nor admin.
             InvalidField, InvalidJson, TooLarge
         """
-        require_operator(caller)
+        operators.require_operator(caller)
         if resolution is CallResolution.HAPPENED:
             checks.result_json(content_json)
         elif content_json:
             raise InvalidField("content_json goes with HAPPENED only", field="content_json")
         command = ResolveCommand(call_id=call_id, resolution=resolution, content_json=content_json)
-        reply = await self._ledger.send_command(
-            caller, run_id, command_id or self._ids.new("cmd"), command, as_operator=True
+        return await operators.send(
+            self._ledger, caller, run_id, command_id or self._ids.new("cmd"), command, act="resolved"
         )
-        audit(caller, "resolved", run_id, reply)
-        return reply
 
     async def top_up(self, caller: Caller, command_id: str, run_id: str, tokens: int) -> Reply:
         """Add to the token budget of a run.

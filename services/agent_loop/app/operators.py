@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from services.agent_loop.app.public_ports import PublicLedger
-from services.agent_loop.app.public_values import Caller, CancelCommand, Page, RedriveCommand, Reply, RunView
+from services.agent_loop.app.public_values import (
+    Caller,
+    CancelCommand,
+    Page,
+    PublicCommand,
+    RedriveCommand,
+    Reply,
+    RunView,
+)
 from services.agent_loop.domain import checks
 from services.agent_loop.domain.run import StopCause
 from services.chassis import logs
@@ -27,11 +35,15 @@ def require_operator(caller: Caller) -> None:
         raise PermissionDenied("this needs the role operator or admin")
 
 
-def audit(caller: Caller, act: str, run_id: str, reply: Reply) -> None:
-    """Write down who did what. The log of the run says it too, if it was taken."""
+async def send(
+    ledger: PublicLedger, caller: Caller, run_id: str, command_id: str, command: PublicCommand, *, act: str
+) -> Reply:
+    """Send what an operator does about a run, and write down who did it. The log of the run says it too, if taken."""
+    reply = await ledger.send_command(caller, run_id, command_id, command, as_operator=True)
     _log.info(
         "operator.acted", act=act, store=caller.store_id, user=caller.user_id, run=run_id, outcome=reply.outcome.value
     )
+    return reply
 
 
 class Operators:
@@ -59,10 +71,7 @@ class Operators:
         """
         require_operator(caller)
         command = RedriveCommand(reason=_reason(reason))
-        reply = await self._ledger.send_command(
-            caller, run_id, command_id or self._ids.new("cmd"), command, as_operator=True
-        )
-        audit(caller, "redriven", run_id, reply)
+        reply = await send(self._ledger, caller, run_id, command_id or self._ids.new("cmd"), command, act="redriven")
         if reply.taken and reply.run is not None:
             return reply.run
         raise reply.error(AttentionNotNeeded if reply.run is not None else RunNotFound)
@@ -76,10 +85,7 @@ class Operators:
         """
         require_operator(caller)
         command = CancelCommand(cause=StopCause.OPERATOR, reason=_reason(reason))
-        reply = await self._ledger.send_command(
-            caller, run_id, command_id or self._ids.new("cmd"), command, as_operator=True
-        )
-        audit(caller, "ended", run_id, reply)
+        reply = await send(self._ledger, caller, run_id, command_id or self._ids.new("cmd"), command, act="ended")
         if reply.run is None:
             raise reply.error(RunNotFound)
         if reply.reason == AttentionNotNeeded.reason:
