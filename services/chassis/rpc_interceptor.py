@@ -161,17 +161,19 @@ class Interceptor(grpc.aio.ServerInterceptor):
 class _ActiveCall:
     """One RPC from its first to its last moment here."""
 
-    __slots__ = ("counted", "expires_for_stop", "method", "scope")
+    __slots__ = ("counted", "expires_for_stop", "method", "running", "scope")
 
     def __init__(self, method: _Method) -> None:
         self.method = method
         self.counted = False
         self.expires_for_stop = False
+        self.running = False
         self.scope: asyncio.Timeout | None = None
 
     def expire(self) -> None:
         self.expires_for_stop = True
-        if self.scope is not None and not self.scope.expired():
+        # One that is telling its client how it ended is left alone.
+        if self.scope is not None and self.running and not self.scope.expired():
             self.scope.reschedule(asyncio.get_running_loop().time())
 
 
@@ -229,7 +231,11 @@ class _Method:
             auth.set_principal(principal)
             logs.bind(request_id=request_id, **_caller(principal))
         async with asyncio.timeout(_time_left(context)) as call.scope:
-            return await behaviour(request, context)
+            call.running = True
+            try:
+                return await behaviour(request, context)
+            finally:
+                call.running = False
 
     def _refusal(self, error: Exception, call: _ActiveCall) -> PawlError:
         """Return what the client is told about `error`."""

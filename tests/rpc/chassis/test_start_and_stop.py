@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from services.chassis.health import HealthMonitor
 from services.chassis.rpc_client import open_channel, ping, translating
 from services.chassis.start import StartError
-from services.errors import DependencyUnavailable, ShuttingDown, Unavailable
+from services.errors import DependencyUnavailable, RunNotFound, ShuttingDown, Unavailable
 from tests.poll import until
 from tests.rpc.chassis.echo import SERVICE, EchoServicer, EchoStub, Serve
 
@@ -194,3 +194,18 @@ async def test_a_call_without_a_deadline_gets_one(serve: Serve, servicer: EchoSe
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await EchoStub(channel).call("unary", "wait")
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_call_that_is_telling_how_it_ended_lets_the_server_stop(serve: Serve, servicer: EchoServicer) -> None:
+    async with serve(drain_seconds=0) as server, open_channel(server.address) as channel:
+        stopped = asyncio.get_running_loop().create_future()
+
+        def stop_calls() -> None:
+            server._interceptor.stop_calls(drainable=True)
+            stopped.set_result(None)
+
+        # The handler has raised by then, and the client is being told.
+        servicer.vanish = lambda: asyncio.get_running_loop().call_soon(stop_calls)
+        with pytest.raises(RunNotFound), translating():
+            await EchoStub(channel).call("unary", "vanish")
+        await asyncio.wait_for(stopped, 5)
