@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, Self
+from collections.abc import Awaitable, Callable
+from typing import Final, Self
 
 import msgspec
-from grpc_health.v1 import health_pb2
 
 from services.chassis import logs
 from services.chassis.http_server import Response
@@ -94,10 +93,5 @@ class HealthMonitor:
         return None
 
     async def _publish(self) -> None:
-        state: Any = (
-            health_pb2.HealthCheckResponse.SERVING if self._serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        )
         for server in self._servers:
-            names: Sequence[str] = ("", *server.service_names)
-            for name in names:
-                await server.health.set(name, state)
+            await server.set_health(serving=self._serving)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
 import grpc
 import msgspec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
 
+from services.chassis.rpc_batch_client import REQUEST_BYTES_MAX, Batches, Call, Responses, only_response
 from services.chassis.rpc_interceptor import REQUEST_ID_KEY, current_request_id
 from services.chassis.settings import split_address
 from services.chassis.start import StartError
@@ -20,6 +23,8 @@ from services.errors import DependencyUnavailable
 
 DEFAULT_DEADLINE_SECONDS: Final = 10.0
 PEER_MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
+# What a batch adds to a response, with room to spare.
+_ENVELOPE_BYTES: Final = 1024
 
 # Retries are the caller's: it alone knows what is safe to send again, and one
 # layer of them is enough. gRPC still repeats by itself what never left this side.
@@ -35,6 +40,7 @@ def open_channel(
     service_key: str | None = None,
     message_bytes_max: int = PEER_MESSAGE_BYTES_MAX,
     deadline_seconds: float = DEFAULT_DEADLINE_SECONDS,
+    batches: bool = False,
 ) -> grpc.aio.Channel:
     """Return a channel to one service; nothing is connected before the first call.
 
@@ -48,13 +54,23 @@ def open_channel(
     There are no retries beyond those that gRPC makes for calls that were never
     sent.
 
+    With `batches`, calls of Pawl's methods with one request go in batches where they
+    can: cheaper, and spread over as many replicas as there are addresses. The other
+    end must be for services, and errors come as the PawlError that they are.
+
     Close it, or use it as an async context manager.
 
     Raises:
         StartError: the addresses cannot be used together.
     """
     channel = grpc.aio.insecure_channel(_target(addresses), options=_options(message_bytes_max))
-    return _Channel(channel, service_key=service_key, deadline_seconds=deadline_seconds)
+    return _Channel(
+        channel,
+        service_key=service_key,
+        deadline_seconds=deadline_seconds,
+        streams_max=len(addresses.split(",")) if batches else 0,
+        response_bytes_max=message_bytes_max,
+    )
 
 
 async def ping(channel: grpc.aio.Channel) -> None:
@@ -96,12 +112,29 @@ class _Channel(grpc.aio.Channel):
     its own, which costs more than the call.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, *, service_key: str | None, deadline_seconds: float) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        *,
+        service_key: str | None,
+        deadline_seconds: float,
+        streams_max: int,
+        response_bytes_max: int,
+    ) -> None:
         self._channel = channel
         self._deadline_seconds = deadline_seconds
         self._metadata: tuple[tuple[str, str], ...] = (
             (("authorization", f"Bearer {service_key}"),) if service_key else ()
         )
+        self._batches: Batches | None = None
+        if streams_max:
+            # Not through the interceptor-like wrappers below: a stream is no part of a request.
+            open_stream: Any = BatchServiceStub(channel).Batch
+            self._batches = Batches(
+                lambda: open_stream(metadata=self._metadata),
+                streams_max=streams_max,
+                response_bytes_max=response_bytes_max - _ENVELOPE_BYTES,
+            )
 
     async def __aenter__(self) -> Self:
         return self
@@ -110,6 +143,8 @@ class _Channel(grpc.aio.Channel):
         await self.close()
 
     async def close(self, grace: float | None = None) -> None:
+        if self._batches is not None:
+            await self._batches.close()
         await self._channel.close(grace)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:  # noqa: FBT001, FBT002
@@ -122,10 +157,12 @@ class _Channel(grpc.aio.Channel):
         await self._channel.channel_ready()
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        return self._calling(self._channel.unary_unary(*args, **kwargs), self._deadline_seconds)
+        alone = self._calling(self._channel.unary_unary(*args, **kwargs), self._deadline_seconds)
+        return self._batching(alone, self._deadline_seconds, *args, **kwargs)
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return self._streaming(self._channel.unary_stream(*args, **kwargs))
+        alone = self._streaming(self._channel.unary_stream(*args, **kwargs))
+        return self._batching(alone, None, *args, **kwargs)
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
         return self._calling(self._channel.stream_unary(*args, **kwargs), self._deadline_seconds)
@@ -147,6 +184,32 @@ class _Channel(grpc.aio.Channel):
                 metadata=(*self._metadata, *_request_id(), *(metadata or ())),
                 **kwargs,
             )
+
+        return call
+
+    def _batching(
+        self,
+        alone: Any,
+        deadline_seconds: float | None,
+        method: str,
+        request_serializer: Any = None,
+        response_deserializer: Any = None,
+        _registered_method: Any = None,
+    ) -> Any:
+        """Return what makes calls of a method in batches, and `alone` those that are too large or special."""
+        batches = self._batches
+        if batches is None or not method.startswith("/pawl."):
+            return alone
+
+        def call(request: Any, *, timeout: float | None = None, **special: Any) -> Any:
+            raw = request_serializer(request)
+            if special or len(raw) > REQUEST_BYTES_MAX:
+                return alone(request, timeout=timeout, **special)
+            seconds = deadline_seconds if timeout is None else timeout
+            begin = partial(batches.begin, method, raw, request_id=current_request_id(), timeout_seconds=seconds)
+            if deadline_seconds is None:
+                return Responses(begin, response_deserializer)
+            return _only(begin, response_deserializer)
 
         return call
 
@@ -190,6 +253,10 @@ class _StreamCall:
         except asyncio.CancelledError:
             self._call.cancel()
             raise
+
+
+async def _only(begin: Callable[[], Call], deserialize: Callable[[bytes], Any]) -> Any:
+    return deserialize(await only_response(begin()))
 
 
 def _request_id() -> tuple[tuple[str, str], ...]:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
 
@@ -45,6 +45,8 @@ REQUEST_ID_KEY: Final = "pawl-request-id"
 
 # What is left for sending the status after a handler ran out of time.
 _DEADLINE_MARGIN_SECONDS: Final = 0.02
+
+T = TypeVar("T")
 
 _log = logs.get_logger(__name__)
 _request_id: ContextVar[str] = ContextVar("pawl_request_id", default="")
@@ -99,7 +101,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
         self.stopping = False
         self._active: set[_ActiveCall] = set()
         self._unknown: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
-            _Method(self, "unknown", Access(), is_stream=True).wrap(_refuse_unknown)
+            Method(self, "unknown", Access(), is_stream=True).wrap(_refuse_unknown)
         )
 
     async def intercept_service(
@@ -119,16 +121,20 @@ class Interceptor(grpc.aio.ServerInterceptor):
     def _wrap(self, name: str, handler: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
         access = self._access.get(name.split("/")[1], Access())
         is_stream = handler.request_streaming or handler.response_streaming
-        method = _Method(self, name, access, is_stream=is_stream)
+        method = Method(self, name, access, is_stream=is_stream)
         make, behaviour = read_raw(handler, bytes_max=self.limits.message_bytes_max)
         return make(method.wrap(behaviour), None, handler.response_serializer)
 
-    def enter(self, call: _ActiveCall) -> None:
-        """Make room for a call, or refuse it."""
+    def carried(self, name: str) -> Method:
+        """Return the method of that name for calls that come in batches, on a stream that was let in."""
+        return Method(self, name, Access(service_only=True), is_stream=False)
+
+    def enter(self, call: _ActiveCall, *, is_carried: bool = False) -> None:
+        """Make room for a call, or refuse it. Carried calls are let in as long as their stream is there."""
         self._active.add(call)
         if call.method.access.open:
             return
-        if self.stopping:
+        if self.stopping and not is_carried:
             raise ShuttingDown
         if call.method.is_stream:
             if self.streams >= self.limits.streams_max:
@@ -163,7 +169,7 @@ class _ActiveCall:
 
     __slots__ = ("counted", "expires_for_stop", "method", "running", "scope")
 
-    def __init__(self, method: _Method) -> None:
+    def __init__(self, method: Method) -> None:
         self.method = method
         self.counted = False
         self.expires_for_stop = False
@@ -177,7 +183,7 @@ class _ActiveCall:
             self.scope.reschedule(asyncio.get_running_loop().time())
 
 
-class _Method:
+class Method:
     """One method of a server: what is done around each of its calls."""
 
     def __init__(self, interceptor: Interceptor, name: str, access: Access, *, is_stream: bool) -> None:
@@ -219,6 +225,33 @@ class _Method:
 
         return serve
 
+    async def serve_carried(self, serve: Callable[[], Awaitable[T]], request_id: str, timeout_seconds: float) -> T:
+        """Serve a call that came in a batch, in a task of its own whose caller is known; no time is for ever.
+
+        Raises:
+            PawlError: what the client is to be told.
+        """
+        started = time.perf_counter()
+        self._in_flight.inc()
+        call = _ActiveCall(self)
+        code, reason = "CANCELLED", ""
+        if is_id(request_id):
+            _request_id.set(request_id)
+            logs.bind(request_id=request_id)
+        try:
+            self.interceptor.enter(call, is_carried=True)
+            answer = await _in_time(call, _less_margin(timeout_seconds) if timeout_seconds else None, serve)
+            code = "OK"
+            return answer
+        except Exception as raised:  # noqa: BLE001  # as in `wrap`
+            refusal = self._refusal(_leading(raised), call)
+            code, reason = refusal.kind.value, refusal.reason
+            raise refusal from None
+        finally:
+            self.interceptor.leave(call)
+            self._in_flight.dec()
+            self._record(code, reason, time.perf_counter() - started)
+
     async def _run(self, call: _ActiveCall, behaviour: Behaviour, request: Any, context: Context) -> Any:
         metadata = _metadata(context)
         given = metadata.get(REQUEST_ID_KEY, "")
@@ -230,12 +263,7 @@ class _Method:
             principal = self.interceptor.authenticator.authenticate(metadata, service_only=self.access.service_only)
             auth.set_principal(principal)
             logs.bind(request_id=request_id, **_caller(principal))
-        async with asyncio.timeout(_time_left(context)) as call.scope:
-            call.running = True
-            try:
-                return await behaviour(request, context)
-            finally:
-                call.running = False
+        return await _in_time(call, _time_left(context), lambda: behaviour(request, context))
 
     def _refusal(self, error: Exception, call: _ActiveCall) -> PawlError:
         """Return what the client is told about `error`."""
@@ -262,6 +290,15 @@ async def _refuse_unknown(_request: Any, _context: Context) -> NoReturn:
     raise MethodNotFound
 
 
+async def _in_time(call: _ActiveCall, seconds: float | None, serve: Callable[[], Awaitable[T]]) -> T:
+    async with asyncio.timeout(seconds) as call.scope:
+        call.running = True
+        try:
+            return await serve()
+        finally:
+            call.running = False
+
+
 def _metadata(context: Context) -> dict[str, str]:
     return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
 
@@ -275,11 +312,18 @@ def _caller(principal: Principal) -> dict[str, str]:
 def _time_left(context: Context) -> float | None:
     """Return how long the handler may take: what the client waits, less the margin."""
     remaining: float | None = context.time_remaining()
-    if remaining is None:
-        return None
-    if remaining <= _DEADLINE_MARGIN_SECONDS:
+    return None if remaining is None else _less_margin(remaining)
+
+
+def _less_margin(seconds: float) -> float:
+    """Return how long a handler may take whose client waits so long.
+
+    Raises:
+        DeadlineExceeded: no time is left.
+    """
+    if seconds <= _DEADLINE_MARGIN_SECONDS:
         raise DeadlineExceeded
-    return remaining - _DEADLINE_MARGIN_SECONDS
+    return seconds - _DEADLINE_MARGIN_SECONDS
 
 
 def _code_name(context: Context) -> str:

@@ -34,11 +34,13 @@ def read_raw(handler: Handler, *, bytes_max: int) -> Wrapped:
         TooLarge: a message is over `bytes_max`.
         MalformedRequest: bytes are not a message of the method's type.
     """
-    parse = _parser(handler.request_deserializer, bytes_max)
+    parse = parser(handler.request_deserializer, bytes_max)
     return _KINDS[handler.request_streaming, handler.response_streaming](handler, parse)
 
 
-def _parser(deserialize: Parser | None, bytes_max: int) -> Parser:
+def parser(deserialize: Parser | None, bytes_max: int) -> Parser:
+    """Return what turns the bytes of a message into the message, and refuses those that `read_raw` says."""
+
     def parse(raw: bytes) -> Any:
         if len(raw) > bytes_max:
             raise TooLarge(f"the message has {len(raw)} bytes, the limit is {bytes_max}")

@@ -9,12 +9,15 @@ from typing import Any, Final, Self, TypeVar, cast
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from pawl.batch.v1.batch_pb2_grpc import add_BatchServiceServicer_to_server
 
 from services.chassis import logs
 from services.chassis.auth import Authenticator
 from services.chassis.ids import IdSource
 from services.chassis.metrics import Metrics
+from services.chassis.rpc_batch_server import BatchServicer
 from services.chassis.rpc_interceptor import Access, Interceptor, Limits
+from services.chassis.rpc_kinds import Handler
 from services.chassis.settings import split_address
 from services.chassis.start import StartError
 
@@ -69,6 +72,7 @@ class RpcServer:
             access=self._access,
         )
         self._server = grpc.aio.server(interceptors=(self._interceptor,), options=_options(message_bytes_max))
+        self._batches = BatchServicer(self._interceptor, bytes_max=message_bytes_max)
         self.health = health.aio.HealthServicer()
         self.service_names: list[str] = []
         self.port = 0
@@ -84,22 +88,33 @@ class RpcServer:
     ) -> None:
         """Add a servicer by its generated `add_XServicer_to_server`.
 
-        `service_only`: users get PERMISSION_DENIED. `drain_streams`: at shutdown
-        its streams get the drain time, instead of ending at once.
+        `service_only`: users get PERMISSION_DENIED, and calls may come in batches; its
+        methods do without a context. `drain_streams`: at shutdown its streams get the
+        drain time, instead of ending at once.
         """
         registrar = _Registrar(self._server)
         register(servicer, cast("grpc.aio.Server", registrar))
-        for name in registrar.service_names:
+        for name, methods in registrar.services.items():
             self._access[name] = Access(service_only=service_only, drain_streams=drain_streams)
             self.service_names.append(name)
+            if service_only:
+                self._batches.add(name, methods)
+
+    async def set_health(self, *, serving: bool) -> None:
+        """Say to everybody whether the services are well; if not, batches are to go elsewhere."""
+        state: Any = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", *self.service_names):
+            await self.health.set(name, state)
+        if not serving:
+            self._batches.close_streams()
 
     async def __aenter__(self) -> Self:
+        self.add(add_BatchServiceServicer_to_server, self._batches, service_only=True, drain_streams=True)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
         reflection.enable_server_reflection(
             [*self.service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
         )
-        for name in ("", *self.service_names):
-            await self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await self.set_health(serving=True)
         try:
             self.port = self._server.add_insecure_port(self._listen)
         except RuntimeError:
@@ -113,6 +128,7 @@ class RpcServer:
 
     async def __aexit__(self, *_: object) -> None:
         await self.health.enter_graceful_shutdown()
+        self._batches.close_streams()
         await asyncio.sleep(min(_NEWS_SECONDS, self._drain_seconds / 10))
         self._interceptor.stop_calls(drainable=False)
         stop = asyncio.ensure_future(self._server.stop(self._drain_seconds + _CLEAN_UP_SECONDS))
@@ -129,22 +145,21 @@ class RpcServer:
 
 
 class _Registrar:
-    """Stands in for the server while a servicer is added, to learn the service's name."""
+    """Stands in for the server while a servicer is added, to learn its services and their methods."""
 
     def __init__(self, server: grpc.aio.Server) -> None:
         self._server = server
-        self.service_names: list[str] = []
+        self.services: dict[str, dict[str, Handler]] = {}
 
     def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
         handlers = tuple(handlers)
         for handler in handlers:
             if isinstance(handler, grpc.ServiceRpcHandler):
-                self.service_names.append(handler.service_name())
+                self.services.setdefault(handler.service_name(), {})
         self._server.add_generic_rpc_handlers(handlers)
 
-    def add_registered_method_handlers(
-        self, service_name: str, method_handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
-    ) -> None:
+    def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Handler]) -> None:
+        self.services.setdefault(service_name, {}).update(method_handlers)
         self._server.add_registered_method_handlers(service_name, dict(method_handlers))
 
 

@@ -122,7 +122,9 @@ class Service:
         Unless `optional`, health depends on it.
         """
         key = self._settings.service_key.get_secret_value() if self._settings.service_key else None
-        channel = await self.enter(open_channel(addresses, service_key=key, message_bytes_max=message_bytes_max))
+        channel = await self.enter(
+            open_channel(addresses, service_key=key, message_bytes_max=message_bytes_max, batches=True)
+        )
         self.health.add(peer, lambda: ping(channel), optional=optional)
         return channel
 

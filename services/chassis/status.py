@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
@@ -9,6 +10,7 @@ import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # ships .pyi but no py.typed
+from pawl.batch.v1 import batch_pb2
 
 from services.errors import (
     DependencyUnavailable,
@@ -32,6 +34,7 @@ CODES: Final = MappingProxyType({kind: grpc.StatusCode[kind.value] for kind in K
 """The gRPC code of each kind."""
 
 _KINDS: Final = {code: kind for kind, code in CODES.items()}
+_KINDS_BY_NUMBER: Final = {code.value[0]: kind for kind, code in CODES.items()}
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: PawlError) -> NoReturn:
@@ -64,14 +67,30 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> PawlError:
     message = error.details() or error.code().name
     info = _error_info(error)
     if info is not None:
-        known = by_reason.get(info.reason) or by_kind[_KINDS.get(error.code(), Kind.INTERNAL)]
-        return known.restore(message, info.reason, info.metadata)
+        return _restored(_KINDS.get(error.code(), Kind.INTERNAL), message, info.reason, info.metadata)
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
         # gRPC itself says so about a message over the limit, at either end.
         return TooLarge(message) if "larger than max" in message else Overloaded(message)
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         return DependencyUnavailable(message)
     return by_kind[_KINDS.get(error.code(), Kind.INTERNAL)](message)
+
+
+def failure(error: PawlError) -> batch_pb2.Failure:
+    """Return what a batch says about `error`."""
+    return batch_pb2.Failure(
+        code=CODES[error.kind].value[0], reason=error.reason, message=error.message, metadata=error.metadata
+    )
+
+
+def from_failure(failure: batch_pb2.Failure) -> PawlError:
+    """Return the error that the peer raised, as `from_rpc_error` does."""
+    kind = _KINDS_BY_NUMBER.get(failure.code, Kind.INTERNAL)
+    return _restored(kind, failure.message, failure.reason, failure.metadata)
+
+
+def _restored(kind: Kind, message: str, reason: str, metadata: Mapping[str, str]) -> PawlError:
+    return (by_reason.get(reason) or by_kind[kind]).restore(message, reason, metadata)
 
 
 def _error_info(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo | None:
