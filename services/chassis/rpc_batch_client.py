@@ -185,7 +185,7 @@ class _Stream:
             async for response in rpc:
                 self._take(response)
         except grpc.aio.AioRpcError as error:
-            failure = status.from_rpc_error(error)
+            failure = _why_broken(error)
         finally:
             timer.cancel()
             self._batches.leave(self)
@@ -196,6 +196,10 @@ class _Stream:
     async def _write(self, rpc: Any) -> None:
         first = batch_pb2.BatchRequest(response_bytes_max=self._batches.response_bytes_max)
         try:
+            # What is written to a stream that is being refused would hide why.
+            await rpc.initial_metadata()
+            if rpc.done():
+                return
             await rpc.write(first)
             while not self._is_leaving or self._unsent or self._cancelled:
                 await self._something.wait()
@@ -249,6 +253,15 @@ class _Stream:
                     call.close(error)
             else:
                 call.close(failure)
+
+
+def _why_broken(error: grpc.aio.AioRpcError) -> PawlError:
+    """Return what the calls on a stream are told that ended with `error`."""
+    failure = status.from_rpc_error(error)
+    if isinstance(failure, Internal) and "error_id" not in failure.metadata:
+        # gRPC says so where a write and the end of the stream meet.
+        return DependencyUnavailable("the stream of calls broke")
+    return failure
 
 
 class Responses:

@@ -54,8 +54,7 @@ def open_channel(
     There are no retries beyond those that gRPC makes for calls that were never
     sent.
 
-    With `batches`, calls of Pawl's methods with one request go in batches where they
-    can: cheaper, and spread over as many replicas as there are addresses. The other
+    With `batches`, calls with one request go in batches where they can: cheaper, and spread over as many replicas as there are addresses. The other
     end must be for services, and errors come as the PawlError that they are.
 
     Close it, or use it as an async context manager.
@@ -198,7 +197,7 @@ class _Channel(grpc.aio.Channel):
     ) -> Any:
         """Return what makes calls of a method in batches, and `alone` those that are too large or special."""
         batches = self._batches
-        if batches is None or not method.startswith("/pawl."):
+        if batches is None or method.startswith("/grpc."):
             return alone
 
         def call(request: Any, *, timeout: float | None = None, **special: Any) -> Any:

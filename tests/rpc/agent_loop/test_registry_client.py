@@ -109,7 +109,7 @@ async def registry(stand_in: StandIn, tmp_path: Path) -> AsyncIterator[RegistryC
         drain_seconds=0,
     )
     server.add(execution_pb2_grpc.add_ExecutionServiceServicer_to_server, stand_in, service_only=True)
-    async with server, open_channel(server.address) as channel:
+    async with server, open_channel(server.address, batches=True) as channel:
         assert isinstance(channel, grpc.aio.Channel)
         yield RegistryClient(channel)
 

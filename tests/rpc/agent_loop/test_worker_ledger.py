@@ -64,7 +64,7 @@ def world() -> World:
 
 @pytest.fixture
 async def client(replica: Replica, tmp_path: Path) -> AsyncIterator[WorkerLedgerClient]:
-    async with open_channel(f"unix:{tmp_path}/1", message_bytes_max=LEDGER_MESSAGE_BYTES_MAX) as channel:
+    async with open_channel(f"unix:{tmp_path}/1", message_bytes_max=LEDGER_MESSAGE_BYTES_MAX, batches=True) as channel:
         yield WorkerLedgerClient(channel)
 
 

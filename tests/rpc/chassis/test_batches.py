@@ -1,0 +1,296 @@
+"""Calls between services, which travel in batches: the same errors, limits and ends as calls that go by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.wrappers_pb2 import StringValue
+from pawl.batch.v1 import batch_pb2
+from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
+
+from services.chassis.health import HealthMonitor
+from services.chassis.metrics import Metrics
+from services.chassis.rpc_batch_client import REQUEST_BYTES_MAX
+from services.chassis.rpc_client import open_channel, translating
+from services.errors import (
+    DeadlineExceeded,
+    DependencyUnavailable,
+    Internal,
+    MalformedRequest,
+    MethodNotFound,
+    Overloaded,
+    PermissionDenied,
+    RunNotFound,
+    ShuttingDown,
+    TooLarge,
+    Unauthenticated,
+)
+from tests.rpc.chassis.echo import SERVICE, EchoServicer, EchoStub, Serve
+from tests.rpc.chassis.test_limits_and_access import SERVICE_KEY, USER_KEY, keys
+
+HERE = f"/{SERVICE}/"
+
+
+@pytest.fixture
+async def served(serve: Serve) -> Any:
+    """A server for services, and a stub whose calls go in batches."""
+    async with serve(service_only=True) as server, open_channel(server.address, batches=True) as channel:
+        yield EchoStub(channel)
+
+
+def calls_alone(metrics: Metrics) -> float:
+    """How many streams of calls have ended or are open; 1 as long as all calls share one."""
+    return (
+        metrics.registry.get_sample_value("pawl_test_rpc_in_flight", {"method": "/pawl.batch.v1.BatchService/Batch"})
+        or 0.0
+    )
+
+
+async def test_many_calls_at_once_each_get_their_own_answer(served: EchoStub, metrics: Metrics) -> None:
+    texts = [f"text {number}" for number in range(500)]
+    answers = await asyncio.gather(*(served.call("unary", text) for text in texts))
+    assert answers == [[text] for text in texts]
+    assert calls_alone(metrics) == 1
+
+
+async def test_a_call_may_have_many_responses(served: EchoStub) -> None:
+    assert await served.call("generate", "hello") == ["first", "hello"]
+
+
+async def test_a_response_is_there_before_the_call_has_ended(served: EchoStub, servicer: EchoServicer) -> None:
+    responses = served.generate(StringValue(value="wait"))
+    assert (await anext(responses)).value == "first"
+    await servicer.entered.wait()
+    servicer.release.set()
+    assert [response.value async for response in responses] == ["wait"]
+
+
+async def test_errors_are_what_the_handler_raised(served: EchoStub) -> None:
+    for kind in ("unary", "generate"):
+        with pytest.raises(RunNotFound), translating():
+            await served.call(kind, "not-found")
+        with pytest.raises(Internal) as caught, translating():
+            await served.call(kind, "crash")
+        assert "hunter2" not in str(caught.value)
+        assert caught.value.metadata["error_id"].startswith("err_")
+
+
+async def test_a_method_that_is_not_there_is_named(served: EchoStub) -> None:
+    with pytest.raises(MethodNotFound), translating():
+        await served.missing(StringValue(value="hello"))
+
+
+async def test_bytes_that_are_no_message_are_refused_alone(serve: Serve) -> None:
+    async with serve(service_only=True) as server, open_channel(server.address) as channel:
+        stub: Any = BatchServiceStub(channel)
+        calls = [
+            batch_pb2.Call(id=1, method=f"{HERE}Unary", request=b"\xff\xff"),
+            batch_pb2.Call(id=2, method=f"{HERE}Unary", request=StringValue(value="well").SerializeToString()),
+        ]
+
+        async def requests() -> Any:
+            yield batch_pb2.BatchRequest(calls=calls)
+
+        replies = {reply.id: reply async for response in stub.Batch(requests()) for reply in response.replies}
+        assert replies[1].failure.reason == MalformedRequest.reason
+        assert StringValue.FromString(replies[2].response).value == "well"
+        assert replies[1].last
+        assert replies[2].last
+
+
+async def test_the_caller_and_the_request_are_known(serve: Serve) -> None:
+    async with (
+        serve(authenticator=keys(), service_only=True) as server,
+        open_channel(server.address, service_key=SERVICE_KEY, batches=True) as channel,
+    ):
+        stub = EchoStub(channel)
+        assert await stub.call("unary", "who") == ["service//"]
+        assert (await stub.call("unary", "request-id"))[0].startswith("req_")
+
+
+@pytest.mark.parametrize(("key", "error"), [(USER_KEY, PermissionDenied), (None, Unauthenticated)])
+async def test_users_carry_nothing(serve: Serve, key: str | None, error: type[Exception]) -> None:
+    """OPS-1."""
+    async with (
+        serve(authenticator=keys(), service_only=True) as server,
+        open_channel(server.address, service_key=key, batches=True) as channel,
+    ):
+        for kind in ("unary", "generate"):
+            with pytest.raises(error), translating():
+                await EchoStub(channel).call(kind, "hello")
+
+
+async def test_what_is_for_users_is_not_carried(serve: Serve) -> None:
+    """Who calls would be the service that carries."""
+    async with serve(service_only=False) as server, open_channel(server.address, batches=True) as channel:
+        with pytest.raises(MethodNotFound), translating():
+            await EchoStub(channel).call("unary", "who")
+
+
+async def test_too_many_calls_at_once_are_refused(serve: Serve, servicer: EchoServicer) -> None:
+    async with (
+        serve(service_only=True, unary_calls_max=1) as server,
+        open_channel(server.address, batches=True) as channel,
+    ):
+        stub = EchoStub(channel)
+        waiting = asyncio.ensure_future(stub.call("unary", "wait"))
+        await servicer.entered.wait()
+        with pytest.raises(Overloaded), translating():
+            await stub.call("unary", "hello")
+        servicer.release.set()
+        assert await waiting == ["wait"]
+        assert await stub.call("unary", "hello") == ["hello"]
+
+
+async def test_a_call_that_takes_too_long_ends(served: EchoStub, servicer: EchoServicer) -> None:
+    with pytest.raises(DeadlineExceeded), translating():
+        await served.call("unary", "wait", timeout=0.1)
+    await asyncio.wait_for(servicer.cancelled.wait(), 10)
+
+
+@pytest.mark.parametrize("kind", ["unary", "generate"])
+async def test_a_caller_that_gives_up_ends_the_call(served: EchoStub, servicer: EchoServicer, kind: str) -> None:
+    call = asyncio.ensure_future(served.call(kind, "wait"))
+    await servicer.entered.wait()
+    call.cancel()
+    await asyncio.wait_for(servicer.cancelled.wait(), 10)
+    assert await served.call("unary", "hello") == ["hello"]
+
+
+async def test_a_reader_that_stops_ends_a_flood(served: EchoStub, servicer: EchoServicer) -> None:
+    """Nothing piles up for a reader that is slow, and others are served meanwhile."""
+    responses = served.generate(StringValue(value="flood"))
+    for _ in range(300):
+        await anext(responses)
+    responses.cancel()
+    await asyncio.wait_for(servicer.generator_closed.wait(), 10)
+    assert await served.call("unary", "hello") == ["hello"]
+
+
+async def test_a_large_request_goes_by_itself(serve: Serve, metrics: Metrics) -> None:
+    async with serve(service_only=True) as server, open_channel(server.address, batches=True) as channel:
+        text = "x" * (REQUEST_BYTES_MAX + 1)
+        assert await EchoStub(channel).call("unary", text) == [text]
+        assert calls_alone(metrics) == 0
+
+
+async def test_a_response_that_is_too_large_harms_no_other_call(serve: Serve, servicer: EchoServicer) -> None:
+    """I20."""
+    async with (
+        serve(service_only=True) as server,
+        open_channel(server.address, message_bytes_max=1024 * 1024, batches=True) as channel,
+    ):
+        stub = EchoStub(channel)
+        waiting = asyncio.ensure_future(stub.call("unary", "wait"))
+        await servicer.entered.wait()
+        for kind in ("unary", "generate"):
+            with pytest.raises(TooLarge), translating():
+                await stub.call(kind, "big:1050000")
+        assert len((await stub.call("unary", "big:1040000"))[0]) == 1_040_000
+        servicer.release.set()
+        assert await waiting == ["wait"]
+
+
+async def test_nobody_there(tmp_path: Path) -> None:
+    async with open_channel(f"unix:{tmp_path}/nobody", batches=True) as channel:
+        for kind in ("unary", "generate"):
+            with pytest.raises(DependencyUnavailable), translating():
+                await EchoStub(channel).call(kind, "hello")
+
+
+async def test_a_server_that_comes_back_is_found(serve: Serve) -> None:
+    async with serve(service_only=True) as server:
+        channel = open_channel(server.address, batches=True)
+        stub = EchoStub(channel)
+        assert await stub.call("unary", "hello") == ["hello"]
+    async with channel, serve(service_only=True):
+
+        async def answers() -> bool:
+            try:
+                return await stub.call("unary", "back") == ["back"]
+            except DependencyUnavailable:
+                return False
+
+        async with asyncio.timeout(10):
+            while not await answers():
+                await asyncio.sleep(0.05)
+
+
+async def test_a_stop_lets_calls_finish_and_sends_new_ones_elsewhere(serve: Serve, servicer: EchoServicer) -> None:
+    """OPS-5."""
+    async with serve(service_only=True, listen="127.0.0.1:0") as stays, AsyncExitStack() as stack:
+        serving = serve(service_only=True, listen="127.0.0.1:0", drain_seconds=20)
+        goes = await serving.__aenter__()
+        channel = await stack.enter_async_context(open_channel(f"{goes.address},{stays.address}", batches=True))
+        stub = EchoStub(channel)
+        calls = [asyncio.ensure_future(stub.call("unary", "wait")) for _ in range(10)]
+        await servicer.entered.wait()
+        stop = asyncio.ensure_future(serving.__aexit__(None, None, None))
+        for number in range(100):
+            assert await stub.call("unary", f"{number}") == [f"{number}"]
+            await asyncio.sleep(0.002)
+        servicer.release.set()
+        assert await asyncio.gather(*calls) == [["wait"]] * 10
+        await stop
+
+
+async def test_a_stop_ends_what_does_not_finish_in_time(serve: Serve, servicer: EchoServicer) -> None:
+    serving = serve(service_only=True, drain_seconds=0.05)
+    server = await serving.__aenter__()
+    async with open_channel(server.address, batches=True) as channel:
+        call = asyncio.ensure_future(EchoStub(channel).call("unary", "wait"))
+        await servicer.entered.wait()
+        await serving.__aexit__(None, None, None)
+        with pytest.raises(ShuttingDown), translating():
+            await call
+        assert servicer.cancelled.is_set()
+
+
+async def test_a_server_that_is_not_well_is_left(serve: Serve) -> None:
+    broken = False
+
+    async def probe() -> None:
+        if broken:
+            raise DependencyUnavailable
+
+    monitor = HealthMonitor()
+    monitor.add("database", probe)
+    async with (
+        serve(service_only=True, listen="127.0.0.1:0") as well,
+        serve(service_only=True, listen="127.0.0.1:0") as unwell,
+        open_channel(f"{well.address},{unwell.address}", batches=True) as channel,
+        monitor,
+    ):
+        monitor.follow(unwell)
+        stub = EchoStub(channel)
+        # As many streams as there are replicas: both are used.
+        await asyncio.gather(*(stub.call("unary", "hello") for _ in range(20)))
+        broken = True
+        await monitor.check()
+        await asyncio.sleep(0.1)
+        before = len(unwell._interceptor._active)
+        assert [await stub.call("unary", "hello") for _ in range(20)] == [["hello"]] * 20
+        assert before == len(unwell._interceptor._active)
+
+
+async def test_after_the_channel_is_closed_nothing_is_sent_and_nobody_waits(
+    serve: Serve, servicer: EchoServicer
+) -> None:
+    async with serve(service_only=True) as server:
+        tasks_before = len(asyncio.all_tasks())
+        channel = open_channel(server.address, batches=True)
+        stub = EchoStub(channel)
+        call = asyncio.ensure_future(stub.call("unary", "wait"))
+        await servicer.entered.wait()
+        await channel.close()
+        with pytest.raises(DependencyUnavailable), translating():
+            await call
+        with pytest.raises(DependencyUnavailable), translating():
+            await stub.call("unary", "hello")
+        async with asyncio.timeout(10):
+            while len(asyncio.all_tasks()) > tasks_before:
+                await asyncio.sleep(0.01)
