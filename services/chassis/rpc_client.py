@@ -54,8 +54,9 @@ def open_channel(
     There are no retries beyond those that gRPC makes for calls that were never
     sent.
 
-    With `batches`, calls with one request go in batches where they can: cheaper, and spread over as many replicas as there are addresses. The other
-    end must be for services, and errors come as the PawlError that they are.
+    With `batches`, calls with one request go in batches where they can: cheaper, and
+    spread over as many replicas as there are addresses. The other end must be for
+    services, and errors come as the PawlError that they are.
 
     Close it, or use it as an async context manager.
 

@@ -19,6 +19,7 @@ from services.agent_loop.domain.history import Dialect
 from services.agent_loop.domain.model import (
     NETWORK,
     CallPiece,
+    Finished,
     ModelError,
     ModelPort,
     ModelRequest,
@@ -37,6 +38,9 @@ _SUMMARY_INSTRUCTIONS: Final = (
     "Summarise the conversation that follows, so that an assistant can go on with it. Keep every fact, name, id, "
     "decision and open question, and the user's last request word for word. Write only the summary."
 )
+
+# Once an answer is whole, what is left of it is shown by the step that takes it, unless the check of its calls is slow.
+_TOGETHER_SECONDS: Final = 0.02
 
 _NO_ARGUMENTS: Final = b'{"type":"object","properties":{}}'
 
@@ -57,6 +61,7 @@ class ModelCall:
         self._on_output = on_output
         self._assembly = Assembly()
         self._coalescer = Coalescer()
+        self._whole_at: float | None = None
         self._prompt_bytes = 0
         self._output_bytes = 0
 
@@ -93,13 +98,18 @@ class ModelCall:
 
     def output_due_at(self) -> float | None:
         """Return when output is to be shown, by the monotonic clock; None if there is none."""
-        return self._coalescer.due_at()
+        due = self._coalescer.due_at()
+        if due is None or self._whole_at is None:
+            return due
+        return max(due, self._whole_at + _TOGETHER_SECONDS)
 
     def take_output(self) -> tuple[OutputDelta, ...]:
         """Return all output that was not taken yet, as events."""
         return tuple(self._delta(output) for output in self._coalescer.take(self._monotonic()))
 
     def _take(self, piece: Piece) -> None:
+        if isinstance(piece, Finished):
+            self._whole_at = self._monotonic()
         shown = self._assembly.add(_cleaned(piece))
         self._output_bytes += _size(piece)
         if self._opened.summary:

@@ -15,6 +15,9 @@ from services.chassis import logs
 from services.chassis.database import Connection, Database
 from services.job_store.app.ports import Lifecycle, LifecycleStream, StreamEnd
 
+# What a crash undoes is sent again under the same id: nothing is gained by waiting for the disk. A recall is not
+# made again, so it waits.
+_NO_HURRY: Final = "SET LOCAL synchronous_commit = off"
 _RELAY_LOCK: Final = "SELECT pg_try_advisory_xact_lock(hashtext('job_store.outbox'))"
 _OUTBOX: Final = """
 SELECT o.id, o.store_id, o.run_id, o.event_id, o.type, o.time, e.payload
@@ -60,12 +63,16 @@ class PostgresOutbox:
                 return 0
             if end.look != self._recalled_look:
                 await _recall(connection, end)
+            else:
+                await connection.execute(_NO_HURRY)
             records = await connection.fetch(_OUTBOX, events_max)
             # Those whose run was removed meanwhile have nothing left to send.
             gone = [record["id"] for record in records if record["payload"] is None]
             stored = await stream.send([_lifecycle(record) for record in records if record["payload"] is not None])
-            await connection.execute(_GONE, gone)
-            await connection.execute(_SENT, list(stored), list(stored.values()), end.create_time)
+            if gone:
+                await connection.execute(_GONE, gone)
+            if stored:
+                await connection.execute(_SENT, list(stored), list(stored.values()), end.create_time)
         self._recalled_look = end.look
         return len(gone) + len(stored)
 

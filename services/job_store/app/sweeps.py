@@ -17,6 +17,8 @@ _TRIMMED_EVENTS_MAX: Final = 5000
 _OFFERS_SECONDS: Final = 1.0
 _QUARANTINE_SECONDS: Final = 1.0
 _RELAY_SECONDS: Final = 1.0
+# Events that come so soon after each other go together: each relay costs a transaction.
+_GATHER_SECONDS: Final = 0.03
 _CENSUS_SECONDS: Final = 5.0
 
 
@@ -46,13 +48,16 @@ class Relay:
         while True:
             tasks.check_cancelled()
             self._written.clear()
-            while relayed := await self._outbox.relay(self._stream, events_max=_RELAY_BATCH):
+            relayed = _RELAY_BATCH
+            while relayed == _RELAY_BATCH:
+                relayed = await self._outbox.relay(self._stream, events_max=_RELAY_BATCH)
                 self._meter.relayed(relayed)
             try:
                 async with asyncio.timeout(_RELAY_SECONDS):
                     await self._written.wait()
             except TimeoutError:
                 continue
+            await asyncio.sleep(_GATHER_SECONDS)
 
 
 class OfferSweep:
