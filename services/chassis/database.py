@@ -23,6 +23,16 @@ _BACKOFF_SECONDS: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
 _ACQUIRE_TIMEOUT_SECONDS: Final = 5.0
 _CLOSE_TIMEOUT_SECONDS: Final = 2.0
 
+# Each statement of Pawl looks rows up by an index, so one plan fits all arguments. Left to itself the server plans many
+# of them anew each time, and keeps those that it made for empty tables.
+_PLANNING: Final = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+}
+
 # The server is there and says no: waiting does not help.
 _REFUSALS: Final = (
     asyncpg.InvalidAuthorizationSpecificationError,
@@ -182,6 +192,7 @@ class Database:
                         "application_name": self._application_name,
                         "statement_timeout": f"{self._statement_timeout_seconds * 1000:.0f}",
                         "timezone": "UTC",
+                        **_PLANNING,
                     },
                 )
             except _REFUSALS as error:

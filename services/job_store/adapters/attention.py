@@ -26,7 +26,7 @@ _LISTED: Final = paging.statement(
     tables.RUNS.names,
     key=("store_id", "run_id"),
     where="""store_id = $3 AND attention IS NOT NULL AND ($4 = '' OR run_id = $4)
-        AND ($5::timestamptz IS NULL OR (attention_time, run_id) > ($5, $6))""",
+        AND (attention_time, run_id) > (coalesce($5::timestamptz, '-infinity'), $6)""",
     order="attention_time, run_id",
     size=f"""length(options) + length(tools) + length(output) + coalesce((
         SELECT sum({_CALL_BYTES}) FROM job_store.calls AS c

@@ -31,15 +31,19 @@ _COMMANDS: Final = f"""
 SELECT {tables.COMMANDS.names} FROM job_store.commands
 WHERE store_id = $1 AND run_id = $2 AND NOT consumed ORDER BY number
 """
-_RUNS: Final = paging.statement(
-    "job_store.runs",
-    tables.RUNS.names,
-    key=("store_id", "run_id"),
-    where="""store_id = $3 AND user_id = $4 AND ($5 = '' OR conversation_id = $5)
-        AND (cardinality($6::smallint[]) = 0 OR state = ANY ($6))
-        AND ($7::timestamptz IS NULL OR (create_time, run_id) < ($7, $8))""",
-    order="create_time DESC, run_id DESC",
-    size="length(options) + length(tools) + length(output)",
+# A statement for each index. `$5` is empty in the first; without a cursor everything is before the end of time.
+_RUNS_OF_USER, _RUNS_OF_CONVERSATION = (
+    paging.statement(
+        "job_store.runs",
+        tables.RUNS.names,
+        key=("store_id", "run_id"),
+        where=f"""store_id = $3 AND user_id = $4 AND {of_whom}
+            AND (cardinality($6::smallint[]) = 0 OR state = ANY ($6))
+            AND (create_time, run_id) < (coalesce($7::timestamptz, 'infinity'), $8)""",
+        order="create_time DESC, run_id DESC",
+        size="length(options) + length(tools) + length(output)",
+    )
+    for of_whom in ("$5 = ''", "conversation_id = $5")
 )
 _CALLS: Final = paging.statement(
     "job_store.calls",
@@ -54,7 +58,7 @@ _PENDING: Final = paging.statement(
     tables.CALLS.names,
     key=("store_id", "call_id"),
     where="""store_id = $3 AND user_id = $4 AND state IN (2, 3, 4, 6) AND reserved_by = ''
-        AND ($5::timestamptz IS NULL OR (create_time, call_id) > ($5, $6))
+        AND (create_time, call_id) > (coalesce($5::timestamptz, '-infinity'), $6)
         AND EXISTS (
             SELECT FROM job_store.runs AS r WHERE r.store_id = t.store_id AND r.run_id = t.run_id
             AND r.state < 10 AND r.stop_cause IS NULL AND (t.state <> 6 OR (r.state = 5 AND r.attention = 1))
@@ -156,8 +160,9 @@ class PostgresReads:
         rows_max: int,
     ) -> Page[RunRow]:
         arguments = (store_id, user_id, conversation_id, list(states), *(before or (None, "")))
+        statement = _RUNS_OF_CONVERSATION if conversation_id else _RUNS_OF_USER
         async with self._database.acquire() as connection:
-            return await paging.fetch(connection, _RUNS, arguments, tables.run, rows_max=rows_max)
+            return await paging.fetch(connection, statement, arguments, tables.run, rows_max=rows_max)
 
     async def calls(
         self, store_id: str, user_id: str, run_id: str, *, after: tuple[int, int, str] | None, rows_max: int

@@ -38,13 +38,13 @@ ORDER BY number LIMIT $4
 
 _READ_BEFORE: Final = """
 SELECT * FROM notifier.notifications
-WHERE store_id = $1 AND user_id = $2 AND ($3::bigint IS NULL OR number < $3)
+WHERE store_id = $1 AND user_id = $2 AND number < coalesce($3::bigint, 9223372036854775807)
 ORDER BY number DESC LIMIT $4
 """
 
 _READ_UNREAD_BEFORE: Final = """
 SELECT * FROM notifier.notifications
-WHERE store_id = $1 AND user_id = $2 AND ($3::bigint IS NULL OR number < $3) AND read_time IS NULL
+WHERE store_id = $1 AND user_id = $2 AND number < coalesce($3::bigint, 9223372036854775807) AND read_time IS NULL
 ORDER BY number DESC LIMIT $4
 """
 
