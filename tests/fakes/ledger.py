@@ -6,9 +6,10 @@ import asyncio
 import itertools
 import pickle
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from services.agent_loop.app.ports import Claim, Loaded, Renewal, RunKey
 from services.agent_loop.domain import loop_state

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from services.agent_loop.app.ports import Execution, OnBehalfOf
 from services.agent_loop.domain.call import REPEATABLE, CallResult, EffectClass, ExecutionContext

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from services.errors import CallNotFound, ConversationNotFound, LeaseLost, RunNotFound
 from services.job_store.app.reading import Claimed, Loaded, LogPart, Page, Renewed, RunView

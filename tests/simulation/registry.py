@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
+from msgspec.structs import replace
 
 from services.agent_loop.app.ports import Execution, OnBehalfOf
 from services.agent_loop.app.public_values import Caller, CallView

@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from enum import StrEnum
 from typing import Final, assert_never
+
+from msgspec.structs import replace
 
 from services.agent_loop.app.jobs import Jobs, Workshop
 from services.agent_loop.app.patience import Patience

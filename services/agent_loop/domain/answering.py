@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from services.agent_loop.domain import budget, proposals, repetition, retry, text
 from services.agent_loop.domain.assembly import ModelAnswer

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 
+import msgspec
+
 from services.agent_loop.domain.model import (
     CallPiece,
     Finished,
@@ -23,8 +25,7 @@ ARGUMENTS_BYTES_MAX: Final = 256 * 1024
 """Most bytes that the arguments of one call may have."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RawCall:
+class RawCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call as the model wrote it; `arguments` may be anything, also no JSON."""
 
     provider_call_id: str
@@ -32,8 +33,7 @@ class RawCall:
     arguments: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelAnswer:
+class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A whole answer, or what came of it before it broke off."""
 
     text: str

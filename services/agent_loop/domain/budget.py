@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from services.agent_loop.domain import history
 from services.agent_loop.domain.assembly import ModelAnswer

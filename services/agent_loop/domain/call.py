@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+import msgspec
 
 
 class CallState(StrEnum):
@@ -94,8 +95,7 @@ class DecisionKind(StrEnum):
     ANSWER = "ANSWER"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decided:
+class Decided(msgspec.Struct, frozen=True, kw_only=True):
     """What was decided about a call, by whom, when."""
 
     kind: DecisionKind
@@ -104,8 +104,7 @@ class Decided:
     time: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApprovalRequest:
+class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a person is asked to decide."""
 
     digest: str
@@ -114,8 +113,7 @@ class ApprovalRequest:
     decision: Decided | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Question(msgspec.Struct, frozen=True, kw_only=True):
     """What a call asks a person."""
 
     question: str
@@ -124,8 +122,7 @@ class Question:
     options: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfferLease:
+class OfferLease(msgspec.Struct, frozen=True, kw_only=True):
     """Which client holds a front-end call."""
 
     client_id: str = ""
@@ -133,8 +130,7 @@ class OfferLease:
     expire_time: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallResult:
+class CallResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a call returned; `content_json` is strict JSON."""
 
     content_json: bytes
@@ -143,8 +139,7 @@ class CallResult:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One tool call. Times are seconds since 1970 by the database's clock."""
 
     store_id: str

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from services.agent_loop.domain.event import CallFragment
 from services.agent_loop.domain.model import CallPiece, Piece, ReasoningPiece, RefusalPiece, TextPiece
@@ -18,8 +20,7 @@ OUTPUT_CHARACTERS_MAX: Final = 64 * 1024
 DisplayPiece = TextPiece | ReasoningPiece | RefusalPiece | CallPiece
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class Output(msgspec.Struct, frozen=True, kw_only=True):
     """Pieces joined: what one event shows. The calls stand in the order they were written."""
 
     text: str = ""

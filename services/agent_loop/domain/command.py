@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
+
+import msgspec
 
 from services.agent_loop.domain.call import CallResult, DecisionKind
 from services.agent_loop.domain.run import StopCause
@@ -18,16 +19,14 @@ class CallResolution(StrEnum):
     TELL_MODEL = "TELL_MODEL"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolResult:
+class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
     """A front end returned a result."""
 
     call_id: str
     result: CallResult
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decide:
+class Decide(msgspec.Struct, frozen=True, kw_only=True):
     """A person decided about a call, or answered it."""
 
     call_id: str
@@ -38,23 +37,20 @@ class Decide:
     answer: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Steer:
+class Steer(msgspec.Struct, frozen=True, kw_only=True):
     """A message of the user enters the run."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cancel:
+class Cancel(msgspec.Struct, frozen=True, kw_only=True):
     """Somebody stops the run."""
 
     cause: StopCause
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resolve:
+class Resolve(msgspec.Struct, frozen=True, kw_only=True):
     """An operator says what became of a call; `content_json` goes with HAPPENED."""
 
     call_id: str
@@ -62,8 +58,7 @@ class Resolve:
     content_json: bytes = b""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """A front end reports progress of a call."""
 
     call_id: str
@@ -71,8 +66,7 @@ class Progress:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopUp:
+class TopUp(msgspec.Struct, frozen=True, kw_only=True):
     """Somebody adds to the token budget."""
 
     tokens: int
@@ -81,8 +75,7 @@ class TopUp:
 CommandKind: TypeAlias = ToolResult | Decide | Steer | Cancel | Resolve | Progress | TopUp
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class Command(msgspec.Struct, frozen=True, kw_only=True):
     """An entry of the inbox of a run."""
 
     command_id: str

@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 from services.agent_loop.domain.call import Call
 from services.agent_loop.domain.run import RunFailure, RunState, WaitKind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settle:
+class Settle(msgspec.Struct, frozen=True, kw_only=True):
     """Change these calls at once: a deadline passed, or the run is ending. Then decide again."""
 
     calls: tuple[Call, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnterSteers:
+class EnterSteers(msgspec.Struct, frozen=True, kw_only=True):
     """Append the waiting messages of the user. Then decide again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fail:
+class Fail(msgspec.Struct, frozen=True, kw_only=True):
     """Stop all work, then end the run FAILED. Then decide again."""
 
     failure: RunFailure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PinTools:
+class PinTools(msgspec.Struct, frozen=True, kw_only=True):
     """Ask the registry which tools the run may use."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallModel:
+class CallModel(msgspec.Struct, frozen=True, kw_only=True):
     """Announce a model call. Then decide again.
 
     `summarise_to_number` is 0 unless the call writes a summary of the messages
@@ -46,53 +42,45 @@ class CallModel:
     summarise_to_number: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TakeOver:
+class TakeOver(msgspec.Struct, frozen=True, kw_only=True):
     """Announce that the open model call, whose worker is gone, is made again. Then decide again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartModel:
+class StartModel(msgspec.Struct, frozen=True, kw_only=True):
     """Make the announced model call, after this time."""
 
     delay_seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Execute:
+class Execute(msgspec.Struct, frozen=True, kw_only=True):
     """Make the intent to run these calls durable, then run them. Then decide again."""
 
     call_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckFallback:
+class CheckFallback(msgspec.Struct, frozen=True, kw_only=True):
     """Ask the registry about the backend tool that shall replace a call's front end. Then decide again."""
 
     call_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopModel:
+class StopModel(msgspec.Struct, frozen=True, kw_only=True):
     """Cut the model's stream off; what it wrote is kept."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopCalls:
+class StopCalls(msgspec.Struct, frozen=True, kw_only=True):
     """Cancel these executions wherever they run. Then decide again."""
 
     call_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
+class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing to do until work that is under way reports, or until this time."""
 
     until: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Park:
+class Park(msgspec.Struct, frozen=True, kw_only=True):
     """Let go of the run until a command comes, or until this time. WAITING or NEEDS_ATTENTION."""
 
     state: RunState
@@ -100,8 +88,7 @@ class Park:
     wake_time: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finish:
+class Finish(msgspec.Struct, frozen=True, kw_only=True):
     """End the run."""
 
     state: RunState

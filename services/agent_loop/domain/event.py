@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Final, TypeAlias
+
+import msgspec
+from msgspec import field
 
 from services.agent_loop.domain.run import Usage
 
@@ -11,8 +13,7 @@ TAKEOVER: Final = "TAKEOVER"
 """Reason of RoundRetrying when the worker that made the call is gone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundStarted:
+class RoundStarted(msgspec.Struct, frozen=True, kw_only=True):
     """The model is being called."""
 
     round: int
@@ -22,8 +23,7 @@ class RoundStarted:
     summary: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundRetrying:
+class RoundRetrying(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt failed and the next one follows; output from `void_from_seq` on is void, `usage` is what it used."""
 
     round: int
@@ -35,8 +35,7 @@ class RoundRetrying:
     usage: Usage = field(default_factory=Usage)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundEnded:
+class RoundEnded(msgspec.Struct, frozen=True, kw_only=True):
     """The model call ended."""
 
     round: int
@@ -45,8 +44,7 @@ class RoundEnded:
     usage: Usage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallFragment:
+class CallFragment(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of a call that the model is writing, for display."""
 
     index: int
@@ -54,8 +52,7 @@ class CallFragment:
     arguments_text: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputDelta:
+class OutputDelta(msgspec.Struct, frozen=True, kw_only=True):
     """A coalesced piece of the model's output."""
 
     round: int
@@ -66,8 +63,7 @@ class OutputDelta:
     refusal: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolProgress:
+class ToolProgress(msgspec.Struct, frozen=True, kw_only=True):
     """A running tool reports progress; `fraction` is from 0 to 1."""
 
     call_id: str
@@ -76,8 +72,7 @@ class ToolProgress:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Warned:
+class Warned(msgspec.Struct, frozen=True, kw_only=True):
     """A remark on the run: a reason for programs, a message for people."""
 
     reason: str

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TypeAlias
+
+import msgspec
+from msgspec import field
 
 from services.agent_loop.domain.assembly import ModelAnswer
 from services.agent_loop.domain.call import Call
@@ -13,30 +15,26 @@ from services.agent_loop.domain.run import PinnedTool, RunFailure
 from services.agent_loop.domain.tool import ExecutionResult, Stopped, Verdict
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolsPinned:
+class ToolsPinned(msgspec.Struct, frozen=True, kw_only=True):
     """The registry said which tools the run may use."""
 
     tools: tuple[PinnedTool, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRefused:
+class RunRefused(msgspec.Struct, frozen=True, kw_only=True):
     """The run cannot begin."""
 
     failure: RunFailure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """Output of the open model call that the log has: the first and the last seq; 0 if none."""
 
     first_seq: int = 0
     last_seq: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelAnswered:
+class ModelAnswered(msgspec.Struct, frozen=True, kw_only=True):
     """The model answered; its calls as drafted, and the verdict on each that may be run."""
 
     answer: ModelAnswer
@@ -45,8 +43,7 @@ class ModelAnswered:
     shown: Shown = field(default_factory=Shown)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFailed:
+class ModelFailed(msgspec.Struct, frozen=True, kw_only=True):
     """The model call failed after it had written `answer`; `jitter` is from 0 to 1."""
 
     error: Problem
@@ -55,8 +52,7 @@ class ModelFailed:
     shown: Shown = field(default_factory=Shown)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCut:
+class ModelCut(msgspec.Struct, frozen=True, kw_only=True):
     """The model call was stopped after it had written `answer`; `failure` is why, if the run is to fail for it."""
 
     answer: ModelAnswer
@@ -64,24 +60,21 @@ class ModelCut:
     failure: RunFailure | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallExecuted:
+class CallExecuted(msgspec.Struct, frozen=True, kw_only=True):
     """An execution ended."""
 
     call_id: str
     ended: ExecutionResult
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallStopped:
+class CallStopped(msgspec.Struct, frozen=True, kw_only=True):
     """The cancellation of an execution was answered."""
 
     call_id: str
     answer: Stopped
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FallbackChecked:
+class FallbackChecked(msgspec.Struct, frozen=True, kw_only=True):
     """The registry judged the backend tool that shall replace a call's front end."""
 
     call_id: str

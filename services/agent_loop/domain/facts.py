@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import assert_never
+
+from msgspec.structs import replace
 
 from services.agent_loop.domain import answering, proposals, settle
 from services.agent_loop.domain.call import REPEATABLE, Call, CallState, ExecutionContext

@@ -8,7 +8,6 @@ histories takes every one that is made here, whatever happened to the run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
@@ -43,8 +42,7 @@ class ReasoningEcho(StrEnum):
     REASONING = "reasoning"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
+class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """What a model server wants of a history."""
 
     reasoning_echo: ReasoningEcho = ReasoningEcho.AUTO

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import fields, replace
 
 from services.errors import InvalidField
 
@@ -15,8 +17,7 @@ TOKENS_MAX: Final = 2**53
 _NONE_IS_ZERO: Final = frozenset({"total_tokens_max", "topped_up_tokens_max"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Every bound that holds for a run; see pawl.event.v1.RunLimits for what each means."""
 
     rounds_max: int = 10

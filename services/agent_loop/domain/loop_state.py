@@ -7,16 +7,15 @@ can share a database.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
+from msgspec import field
 
 from services.agent_loop.domain.run import RunFailure, Usage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenModelCall:
+class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """A model call that was announced and has not ended.
 
     `attempt` counts all that were made of it, also those of workers that died or
@@ -41,8 +40,7 @@ class OpenModelCall:
         return self.summarised_to_number > 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopState:
+class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     """See the module."""
 
     version: int = 1

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 
 class Role(StrEnum):
@@ -14,8 +15,7 @@ class Role(StrEnum):
     SUMMARY = "SUMMARY"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class Message(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of a conversation. `message_id` and `number` are the ledger's, empty before."""
 
     role: Role

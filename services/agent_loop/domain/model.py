@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
+
+import msgspec
 
 from services.agent_loop.domain.failure import FailureClass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRequest:
+class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One call of a model.
 
     `messages`, `tools` and `tool_choice` are in the form of the chat-completions
@@ -30,22 +30,19 @@ class ModelRequest:
     """What is left of the round's active time, from the start of the call."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextPiece:
+class TextPiece(msgspec.Struct, frozen=True, kw_only=True):
     """More of the answer's text."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReasoningPiece:
+class ReasoningPiece(msgspec.Struct, frozen=True, kw_only=True):
     """More of the model's reasoning."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallPiece:
+class CallPiece(msgspec.Struct, frozen=True, kw_only=True):
     """More of a tool call. Any field may be missing; see `Assembly` for what belongs together."""
 
     index: int | None = None
@@ -54,23 +51,20 @@ class CallPiece:
     arguments: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RefusalPiece:
+class RefusalPiece(msgspec.Struct, frozen=True, kw_only=True):
     """More of a refusal."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderState:
+class ProviderState(msgspec.Struct, frozen=True, kw_only=True):
     """One more item of a list that the model server wants back, byte for byte."""
 
     field: str
     item_json: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageReport:
+class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of this call so far. A later report replaces an earlier one.
 
     `estimated_tokens` are those that the model server did not report itself.
@@ -83,8 +77,7 @@ class UsageReport:
     estimated_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True, kw_only=True):
     """The model server says that the answer is complete. `reason` is informative only."""
 
     reason: str

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
+from msgspec import field
 
 from services.agent_loop.domain import checks
 from services.agent_loop.domain.limits import Limits
@@ -26,8 +28,7 @@ TOOL_NAMES_MAX: Final = 1000
 TEMPERATURE_MAX: Final = 2.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunDefaults:
+class RunDefaults(msgspec.Struct, frozen=True, kw_only=True):
     """What the deployment gives where a client asks for nothing."""
 
     model: str
@@ -35,8 +36,7 @@ class RunDefaults:
     limits: Limits = field(default_factory=Limits)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskedOptions:
+class AskedOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a client asks for; `limits` has only the fields that were present."""
 
     model: str = ""

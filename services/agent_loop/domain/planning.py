@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, assert_never
+
+import msgspec
+from msgspec.structs import replace
 
 from services.agent_loop.domain import answering, budget
 from services.agent_loop.domain.call import CallState
@@ -48,8 +50,7 @@ Rest: TypeAlias = Wait | Park | Finish | StopModel
 """Decisions that end a plan. After StopModel the plan goes on when the model's task has been cut."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What to make durable (the difference of `state` to what the ledger has, and `events`), then do."""
 
     state: State

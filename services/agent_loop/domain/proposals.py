@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from services.agent_loop.domain import settle, text
 from services.agent_loop.domain.assembly import ARGUMENTS_BYTES_MAX, RawCall

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from services.agent_loop.domain.failure import FailureClass
 from services.agent_loop.domain.model import ROUND_TIMEOUT
@@ -24,8 +25,7 @@ _REASONS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """How a model call failed; see ModelError."""
 
     reason: str

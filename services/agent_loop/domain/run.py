@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
+
+import msgspec
+from msgspec import field
 
 from services.agent_loop.domain.failure import FailureClass
 from services.agent_loop.domain.limits import Limits
@@ -82,16 +84,14 @@ class ToolChoiceMode(StrEnum):
     TOOL = "TOOL"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolChoice:
+class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
     """The constraint on the first model call; `tool_name` goes with TOOL."""
 
     mode: ToolChoiceMode = ToolChoiceMode.AUTO
     tool_name: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a run is driven; fixed when it is created."""
 
     model: str = ""
@@ -108,8 +108,7 @@ class RunOptions:
     output_tokens_max: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFailure:
+class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
     """Why a run FAILED: the group, the reason for programs, a sentence for the user."""
 
     failure_class: FailureClass
@@ -117,8 +116,7 @@ class RunFailure:
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """What model calls used, summed; `model_calls` counts failed attempts too.
 
     `estimated_tokens` are those of the input and output tokens that the model server did not report.
@@ -157,16 +155,14 @@ class Usage:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PinnedTool:
+class PinnedTool(msgspec.Struct, frozen=True, kw_only=True):
     """A tool version that a run uses from its start to its end."""
 
     name: str
     version: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One execution on a conversation."""
 
     store_id: str

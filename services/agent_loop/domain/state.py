@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Final, Self
+
+import msgspec
+from msgspec import field
+from msgspec.structs import replace
 
 from services.agent_loop.domain.call import Call
 from services.agent_loop.domain.command import Command
@@ -26,8 +29,7 @@ def check_of(call_id: str) -> str:
     return f"check:{call_id}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class State(msgspec.Struct, frozen=True, kw_only=True):
     """A run, its conversation and its calls, and what is going on about it here.
 
     `messages` are those the model is shown, in order; `calls` those that they

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from services.agent_loop.domain import loop_state
 from services.agent_loop.domain.call import Call
@@ -25,8 +27,7 @@ class LeaseAction(StrEnum):
     RELEASE = "RELEASE"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be written, all or nothing; None and empty leave things as they are."""
 
     events: tuple[OwnerEvent, ...] = ()
@@ -56,8 +57,7 @@ class Step:
         return replace(self, active_seconds=None) == Step()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Committed:
+class Committed(msgspec.Struct, frozen=True, kw_only=True):
     """The ledger's answer to a step. Seqs are 0 if the step made no event; `time` is the database's."""
 
     first_seq: int

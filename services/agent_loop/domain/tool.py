@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
+
+import msgspec
 
 from services.agent_loop.domain.call import (
     CallResult,
@@ -16,8 +17,7 @@ from services.agent_loop.domain.call import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tool:
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
     """A tool version as the model is told of it."""
 
     name: str
@@ -27,8 +27,7 @@ class Tool:
     fallback_tool_name: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProposedCall:
+class ProposedCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call to be checked; a version of 0 means that the run has no such tool."""
 
     call_id: str
@@ -47,8 +46,7 @@ class Disposition(StrEnum):
     REFUSE = "REFUSE"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What the registry says of a proposed call."""
 
     call_id: str
@@ -81,16 +79,14 @@ class Outcome(StrEnum):
     UNKNOWN = "UNKNOWN"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutionProgress:
+class ExecutionProgress(msgspec.Struct, frozen=True, kw_only=True):
     """What a tool says while it runs; `fraction` is from 0 to 1."""
 
     fraction: float | None = None
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutionResult:
+class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):
     """The end of an execution."""
 
     outcome: Outcome
@@ -100,8 +96,7 @@ class ExecutionResult:
 ExecutionPiece: TypeAlias = ExecutionProgress | ExecutionResult
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stopped:
+class Stopped(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a cancelled execution: whether nothing of it runs any more, and what it came to."""
 
     stopped: bool

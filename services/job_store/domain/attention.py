@@ -9,9 +9,11 @@ its workers does not kill them for ever (I20).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from services.errors import LeaseLost, RunEnded, RunNotFound
 from services.job_store.domain import log, run_table
@@ -27,8 +29,7 @@ GRACE: Final = timedelta(seconds=5)
 """So long after its lease the last allowed worker of a run may still come back: it was perhaps only cut off."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quarantine:
+class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
     """Put those of `runs` under quarantine whose last allowed worker has died.
 
     Whether it has is judged again here, under the lock: another worker of the same
@@ -56,8 +57,7 @@ class Quarantine:
         return count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportCrash:
+class ReportCrash(msgspec.Struct, frozen=True, kw_only=True):
     """The worker with `epoch` can neither drive the run nor end it, and gives it back."""
 
     store_id: str

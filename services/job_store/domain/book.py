@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
+import msgspec
+
 from services.errors import Internal
 from services.job_store.domain.events import Event
 from services.job_store.domain.rows import (
@@ -112,8 +114,7 @@ class Entries(Generic[R]):
         self._undo.add(partial(self.rows.__delitem__, slice(length, None)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Poke:
+class Poke(msgspec.Struct, frozen=True, kw_only=True):
     """A command came for a run that a worker holds."""
 
     worker_id: str
@@ -121,8 +122,7 @@ class Poke:
     run_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
+class Names(msgspec.Struct, frozen=True, kw_only=True):
     """The rows that an operation names, to be loaded and locked before it is applied.
 
     With a run come its open calls, its unread commands or its conversation only

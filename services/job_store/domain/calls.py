@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from services.errors import IllegalTransition, InboxChanged, InvalidField
 from services.job_store.domain import call_table
@@ -22,8 +24,7 @@ from services.job_store.domain.states import CallState, DecisionKind
 _APPROVALS: Final = frozenset({DecisionKind.APPROVE, DecisionKind.EDIT})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallChange:
+class CallChange(msgspec.Struct, frozen=True, kw_only=True):
     """A call as its owner wants it to be. See `CallRow`; what is missing here the ledger gives itself."""
 
     call_id: str

@@ -6,9 +6,11 @@ then on only a step of the owner that takes the command into account can move it
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import ClassVar, TypeAlias, assert_never
+
+import msgspec
+from msgspec.structs import replace
 
 from services.errors import (
     AlreadyDecided,
@@ -40,8 +42,7 @@ from services.job_store.domain.states import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolResult:
+class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
     """A client brings the result of a front-end call; `client_id` is empty on the unary path."""
 
     name: ClassVar[str] = "tool_result"
@@ -50,8 +51,7 @@ class ToolResult:
     offer_epoch: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decide:
+class Decide(msgspec.Struct, frozen=True, kw_only=True):
     """A person decides a gated call or answers a question."""
 
     name: ClassVar[str] = "decision"
@@ -63,15 +63,13 @@ class Decide:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Steer:
+class Steer(msgspec.Struct, frozen=True, kw_only=True):
     """A message enters the run."""
 
     name: ClassVar[str] = inbox.STEER
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cancel:
+class Cancel(msgspec.Struct, frozen=True, kw_only=True):
     """Somebody stops the run."""
 
     name: ClassVar[str] = inbox.CANCEL
@@ -79,24 +77,21 @@ class Cancel:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resolve:
+class Resolve(msgspec.Struct, frozen=True, kw_only=True):
     """An operator says what became of a call in doubt."""
 
     name: ClassVar[str] = "resolve"
     call_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Redrive:
+class Redrive(msgspec.Struct, frozen=True, kw_only=True):
     """An operator lets a quarantined run go on."""
 
     name: ClassVar[str] = "redrive"
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """A client says how far it is with a front-end call."""
 
     name: ClassVar[str] = "progress"
@@ -107,8 +102,7 @@ class Progress:
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopUp:
+class TopUp(msgspec.Struct, frozen=True, kw_only=True):
     """Somebody adds to the token budget."""
 
     name: ClassVar[str] = inbox.TOP_UP
@@ -118,8 +112,7 @@ class TopUp:
 Command: TypeAlias = ToolResult | Decide | Steer | Cancel | Resolve | Redrive | Progress | TopUp
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """The final word on a command, and the run after it with what it waits for; no run if UNKNOWN."""
 
     outcome: CommandOutcome
@@ -138,8 +131,7 @@ class _Refused(Exception):
         super().__init__(error.reason)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Send:
+class Send(msgspec.Struct, frozen=True, kw_only=True):
     """Send `command` to a run, as `user_id`. `payload` is opaque: what the owner of the run will read.
 
     With `as_operator` the run may be of any user of the store, and its log says who did what.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final, assert_never
+
+import msgspec
+from msgspec.structs import replace
 
 from services.errors import IllegalTransition, InboxChanged, InvalidField, LeaseLost, RunEnded, RunNotFound
 from services.job_store.domain import calls, inbox, log, run_table, stop
@@ -21,8 +23,7 @@ ROUND_STARTED: Final = "round.started"
 _MAY_SLEEP: Final = frozenset({RunState.WAITING, RunState.NEEDS_ATTENTION})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewMessage:
+class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message to append. `message_id` is empty if the ledger shall give one; `body` is opaque."""
 
     message_id: str
@@ -30,8 +31,7 @@ class NewMessage:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Committed:
+class Committed(msgspec.Struct, frozen=True, kw_only=True):
     """What the owner is told: the events of its step, and whether commands wait for it."""
 
     first_seq: int
@@ -40,8 +40,7 @@ class Committed:
     time: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """One step. None leaves a figure as it is; those of type `bytes` are opaque.
 
     An owner whose lease has ended may still commit as long as nobody has claimed

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeAlias
+
+import msgspec
 
 from services.job_store.domain.rows import CallRow, MessageRow, RunRow
 from services.job_store.domain.states import CallState, OperatorAct, RunState
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunChanged:
+class RunChanged(msgspec.Struct, frozen=True, kw_only=True):
     """The run changed its state or what it waits for, or was created (`from_state` None)."""
 
     from_state: RunState | None
     run: RunRow
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallChanged:
+class CallChanged(msgspec.Struct, frozen=True, kw_only=True):
     """A call changed its state or its holder, or was created (`from_state` None)."""
 
     from_state: CallState | None
@@ -27,15 +26,13 @@ class CallChanged:
     duration_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageAdded:
+class MessageAdded(msgspec.Struct, frozen=True, kw_only=True):
     """A message was appended to the conversation."""
 
     message: MessageRow
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolProgressed:
+class ToolProgressed(msgspec.Struct, frozen=True, kw_only=True):
     """A client says how far it is with a call."""
 
     call: CallRow
@@ -43,8 +40,7 @@ class ToolProgressed:
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToppedUp:
+class ToppedUp(msgspec.Struct, frozen=True, kw_only=True):
     """Somebody added to the token budget, which is larger now."""
 
     tokens: int
@@ -52,16 +48,14 @@ class ToppedUp:
     user_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnerEvent:
+class OwnerEvent(msgspec.Struct, frozen=True, kw_only=True):
     """What the owner of the run supplies: output, rounds, progress, warnings."""
 
     type: str
     body: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorActed:
+class OperatorActed(msgspec.Struct, frozen=True, kw_only=True):
     """An operator did something about the run; `call_id` goes with RESOLVED."""
 
     user_id: str
@@ -73,8 +67,7 @@ class OperatorActed:
 Happening: TypeAlias = RunChanged | CallChanged | MessageAdded | ToolProgressed | OwnerEvent | OperatorActed | ToppedUp
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of the log of a run. `attempt` is the epoch of the worker that wrote it, 0 if none did."""
 
     store_id: str

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from services.errors import PawlError
 from services.job_store.domain.book import Book
@@ -16,8 +18,7 @@ CANCEL: Final = "cancel"
 TOP_UP: Final = "top_up"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Letter:
+class Letter(msgspec.Struct, frozen=True, kw_only=True):
     """A command as it arrives. `payload` is opaque: what the owner of the run will read.
 
     `call_id` is the call that it settles or decides; empty if none.

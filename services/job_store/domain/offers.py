@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+
+import msgspec
+from msgspec.structs import replace
 
 from services.job_store.domain import call_table, log
 from services.job_store.domain.book import Book, Ids, Names
@@ -31,16 +33,14 @@ def renewed(call: CallRow, *, now: datetime, lease_seconds: float | None = None)
     return replace(call, offer=replace(offer, expire_time=now + timedelta(seconds=seconds), lease_seconds=seconds))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leased:
+class Leased(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the client now holds the call, and the call; None if there is none for this user."""
 
     granted: bool
     call: CallRow | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseOffer:
+class LeaseOffer(msgspec.Struct, frozen=True, kw_only=True):
     """Lease one offered call to a session of a client."""
 
     store_id: str
@@ -83,8 +83,7 @@ class LeaseOffer:
         return Leased(granted=True, call=call)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RenewOffers:
+class RenewOffers(msgspec.Struct, frozen=True, kw_only=True):
     """Renew the leases of `calls` (with their runs) that the session of the client still holds."""
 
     client_id: str
@@ -107,8 +106,7 @@ class RenewOffers:
         return tuple(held)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReleaseOffers:
+class ReleaseOffers(msgspec.Struct, frozen=True, kw_only=True):
     """Give the leases of `calls` (with their runs) back: those of a session of `client_id`.
 
     If that is None, those that ran out. A session that was lost gives back late;

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from services.job_store.domain.rows import RunKey
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlaceLimits:
+class PlaceLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How many runs may be active at once, of one store and of one of its users."""
 
     per_store: int
     per_user: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DueRun:
+class DueRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run that a worker could have now. An active one has its place already.
 
     With one `at_last_chance` so many workers have died that it is quarantined if
@@ -37,8 +36,7 @@ class DueRun:
         return self.store_id, self.run_id
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class Line(msgspec.Struct, frozen=True, kw_only=True):
     """The runs of one store that are due, in the order in which they are served, and the places that are taken.
 
     `taken_by_user` may leave out users of whom no run is due.

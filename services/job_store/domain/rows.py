@@ -6,9 +6,10 @@ gives it back unchanged. Times are those of the database, with a time zone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, TypeAlias
+
+import msgspec
 
 from services.job_store.domain.states import (
     AttentionReason,
@@ -40,8 +41,7 @@ TOKENS_MAX: Final = 2**53
 _IN_MOTION: Final = frozenset({RunState.RUNNING, RunState.CANCELLING})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationRow:
+class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
     """One message thread. At most one of its runs has the turn; the others wait in `queue`, in order."""
 
     store_id: str
@@ -54,8 +54,7 @@ class ConversationRow:
     update_time: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastCommit:
+class LastCommit(msgspec.Struct, frozen=True, kw_only=True):
     """The last step of a run and what was answered, so that a lost answer can be given again."""
 
     commit_id: str
@@ -66,16 +65,14 @@ class LastCommit:
     time: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
+class Attention(msgspec.Struct, frozen=True, kw_only=True):
     """What an operator is wanted for, and since when."""
 
     reason: AttentionReason
     since_time: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRow:
+class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """One execution on a conversation.
 
     `claim_at` is the one fact of scheduling: None means that nothing is to be
@@ -142,8 +139,7 @@ class RunRow:
         return self.attention is not None and self.attention.reason is AttentionReason.QUARANTINED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """What a person decided about a call, and what the call must then look like to start.
 
     `digest` and `arguments_sha256` are those of what was approved: of the call
@@ -159,8 +155,7 @@ class Decision:
     arguments_sha256: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """Which session of which client holds a front-end call; `client_id` is empty when nobody does."""
 
     client_id: str
@@ -174,8 +169,7 @@ class Offer:
         return self.client_id != "" and self.expire_time is not None and self.expire_time > now
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallRow:
+class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     """One tool call.
 
     `reserved_by` is the command that settles or decides it and that the owner of
@@ -213,8 +207,7 @@ class CallRow:
         return self.store_id, self.call_id
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageRow:
+class MessageRow(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of a conversation. `summarised_to` is not 0 for a summary; `body` is the rest of the message."""
 
     store_id: str
@@ -227,8 +220,7 @@ class MessageRow:
     create_time: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandRow:
+class CommandRow(msgspec.Struct, frozen=True, kw_only=True):
     """A command and its receipt. An accepted one stays in the inbox of its run until it is consumed.
 
     `call_id` is the call that it settles or decides; empty if none.
@@ -255,8 +247,7 @@ class CommandRow:
         return self.store_id, self.run_id, self.command_id
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestRow:
+class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     """A request that had its effect, and which run it made or entered."""
 
     store_id: str

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime
+
+from msgspec.structs import replace
 
 from services.job_store.domain import inbox, log, run_table, turn
 from services.job_store.domain.book import Book, Ids

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import assert_never
+
+import msgspec
+from msgspec.structs import replace
 
 from services.errors import ConversationBusy, ConversationNotFound, QueueFull, RequestIdReused, RunNotFound
 from services.job_store.domain import inbox, run_table, stop, turn
@@ -15,16 +17,14 @@ from services.job_store.domain.rows import ConversationRow, RequestRow, RunRow
 from services.job_store.domain.states import ActiveRunPolicy, RunState, StopCause
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submitted:
+class Submitted(msgspec.Struct, frozen=True, kw_only=True):
     """The run that was created or entered, as it is now."""
 
     run: RunRow
     steered: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submit:
+class Submit(msgspec.Struct, frozen=True, kw_only=True):
     """Bring `message` to a conversation.
 
     `conversation_id` is empty for a new conversation, `request_id` for a request

@@ -7,12 +7,13 @@ the real one says, so tests that use it can be believed.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 
@@ -141,7 +142,7 @@ async def test_a_run_goes_to_its_end_and_leaves_the_same_log_as_in_memory(
 ) -> None:
     key = await submit(replica)
     found = world()
-    shop = replace(found.shop, ledger=client)
+    shop = dataclasses.replace(found.shop, ledger=client)
 
     state = RunState.QUEUED
     while state not in ENDED:
@@ -160,7 +161,7 @@ async def test_what_a_worker_wrote_is_what_the_next_one_reads(replica: Replica, 
     options = RunOptions(instructions="Be brief.", temperature=0.5, tool_names=("write", "look", "mail", "show"))
     key = await submit(replica, options)
     found = world()
-    drive = Drive(await claim(client), replace(found.shop, ledger=client))
+    drive = Drive(await claim(client), dataclasses.replace(found.shop, ledger=client))
     await drive.run()
     await respond(replica, key)
 

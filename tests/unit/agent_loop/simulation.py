@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from services.agent_loop.domain import history, planning, proposals, step
 from services.agent_loop.domain.assembly import ModelAnswer, RawCall

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from services.agent_loop.app.model_call import request_of
 from services.agent_loop.domain import budget, loop_state

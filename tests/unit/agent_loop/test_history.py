@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from services.agent_loop.domain import history, settle
 from services.agent_loop.domain.call import Call, CallResult, CallState

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from services.agent_loop.domain import loop_state, proposals
 from services.agent_loop.domain.call import CallState, DecisionKind

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from services.agent_loop.domain import planning, step
 from services.agent_loop.domain.call import CallResult, CallState, DecisionKind

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from services.agent_loop.app.drive import Drive, Left
 from services.agent_loop.app.ports import Claim, RunKey

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from services.errors import AttentionNotNeeded, CallNotPending, IllegalTransition, InboxChanged, InvalidField, LeaseLost
 from services.job_store.domain.attention import CRASH_PAUSE, GRACE, Quarantine, ReportCrash
