@@ -98,12 +98,8 @@ async def _store(connection: Connection, book: Book, events: Sequence[tuple[Even
     await _insert(connection, tables.CONVERSATIONS, conversations)
     await _update(connection, tables.CONVERSATIONS, book.conversations.changed())
     await _insert(connection, tables.RUNS, book.runs.created())
-    await _update(connection, tables.RUNS, book.runs.changed())
-    loop_states = [
-        tables.LoopState(store_id=store_id, run_id=run_id, loop_state=state)
-        for (store_id, run_id), state in book.loop_states.items()
-    ]
-    await _update(connection, tables.LOOP_STATES, [(row, row) for row in loop_states])
+    runs = book.runs.changed()
+    await _update(connection, tables.RUNS, runs, [book.loop_states.get(run.key) for _, run in runs])
     await _insert(connection, tables.MESSAGES, book.messages.rows)
     await _insert(connection, tables.CALLS, book.calls.created())
     await _update(connection, tables.CALLS, book.calls.changed())
@@ -135,6 +131,11 @@ async def _insert(connection: Connection, columns: Columns[Any], rows: Sequence[
         await connection.execute(columns.insert_sql, *columns.insert_values(rows))
 
 
-async def _update(connection: Connection, columns: Columns[Any], rows: Sequence[tuple[Any, Any]]) -> None:
+async def _update(
+    connection: Connection,
+    columns: Columns[Any],
+    rows: Sequence[tuple[Any, Any]],
+    beside: Sequence[Any] | None = None,
+) -> None:
     if rows:
-        await connection.execute(columns.update_sql, *columns.update_values(rows))
+        await connection.execute(columns.update_sql, *columns.update_values(rows, beside))

@@ -53,15 +53,6 @@ class OutboxRow:
     time: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopState:
-    """The new state of the worker of a run."""
-
-    store_id: str
-    run_id: str
-    loop_state: bytes
-
-
 def _same(name: str, type_: str, *, fixed: bool = False, heavy: bool = False) -> Column[Any]:
     return Column(name, type_, attrgetter(name), fixed, heavy)
 
@@ -136,6 +127,8 @@ RUNS: Final[Columns[RunRow]] = Columns(
         _same("end_time", "timestamptz"),
     ],
     key_length=2,
+    # The state of the worker, which the ledger does not look at.
+    beside=("loop_state", "bytea"),
 )
 
 
@@ -296,10 +289,4 @@ OUTBOX: Final[Columns[OutboxRow]] = Columns(
         _fixed("time", "timestamptz"),
     ],
     key_length=3,
-)
-
-LOOP_STATES: Final[Columns[LoopState]] = Columns(
-    "job_store.runs",
-    [_fixed("store_id", "text"), _fixed("run_id", "text"), _same("loop_state", "bytea")],
-    key_length=2,
 )
