@@ -23,6 +23,8 @@ from services.chassis.ids import IdSource
 from services.errors import Internal, LeaseLost, RunEnded, RunNotFound
 
 _CLAIMED_AT_ONCE_MAX: Final = 64
+# A claim costs the same for one run as for many. So the next one comes at the earliest so long after the last began.
+_CLAIM_SECONDS_MIN: Final = 0.02
 # Work is stopped this long before a lease that nobody confirmed ends.
 _FENCE_MARGIN_SECONDS: Final = 0.5
 _REMEMBERED_MAX: Final = 4096
@@ -107,6 +109,7 @@ class Worker:
         while not self._stopping:
             self._work_may_be_there.clear()
             room = min(self._limits.runs_max - len(self._held), _CLAIMED_AT_ONCE_MAX)
+            began = self._clock.monotonic()
             if room > 0 and await self._claim(room) == room:
                 continue
             pause = self._limits.poll_seconds * (0.8 + 0.4 * self._random())
@@ -115,6 +118,9 @@ class Worker:
                     await self._work_may_be_there.wait()
             except TimeoutError:
                 continue
+            early = began + _CLAIM_SECONDS_MIN - self._clock.monotonic()
+            if early > 0:
+                await self._clock.sleep(early)
 
     async def renew_forever(self) -> None:
         """Renew all leases, and find out what was lost and who got commands."""

@@ -105,7 +105,7 @@ FROM users AS s CROSS JOIN LATERAL (
     WHERE r.store_id = s.store_id AND r.user_id = s.user_id AND NOT r.active AND r.claim_at <= now()
     ORDER BY r.claim_at LIMIT 1
 ) AS due
-WHERE s.hops > 0
+WHERE s.hops > 0 AND s.user_id IS NOT NULL
 ORDER BY due.crashes, due.claim_at
 """
 

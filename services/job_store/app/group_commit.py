@@ -1,6 +1,7 @@
 """Group commit: operations that arrive together share one transaction.
 
-While a group is being written, the next one gathers. When many wait, a second
+While a group is being written, the next one gathers, and a moment longer where
+operations come side by side. When many wait, a second
 group is written at the same time, so that a slow disk does not hold everybody up;
 small groups are not, because they cost nearly as much as large ones. Rows lock
 each other out in the database, so any number of replicas may do this side by side.
@@ -32,6 +33,10 @@ WAITING_MAX: Final = 10_000
 # How many operations must wait for each writer to take them: the second one helps only under load.
 _GROUP_MIN: Final = (1, 32)
 _ATTEMPTS_MAX: Final = 8
+# A group costs nearly the same whatever its size. So where operations come side by side, a writer waits a moment for
+# more of them; where they come one after the other, it does not.
+_GATHER_SECONDS: Final = 0.004
+_SIDE_BY_SIDE: Final = 1.5
 
 _log = logs.get_logger(__name__)
 
@@ -67,6 +72,7 @@ class GroupCommit:
         self._arrived = asyncio.Event()
         self._writers: list[asyncio.Task[None]] = []
         self._closing = False
+        self._usual_size = 1.0
 
     async def __aenter__(self) -> Self:
         self._writers = [
@@ -103,6 +109,8 @@ class GroupCommit:
     async def _write_groups(self, operations_min: int) -> None:
         while True:
             if len(self._waiting) >= operations_min:
+                if len(self._waiting) < self._usual_size and self._usual_size > _SIDE_BY_SIDE and not self._closing:
+                    await asyncio.sleep(_GATHER_SECONDS)
                 await self._write(self._gather())
             elif self._closing:
                 return
@@ -123,6 +131,7 @@ class GroupCommit:
     async def _write(self, group: Sequence[_Waiting]) -> None:
         if not group:
             return
+        self._usual_size += (len(group) - self._usual_size) / 4
         began = self._monotonic()
         try:
             written = await self._write_once_more([waiting.operation for waiting in group])
