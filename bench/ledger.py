@@ -25,6 +25,7 @@ from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub
 
 from bench.copies import copy_conversation, forget_all
 from bench.figures import Figure, NotMeasured
+from bench.percentiles import percentile
 from bench.processes import cpu_seconds
 from services.chassis.rpc_client import open_channel
 from services.launcher.options import SuiteOptions
@@ -46,11 +47,6 @@ _CLAIMED_AT_ONCE_MAX: Final = 64
 _KEY_VARIABLE: Final = "PAWL_BENCH_SERVICE_KEY"
 # Of ten pieces of a model's output, as one event brings them.
 _TEXT: Final = "and so it goes on, word by word, as a model talks "
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value that `share` of all values do not exceed."""
-    return sorted(values)[max(0, -int(-len(values) * share // 1) - 1)]
 
 
 class JobStore:

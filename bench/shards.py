@@ -1,0 +1,147 @@
+"""A simulation of many databases: stores spread over shards, and how commits fare on each. Pure and seeded."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+Placement = Mapping[int, int]
+"""The shard of each store. Stores and shards are numbers from 0."""
+
+_CHOICES: Final = 2
+
+
+def zipf_weights(stores: int, exponent: float) -> list[float]:
+    """Return each store's part of all load, the largest first; they add up to 1. 0 makes all alike."""
+    weights = [rank**-exponent for rank in range(1, stores + 1)]
+    total = math.fsum(weights)
+    return [weight / total for weight in weights]
+
+
+def with_largest(weights: Sequence[float], largest: float) -> list[float]:
+    """Return the weights with the first at `largest`, the others scaled so that all still add up to 1."""
+    factor = (1 - largest) / math.fsum(weights[1:])
+    return [largest, *(weight * factor for weight in weights[1:])]
+
+
+def loads(placement: Placement, weights: Sequence[float], shards: int) -> list[float]:
+    """Return the part of all load that each shard has."""
+    found = [0.0] * shards
+    for store, shard in placement.items():
+        found[shard] += weights[store]
+    return found
+
+
+def moved(before: Placement, after: Placement) -> list[int]:
+    """Return the stores that are elsewhere."""
+    return [store for store, shard in after.items() if before[store] != shard]
+
+
+# Placement without a directory: everybody can work out where a store is.
+
+
+def preferences(store: int, shards: int, count: int) -> list[int]:
+    """Return the `count` shards that rendezvous hashing prefers for a store, the first one first."""
+    return heapq.nlargest(count, range(shards), key=lambda shard: (_score(store, shard), shard))
+
+
+def rendezvous(stores: int, shards: int) -> dict[int, int]:
+    """Place each store on the shard with the highest hash of the two. Takes no account of how large stores are."""
+    return {store: preferences(store, shards, 1)[0] for store in range(stores)}
+
+
+def _score(store: int, shard: int) -> bytes:
+    return hashlib.blake2b(store.to_bytes(8, "big") + shard.to_bytes(8, "big"), digest_size=8).digest()
+
+
+# Placement with a directory of the stores that are not where rendezvous hashing has them.
+
+
+def bounded(weights: Sequence[float], shards: int, *, slack: float) -> dict[int, int]:
+    """Place stores, the largest first, on the first of their two preferred shards that stays within the bound.
+
+    The bound is the mean load of a shard, times 1 + `slack`. A store that fits on neither goes to the emptiest shard.
+    So no shard has more than the bound, or than the mean and its own largest store, whichever is more. The first
+    choice comes first, and not the emptier of the two, because all who are there need no entry in the directory.
+    """
+    bound = (1 + slack) / shards
+    found = [0.0] * shards
+    placement: dict[int, int] = {}
+    for store in sorted(range(len(weights)), key=lambda store: (-weights[store], store)):
+        choices = preferences(store, shards, _CHOICES)
+        fitting = (choice for choice in choices if found[choice] + weights[store] <= bound)
+        shard = next(fitting, None)
+        if shard is None:
+            shard = min(range(shards), key=lambda shard: found[shard])
+        placement[store] = shard
+        found[shard] += weights[store]
+    return placement
+
+
+def grown(placement: Placement, weights: Sequence[float], shards: int, *, slack: float) -> dict[int, int]:
+    """Return the placement after shards were added: stores leave those that are over the bound, and no others.
+
+    From a shard over the bound the largest stores move that the emptiest shard can take within the bound, until it is
+    within it or none fits.
+    """
+    bound = (1 + slack) / shards
+    found = loads(placement, weights, shards)
+    after = dict(placement)
+    members: dict[int, list[int]] = {}
+    for store, shard in placement.items():
+        members.setdefault(shard, []).append(store)
+    for shard in sorted(members, key=lambda shard: -found[shard]):
+        for store in sorted(members[shard], key=lambda store: (-weights[store], store)):
+            if found[shard] <= bound:
+                break
+            target = min(range(shards), key=lambda shard: found[shard])
+            if found[target] + weights[store] <= bound:
+                after[store] = target
+                found[shard] -= weights[store]
+                found[target] += weights[store]
+    return after
+
+
+# A shard as a queue.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """A database: `cores` of them, the CPU that a commit takes, and what a commit waits for the disk besides.
+
+    `commit_cpu_ms` is the mean of a lognormal distribution whose deviation is `variation` times the mean. `disk_ms`
+    is added to each commit; disks are taken to do what they are asked for at once.
+    """
+
+    cores: int
+    commit_cpu_ms: float
+    disk_ms: float
+    variation: float = 1.0
+
+    def utilisation(self, commits_per_second: float) -> float:
+        """Return the part of its cores that so many commits take; over 1 it cannot keep up."""
+        return commits_per_second * self.commit_cpu_ms / 1000 / self.cores
+
+
+def simulate(shard: Shard, commits_per_second: float, *, commits: int, seed: int) -> list[float]:
+    """Return the latencies in milliseconds of so many commits, which come by chance and are served in their order.
+
+    Commits do not get cheaper when many wait, as those of the real job-store do: what it says is rather too slow.
+    """
+    source = random.Random(seed)
+    sigma = math.sqrt(math.log(1 + shard.variation**2))
+    mu = math.log(shard.commit_cpu_ms) - sigma**2 / 2
+    free = [0.0] * shard.cores
+    now = 0.0
+    latencies = []
+    for _ in range(commits):
+        now += source.expovariate(commits_per_second) * 1000
+        done = max(now, free[0]) + source.lognormvariate(mu, sigma)
+        heapq.heapreplace(free, done)
+        latencies.append(done - now + shard.disk_ms)
+    return latencies
