@@ -293,7 +293,8 @@ def main() -> None:
     console = Console(width=150)
     console.print(mix)
     console.print(fleet_table(fleets))
-    console.print(shard)
+    held = shard.cores * mix.utilisation_max / shard.commit_cpu_ms * 1000 * largest.active_runs / largest.commits
+    console.print(f"{shard} holds {held:,.0f} active runs at {mix.utilisation_max:.0%}, of one store or of many.")
     counts = [least, math.ceil(least * 1.25), math.ceil(least * 1.5), least * 2]
     console.print(hottest_table(shard, largest.commits, counts, options.exponents, options.seed))
     console.print(giant_table(shard, largest.commits, counts[1], options.seed))
