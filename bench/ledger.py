@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import asyncpg
+import psutil
 import uvloop
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
@@ -128,7 +129,10 @@ def _step(run: pb.ClaimedRun, commit_id: str, **fields: Any) -> pb.CommitRunRequ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What one load showed. Latencies are those of single commits, in milliseconds; CPU in cores."""
+    """What one load showed. Latencies are those of single commits, in milliseconds; CPU in cores.
+
+    `foreign_cores` is what the rest of the machine used meanwhile: if that is much, the figures say little.
+    """
 
     owners: int
     events_per_commit: int
@@ -136,7 +140,8 @@ class Load:
     p50: float
     p99: float
     generator_cores: float
-    cores: float = 0.0
+    cores: float
+    foreign_cores: float
 
 
 class Generator:
@@ -162,19 +167,32 @@ class Generator:
         await self._process.wait()
 
     async def commit(self, owners: int, seconds: float, *, events: int = EVENTS_PER_COMMIT) -> Load:
-        """Let `owners` runs commit so many events a step, step after step, for `seconds`."""
+        """Let `owners` runs commit so many events a step, step after step, for `seconds` after a second to warm up."""
+        await self._ask(owners, 1.0, events)
+        ours, machine = cpu_seconds(self._store.processes()), _machine_cpu_seconds()
+        answer = await self._ask(owners, seconds, events)
+        ours_after, machine_after = cpu_seconds(self._store.processes()), _machine_cpu_seconds()
+        took = answer.pop("seconds")
+        cores = sum(ours_after[name] - ours[name] for name in ours) / took
+        foreign = (machine_after - machine) / took - cores - answer["generator_cores"]
+        return Load(owners=owners, events_per_commit=events, cores=cores, foreign_cores=max(0.0, foreign), **answer)
+
+    async def _ask(self, owners: int, seconds: float, events: int) -> dict[str, float]:
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        before = cpu_seconds(self._store.processes())
         self._process.stdin.write(json.dumps([owners, events, seconds]).encode() + b"\n")
         line = await self._process.stdout.readline()
         if not line:
             raise RuntimeError("the load generator ended")
-        after = cpu_seconds(self._store.processes())
-        answer = json.loads(line)
-        cores = sum(after[name] - before[name] for name in after) / answer.pop("seconds")
-        return Load(owners=owners, events_per_commit=events, cores=cores, **answer)
+        answer: dict[str, float] = json.loads(line)
+        return answer
+
+
+def _machine_cpu_seconds() -> float:
+    """Return the CPU time that all processes of the machine have used."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system + getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0))
 
 
 async def generate(address: str, service_key: str) -> None:
@@ -186,7 +204,6 @@ async def generate(address: str, service_key: str) -> None:
         while line := await asyncio.to_thread(sys.stdin.readline):
             count, events, seconds = json.loads(line)
             owners += await _more_owners(stub, count - len(owners))
-            await _load(stub, owners[:count], events, min(1.0, seconds), numbers)
             print(json.dumps(await _load(stub, owners[:count], events, seconds, numbers)), flush=True)
 
 
@@ -301,6 +318,7 @@ async def _events_per_second(data: Path, *, quick: bool) -> Figure:
             "events a commit": best[0].events_per_commit,
             "cores of job-store, PostgreSQL and NATS": statistics.median(load.cores for load in best),
             "cores of the load generator": statistics.median(load.generator_cores for load in best),
+            "cores of the rest of the machine": statistics.median(load.foreign_cores for load in best),
             "events/s with one event a commit": single.events_per_second,
             "p99 with one event a commit, ms": single.p99,
             "lone commit, ms": lone,
