@@ -1,113 +1,112 @@
-"""`python -m bench`: Pawl and its peers do the same runs in turn; prints one table and writes it to bench/results."""
+"""`python -m bench`: measures Pawl against its targets and beside its peers; prints tables, writes bench/results."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import statistics
+import importlib.util
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
+import uvloop
+
 from bench import report
-from bench.environments import Unavailable
-from bench.processes import cpu_seconds
-from bench.subjects import Pawl, Peer, Subject
+from bench.comparison import SUBJECTS
+from bench.figures import Figure, NotMeasured
+from bench.options import Options
 
-SUBJECTS: Final[dict[str, Callable[[Path, str], Subject]]] = {
-    "pawl": Pawl,
-    "handwritten": lambda data, model: Peer("hand-written loop", "handwritten", data, model),
-    "langgraph-postgres": lambda data, model: Peer("LangGraph, PostgreSQL", "langgraph", data, model, database=True),
-    "langgraph-sqlite": lambda data, model: Peer("LangGraph, SQLite", "langgraph", data, model),
-    "agents-sdk": lambda data, model: Peer("OpenAI Agents SDK, SQLite", "agents_sdk", data, model),
-    "dbos": lambda data, model: Peer("DBOS, PostgreSQL", "dbos", data, model, database=True),
-    "restate": lambda data, model: Peer("Restate", "restate", data, model),
-}
+Measure = Callable[[Options], Awaitable[list[Figure | NotMeasured]]]
 
 
-@dataclass(slots=True)
-class Measured:
-    """What one subject showed, a number per repetition; `cpu` by process, in milliseconds a run."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is measured together. `module` has `async def measure(options)`, which starts and stops what it needs."""
 
-    name: str
-    cpu: list[dict[str, float]] = field(default_factory=list)
-    runs_per_second: list[float] = field(default_factory=list)
-    alone_milliseconds: list[float] = field(default_factory=list)
-
-    @property
-    def cpu_milliseconds(self) -> list[float]:
-        """CPU of all processes, a run."""
-        return [sum(cpu.values()) for cpu in self.cpu]
+    codes: tuple[str, ...]
+    module: str
 
 
-@asynccontextmanager
-async def model_server(**options: float) -> AsyncIterator[str]:
-    """Run the canned model server; gives its URL."""
-    arguments = [f"--{name.replace('_', '-')}={value:g}" for name, value in options.items()]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench.model", *arguments, stdout=asyncio.subprocess.PIPE
+PARTS: Final = tuple(
+    part
+    for part in (
+        Part(("P1", "P2"), "bench.comparison"),
+        Part(("P3",), "bench.latency"),
+        Part(("P4",), "bench.output"),
+        Part(("P5", "P8"), "bench.ledger"),
+        Part(("P6",), "bench.burst"),
+        Part(("P7",), "bench.crowds"),
+        Part(("P9",), "bench.memory"),
+        Part(("P10",), "bench.overload"),
+        Part(("P10",), "bench.neighbours"),
+        Part(("P11",), "bench.replicas"),
     )
-    assert process.stdout is not None
-    try:
-        yield (await process.stdout.readline()).decode().strip()
-    finally:
-        process.terminate()
-        await process.wait()
+    if importlib.util.find_spec(part.module)
+)
+CODES: Final = tuple(dict.fromkeys(code for part in PARTS for code in part.codes))
 
 
-async def measure(subject: Subject, measured: Measured, *, runs: int, at_once: int) -> None:
-    """Do `runs` runs, `at_once` at a time, and a few alone; add what they cost."""
-    alone = await subject.run(max(5, runs // 20), 1)
-    measured.alone_milliseconds.append(statistics.median(alone) * 1000)
-    before = cpu_seconds(subject.processes())
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    await subject.run(runs, at_once)
-    measured.runs_per_second.append(runs / (loop.time() - began))
-    after = cpu_seconds(subject.processes())
-    measured.cpu.append({name: (after[name] - before[name]) / runs * 1000 for name in after})
+def chosen_parts(codes: Sequence[str]) -> list[Part]:
+    """Return the parts that measure these figures; all for none."""
+    return [part for part in PARTS if not codes or set(part.codes) & set(codes)]
 
 
-async def compare(chosen: Sequence[str], *, runs: int, at_once: int, repetitions: int) -> list[Measured]:
-    """Let all chosen subjects do the same in turn, several times."""
-    subjects: list[tuple[Subject, Measured]] = []
-    async with AsyncExitStack() as stack:
-        data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pawl-bench-")))
-        data.chmod(0o755)
-        url = await stack.enter_async_context(model_server())
-        for name in chosen:
-            try:
-                subject = await stack.enter_async_context(SUBJECTS[name](data / name, url))
-            except Unavailable as error:
-                print(f"{name} is not measured: {error}", file=sys.stderr)
-                continue
-            await subject.run(at_once * 2, at_once)
-            subjects.append((subject, Measured(subject.name)))
-        for _ in range(repetitions):
-            for subject, measured in subjects:
-                await measure(subject, measured, runs=runs, at_once=at_once)
-    return [measured for _, measured in subjects]
+async def run(parts: Sequence[Part], options: Options) -> list[Figure | NotMeasured]:
+    """Measure the parts one after the other; one that fails says so and stops no other."""
+    found: list[Figure | NotMeasured] = []
+    for part in parts:
+        print(f"{' '.join(part.codes)}: {part.module} ...", end=" ", file=sys.stderr, flush=True)
+        began = time.monotonic()
+        try:
+            measure: Measure = importlib.import_module(part.module).measure
+            found += await measure(options)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the other parts are worth measuring
+            traceback.print_exc()
+            found += [NotMeasured(code=code, why=f"{type(error).__name__}: {error}") for code in part.codes]
+        print(f"{time.monotonic() - began:.0f} s", file=sys.stderr)
+    return found
+
+
+def read_arguments() -> tuple[list[Part], Options]:
+    """Return what the command line chooses."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("figures", nargs="*", help=f"of {', '.join(CODES)}; default: all")
+    parser.add_argument("--subjects", help=f"of the comparison, with commas between: {', '.join(SUBJECTS)}")
+    parser.add_argument("--runs", type=int, help="runs of each subject in each repetition; default 200")
+    parser.add_argument("--at-once", type=int, default=32, help="runs at once in the comparison; default 32")
+    parser.add_argument("--repetitions", type=int, help="of the comparison; default 5")
+    parser.add_argument("--soak-seconds", type=float, help="how long memory is watched; default 180")
+    parser.add_argument("--quick", action="store_true", help="short forms of everything, peers only if named")
+    given = parser.parse_args()
+    if unknown := set(given.figures) - set(CODES):
+        parser.error(f"no such figure: {', '.join(sorted(unknown))}")
+    quick: bool = given.quick
+    default = ["pawl", "handwritten"] if quick else list(SUBJECTS)
+    subjects = given.subjects.split(",") if given.subjects else default
+    if unknown := set(subjects) - set(SUBJECTS):
+        parser.error(f"no such subject: {', '.join(sorted(unknown))}")
+    options = Options(
+        subjects=tuple(subjects),
+        runs=given.runs or (100 if quick else 200),
+        at_once=given.at_once,
+        repetitions=given.repetitions or (2 if quick else 5),
+        soak_seconds=given.soak_seconds or (30.0 if quick else 180.0),
+        quick=quick,
+    )
+    return chosen_parts(given.figures), options
 
 
 def main() -> None:
     """Measure what the arguments choose."""
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("subjects", nargs="*", default=list(SUBJECTS), help=f"of {', '.join(SUBJECTS)}; default: all")
-    parser.add_argument("--runs", type=int, default=200, help="runs of each subject in each repetition")
-    parser.add_argument("--at-once", type=int, default=32)
-    parser.add_argument("--repetitions", type=int, default=5)
-    options = parser.parse_args()
-    if unknown := set(options.subjects) - set(SUBJECTS):
-        parser.error(f"no such subject: {', '.join(sorted(unknown))}")
-    measured = asyncio.run(
-        compare(options.subjects, runs=options.runs, at_once=options.at_once, repetitions=options.repetitions)
-    )
-    report.show(measured, at_once=options.at_once)
-    print(f"All figures: {report.write(measured, runs=options.runs, at_once=options.at_once)}")
+    parts, options = read_arguments()
+    machine = report.machine()
+    figures = uvloop.run(run(parts, options))
+    report.show(figures, machine)
+    whole = parts == list(PARTS) and set(options.subjects) == set(SUBJECTS) and not options.quick
+    for file in report.write(figures, machine, options, whole=whole):
+        print(file)
 
 
 if __name__ == "__main__":

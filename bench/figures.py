@@ -10,6 +10,7 @@ class Figure:
     """One figure. `target` is a bound in words; `met` says whether `value` is within it, None if there is no bound.
 
     `spread` has the smallest and largest value where it was measured several times, and `detail` what else was seen.
+    `bound` is the bound as a number in `unit`, where the target is one.
     """
 
     code: str
@@ -20,6 +21,18 @@ class Figure:
     met: bool | None = None
     spread: tuple[float, float] | None = None
     detail: dict[str, float] = field(default_factory=dict)
+    bound: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point(Figure):
+    """The same figure of one among several, which a table or a curve shows together.
+
+    `series` says which one, and `at` where along the curve it is; None where there is no curve.
+    """
+
+    series: str
+    at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,3 +41,51 @@ class NotMeasured:
 
     code: str
     why: str
+
+
+def at_most(
+    bound: float,
+    *,
+    code: str,
+    what: str,
+    value: float,
+    unit: str,
+    spread: tuple[float, float] | None = None,
+    detail: dict[str, float] | None = None,
+) -> Figure:
+    """Return a figure that should not be over `bound`."""
+    return Figure(
+        code=code,
+        what=what,
+        value=value,
+        unit=unit,
+        target=f"at most {bound:g} {unit}".strip(),
+        met=value <= bound,
+        spread=spread,
+        detail=detail or {},
+        bound=bound,
+    )
+
+
+def at_least(
+    bound: float,
+    *,
+    code: str,
+    what: str,
+    value: float,
+    unit: str,
+    spread: tuple[float, float] | None = None,
+    detail: dict[str, float] | None = None,
+) -> Figure:
+    """Return a figure that should not be under `bound`."""
+    return Figure(
+        code=code,
+        what=what,
+        value=value,
+        unit=unit,
+        target=f"at least {bound:g} {unit}".strip(),
+        met=value >= bound,
+        spread=spread,
+        detail=detail or {},
+        bound=bound,
+    )

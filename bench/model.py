@@ -2,8 +2,12 @@
 
 `python -m bench.model --port 0` prints its URL. It answers streamed chat completions: as long as the request has fewer
 tool results than `--tool-rounds`, with one call of the tool `look_up`; then with an answer of `--chunks` chunks. It
-keeps no state between requests. `GET /times` gives, for each request since the last `GET /times`, when its last byte
-came and when the first and last bytes of its answer went, on the clock that all processes of a machine share.
+keeps no state between requests. With `--chunk-milliseconds` the pieces of an answer go one by one: the role at once,
+the first output one interval later, and what ends the answer in one piece, an interval after the last output.
+
+`GET /times` gives, for each request that was answered since the last `GET /times`, when its last byte came and when the
+first bytes of its answer, the first output and the last bytes went, in seconds on the clock that all processes of a
+machine share. Each is read just before the bytes are handed to the system.
 """
 
 from __future__ import annotations
@@ -21,6 +25,10 @@ _TOOL_RESULT: Final = re.compile(rb'"role"\s*:\s*"tool"')
 _LENGTH: Final = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
 _HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _END: Final = b"0\r\n\r\n"
+_END_EVENTS: Final = 3
+
+Times = list[tuple[float, float, float, float]]
+"""For each request: arrived, first bytes, first output, last bytes."""
 
 
 def event(choices: list[dict[str, Any]], **more: object) -> bytes:
@@ -66,9 +74,7 @@ def text_answer(chunks: int) -> list[bytes]:
 class Model(asyncio.Protocol):
     """One connection. Requests on it come one after the other."""
 
-    def __init__(
-        self, answers: list[list[bytes]], chunk_seconds: float, times: list[tuple[float, float, float]]
-    ) -> None:
+    def __init__(self, answers: list[list[bytes]], chunk_seconds: float, times: Times) -> None:
         self._answers = answers
         self._chunk_seconds = chunk_seconds
         self._times = times
@@ -111,23 +117,24 @@ class Model(asyncio.Protocol):
             return
         began = time.monotonic()
         self._transport.write(_HEAD + b"".join(answer) + _END)
-        self._times.append((arrived, began, time.monotonic()))
+        self._times.append((arrived, began, began, began))
 
     async def _answer_slowly(self, answer: list[bytes], arrived: float) -> None:
         assert self._transport is not None
-        began = time.monotonic()
-        self._transport.write(_HEAD)
-        for number, data in enumerate(answer, start=1):
-            self._transport.write(data)
-            await asyncio.sleep(max(0.0, began + number * self._chunk_seconds - time.monotonic()))
-        self._transport.write(_END)
-        self._times.append((arrived, began, time.monotonic()))
+        pieces = [_HEAD + answer[0], *answer[1:-_END_EVENTS], b"".join(answer[-_END_EVENTS:]) + _END]
+        went: list[float] = []
+        for piece in pieces:
+            if went:
+                await asyncio.sleep(max(0.0, went[0] + len(went) * self._chunk_seconds - time.monotonic()))
+            went.append(time.monotonic())
+            self._transport.write(piece)
+        self._times.append((arrived, went[0], went[1], went[-1]))
 
 
 async def serve(port: int, *, tool_rounds: int, chunks: int, chunk_seconds: float) -> None:
     """Serve until cancelled."""
     answers = [*(tool_answer(number) for number in range(1, tool_rounds + 1)), text_answer(chunks)]
-    times: list[tuple[float, float, float]] = []
+    times: Times = []
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Model(answers, chunk_seconds, times), "127.0.0.1", port)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", flush=True)

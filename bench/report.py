@@ -1,65 +1,153 @@
-"""The table of a comparison, and its figures as JSON."""
+"""The tables of a measurement, its figures as JSON, and its chart."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
-import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Final
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from bench.__main__ import Measured
+from bench import chart
+from bench.comparison import CPU
+from bench.figures import Figure, NotMeasured, Point
+from bench.options import Options
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS: Final = Path(__file__).parent / "results"
+_THOUSANDS_FROM: Final = 1000
+
+Machine = dict[str, str | float]
 
 
-def write(subjects: Sequence[Measured], *, runs: int, at_once: int) -> Path:
-    """Write all figures, a number per repetition; returns the file."""
+def machine() -> Machine:
+    """Return what the figures depend on, as it is before the measurement begins."""
+    return {
+        "cores": os.cpu_count() or 0,
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "architecture": platform.machine(),
+        "load_average_at_start": round(os.getloadavg()[0], 2),
+        # Each Pawl that is measured was asked for it when it had started.
+        "postgresql_fsync": "on",
+    }
+
+
+def write(
+    found: Sequence[Figure | NotMeasured], machine: Machine, options: Options, *, whole: bool
+) -> tuple[Path, ...]:
+    """Write all figures and, if there is something to draw, the chart; returns the files.
+
+    Only a `whole` measurement gets the date alone for a name, so that a look at one part overwrites no record.
+    """
     now = datetime.now(UTC)
-    machine = {"python": platform.python_version(), "system": platform.platform(), "cores": os.cpu_count()}
     result = {
         "time": now.isoformat(timespec="seconds"),
         "machine": machine,
-        "runs": runs,
-        "at_once": at_once,
-        "subjects": list(map(asdict, subjects)),
+        "options": asdict(options),
+        "figures": [asdict(figure) for figure in found if isinstance(figure, Figure)],
+        "not_measured": [asdict(missing) for missing in found if isinstance(missing, NotMeasured)],
     }
     RESULTS.mkdir(exist_ok=True)
-    file = RESULTS / f"{now:%Y-%m-%d}.json"
+    file = RESULTS / (f"{now:%Y-%m-%d}.json" if whole else f"{now:%Y-%m-%d}-partial.json")
     file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    return file
+    drawing = chart.draw([figure for figure in found if isinstance(figure, Point)], caption(machine))
+    if drawing is None:
+        return (file,)
+    picture = file.with_suffix(".svg")
+    picture.write_text(drawing, encoding="utf-8")
+    return file, picture
 
 
-def show(subjects: Sequence[Measured], *, at_once: int) -> None:
-    """Print medians with the smallest and largest value of the repetitions."""
+def show(found: Sequence[Figure | NotMeasured], machine: Machine) -> None:
+    """Print the table of figures, the comparison, the curves, and what could not be measured."""
     console = Console()
-    base = next((s for s in subjects if s.name.startswith("hand")), None)
-    base_cpu = statistics.median(base.cpu_milliseconds) if base else 0.0
-    table = Table("", "CPU a run, ms", "of hand-written", f"runs a second, {at_once} at once", "one alone, ms")
-    for subject in subjects:
-        ratio = f"{statistics.median(subject.cpu_milliseconds) / base_cpu:.2f}" if base_cpu else ""
-        table.add_row(
-            subject.name,
-            spread(subject.cpu_milliseconds),
-            ratio,
-            spread(subject.runs_per_second),
-            spread(subject.alone_milliseconds),
-        )
-    console.print(table)
-    for subject in subjects:
-        parts = {name: statistics.median(cpu[name] for cpu in subject.cpu) for name in subject.cpu[0]}
-        if len(parts) > 1:
-            console.print(f"{subject.name}: " + ", ".join(f"{name} {value:.1f} ms" for name, value in parts.items()))
+    points = [figure for figure in found if isinstance(figure, Point)]
+    figures = [figure for figure in found if isinstance(figure, Figure) and not isinstance(figure, Point)]
+    if figures:
+        table = Table("", "figure", "measured", "target", "", title=caption(machine))
+        for row in rows(figures):
+            table.add_row(*row)
+        console.print(table)
+    for title, wanted in (
+        ("The same work elsewhere", [point for point in points if point.at is None]),
+        ("Curves", [point for point in points if point.at is not None]),
+    ):
+        if wanted:
+            console.print(_pivot(title, wanted))
+    for point in points:
+        if point.what == CPU and len(point.detail) > 1:
+            console.print(f"{point.series}, {CPU}: {_detail(point)}")
+    for missing in (missing for missing in found if isinstance(missing, NotMeasured)):
+        console.print(f"{missing.code} is not measured: {missing.why}", markup=False)
 
 
-def spread(values: Sequence[float]) -> str:
-    """Return the median, and the range in brackets."""
-    return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+def rows(figures: Sequence[Figure]) -> list[tuple[str, str, str, str, str]]:
+    """Return a row for each figure, in the order of their codes: code, what, value, target, verdict."""
+    ordered = sorted(figures, key=lambda figure: int(figure.code.removeprefix("P")))
+    return [(f.code, _what(f), measured(f), f.target, verdict(f)) for f in ordered]
+
+
+def measured(figure: Figure) -> str:
+    """Return the value with its unit, and the range in brackets."""
+    text = f"{number(figure.value)} {figure.unit}".strip()
+    if figure.spread is None or figure.spread[0] == figure.spread[1]:
+        return text
+    return f"{text} ({number(figure.spread[0])} to {number(figure.spread[1])})"
+
+
+def verdict(figure: Figure) -> str:
+    """Return whether the target is met, and how far away it is; empty where there is none."""
+    if figure.met is None:
+        return ""
+    word = "met" if figure.met else "MISSED"
+    return f"{word}, {number(figure.value / figure.bound)} of it" if figure.bound else word
+
+
+def number(value: float) -> str:
+    """Return a number with as many places as one can read."""
+    if abs(value) >= _THOUSANDS_FROM or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) < 1 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"  # noqa: PLR2004
+
+
+def caption(machine: Machine) -> str:
+    """Return the machine in a line."""
+    return (
+        f"{machine['cores']} cores, Python {machine['python']}, Linux {machine['kernel']}, "
+        f"fsync {machine['postgresql_fsync']}, load {machine['load_average_at_start']} at the start"
+    )
+
+
+def _what(figure: Figure) -> str:
+    return f"{figure.what}\n[dim]{_detail(figure)}[/dim]" if figure.detail else figure.what
+
+
+def _detail(figure: Figure) -> str:
+    return ", ".join(f"{name} {number(value)}" for name, value in figure.detail.items())
+
+
+def _pivot(title: str, points: Sequence[Point]) -> Table:
+    """Return a table with a row for each series, and for each place on its curve, and a column for each figure."""
+    columns = list(dict.fromkeys((point.what, point.unit) for point in points))
+    places = list(dict.fromkeys((point.series, point.at) for point in points))
+    cells = {(point.series, point.at, point.what): point for point in points}
+    table = Table("", *(f"{what}, {unit}" for what, unit in columns), title=title)
+    for series, at in places:
+        row = [cells.get((series, at, what)) for what, _ in columns]
+        name = series if at is None else f"{series}, {at:g}"
+        table.add_row(name, *(_cell(point) if point else "" for point in row))
+    return table
+
+
+def _cell(point: Point) -> str:
+    if point.spread is None:
+        return number(point.value)
+    return f"{number(point.value)} ({number(point.spread[0])} to {number(point.spread[1])})"

@@ -10,8 +10,10 @@ import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Protocol, Self
 
+import asyncpg
 from pawl.agent.v1 import agent_pb2
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.event.v1 import run_pb2
@@ -50,10 +52,17 @@ class Pawl:
 
     name = "pawl"
 
-    def __init__(self, data: Path, model_url: str, **replicas: int) -> None:
+    def __init__(
+        self,
+        data: Path,
+        model_url: str,
+        *,
+        replicas: Mapping[str, int] = MappingProxyType({}),
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         options = SuiteOptions(
             data=data,
-            replicas={name.replace("_", "-"): count for name, count in replicas.items()},
+            replicas=replicas,
             scripted_model=False,
             environment={
                 "OPENAI_BASE_URL": model_url,
@@ -65,6 +74,7 @@ class Pawl:
                 "PAWL_ACTIVE_RUNS_PER_STORE": "1000",
                 "PAWL_ACTIVE_RUNS_PER_USER": "1000",
                 "PYTHONPATH": str(PEERS.parent.parent),
+                **environment,
             },
         )
         self.suite = Suite(options)
@@ -72,6 +82,7 @@ class Pawl:
 
     async def __aenter__(self) -> Self:
         await self._stack.enter_async_context(self.suite)
+        await self._check_fsync()
         addresses = ",".join(self.suite.endpoints.addresses("agent-loop"))
         channel = await self._stack.enter_async_context(open_channel(addresses, deadline_seconds=_DEADLINE_SECONDS))
         self.agents = AgentServiceStub(channel)
@@ -101,6 +112,15 @@ class Pawl:
         ]
         found = {name: self.suite.pid(*_name_and_replica(name)) for name in names}
         return {name: pid for name, pid in found.items() if pid is not None}
+
+    async def _check_fsync(self) -> None:
+        connection = await asyncpg.connect(self.suite.database_url)
+        try:
+            for setting in ("fsync", "synchronous_commit"):
+                if await connection.fetchval(f"SHOW {setting}") != "on":
+                    raise RuntimeError(f"PostgreSQL runs without {setting}: what is measured would not be durable")
+        finally:
+            await connection.close()
 
     async def _one(self) -> None:
         run = (await self.agents.StartRun(agent_pb2.StartRunRequest(text=QUESTION))).run

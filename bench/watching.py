@@ -1,0 +1,37 @@
+"""What a client sees of one run, and when."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from pawl.agent.v1 import agent_pb2
+from pawl.event.v1 import run_pb2
+
+from bench.subjects import QUESTION, Pawl
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """Of one run: when the client held each output event, by round, in seconds of the monotonic clock."""
+
+    output: dict[int, list[float]] = field(default_factory=dict)
+
+
+async def watch(pawl: Pawl) -> Seen:
+    """Do one run and note when its output comes.
+
+    Raises:
+        RuntimeError: it did not complete.
+    """
+    seen, state = Seen(), run_pb2.RUN_STATE_UNSPECIFIED
+    run_id = (await pawl.agents.StartRun(agent_pb2.StartRunRequest(text=QUESTION))).run.run_id
+    async for answer in pawl.agents.WatchRun(agent_pb2.WatchRunRequest(run_id=run_id)):
+        now = time.monotonic()
+        if answer.event.HasField("output_delta"):
+            seen.output.setdefault(answer.event.output_delta.round, []).append(now)
+        elif answer.event.HasField("run_changed"):
+            state = answer.event.run_changed.run.state
+    if state != run_pb2.RUN_STATE_COMPLETED:
+        raise RuntimeError(f"{run_id} ended as {run_pb2.RunState.Name(state)}")
+    return seen
