@@ -17,7 +17,6 @@ from bench.watching import watch
 from bench.world import pawl
 
 _ROUNDS: Final = 4
-_MODEL: Final = {"tool_rounds": _ROUNDS - 1, "chunks": 20, "chunk_milliseconds": 5}
 _MEDIAN_MAX_MS: Final = 2.0
 _P99_MAX_MS: Final = 10.0
 
@@ -26,7 +25,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
     """Do one run after the other with 5 ms between the chunks, so that the first of each answer is alone."""
     first: list[float] = []
     following: list[float] = []
-    async with pawl(**_MODEL) as (subject, server):
+    async with pawl(tool_rounds=_ROUNDS - 1, chunks=20, chunk_milliseconds=5) as (subject, server):
         for number in range(options.count(220, 60)):
             seen = await watch(subject)
             requests = await server.requests()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Final, TypeVar
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias, TypeVar
 
 import grpc
-from pawl.agent.v1 import agent_pb2
-from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
+from pawl.agent.v1 import agent_pb2, agent_pb2_grpc
 from pawl.event.v1 import run_pb2
 
 from bench.subjects import QUESTION
@@ -19,6 +21,7 @@ from services.chassis.status import from_rpc_error
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 _DEADLINE_SECONDS: Final = 120.0
 T = TypeVar("T")
+Stub: TypeAlias = "agent_pb2_grpc.AgentServiceAsyncStub"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +42,8 @@ class Outcome:
     """What became of a request for a run, in seconds of the monotonic clock.
 
     `began` is when it was due. `answered` is when StartRun was acknowledged or refused, and `ended` when the client
-    knew that the run had completed; None if it did not wait, or was refused as a watcher. `refusal` is the reason of a
-    refusal, and `untyped CODE` where the error carried none.
+    knew that the run had completed; None if it did not wait for that, or not with success. `refusal` is the reason of
+    a refusal, `untyped CODE` where the error carried none, and `ended as STATE` for a run that did not complete.
     """
 
     place: Place
@@ -62,7 +65,7 @@ def reason(error: grpc.aio.AioRpcError) -> str:
     return f"untyped {error.code().name}"
 
 
-async def start(agents: AgentServiceStub, place: Place, due: float) -> tuple[Outcome, str]:
+async def start(agents: Stub, place: Place, due: float) -> tuple[Outcome, str]:
     """Ask for a run; returns what became of that, and the id of the run, empty if it was refused."""
     try:
         answer = await agents.StartRun(
@@ -73,12 +76,8 @@ async def start(agents: AgentServiceStub, place: Place, due: float) -> tuple[Out
     return Outcome(place=place, began=due, answered=time.monotonic()), answer.run.run_id
 
 
-async def play(agents: AgentServiceStub, place: Place, due: float) -> Outcome:
-    """Ask for a run and watch it to its end.
-
-    Raises:
-        RuntimeError: it was accepted and did not complete.
-    """
+async def play(agents: Stub, place: Place, due: float) -> Outcome:
+    """Ask for a run and watch it to its end."""
     outcome, run_id = await start(agents, place, due)
     if not run_id:
         return outcome
@@ -89,19 +88,27 @@ async def play(agents: AgentServiceStub, place: Place, due: float) -> Outcome:
             if answer.event.HasField("run_changed"):
                 state = answer.event.run_changed.run.state
     except grpc.aio.AioRpcError as error:
-        return Outcome(place=place, began=due, answered=outcome.answered, refusal=f"watch: {reason(error)}")
+        return replace(outcome, refusal=f"watch: {reason(error)}")
     if state != run_pb2.RUN_STATE_COMPLETED:
-        raise RuntimeError(f"{run_id} ended as {run_pb2.RunState.Name(state)}")
-    return Outcome(place=place, began=due, answered=outcome.answered, ended=time.monotonic())
+        return replace(outcome, refusal=f"ended as {run_pb2.RunState.Name(state)}")
+    return replace(outcome, ended=time.monotonic())
 
 
-async def at_once(number: int, seconds: float, work: Callable[[float], Awaitable[T]]) -> list[T]:
-    """Do the work `number` times at once and again as soon as one is done; none begins after `seconds`."""
+async def at_once(
+    number: int, work: Callable[[float], Awaitable[T]], *, seconds: float = math.inf, count: int = sys.maxsize
+) -> list[T]:
+    """Do the work `number` times at once, and again as soon as one is done, `count` times or for so many seconds.
+
+    `work` gets the time at which it begins. Returns when all that has begun is done.
+    """
     found: list[T] = []
+    numbers = iter(range(count))
     until = time.monotonic() + seconds
 
     async def worker() -> None:
-        while (now := time.monotonic()) < until:
+        for _ in numbers:
+            if (now := time.monotonic()) >= until:
+                return
             found.append(await work(now))
 
     async with asyncio.TaskGroup() as group:
@@ -131,9 +138,25 @@ async def _call(work: Callable[[int, float], Awaitable[T]], number: int, due: fl
 
 
 def refusals(outcomes: Sequence[Outcome]) -> dict[str, int]:
-    """Return how many were refused for each reason."""
-    found: dict[str, int] = {}
-    for outcome in outcomes:
-        if outcome.refusal:
-            found[outcome.refusal] = found.get(outcome.refusal, 0) + 1
-    return found
+    """Return how many were refused, or did not complete, for each reason."""
+    return dict(Counter(outcome.refusal for outcome in outcomes if outcome.refusal))
+
+
+def durations(outcomes: Sequence[Outcome]) -> list[float]:
+    """Return how many seconds each completed run took, from when it was due."""
+    return [outcome.ended - outcome.began for outcome in outcomes if outcome.ended is not None]
+
+
+async def peak(agents: Stub, place: Callable[[int], Place], *, numbers: Sequence[int], seconds: float) -> float:
+    """Return the most runs a second that complete with any of these numbers at once, `seconds` for each.
+
+    The first fifth of the time is not counted, and what ends after it is not either. `place` says whose a run is.
+    """
+    rates = []
+    for number in numbers:
+        began = time.monotonic()
+        turns = iter(range(sys.maxsize))
+        found = await at_once(number, lambda due: play(agents, place(next(turns)), due), seconds=seconds)  # noqa: B023
+        counted = [o for o in found if o.ended is not None and seconds / 5 <= o.ended - began < seconds]
+        rates.append(len(counted) / (seconds * 4 / 5))
+    return max(rates)

@@ -12,6 +12,11 @@ def cpu_seconds(roots: Mapping[str, int]) -> dict[str, float]:
     return {name: sum(map(_cpu, _tree(pid))) for name, pid in roots.items()}
 
 
+def whole_mib(roots: Mapping[str, int]) -> dict[str, float]:
+    """Return the memory of each root and its descendants, what they share with others included, in MiB."""
+    return {name: sum(map(_resident, _tree(pid))) / 2**20 for name, pid in roots.items()}
+
+
 def resident_mib(roots: Mapping[str, int]) -> dict[str, float]:
     """Return the memory of each root and its descendants that no other process shares, in MiB."""
     return {name: sum(map(_unique, _tree(pid))) / 2**20 for name, pid in roots.items()}
@@ -33,5 +38,12 @@ def _cpu(process: psutil.Process) -> float:
 def _unique(process: psutil.Process) -> float:
     try:
         return float(process.memory_full_info().uss)
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
+def _resident(process: psutil.Process) -> float:
+    try:
+        return float(process.memory_info().rss)
     except psutil.NoSuchProcess:
         return 0.0

@@ -21,6 +21,7 @@ from bench.figures import Figure, NotMeasured, Point
 from bench.options import Options
 
 RESULTS: Final = Path(__file__).parent / "results"
+_FILE_WIDTH: Final = 150
 _THOUSANDS_FROM: Final = 1000
 
 Machine = dict[str, str | float]
@@ -69,6 +70,8 @@ def write(
 def show(found: Sequence[Figure | NotMeasured], machine: Machine) -> None:
     """Print the table of figures, the comparison, the curves, and what could not be measured."""
     console = Console()
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
     points = [figure for figure in found if isinstance(figure, Point)]
     figures = [figure for figure in found if isinstance(figure, Figure) and not isinstance(figure, Point)]
     if figures:
@@ -76,6 +79,11 @@ def show(found: Sequence[Figure | NotMeasured], machine: Machine) -> None:
         for row in rows(figures):
             table.add_row(*row)
         console.print(table)
+        for figure in in_order(figures):
+            if figure.detail:
+                console.print(
+                    f"{figure.code} {figure.what}: {_detail(figure)}", style="dim", markup=False, highlight=False
+                )
     for title, wanted in (
         ("The same work elsewhere", [point for point in points if point.at is None]),
         ("Curves", [point for point in points if point.at is not None]),
@@ -89,10 +97,14 @@ def show(found: Sequence[Figure | NotMeasured], machine: Machine) -> None:
         console.print(f"{missing.code} is not measured: {missing.why}", markup=False)
 
 
+def in_order(figures: Sequence[Figure]) -> list[Figure]:
+    """Return the figures in the order of the targets."""
+    return sorted(figures, key=lambda figure: int(figure.code.removeprefix("P")))
+
+
 def rows(figures: Sequence[Figure]) -> list[tuple[str, str, str, str, str]]:
-    """Return a row for each figure, in the order of their codes: code, what, value, target, verdict."""
-    ordered = sorted(figures, key=lambda figure: int(figure.code.removeprefix("P")))
-    return [(f.code, _what(f), measured(f), f.target, verdict(f)) for f in ordered]
+    """Return a row for each figure, in the order of the targets: code, what, value, target, verdict."""
+    return [(f.code, f.what, measured(f), f.target, verdict(f)) for f in in_order(figures)]
 
 
 def measured(figure: Figure) -> str:
@@ -124,10 +136,6 @@ def caption(machine: Machine) -> str:
         f"{machine['cores']} cores, Python {machine['python']}, Linux {machine['kernel']}, "
         f"fsync {machine['postgresql_fsync']}, load {machine['load_average_at_start']} at the start"
     )
-
-
-def _what(figure: Figure) -> str:
-    return f"{figure.what}\n[dim]{_detail(figure)}[/dim]" if figure.detail else figure.what
 
 
 def _detail(figure: Figure) -> str:

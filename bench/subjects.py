@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 import asyncpg
 from pawl.agent.v1 import agent_pb2
@@ -113,14 +113,18 @@ class Pawl:
         found = {name: self.suite.pid(*_name_and_replica(name)) for name in names}
         return {name: pid for name, pid in found.items() if pid is not None}
 
-    async def _check_fsync(self) -> None:
+    async def ask(self, query: str, *values: object) -> Any:
+        """Return the first value that the database answers."""
         connection = await asyncpg.connect(self.suite.database_url)
         try:
-            for setting in ("fsync", "synchronous_commit"):
-                if await connection.fetchval(f"SHOW {setting}") != "on":
-                    raise RuntimeError(f"PostgreSQL runs without {setting}: what is measured would not be durable")
+            return await connection.fetchval(query, *values)
         finally:
             await connection.close()
+
+    async def _check_fsync(self) -> None:
+        for setting in ("fsync", "synchronous_commit"):
+            if await self.ask(f"SHOW {setting}") != "on":
+                raise RuntimeError(f"PostgreSQL runs without {setting}: what is measured would not be durable")
 
     async def _one(self) -> None:
         run = (await self.agents.StartRun(agent_pb2.StartRunRequest(text=QUESTION))).run

@@ -1,0 +1,94 @@
+"""P9: the memory of each service when idle after a warm-up, and whether it grows under load."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from bench import load
+from bench.figures import Figure, NotMeasured, at_most
+from bench.load import Outcome, Place
+from bench.options import Options
+from bench.processes import resident_mib, whole_mib
+from bench.quantiles import slope
+from bench.subjects import Pawl
+from bench.world import pawl
+
+_IDLE_MAX_MIB: Final = 120.0
+_GROWTH_MAX_MIB_AN_HOUR: Final = 1.0
+_RUNS_OF_A_SOAK: Final = 100_000
+_AT_ONCE: Final = 16
+_SETTLE_SECONDS: Final = 5.0
+_SERVICES: Final = ("agent-loop", "tool-registry", "job-store", "notifier")
+
+
+async def measure(options: Options) -> list[Figure | NotMeasured]:
+    """Warm up, look at the idle services, then let them work and look every second."""
+    async with pawl() as (subject, _):
+        await subject.run(options.count(300, 100), _AT_ONCE)
+        await asyncio.sleep(_SETTLE_SECONDS)
+        whole, own = whole_mib(subject.processes()), resident_mib(subject.processes())
+        samples, runs = await _soak(subject, options.soak_seconds)
+    detail = {f"{name} {kind}": sizes[name] for name in whole for kind, sizes in (("RSS", whole), ("USS", own))}
+    worst = max(_SERVICES, key=lambda name: whole[name])
+    idle = at_most(
+        _IDLE_MAX_MIB,
+        code="P9",
+        what=f"resident memory of the largest service, idle ({worst})",
+        value=whole[worst],
+        unit="MiB",
+        detail=detail,
+    )
+    return [idle, *_growth(samples, runs, options.soak_seconds)]
+
+
+Samples = list[tuple[float, int, Mapping[str, float]]]
+"""Seconds since the begin, completed runs, and MiB of each service."""
+
+
+async def _soak(subject: Pawl, seconds: float) -> tuple[Samples, int]:
+    """Keep so many runs going; returns the samples and how many runs completed."""
+    completed = 0
+    services = {name: pid for name, pid in subject.processes().items() if name in _SERVICES}
+
+    async def play(due: float) -> Outcome:
+        nonlocal completed
+        outcome = await load.play(subject.agents, Place(), due)
+        completed += outcome.ended is not None
+        return outcome
+
+    async def sample() -> None:
+        began = time.monotonic()
+        while True:
+            samples.append((time.monotonic() - began, completed, await asyncio.to_thread(resident_mib, services)))
+            await asyncio.sleep(1)
+
+    samples: Samples = []
+    sampler = asyncio.create_task(sample())
+    try:
+        outcomes = await load.at_once(_AT_ONCE, play, seconds=seconds)
+    finally:
+        sampler.cancel()
+    if refused := load.refusals(outcomes):
+        raise RuntimeError(f"runs did not complete: {refused}")
+    return samples, completed
+
+
+def _growth(samples: Samples, runs: int, seconds: float) -> list[Figure | NotMeasured]:
+    """Judge the growth of the last two thirds, if there were enough runs for it; tell it otherwise."""
+    late = [sample for sample in samples if sample[0] > seconds / 3]
+    an_hour = {name: slope([(at / 3600, mib[name]) for at, _, mib in late]) for name in _SERVICES}
+    by_runs = {name: slope([(done / 1000, mib[name]) for _, done, mib in late]) for name in _SERVICES}
+    worst = max(_SERVICES, key=lambda name: an_hour[name])
+    detail = {"runs": float(runs)}
+    detail |= {f"{name}, MiB an hour": value for name, value in an_hour.items()}
+    detail |= {f"{name}, MiB a 1,000 runs": value for name, value in by_runs.items()}
+    what = f"growth of the service that grows most, last two thirds of {seconds:g} s ({worst})"
+    if runs < _RUNS_OF_A_SOAK:
+        why = f"the soak was short: {runs:,} of {_RUNS_OF_A_SOAK:,} runs; --soak-seconds makes it longer"
+        growth = Figure(code="P9", what=what, value=an_hour[worst], unit="MiB/h", detail=detail)
+        return [growth, NotMeasured(code="P9", why=why)]
+    bound = _GROWTH_MAX_MIB_AN_HOUR
+    return [at_most(bound, code="P9", what=what, value=an_hour[worst], unit="MiB/h", detail=detail)]

@@ -1,0 +1,72 @@
+"""P10, too: one store that offers 100 times its share, and what the others notice of it.
+
+Fifty stores offer half of the peak together, each its fiftieth. Then the same again, while one of them offers 100
+times its part on top: with that Pawl is asked for one and a half times what it can do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from bench import load
+from bench.figures import Figure, NotMeasured, at_most
+from bench.load import Outcome, Place
+from bench.options import Options
+from bench.overload import DEFAULT_LIMITS, PEAK_AT_ONCE, STORES, place
+from bench.quantiles import quantile
+from bench.subjects import Pawl
+from bench.world import pawl
+
+_BASE: Final = 0.5
+_TIMES_SHARE: Final = 100.0
+_TIMES_NORMAL_MAX: Final = 2.0
+_NOISY: Final = place(0).store
+
+
+async def measure(options: Options) -> list[Figure | NotMeasured]:
+    """Measure the runs of the quiet stores without the noise and with it."""
+    seconds = options.seconds(40, 20)
+    async with pawl(environment=DEFAULT_LIMITS) as (subject, _):
+        await subject.run(64, 5)
+        peak = await load.peak(subject.agents, place, numbers=PEAK_AT_ONCE, seconds=options.seconds(10, 5))
+        base = _BASE * peak
+        before = await _quiet(subject, base, seconds)
+        noise = asyncio.create_task(
+            load.at_rate(base / STORES * _TIMES_SHARE, seconds, lambda number, due: _noisy(subject, number, due))
+        )
+        beside = await _quiet(subject, base, seconds)
+        noisy = await noise
+    if refused := load.refusals([*before, *beside]):
+        return [NotMeasured(code="P10", why=f"runs of quiet stores did not complete: {refused}")]
+    normal, disturbed = load.durations(before), load.durations(beside)
+    return [
+        at_most(
+            _TIMES_NORMAL_MAX,
+            code="P10",
+            what=f"p99 of the other stores beside one at {_TIMES_SHARE:g} times its share, of their normal p99",
+            value=quantile(disturbed, 0.99) / quantile(normal, 0.99),
+            unit="",
+            detail={
+                "normal p50, ms": quantile(normal, 0.5) * 1000,
+                "normal p99, ms": quantile(normal, 0.99) * 1000,
+                "disturbed p50, ms": quantile(disturbed, 0.5) * 1000,
+                "disturbed p99, ms": quantile(disturbed, 0.99) * 1000,
+                "samples of each": min(len(normal), len(disturbed)),
+                "peak, /s": peak,
+                "noise, /s": len(noisy) / seconds,
+                "noise refused": sum(load.refusals(noisy).values()),
+            },
+        )
+    ]
+
+
+async def _quiet(subject: Pawl, rate: float, seconds: float) -> list[Outcome]:
+    """Offer runs of all stores, and return those of the quiet ones."""
+    found = await load.at_rate(rate, seconds, lambda number, due: load.play(subject.agents, place(number), due))
+    return [outcome for outcome in found if outcome.place.store != _NOISY]
+
+
+async def _noisy(subject: Pawl, number: int, due: float) -> Outcome:
+    """Ask for a run of the noisy store and go away: whoever sends so many watches none of them."""
+    return (await load.start(subject.agents, Place(store=_NOISY, user=place(number * STORES).user), due))[0]

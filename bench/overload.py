@@ -1,0 +1,171 @@
+"""P10: three times as many runs as Pawl can do, from many stores; what is refused, how, and how soon it is over.
+
+The limits of active runs are the defaults, and each store may queue ten seconds' worth of its part of the peak, as an
+operator would set it: whatever waits longer than that helps nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from pawl.event.v1 import run_pb2
+
+from bench import load
+from bench.figures import Figure, NotMeasured, at_least, at_most
+from bench.load import Outcome, Place
+from bench.options import Options
+from bench.quantiles import quantile
+from bench.subjects import Pawl
+from bench.world import pawl
+
+STORES: Final = 50
+DEFAULT_LIMITS: Final[Mapping[str, str]] = {"PAWL_ACTIVE_RUNS_PER_STORE": "20", "PAWL_ACTIVE_RUNS_PER_USER": "5"}
+PEAK_AT_ONCE: Final = (32, 96)
+_USERS: Final = 4
+_TIMES_PEAK: Final = 3.0
+_QUEUE_SECONDS: Final = 10.0
+_GOODPUT_MIN: Final = 0.8
+_RECOVERY_MAX_SECONDS: Final = 30.0
+_RECOVERY_PATIENCE_SECONDS: Final = 120.0
+_NORMAL_TIMES_ALONE: Final = 2.0
+_PROBES: Final = Place(store="probe")
+_TERMINAL_FROM: Final = 10  # States of runs, see the ledger's tables.
+_COMPLETED: Final = """
+    SELECT count(*) FROM job_store.runs WHERE state = $1 AND store_id <> 'probe' AND end_time >= $2 AND end_time < $3
+"""
+_OPEN: Final = "SELECT count(*) FROM job_store.runs WHERE state < $1 AND store_id <> 'probe'"
+
+
+def place(number: int) -> Place:
+    """Return whose the run of that number is: the stores take turns, and so do their users."""
+    return Place(store=f"store-{number % STORES}", user=f"user-{number // STORES % _USERS}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """What an overload showed. `recovered` is None if it was not over when nobody wanted to wait any longer."""
+
+    outcomes: Sequence[Outcome]
+    completed_per_second: float
+    alone_seconds: float
+    drained_seconds: float | None
+    recovered_seconds: float | None
+
+
+async def measure(options: Options) -> list[Figure | NotMeasured]:
+    """Find the peak, then offer three times of it for a while and wait until everything is as before."""
+    async with pawl(environment=DEFAULT_LIMITS) as (subject, _):
+        await subject.run(64, 5)
+        peak = await load.peak(subject.agents, place, numbers=PEAK_AT_ONCE, seconds=options.seconds(15, 8))
+    seconds = options.seconds(60, 20)
+    queue = max(1, math.ceil(_QUEUE_SECONDS * peak / STORES))
+    environment = {**DEFAULT_LIMITS, "PAWL_QUEUED_RUNS_PER_STORE": str(queue)}
+    async with pawl(environment=environment) as (subject, _):
+        await subject.run(64, 5)
+        seen = await _overload(subject, _TIMES_PEAK * peak, seconds)
+    return [_goodput(seen, peak, seconds, queue), *_refusals(seen.outcomes), _recovery(seen)]
+
+
+async def _overload(subject: Pawl, rate: float, seconds: float) -> _Seen:
+    """Offer `rate` runs a second for so long, then do single runs until one takes as long as before."""
+    probes = await load.at_once(1, lambda due: load.play(subject.agents, _PROBES, due), count=20)
+    alone = quantile(load.durations(probes), 0.5)
+    began: datetime = await subject.ask("SELECT clock_timestamp()")
+    offering = asyncio.create_task(
+        load.at_rate(rate, seconds, lambda number, due: load.play(subject.agents, place(number), due))
+    )
+    await asyncio.sleep(seconds)
+    ended: datetime = await subject.ask("SELECT clock_timestamp()")
+    drained, recovered = await _recover(subject, alone)
+    completed: Any = await subject.ask(_COMPLETED, run_pb2.RUN_STATE_COMPLETED, began, ended)
+    return _Seen(
+        outcomes=await offering,
+        completed_per_second=completed / (ended - began).total_seconds(),
+        alone_seconds=alone,
+        drained_seconds=drained,
+        recovered_seconds=recovered,
+    )
+
+
+async def _recover(subject: Pawl, alone_seconds: float) -> tuple[float | None, float | None]:
+    """Return after how many seconds nothing was left of the overload, and after how many a run took its normal time."""
+    began = time.monotonic()
+    drained: float | None = None
+    while (now := time.monotonic()) < began + _RECOVERY_PATIENCE_SECONDS:
+        probe = await load.play(subject.agents, _PROBES, now)
+        if drained is None and not await subject.ask(_OPEN, _TERMINAL_FROM):
+            drained = time.monotonic() - began
+        is_normal = probe.ended is not None and probe.ended - now <= _NORMAL_TIMES_ALONE * alone_seconds
+        if is_normal and drained is not None:
+            return drained, time.monotonic() - began
+        await asyncio.sleep(0.1)
+    return drained, None
+
+
+def _goodput(seen: _Seen, peak: float, seconds: float, queue: int) -> Figure:
+    latencies = load.durations(seen.outcomes)
+    return at_least(
+        _GOODPUT_MIN,
+        code="P10",
+        what=f"goodput at {_TIMES_PEAK:g} times the peak for {seconds:g} s, as a part of the peak",
+        value=seen.completed_per_second / peak,
+        unit="",
+        detail={
+            "peak, /s": peak,
+            "offered, /s": len(seen.outcomes) / seconds,
+            "completed, /s": seen.completed_per_second,
+            "queue of a store, runs": queue,
+            "accepted runs, p50 s": quantile(latencies, 0.5),
+            "accepted runs, p99 s": quantile(latencies, 0.99),
+        },
+    )
+
+
+def _refusals(outcomes: Sequence[Outcome]) -> list[Figure | NotMeasured]:
+    """Say how many were refused, why, and how soon. A refusal without a reason is one that no program can act on."""
+    refused = [outcome for outcome in outcomes if outcome.refusal]
+    if not refused:
+        return [NotMeasured(code="P10", why="nothing was refused, so there is no refusal to look at")]
+    untyped = sum(not outcome.refusal.isupper() and "watch: " not in outcome.refusal for outcome in refused)
+    at_start = [outcome.acknowledged_seconds * 1000 for outcome in refused if ":" not in outcome.refusal]
+    taken = [outcome.acknowledged_seconds * 1000 for outcome in outcomes if not outcome.refusal]
+    detail = {name: float(count) for name, count in load.refusals(outcomes).items()}
+    what = "refusals in the overload without a reason, or runs that were accepted and failed"
+    found: list[Figure | NotMeasured] = [
+        at_most(0, code="P10", what=what, value=untyped, unit="", detail=detail),
+    ]
+    if at_start:
+        speeds = {"p50, ms": quantile(at_start, 0.5)}
+        speeds |= {"accepted, p99 ms": quantile(taken, 0.99)} if taken else {}
+        high = quantile(at_start, 0.99)
+        found.append(
+            Figure(code="P10", what="refusal of StartRun, p99", value=high, unit="ms", target="fast", detail=speeds)
+        )
+    return found
+
+
+def _recovery(seen: _Seen) -> Figure | NotMeasured:
+    if seen.recovered_seconds is None or seen.drained_seconds is None:
+        what = "the backlog was not gone" if seen.drained_seconds is None else "single runs were not back to normal"
+        return Figure(
+            code="P10",
+            what=f"recovery: {what} after",
+            value=_RECOVERY_PATIENCE_SECONDS,
+            unit="s",
+            target=f"at most {_RECOVERY_MAX_SECONDS:g} s",
+            met=False,
+        )
+    return at_most(
+        _RECOVERY_MAX_SECONDS,
+        code="P10",
+        what=f"recovery: no backlog, and a run alone takes at most {_NORMAL_TIMES_ALONE:g} times its normal time",
+        value=seen.recovered_seconds,
+        unit="s",
+        detail={"backlog gone, s": seen.drained_seconds, "run alone before, ms": seen.alone_seconds * 1000},
+    )
