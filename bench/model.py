@@ -85,6 +85,10 @@ class Model(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
+    def connection_lost(self, _error: Exception | None) -> None:
+        for task in self._tasks:
+            task.cancel()
+
     def data_received(self, data: bytes) -> None:
         self._buffer += data
         head = self._buffer.find(b"\r\n\r\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +19,7 @@ from bench.world import pawl
 
 _CHUNK_MS: Final = 20.0
 _FULL: Final = 0.92
+_RAMP_SECONDS_MAX: Final = 10.0
 _GROWTH_MIN: Final = 1.05
 # A replica takes all that come: what is measured is not a limit of its settings.
 _LIMITS: Final = {
@@ -39,8 +41,8 @@ class _Level:
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
     """Measure runs a second at rising numbers at once, with one and with two replicas."""
-    levels = (16, 48, 128) if options.quick else (8, 16, 32, 64, 128, 256)
-    curves = {count: await _curve(count, levels, options.seconds(12, 7)) for count in (1, 2)}
+    levels = (16, 48, 128) if options.quick else (8, 24, 64, 128, 256)
+    curves = {count: await _curve(count, levels, options.seconds(10, 6)) for count in (1, 2)}
     points: list[Figure | NotMeasured] = [
         _point(f"{count} of each", what, level.at_once, value, unit)
         for count, curve in curves.items()
@@ -61,8 +63,9 @@ async def _curve(replicas: int, levels: tuple[int, ...], seconds: float) -> list
 
 
 async def _level(subject: Pawl, number: int, seconds: float) -> _Level:
-    """Keep `number` runs going, and count what completes once the first have ended and their places are taken."""
+    """Keep `number` runs going, and count what completes once as many have ended."""
     completed = 0
+    steady = asyncio.Event()
 
     async def play(due: float) -> None:
         nonlocal completed
@@ -70,12 +73,14 @@ async def _level(subject: Pawl, number: int, seconds: float) -> _Level:
         if outcome.ended is None:
             raise RuntimeError(f"a run did not complete: {outcome.refusal}")
         completed += 1
+        if completed == number:
+            steady.set()
 
     loop = asyncio.get_running_loop()
     running = asyncio.create_task(load.at_once(number, play))
     try:
-        while completed < number and not running.done():
-            await asyncio.sleep(0.05)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(steady.wait(), _RAMP_SECONDS_MAX)
         before, agents, began = completed, _agent_loops(subject), loop.time()
         psutil.cpu_percent()
         await asyncio.wait({running}, timeout=seconds)
