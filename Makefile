@@ -46,7 +46,7 @@ mutants: $(VENV)/.installed ## Plant faults and see the checker of each turn red
 	@$(BIN)/python -m tests.chaos.mutants
 	@$(BIN)/python -m tests.simulation.mutants
 
-bench: $(VENV)/.installed ## Compare what a run costs with what it costs elsewhere (ARGS="pawl handwritten" chooses)
+bench: $(VENV)/.installed ## Measure Pawl against its targets and beside its peers (ARGS="P3 P10 --quick" chooses)
 	@$(BIN)/python -m bench $(ARGS)
 
 check: $(VENV)/.installed proto-check ## Lint, format, types, who imports whom, and the contract: what CI runs before the tests

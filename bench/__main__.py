@@ -18,6 +18,8 @@ from bench.comparison import SUBJECTS
 from bench.figures import Figure, NotMeasured
 from bench.options import Options
 
+_REASON_MAX: Final = 300
+
 Measure = Callable[[Options], Awaitable[list[Figure | NotMeasured]]]
 
 
@@ -53,6 +55,11 @@ def chosen_parts(codes: Sequence[str]) -> list[Part]:
     return [part for part in PARTS if not codes or set(part.codes) & set(codes)]
 
 
+def shortened(error: Exception) -> str:
+    """Return in a line what went wrong; the whole of it is on standard error."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:_REASON_MAX]
+
+
 async def run(parts: Sequence[Part], options: Options) -> list[Figure | NotMeasured]:
     """Measure the parts one after the other; one that fails says so and stops no other."""
     found: list[Figure | NotMeasured] = []
@@ -64,7 +71,7 @@ async def run(parts: Sequence[Part], options: Options) -> list[Figure | NotMeasu
             found += await measure(options)
         except Exception as error:  # noqa: BLE001  # whatever it is, the other parts are worth measuring
             traceback.print_exc()
-            found += [NotMeasured(code=code, why=f"{type(error).__name__}: {error}") for code in part.codes]
+            found += [NotMeasured(code=code, why=shortened(error)) for code in part.codes]
         print(f"{time.monotonic() - began:.0f} s", file=sys.stderr)
     return found
 

@@ -147,6 +147,14 @@ def durations(outcomes: Sequence[Outcome]) -> list[float]:
     return [outcome.ended - outcome.began for outcome in outcomes if outcome.ended is not None]
 
 
+async def warm_up(agents: Stub, place: Callable[[int], Place]) -> None:
+    """Do some runs, few at once, so that nothing is done for the first time in what is measured."""
+    turns = iter(range(sys.maxsize))
+    found = await at_once(8, lambda due: play(agents, place(next(turns)), due), count=64)
+    if refused := refusals(found):
+        raise RuntimeError(f"runs did not complete: {refused}")
+
+
 async def peak(agents: Stub, place: Callable[[int], Place], *, numbers: Sequence[int], seconds: float) -> float:
     """Return the most runs a second that complete with any of these numbers at once, `seconds` for each.
 

@@ -28,7 +28,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
     """Measure the runs of the quiet stores without the noise and with it."""
     seconds = options.seconds(40, 20)
     async with pawl(environment=DEFAULT_LIMITS) as (subject, _):
-        await subject.run(64, 5)
+        await load.warm_up(subject.agents, place)
         peak = await load.peak(subject.agents, place, numbers=PEAK_AT_ONCE, seconds=options.seconds(10, 5))
         base = _BASE * peak
         before = await _quiet(subject, base, seconds)

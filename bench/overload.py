@@ -61,13 +61,13 @@ class _Seen:
 async def measure(options: Options) -> list[Figure | NotMeasured]:
     """Find the peak, then offer three times of it for a while and wait until everything is as before."""
     async with pawl(environment=DEFAULT_LIMITS) as (subject, _):
-        await subject.run(64, 5)
+        await load.warm_up(subject.agents, place)
         peak = await load.peak(subject.agents, place, numbers=PEAK_AT_ONCE, seconds=options.seconds(15, 8))
     seconds = options.seconds(60, 20)
     queue = max(1, math.ceil(_QUEUE_SECONDS * peak / STORES))
     environment = {**DEFAULT_LIMITS, "PAWL_QUEUED_RUNS_PER_STORE": str(queue)}
     async with pawl(environment=environment) as (subject, _):
-        await subject.run(64, 5)
+        await load.warm_up(subject.agents, place)
         seen = await _overload(subject, _TIMES_PEAK * peak, seconds)
     return [_goodput(seen, peak, seconds, queue), *_refusals(seen.outcomes), _recovery(seen)]
 
