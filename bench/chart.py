@@ -26,10 +26,10 @@ def draw(points: Sequence[Point], caption: str) -> str | None:
     height = _TITLE
     for what in dict.fromkeys(point.what for point in points if point.at is None):
         chosen = [point for point in points if point.what == what and point.at is None]
-        parts += _bars(what, chosen, height)
+        parts += _bars(chosen, height)
         height += _TITLE + _STEP * len(chosen)
     for what in dict.fromkeys(point.what for point in points if point.at is not None):
-        parts += _curve(what, [point for point in points if point.what == what and point.at is not None], height)
+        parts += _curve([point for point in points if point.what == what and point.at is not None], height)
         height += _TITLE + _CURVE + _TITLE
     if not parts:
         return None
@@ -41,11 +41,11 @@ def draw(points: Sequence[Point], caption: str) -> str | None:
     return "\n".join([head, _text(16, 22, caption, "small"), *parts, "</svg>"]) + "\n"
 
 
-def _bars(what: str, points: Sequence[Point], top: int) -> list[str]:
+def _bars(points: Sequence[Point], top: int) -> list[str]:
     """Return a bar for each point, and its spread as a thin line."""
     most = max((point.spread[1] if point.spread else point.value) for point in points) or 1.0
     scale = (_WIDTH - _LEFT - _RIGHT) / most
-    found = [_text(16, top + 16, f"{what}, {points[0].unit}", "title")]
+    found = [_text(16, top + 16, points[0].title, "title")]
     for number, point in enumerate(points):
         y = top + _TITLE - 12 + number * _STEP
         color = _COLORS[0] if point.series == "pawl" else _PLAIN
@@ -60,14 +60,14 @@ def _bars(what: str, points: Sequence[Point], top: int) -> list[str]:
     return found
 
 
-def _curve(what: str, points: Sequence[Point], top: int) -> list[str]:
+def _curve(points: Sequence[Point], top: int) -> list[str]:
     """Return a line for each series over equally wide steps, since each place is about twice the one before."""
     places = sorted({point.at for point in points if point.at is not None})
     most = max(point.value for point in points) or 1.0
     left, right, base = 60, _WIDTH - 140, top + _TITLE + _CURVE
     xs = {place: left + (right - left) * n / max(1, len(places) - 1) for n, place in enumerate(places)}
     found = [
-        _text(16, top + 16, f"{what}, {points[0].unit}", "title"),
+        _text(16, top + 16, points[0].title, "title"),
         _line(left, base, right, base, "#222"),
         *(_text(x, base + 18, f"{place:g}", "small", anchor="middle") for place, x in xs.items()),
     ]

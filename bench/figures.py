@@ -34,6 +34,11 @@ class Point(Figure):
     series: str
     at: float | None = None
 
+    @property
+    def title(self) -> str:
+        """What it is, with its unit if it has one."""
+        return f"{self.what}, {self.unit}" if self.unit else self.what
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotMeasured:

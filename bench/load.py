@@ -41,16 +41,22 @@ class Place:
 class Outcome:
     """What became of a request for a run, in seconds of the monotonic clock.
 
-    `began` is when it was due. `answered` is when StartRun was acknowledged or refused, and `ended` when the client
-    knew that the run had completed; None if it did not wait for that, or not with success. `refusal` is the reason of
-    a refusal, `untyped CODE` where the error carried none, and `ended as STATE` for a run that did not complete.
+    `began` is when it was due. `answered` is when StartRun was acknowledged (`accepted`) or refused. `ended` is when the
+    client knew that the run had completed; None if it did not wait for that, or the run did not. `refusal` is the
+    reason of a refusal, `untyped CODE` where the error carried none, and `ended as STATE` for a run that failed.
     """
 
     place: Place
     began: float
     answered: float
+    accepted: bool
     ended: float | None = None
     refusal: str = ""
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether a refusal carried a reason that a program can act on. A run that failed is no such refusal."""
+        return self.refusal.removeprefix("watch: ").isupper()
 
     @property
     def acknowledged_seconds(self) -> float:
@@ -72,8 +78,8 @@ async def start(agents: Stub, place: Place, due: float) -> tuple[Outcome, str]:
             agent_pb2.StartRunRequest(text=QUESTION), metadata=place.metadata, timeout=_DEADLINE_SECONDS
         )
     except grpc.aio.AioRpcError as error:
-        return Outcome(place=place, began=due, answered=time.monotonic(), refusal=reason(error)), ""
-    return Outcome(place=place, began=due, answered=time.monotonic()), answer.run.run_id
+        return Outcome(place=place, began=due, answered=time.monotonic(), accepted=False, refusal=reason(error)), ""
+    return Outcome(place=place, began=due, answered=time.monotonic(), accepted=True), answer.run.run_id
 
 
 async def play(agents: Stub, place: Place, due: float) -> Outcome:

@@ -20,7 +20,7 @@ _FIRST_MAX_MS: Final = 5.0
 async def measure(options: Options) -> list[Figure | NotMeasured]:
     """Count the events of answers of 100 chunks that come at once, and 20 ms apart. The largest count is judged."""
     at_once, _ = await _answers(options.count(50, 20), 0)
-    slow, first = await _answers(options.count(25, 8), _SLOW_MS)
+    slow, first = await _answers(options.count(25, 6), _SLOW_MS)
     apart = f"{_SLOW_MS:g} ms apart"
     return [
         _events(f"output events of {_CHUNKS} chunks at once", at_once, _EVENTS_AT_ONCE_MAX),

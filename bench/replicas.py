@@ -41,7 +41,7 @@ class _Level:
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
     """Measure runs a second at rising numbers at once, with one and with two replicas."""
-    levels = (16, 48, 128) if options.quick else (8, 24, 64, 128, 256)
+    levels = (16, 64) if options.quick else (8, 24, 64, 128, 256)
     curves = {count: await _curve(count, levels, options.seconds(10, 6)) for count in (1, 2)}
     points: list[Figure | NotMeasured] = [
         _point(f"{count} of each", what, level.at_once, value, unit)

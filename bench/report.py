@@ -144,12 +144,12 @@ def _detail(figure: Figure) -> str:
 
 def _pivot(title: str, points: Sequence[Point]) -> Table:
     """Return a table with a row for each series, and for each place on its curve, and a column for each figure."""
-    columns = list(dict.fromkeys((point.what, point.unit) for point in points))
+    columns = list(dict.fromkeys(point.title for point in points))
     places = list(dict.fromkeys((point.series, point.at) for point in points))
-    cells = {(point.series, point.at, point.what): point for point in points}
-    table = Table("", *(f"{what}, {unit}" for what, unit in columns), title=title)
+    cells = {(point.series, point.at, point.title): point for point in points}
+    table = Table("", *columns, title=title)
     for series, at in places:
-        row = [cells.get((series, at, what)) for what, _ in columns]
+        row = [cells.get((series, at, column)) for column in columns]
         name = series if at is None else f"{series}, {at:g}"
         table.add_row(name, *(_cell(point) if point else "" for point in row))
     return table
