@@ -41,8 +41,8 @@ class Place:
 class Outcome:
     """What became of a request for a run, in seconds of the monotonic clock.
 
-    `began` is when it was due. `answered` is when StartRun was acknowledged (`accepted`) or refused. `ended` is when the
-    client knew that the run had completed; None if it did not wait for that, or the run did not. `refusal` is the
+    `began` is when it was due. `answered` is when StartRun was acknowledged (`accepted`) or refused. `ended` is when
+    the client knew that the run had completed; None if it did not wait for that, or the run did not. `refusal` is the
     reason of a refusal, `untyped CODE` where the error carried none, and `ended as STATE` for a run that failed.
     """
 
