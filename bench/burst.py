@@ -14,7 +14,7 @@ from bench import load
 from bench.figures import Figure, NotMeasured, at_least, at_most
 from bench.load import Outcome, Place
 from bench.options import Options
-from bench.quantiles import quantile
+from bench.percentiles import percentile
 from bench.world import pawl
 
 _RATE: Final = 500.0
@@ -38,11 +38,11 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
                 _P99_MAX_MS,
                 code="P6",
                 what=f"StartRun acknowledged, {how}, p99",
-                value=quantile(milliseconds, 0.99),
+                value=percentile(milliseconds, 0.99),
                 unit="ms",
                 detail={
                     "sent": len(outcomes),
-                    "p50, ms": quantile(milliseconds, 0.5),
+                    "p50, ms": percentile(milliseconds, 0.5),
                     "acknowledged, /s": rates[-1],
                     "runs completed meanwhile": completed,
                     "refused": float(sum(load.refusals(outcomes).values())),

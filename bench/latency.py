@@ -12,7 +12,7 @@ from typing import Final
 
 from bench.figures import Figure, NotMeasured, at_most
 from bench.options import Options
-from bench.quantiles import quantile
+from bench.percentiles import percentile
 from bench.watching import watch
 from bench.world import pawl
 
@@ -44,7 +44,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
 
 def _judged(what: str, milliseconds: list[float]) -> list[Figure]:
     detail = {"samples": float(len(milliseconds)), "least": min(milliseconds), "most": max(milliseconds)}
-    median, high = quantile(milliseconds, 0.5), quantile(milliseconds, 0.99)
+    median, high = percentile(milliseconds, 0.5), percentile(milliseconds, 0.99)
     return [
         at_most(_MEDIAN_MAX_MS, code="P3", what=f"{what}, p50", value=median, unit="ms", detail=detail),
         at_most(_P99_MAX_MS, code="P3", what=f"{what}, p99", value=high, unit="ms"),

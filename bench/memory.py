@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from bench import load
@@ -12,7 +12,6 @@ from bench.figures import Figure, NotMeasured, at_most
 from bench.load import Outcome, Place
 from bench.options import Options
 from bench.processes import resident_mib, whole_mib
-from bench.quantiles import slope
 from bench.subjects import Pawl
 from bench.world import pawl
 
@@ -92,3 +91,13 @@ def _growth(samples: Samples, runs: int, seconds: float) -> list[Figure | NotMea
         return [growth, NotMeasured(code="P9", why=why)]
     bound = _GROWTH_MAX_MIB_AN_HOUR
     return [at_most(bound, code="P9", what=what, value=an_hour[worst], unit="MiB/h", detail=detail)]
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float:
+    """Return how fast y grows with x over all (x, y), by least squares; 0 where x does not change."""
+    if not points:
+        return 0.0
+    middle_x = sum(x for x, _ in points) / len(points)
+    middle_y = sum(y for _, y in points) / len(points)
+    width = sum((x - middle_x) ** 2 for x, _ in points)
+    return sum((x - middle_x) * (y - middle_y) for x, y in points) / width if width else 0.0

@@ -14,7 +14,7 @@ from bench.figures import Figure, NotMeasured, at_most
 from bench.load import Outcome, Place
 from bench.options import Options
 from bench.overload import DEFAULT_LIMITS, PEAK_AT_ONCE, STORES, place
-from bench.quantiles import quantile
+from bench.percentiles import percentile
 from bench.subjects import Pawl
 from bench.world import pawl
 
@@ -45,13 +45,13 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
             _TIMES_NORMAL_MAX,
             code="P10",
             what=f"p99 of the other stores beside one at {_TIMES_SHARE:g} times its share, of their normal p99",
-            value=quantile(disturbed, 0.99) / quantile(normal, 0.99),
+            value=percentile(disturbed, 0.99) / percentile(normal, 0.99),
             unit="",
             detail={
-                "normal p50, ms": quantile(normal, 0.5) * 1000,
-                "normal p99, ms": quantile(normal, 0.99) * 1000,
-                "disturbed p50, ms": quantile(disturbed, 0.5) * 1000,
-                "disturbed p99, ms": quantile(disturbed, 0.99) * 1000,
+                "normal p50, ms": percentile(normal, 0.5) * 1000,
+                "normal p99, ms": percentile(normal, 0.99) * 1000,
+                "disturbed p50, ms": percentile(disturbed, 0.5) * 1000,
+                "disturbed p99, ms": percentile(disturbed, 0.99) * 1000,
                 "samples of each": min(len(normal), len(disturbed)),
                 "peak, /s": peak,
                 "noise, /s": len(noisy) / seconds,

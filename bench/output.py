@@ -6,7 +6,7 @@ from typing import Final
 
 from bench.figures import Figure, NotMeasured, at_most
 from bench.options import Options
-from bench.quantiles import quantile
+from bench.percentiles import percentile
 from bench.watching import watch
 from bench.world import pawl
 
@@ -29,7 +29,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
             _FIRST_MAX_MS,
             code="P4",
             what=f"first chunk to the client's first output event, chunks {apart}, p50",
-            value=quantile(first, 0.5),
+            value=percentile(first, 0.5),
             unit="ms",
             spread=(min(first), max(first)),
             detail={"answers": float(len(first))},

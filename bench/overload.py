@@ -20,7 +20,7 @@ from bench import load
 from bench.figures import Figure, NotMeasured, at_least, at_most
 from bench.load import Outcome, Place
 from bench.options import Options
-from bench.quantiles import quantile
+from bench.percentiles import percentile
 from bench.subjects import Pawl
 from bench.world import pawl
 
@@ -77,7 +77,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
 async def _overload(subject: Pawl, rate: float, seconds: float) -> _Seen:
     """Offer `rate` runs a second for so long, then do single runs until one takes as long as before."""
     probes = await load.at_once(1, lambda due: load.play(subject.agents, _PROBES, due), count=20)
-    alone = quantile(load.durations(probes), 0.5)
+    alone = percentile(load.durations(probes), 0.5)
     began: datetime = await subject.ask("SELECT clock_timestamp()")
     offering = asyncio.create_task(
         load.at_rate(rate, seconds, lambda number, due: load.play(subject.agents, place(number), due))
@@ -123,8 +123,8 @@ def _goodput(seen: _Seen, peak: float, seconds: float, queue: int) -> Figure:
             "offered, /s": len(seen.outcomes) / seconds,
             "completed, /s": seen.completed_per_second,
             "queue of a store, runs": queue,
-            "accepted runs, p50 s": quantile(latencies, 0.5),
-            "accepted runs, p99 s": quantile(latencies, 0.99),
+            "accepted runs, p50 s": percentile(latencies, 0.5),
+            "accepted runs, p99 s": percentile(latencies, 0.99),
         },
     )
 
@@ -148,9 +148,9 @@ def _refusals(outcomes: Sequence[Outcome]) -> list[Figure | NotMeasured]:
         )
     ]
     if at_start:
-        detail = {"p50, ms": quantile(at_start, 0.5)}
-        detail |= {"accepted, p99 ms": quantile(accepted, 0.99)} if accepted else {}
-        high = quantile(at_start, 0.99)
+        detail = {"p50, ms": percentile(at_start, 0.5)}
+        detail |= {"accepted, p99 ms": percentile(accepted, 0.99)} if accepted else {}
+        high = percentile(at_start, 0.99)
         what = "refusal of StartRun in the overload, p99"
         found.append(at_most(_REFUSED_MAX_MS, code="P10", what=what, value=high, unit="ms", detail=detail))
     return found
