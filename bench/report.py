@@ -109,10 +109,7 @@ def rows(figures: Sequence[Figure]) -> list[tuple[str, str, str, str, str]]:
 
 def measured(figure: Figure) -> str:
     """Return the value with its unit, and the range in brackets."""
-    text = f"{number(figure.value)} {figure.unit}".strip()
-    if figure.spread is None or figure.spread[0] == figure.spread[1]:
-        return text
-    return f"{text} ({number(figure.spread[0])} to {number(figure.spread[1])})"
+    return _with_range(f"{number(figure.value)} {figure.unit}".strip(), figure.spread)
 
 
 def verdict(figure: Figure) -> str:
@@ -156,6 +153,10 @@ def _pivot(title: str, points: Sequence[Point]) -> Table:
 
 
 def _cell(point: Point) -> str:
-    if point.spread is None:
-        return number(point.value)
-    return f"{number(point.value)} ({number(point.spread[0])} to {number(point.spread[1])})"
+    return _with_range(number(point.value), point.spread)
+
+
+def _with_range(text: str, spread: tuple[float, float] | None) -> str:
+    if spread is None or spread[0] == spread[1]:
+        return text
+    return f"{text} ({number(spread[0])} to {number(spread[1])})"
