@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib.util
 import sys
 import time
@@ -19,6 +20,8 @@ from bench.figures import Figure, NotMeasured
 from bench.options import Options
 
 _REASON_MAX: Final = 300
+# Far more than any part takes: one that hangs keeps no other from being measured.
+_PART_SECONDS_MAX: Final = 1200.0
 
 Measure = Callable[[Options], Awaitable[list[Figure | NotMeasured]]]
 
@@ -68,7 +71,8 @@ async def run(parts: Sequence[Part], options: Options) -> list[Figure | NotMeasu
         began = time.monotonic()
         try:
             measure: Measure = importlib.import_module(part.module).measure
-            found += await measure(options)
+            async with asyncio.timeout(_PART_SECONDS_MAX + options.soak_seconds):
+                found += await measure(options)
         except Exception as error:  # noqa: BLE001  # whatever it is, the other parts are worth measuring
             traceback.print_exc()
             found += [NotMeasured(code=code, why=shortened(error)) for code in part.codes]
