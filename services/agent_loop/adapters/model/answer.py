@@ -6,7 +6,7 @@ from typing import Final
 
 from services.agent_loop.adapters.model import chunk, failure
 from services.agent_loop.adapters.model.sse import EventTooLargeError, SseDecoder
-from services.agent_loop.domain.model import Finished, ModelError, Piece, UsageReport
+from services.agent_loop.domain.model import Finished, ModelError, Piece, TextPiece, UsageReport
 
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 """Most bytes of one answer."""
@@ -77,12 +77,10 @@ class Answer:
     def _last_pieces(self) -> list[Piece]:
         if self._json is not None:
             return self._take(b"".join(self._json), whole=True)
-        event = None if self.done else self._events.flush()
-        if event is None:
-            return []
         try:
-            return self._take(event)
-        except ModelError:
+            event = None if self.done else self._events.flush()
+            return [] if event is None else self._take(event)
+        except (EventTooLargeError, ModelError):
             raise failure.truncated() from None
 
     def _take(self, event: bytes, *, whole: bool = False) -> list[Piece]:
@@ -92,8 +90,12 @@ class Answer:
         if text == b"[DONE]":
             self.done = True
             return []
+        found = chunk.pieces(text, whole=whole)
+        if len(found) == 1 and type(found[0]) is TextPiece:
+            self._has_output = True
+            return found
         pieces: list[Piece] = []
-        for piece in chunk.pieces(text, whole=whole):
+        for piece in found:
             if isinstance(piece, Finished):
                 self._finish_reason = self._finish_reason or piece.reason
             else:

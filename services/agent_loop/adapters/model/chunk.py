@@ -82,12 +82,35 @@ def pieces(data: bytes, *, whole: bool = False) -> list[Piece]:
     """
     try:
         chunk = _chunks.decode(data)
+        if not whole and (text_piece := _only_text(chunk)) is not None:
+            return [text_piece]
         found = [piece for choice in chunk.choices or () for piece in _choice(choice, whole=whole)]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise failure.garbled() from None
     if chunk.error or chunk.object == "error":
         raise failure.reported(chunk.error or {"code": chunk.code, "message": chunk.message})
     return found + _usage(chunk.usage)
+
+
+def _only_text(chunk: _Chunk) -> TextPiece | None:
+    """Return the piece of a chunk that holds text and nothing else, as nearly all do."""
+    if (
+        chunk.choices is None
+        or len(chunk.choices) != 1
+        or chunk.usage is not None
+        or chunk.error
+        or chunk.object == "error"
+    ):
+        return None
+    choice = chunk.choices[0]
+    if choice is None or choice.index or choice.finish_reason or choice.usage is not None or choice.delta is None:
+        return None
+    delta = choice.delta
+    content = delta.content
+    if type(content) is not str or delta != _Delta(content=content):
+        return None
+    written = text.clean(content)
+    return TextPiece(text=written) if written else None
 
 
 def _choice(choice: _Choice | None, *, whole: bool) -> Iterator[Piece]:

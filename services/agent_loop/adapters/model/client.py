@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
 from typing import Any, Final, Literal, Self, cast
 
@@ -15,6 +14,8 @@ import openai
 
 from services.agent_loop.adapters.model import failure
 from services.agent_loop.adapters.model.answer import Answer
+from services.agent_loop.adapters.model.direct import HEADERS, PATH, Direct, RefusedError
+from services.agent_loop.adapters.model.response import HttpxResponse, Response
 from services.agent_loop.domain.model import ModelError, ModelRequest, Piece
 
 # After the finish reason only usage and the end can come; a server that keeps the
@@ -31,9 +32,10 @@ OutputTokensField = Literal["max_completion_tokens", "max_tokens"]
 class OpenAiModel:
     """A client of one model server, with its own pool of connections.
 
-    Requests go out through the openai client (its credential headers, proxies
-    and base URL), as bytes: its typed parameters cost 24 ms for a history of 120
-    messages, this way 0.3. It makes no retries. Use as an async context manager.
+    The openai client is what is configured: credential headers, proxies, base
+    URL. Most calls only take their head from it, see `Direct`. Bodies are bytes:
+    its typed parameters cost 24 ms for a history of 120 messages, this way 0.3.
+    Nothing is retried. Use as an async context manager.
     """
 
     def __init__(
@@ -47,14 +49,16 @@ class OpenAiModel:
         self._api_key = api_key
         self._output_tokens_field = output_tokens_field
         self._now = now
+        http = httpx2.AsyncClient(limits=_LIMITS, timeout=None, follow_redirects=True)
         self._client = openai.AsyncOpenAI(
             base_url=base_url,
             # The client insists on a key; servers without one ignore it.
             api_key=api_key or "none",
             max_retries=0,
             timeout=None,
-            http_client=httpx2.AsyncClient(limits=_LIMITS, timeout=None, follow_redirects=True),
+            http_client=http,
         )
+        self._direct = Direct(self._client, http)
 
     async def __aenter__(self) -> Self:
         return self
@@ -62,6 +66,7 @@ class OpenAiModel:
     async def __aexit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
+        await self._direct.close()
         await self._client.close()
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
@@ -69,38 +74,43 @@ class OpenAiModel:
         response = await self._open(request)
         answer = Answer()
         try:
-            async with aclosing(response.aiter_bytes()) as chunks:
-                while not answer.done and (data := await _read(chunks, answer, request, deadline)) is not None:
-                    for piece in answer.feed(data):
-                        yield piece
-                for piece in answer.end():
+            while not answer.done and (data := await _read(response, answer, request, deadline)) is not None:
+                for piece in answer.feed(data):
                     yield piece
-                await _drain(chunks)
+            for piece in answer.end():
+                yield piece
+            await _drain(response)
         finally:
-            await response.aclose()
+            await response.close()
 
-    async def _open(self, request: ModelRequest) -> httpx2.Response:
+    async def _open(self, request: ModelRequest) -> Response:
         """Send the request and return the response once its headers are there."""
+        body = msgspec.json.encode(self._body(request))
         try:
             async with asyncio.timeout(min(request.headers_timeout_seconds, request.deadline_seconds)):
-                # Asked for a raw response, the client gives one, whatever its overloads say.
-                response: Any = await self._client.post(
-                    "/chat/completions",
-                    cast_to=httpx2.Response,
-                    content=msgspec.json.encode(self._body(request)),
-                    options={"headers": {"Content-Type": "application/json", "Accept": "text/event-stream"}},
-                    stream=True,
-                    stream_cls=openai.AsyncStream[Any],
-                )
-                return cast("httpx2.Response", response)
+                return await self._direct.post(body) or HttpxResponse(await self._post(body))
         except TimeoutError:
             if request.deadline_seconds <= request.headers_timeout_seconds:
                 raise failure.round_timeout() from None
             raise failure.headers_timeout(request.headers_timeout_seconds) from None
+        except RefusedError as error:
+            raise self._refused(error.response) from None
         except openai.APIStatusError as error:
-            raise self._refused(error) from None
+            raise self._refused(error.response) from None
         except openai.APIConnectionError:
             raise failure.network() from None
+
+    async def _post(self, body: bytes) -> httpx2.Response:
+        # Asked for a raw response, the client gives one, whatever its overloads say.
+        response: Any = await self._client.post(
+            PATH,
+            cast_to=httpx2.Response,
+            content=body,
+            options={"headers": HEADERS},
+            stream=True,
+            stream_cls=openai.AsyncStream[Any],
+        )
+        return cast("httpx2.Response", response)
 
     def _body(self, request: ModelRequest) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -119,20 +129,29 @@ class OpenAiModel:
             body[self._output_tokens_field] = request.output_tokens_max
         return body
 
-    def _refused(self, error: openai.APIStatusError) -> ModelError:
-        body = error.body
-        detail = body.get("message") if isinstance(body, dict) else None
-        detail = detail if isinstance(detail, str) else ""
+    def _refused(self, response: httpx2.Response) -> ModelError:
+        detail = _detail(response)
         if self._api_key:
             detail = detail.replace(self._api_key, "***")
         return failure.http_status(
-            error.status_code,
+            response.status_code,
             detail=detail,
-            retry_after_seconds=failure.retry_after_seconds(error.response.headers, now=self._now()),
+            retry_after_seconds=failure.retry_after_seconds(response.headers, now=self._now()),
         )
 
 
-async def _read(chunks: AsyncIterator[bytes], answer: Answer, request: ModelRequest, deadline: float) -> bytes | None:
+def _detail(response: httpx2.Response) -> str:
+    """Return the server's own words, which servers wrap in an `error` or not."""
+    try:
+        body = response.json()
+    except ValueError:
+        return ""
+    error = body.get("error", body) if isinstance(body, dict) else None
+    detail = error.get("message") if isinstance(error, dict) else None
+    return detail if isinstance(detail, str) else ""
+
+
+async def _read(response: Response, answer: Answer, request: ModelRequest, deadline: float) -> bytes | None:
     """Return the next bytes, or None at the end.
 
     Once the answer is finished, no fault of the connection can harm it.
@@ -140,25 +159,20 @@ async def _read(chunks: AsyncIterator[bytes], answer: Answer, request: ModelRequ
     patience = _AFTER_FINISH_SECONDS if answer.finished else request.idle_timeout_seconds
     silent_at = asyncio.get_running_loop().time() + patience
     try:
-        async with asyncio.timeout_at(min(silent_at, deadline)):
-            return await anext(chunks, None)
+        return await response.read(until=min(silent_at, deadline))
     except TimeoutError:
         fault = failure.round_timeout() if deadline <= silent_at else failure.idle_timeout(patience)
-    except httpx2.RemoteProtocolError:
-        fault = failure.truncated()
-    except httpx2.DecodingError:
-        fault = failure.garbled()
-    except httpx2.HTTPError:
-        fault = failure.network()
+    except ModelError as error:
+        fault = error
     if answer.finished:
         return None
     raise fault
 
 
-async def _drain(chunks: AsyncIterator[bytes]) -> None:
+async def _drain(response: Response) -> None:
+    until = asyncio.get_running_loop().time() + _DRAIN_SECONDS
     try:
-        async with asyncio.timeout(_DRAIN_SECONDS):
-            async for _ in chunks:
-                pass
-    except (TimeoutError, httpx2.HTTPError):
+        while await response.read(until=until) is not None:
+            pass
+    except (TimeoutError, ModelError):
         return  # The connection is closed instead of used again.

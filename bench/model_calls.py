@@ -1,0 +1,131 @@
+"""What one model call costs its client in CPU: the openai client, its bare stream, and Pawl's.
+
+`python -m bench.model_calls` prints CPU microseconds a call, the least of several turns taken one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Final, cast
+
+import httpx2
+import msgspec
+import openai
+import uvloop
+
+from services.agent_loop.adapters.model.answer import Answer
+from services.agent_loop.adapters.model.client import OpenAiModel
+from services.agent_loop.domain.model import ModelRequest
+
+_USER: Final = {"role": "user", "content": "What is under item-1?"}
+_TOOL: Final = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
+# With as many tool results as this, the server writes its long answer.
+_TOLD: Final = {"role": "tool", "tool_call_id": "call_1", "content": "42"}
+ANSWERS: Final = {"1 tool call": (_USER,), "100 chunks": (_USER, _TOLD)}
+
+Call = Callable[[tuple[Any, ...]], Awaitable[int]]
+
+
+def handwritten(client: openai.AsyncOpenAI) -> Call:
+    """Return a call as the client's documentation shows it."""
+
+    async def call(messages: tuple[Any, ...]) -> int:
+        stream = await client.chat.completions.create(
+            model="canned",
+            messages=messages,
+            tools=cast("Any", [_TOOL]),
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        return len([chunk async for chunk in stream])
+
+    return call
+
+
+def bare(client: openai.AsyncOpenAI) -> Call:
+    """Return a call that takes only the bytes from the client."""
+
+    async def call(messages: tuple[Any, ...]) -> int:
+        body = {"model": "canned", "messages": messages, "tools": [_TOOL], "stream": True}
+        response: Any = await client.post(
+            "/chat/completions",
+            cast_to=httpx2.Response,
+            content=msgspec.json.encode(body),
+            options={"headers": {"Content-Type": "application/json"}},
+            stream=True,
+            stream_cls=openai.AsyncStream[Any],
+        )
+        answer = Answer()
+        data: AsyncIterator[bytes] = response.aiter_bytes()
+        count = sum([len(answer.feed(part)) async for part in data])
+        await response.aclose()
+        return count + len(answer.end())
+
+    return call
+
+
+def pawl(model: OpenAiModel) -> Call:
+    """Return a call as agent-loop makes it."""
+
+    async def call(messages: tuple[Any, ...]) -> int:
+        request = ModelRequest(model="canned", messages=messages, tools=(_TOOL,))
+        async with aclosing(model.stream(request)) as pieces:
+            return len([piece async for piece in pieces])
+
+    return call
+
+
+async def cpu_microseconds(call: Call, messages: tuple[Any, ...], *, count: int, at_once: int) -> float:
+    """Return what each of `count` calls cost, `at_once` of them open at any time."""
+
+    async def caller() -> None:
+        for _ in range(count // at_once):
+            assert await call(messages) > 1
+
+    began = time.process_time()
+    await asyncio.gather(*(caller() for _ in range(at_once)))
+    return (time.process_time() - began) / count * 1e6
+
+
+async def measure(url: str, *, count: int, turns: int) -> None:
+    """Print the table."""
+    async with (
+        openai.AsyncOpenAI(base_url=url, api_key="none") as client,
+        OpenAiModel(base_url=url, api_key="") as model,
+    ):
+        ways = {"openai": handwritten(client), "openai, bytes only": bare(client), "pawl": pawl(model)}
+        for name, messages in ANSWERS.items():
+            for at_once in (1, 32):
+                least = dict.fromkeys(ways, float("inf"))
+                for _ in range(turns):
+                    for way, call in ways.items():
+                        cost = await cpu_microseconds(call, messages, count=count, at_once=at_once)
+                        least[way] = min(least[way], cost)
+                told = ", ".join(f"{way} {cost:.0f}" for way, cost in least.items())
+                print(f"{name}, {at_once} at once: {told} us a call", flush=True)
+
+
+def main() -> None:
+    """Start the server and measure."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--count", type=int, default=320)
+    parser.add_argument("--turns", type=int, default=5)
+    options = parser.parse_args()
+    server = [sys.executable, "-m", "bench.model", "--tool-rounds", "1"]
+    with subprocess.Popen(server, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        try:
+            uvloop.run(measure(url, count=options.count, turns=options.turns))
+        finally:
+            process.kill()
+
+
+if __name__ == "__main__":
+    main()
