@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -48,20 +49,31 @@ class Exchange:
             pass
 
 
+async def answer(exchange: Exchange) -> None:
+    """Send the shortest whole answer."""
+    await exchange.start_stream()
+    await exchange.events(HI, STOP, "[DONE]")
+    await exchange.end()
+
+
+HI = {"choices": [{"index": 0, "delta": {"content": "Hi"}}]}
+STOP = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+
 Script = Callable[[Exchange], Awaitable[None]]
 
 
 @dataclass(slots=True)
 class ModelHttp:
-    """The server: what it was asked, and over how many connections."""
+    """The server: what it was asked, over how many connections, and how many of those have ended."""
 
     url: str
     exchanges: list[Exchange] = field(default_factory=list)
     connections: int = 0
+    left: int = 0
 
 
 @asynccontextmanager
-async def model_http(script: Script) -> AsyncIterator[ModelHttp]:
+async def model_http(script: Script, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[ModelHttp]:
     """Serve `script` for each request; a script that returns keeps the connection open."""
     server = ModelHttp(url="")
 
@@ -82,9 +94,10 @@ async def model_http(script: Script) -> AsyncIterator[ModelHttp]:
             return
         finally:
             writer.close()
+            server.left += 1
 
-    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     host, port = listener.sockets[0].getsockname()
-    server.url = f"http://{host}:{port}/v1"
+    server.url = f"http{'s' if tls else ''}://{host}:{port}/v1"
     async with listener:
         yield server

@@ -12,11 +12,9 @@ import pytest
 from services.agent_loop.adapters.model.client import OpenAiModel
 from services.agent_loop.domain.failure import FailureClass
 from services.agent_loop.domain.model import Finished, ModelError, ModelRequest, Piece, TextPiece
-from tests.rpc.agent_loop.model_http import Exchange, Script, model_http
+from tests.rpc.agent_loop.model.model_http import HI, STOP, Exchange, Script, answer, model_http
 
 NOW = 1_800_000_000.0
-HI = {"choices": [{"index": 0, "delta": {"content": "Hi"}}]}
-STOP = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
 DONE = "[DONE]"
 ANSWER = [TextPiece(text="Hi"), Finished(reason="stop")]
 
@@ -43,12 +41,6 @@ async def fail(script: Script, **fields: Any) -> ModelError:
     with pytest.raises(ModelError) as caught:
         await call(script, **fields)
     return caught.value
-
-
-async def answer(exchange: Exchange) -> None:
-    await exchange.start_stream()
-    await exchange.events(HI, STOP, DONE)
-    await exchange.end()
 
 
 async def test_the_request_carries_what_was_asked_and_nothing_else() -> None:
