@@ -6,6 +6,7 @@ import asyncio
 import gzip
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
@@ -29,14 +30,14 @@ def client(server: ModelHttp) -> OpenAiModel:
     return OpenAiModel(base_url=server.url, api_key="sk-secret")
 
 
-async def collect(model: OpenAiModel) -> list[Piece]:
-    async with aclosing(model.stream(REQUEST)) as pieces:
+async def collect(model: OpenAiModel, request: ModelRequest = REQUEST) -> list[Piece]:
+    async with aclosing(model.stream(request)) as pieces:
         return [piece async for piece in pieces]
 
 
-async def reason(model: OpenAiModel) -> str:
+async def reason(model: OpenAiModel, request: ModelRequest = REQUEST) -> str:
     with pytest.raises(ModelError) as caught:
-        await collect(model)
+        await collect(model, request)
     return caught.value.reason
 
 
@@ -275,6 +276,27 @@ async def test_closing_the_client_ends_calls_that_go_on() -> None:
             call = asyncio.create_task(reason(model))
             await until(lambda: len(server.exchanges) == 1)
         assert await call in {"NETWORK", "STREAM_TRUNCATED"}
+
+
+async def test_a_call_on_a_kept_connection_has_its_own_patience() -> None:
+    """The first call waited with more patience than the second has."""
+    pieces: list[Piece] = []
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.start_stream()
+        if len(server.exchanges) == 2:
+            await exchange.client_left()
+        await exchange.events(HI)
+        await until(lambda: bool(pieces))
+        await exchange.events(STOP, "[DONE]")
+        await exchange.end()
+
+    async with model_http(script) as server, client(server) as model:
+        async with aclosing(model.stream(REQUEST)) as stream:
+            async for piece in stream:
+                pieces.append(piece)  # noqa: PERF401  # the script waits for the first
+        assert await reason(model, replace(REQUEST, idle_timeout_seconds=0.05)) == "IDLE_TIMEOUT"
+        assert server.connections == 1
 
 
 async def raw(server: ModelHttp, connections: Pool) -> Connection:
