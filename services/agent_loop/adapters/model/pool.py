@@ -47,6 +47,7 @@ class Pool:
         self._open: set[Connection] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._emptied = asyncio.Event()
+        self._closed = False
 
     async def take(self) -> Connection:
         """Return a connection that is open now; it goes back by `give`.
@@ -69,7 +70,7 @@ class Pool:
     def give(self, connection: Connection) -> None:
         """Take a connection back: it is kept if its response was read to the end, and closed if not."""
         self._places.release()
-        if not connection.reusable or len(self._idle) >= IDLE_MAX:
+        if self._closed or not connection.reusable or len(self._idle) >= IDLE_MAX:
             connection.close()
             return
         loop = asyncio.get_running_loop()
@@ -79,6 +80,7 @@ class Pool:
 
     async def close(self) -> None:
         """Close every connection, those in use too, and return when they are closed."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         for connection in self._open:
