@@ -63,7 +63,7 @@ def bare(client: openai.AsyncOpenAI) -> Call:
         )
         answer = Answer()
         data: AsyncIterator[bytes] = response.aiter_bytes()
-        count = sum([len(answer.feed(part)) async for part in data])
+        count = sum([len(list(answer.feed(part))) async for part in data])
         await response.aclose()
         return count + len(answer.end())
 

@@ -216,12 +216,20 @@ def test_a_stream_cut_inside_a_chunk_is_truncated_not_garbled() -> None:
     assert caught.value.reason == "STREAM_TRUNCATED"
 
 
+@pytest.mark.parametrize("fault", [event({"error": "overloaded"}), event(b"{garbage")])
+def test_what_stands_before_a_fault_in_the_same_bytes_is_given(fault: bytes) -> None:
+    pieces = Answer().feed(event(delta(content="Hi")) + fault)
+    assert next(pieces) == TextPiece(text="Hi")
+    with pytest.raises(ModelError):
+        next(pieces)
+
+
 def test_an_endless_answer_is_refused_for_good() -> None:
     answer = Answer()
     chunk = event(delta(content="x" * 100_000))
     with pytest.raises(ModelError) as caught:
         for _ in range(ANSWER_BYTES_MAX // len(chunk) + 1):
-            answer.feed(chunk)
+            list(answer.feed(chunk))
     assert (caught.value.reason, caught.value.retryable) == ("STREAM_TOO_LARGE", False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from services.agent_loop.adapters.model import chunk, failure
@@ -33,8 +34,8 @@ class Answer:
         """Whether the model said that the answer is complete."""
         return self._finish_reason is not None
 
-    def feed(self, data: bytes) -> list[Piece]:
-        """Return the pieces that `data` completes.
+    def feed(self, data: bytes) -> Iterator[Piece]:
+        """Give the pieces that `data` completes, also those before a fault in it. Take them all.
 
         Raises:
             ModelError: the data cannot be read, or it reports an error.
@@ -47,17 +48,18 @@ class Answer:
             self._start += data
             text = self._start.lstrip(b"\xef\xbb\xbf \t\r\n")
             if not text:
-                return []
+                return
             self._json = [] if text.startswith(b"{") else None
             data, self._start = self._start, None
         if self._json is not None:
             self._json.append(data)
-            return []
+            return
         try:
             events = self._events.feed(data)
         except EventTooLargeError:
             raise failure.too_large() from None
-        return [piece for event in events for piece in self._take(event)]
+        for event in events:
+            yield from self._take(event)
 
     def end(self) -> list[Piece]:
         """Return the last pieces, at the end of the data.
