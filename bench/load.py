@@ -91,8 +91,9 @@ async def play(agents: Stub, place: Place, due: float) -> Outcome:
     try:
         watch = agents.WatchRun(agent_pb2.WatchRunRequest(run_id=run_id), metadata=place.metadata)
         async for answer in watch:
-            if answer.event.HasField("run_changed"):
-                state = answer.event.run_changed.run.state
+            for event in answer.events:
+                if event.HasField("run_changed"):
+                    state = event.run_changed.run.state
     except grpc.aio.AioRpcError as error:
         return replace(outcome, refusal=f"watch: {reason(error)}")
     if state != run_pb2.RUN_STATE_COMPLETED:

@@ -130,10 +130,11 @@ class Pawl:
         run = (await self.agents.StartRun(agent_pb2.StartRunRequest(text=QUESTION))).run
         text, state = "", run_pb2.RUN_STATE_UNSPECIFIED
         async for answer in self.agents.WatchRun(agent_pb2.WatchRunRequest(run_id=run.run_id)):
-            if answer.event.HasField("output_delta"):
-                text += answer.event.output_delta.text
-            elif answer.event.HasField("run_changed"):
-                state = answer.event.run_changed.run.state
+            for event in answer.events:
+                if event.HasField("output_delta"):
+                    text += event.output_delta.text
+                elif event.HasField("run_changed"):
+                    state = event.run_changed.run.state
         if state != run_pb2.RUN_STATE_COMPLETED or "word99 " not in text:
             raise RuntimeError(f"{run.run_id} ended as {run_pb2.RunState.Name(state)} with {text!r}")
 

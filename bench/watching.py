@@ -28,10 +28,11 @@ async def watch(pawl: Pawl) -> Seen:
     run_id = (await pawl.agents.StartRun(agent_pb2.StartRunRequest(text=QUESTION))).run.run_id
     async for answer in pawl.agents.WatchRun(agent_pb2.WatchRunRequest(run_id=run_id)):
         now = time.monotonic()
-        if answer.event.HasField("output_delta"):
-            seen.output.setdefault(answer.event.output_delta.round, []).append(now)
-        elif answer.event.HasField("run_changed"):
-            state = answer.event.run_changed.run.state
+        for event in answer.events:
+            if event.HasField("output_delta"):
+                seen.output.setdefault(event.output_delta.round, []).append(now)
+            elif event.HasField("run_changed"):
+                state = event.run_changed.run.state
     if state != run_pb2.RUN_STATE_COMPLETED:
         raise RuntimeError(f"{run_id} ended as {run_pb2.RunState.Name(state)}")
     return seen

@@ -41,10 +41,10 @@ async def watch(target: Target, run_id: str, after_seq: int = 0) -> AsyncIterato
                     if response is grpc.aio.EOF:
                         return
                     last_answer = loop.time()
-                    if response.HasField("event"):
-                        after_seq = response.event.seq
-                        yield response.event
-                    elif response.HasField("gap"):
+                    for event in response.events:
+                        after_seq = event.seq
+                        yield event
+                    if response.HasField("gap"):
                         after_seq = response.gap.to_seq
                         yield response.gap
             except TimeoutError:

@@ -95,7 +95,7 @@ async def _read_run(record: Record, caller: Caller, run_id: str) -> None:
     async def watch(stub: Stub) -> list[event_pb2.RunEvent]:
         request = agent_pb2.WatchRunRequest(run_id=run_id)
         stream = stub.WatchRun(request, metadata=caller.metadata, timeout=_READ_SECONDS)
-        return [answer.event async for answer in stream if answer.HasField("event")]
+        return [event async for answer in stream for event in answer.events]
 
     record.calls |= {call.call_id: call for call in await _pages(caller, page)}
     record.logs[run_id] = await caller.read(watch)

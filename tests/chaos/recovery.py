@@ -188,8 +188,9 @@ async def _step_time(stubs: Sequence[Stub], begin_time: float, active: _Active) 
         while True:
             try:
                 async for answer in stubs[0].WatchRun(request, metadata=active.metadata):
-                    if answer.event.attempt > active.run.epoch and seconds(answer.event) > begin_time:
-                        return seconds(answer.event)
+                    for event in answer.events:
+                        if event.attempt > active.run.epoch and seconds(event) > begin_time:
+                            return seconds(event)
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.UNAVAILABLE:
                     raise

@@ -42,12 +42,11 @@ class Watcher:
             )
             with contextlib.suppress(grpc.aio.AioRpcError):
                 async for answer in stream:
-                    if not answer.HasField("event"):
-                        continue
-                    if answer.event.seq != position + 1:
-                        caller.history.complain(f"{watcher} got seq {answer.event.seq} of {run_id} after {position}")
-                    position = answer.event.seq
-                    caller.history.see(seen(watcher, answer.event))
+                    for event in answer.events:
+                        if event.seq != position + 1:
+                            caller.history.complain(f"{watcher} got seq {event.seq} of {run_id} after {position}")
+                        position = event.seq
+                        caller.history.see(seen(watcher, event))
                     pieces -= 1
                     if pieces == 0:
                         break

@@ -184,7 +184,7 @@ class Reader:
         try:
             async with (
                 agent.watches.open(self._user.caller, run_id, 0) as watcher,
-                aclosing(watcher.events(silence_seconds=5.0)) as events,
+                aclosing(watcher.events()) as events,
             ):
                 async for event in events:
                     if not isinstance(event, LoggedEvent):

@@ -8,8 +8,10 @@ the ledger whenever it is polled.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
 from typing import Final
 
 from services.agent_loop.app.public_ports import LiveEvents, LiveSubscription, PublicLedger
@@ -20,6 +22,9 @@ from services.errors import NotFound, OutOfRange, PawlError, PermissionDenied, U
 
 BEHIND_EVENTS_MAX: Final = 256
 BEHIND_BYTES_MAX: Final = 1024 * 1024
+# What watchers are sent at once; an event that is larger goes alone.
+_PAGE_EVENTS_MAX: Final = 64
+_PAGE_BYTES_MAX: Final = 256 * 1024
 
 _log = logs.get_logger(__name__)
 
@@ -36,11 +41,25 @@ class Watcher:
         """Seq of the last event that the client took: it came back for more."""
         self.cut = False
 
-    async def events(self, *, silence_seconds: float) -> AsyncGenerator[LoggedEvent | LogGap | None, None]:
-        """Give the events in order, and None after each `silence_seconds` without one; end after the last.
+    async def events(self) -> AsyncGenerator[LoggedEvent | LogGap, None]:
+        """Give what `pages` gives, one by one."""
+        async with aclosing(self.pages()) as pages:
+            async for page in pages:
+                if isinstance(page, LogGap):
+                    yield page
+                    continue
+                for event in page:
+                    yield event
+                    self.position = event.seq
 
-        A gap comes in place of events that are not kept any more, also of those
-        that were removed while the watcher was on its way to them.
+    async def pages(
+        self, *, silence_seconds: float | None = None
+    ) -> AsyncGenerator[Sequence[LoggedEvent] | LogGap, None]:
+        """Give the events in order, those together that are there; end after the last.
+
+        A page without events comes after each `silence_seconds` without one. A gap comes
+        in place of events that are not kept any more, also of those that were removed
+        while the watcher was on its way to them.
 
         Raises:
             PawlError: the log can no longer be read.
@@ -50,20 +69,19 @@ class Watcher:
                 if self._page.gap is not None:
                     yield self._page.gap
                     self.position = self._page.gap.to_seq
-                for event in self._page.events:
-                    yield event
-                    self.position = event.seq
+                for events in _parts(self._page.events):
+                    yield events
+                    self.position = events[-1].seq
                 self._page = None
             elif self._feed.reaches(self.position):
                 self._joined = True
-                event_or_none = self._feed.get(self.position + 1)
-                if event_or_none is not None:
-                    yield event_or_none
-                    self.position = event_or_none.seq
+                if events := next(_parts(self._feed.after(self.position)), ()):
+                    yield events
+                    self.position = events[-1].seq
                 elif self._feed.ended:
                     return
                 elif not await self._feed.wait(silence_seconds):
-                    yield None
+                    yield ()
             else:
                 await self.read_past()
 
@@ -143,20 +161,20 @@ class Feed:
         """Return whether the event after `position` is in the tail, or will be its next."""
         return self._last_seq is not None and self._first_seq() <= position + 1
 
-    def get(self, seq: int) -> LoggedEvent | None:
-        """Return an event of the tail, None if it is yet to come.
+    def after(self, position: int) -> Sequence[LoggedEvent]:
+        """Return the events of the tail after `position`, none if they are yet to come.
 
         Raises:
-            PawlError: it will never come, the log can no longer be read.
+            PawlError: they will never come, the log can no longer be read.
         """
-        index = seq - self._first_seq()
+        index = position + 1 - self._first_seq()
         if index < len(self._tail):
-            return self._tail[index]
+            return tuple(itertools.islice(self._tail, index, index + _PAGE_EVENTS_MAX))
         if self._fault is not None:
             raise self._fault
-        return None
+        return ()
 
-    async def wait(self, seconds: float) -> bool:
+    async def wait(self, seconds: float | None) -> bool:
         """Return once something changed, or False after `seconds`."""
         try:
             async with asyncio.timeout(seconds):
@@ -246,6 +264,18 @@ class Feed:
         for watcher in self.watchers:
             watcher.leave_tail()
         self._wake()
+
+
+def _parts(events: Sequence[LoggedEvent]) -> Iterator[Sequence[LoggedEvent]]:
+    """Give events in parts that make one message each."""
+    start, size_bytes = 0, 0
+    for index, event in enumerate(events):
+        if index > start and (index - start >= _PAGE_EVENTS_MAX or size_bytes + event.size_bytes > _PAGE_BYTES_MAX):
+            yield events[start:index]
+            start, size_bytes = index, 0
+        size_bytes += event.size_bytes
+    if start < len(events):
+        yield events[start:]
 
 
 def _end(page: EventPage, after_seq: int) -> int:

@@ -32,7 +32,6 @@ ATTACHMENTS_MAX: Final = 64
 
 _OUTGOING_FRAMES_MAX: Final = 64
 _RELEASE_SECONDS: Final = 0.4
-_FOREVER_SECONDS: Final = 3600.0
 
 Send = Callable[[ServerFrame], Awaitable[None]]
 
@@ -266,7 +265,7 @@ class Stream:
                 self._offers.adopt(run)
                 await self._outgoing.put(_receipt(frame, Reply(outcome=Outcome.ACCEPTED), run_id=run_id))
                 attached.set_result(None)
-                async with aclosing(watcher.events(silence_seconds=_FOREVER_SECONDS)) as events:
+                async with aclosing(watcher.events()) as events:
                     await self._show(run, after_seq, events)
         except SlowConsumer as error:
             raise SlowConsumer(
@@ -283,12 +282,10 @@ class Stream:
             del self._attachments[run_id]
             await self._offers.leave(run_id, release=False)
 
-    async def _show(self, run: RunView, after_seq: int, events: AsyncIterator[LoggedEvent | LogGap | None]) -> None:
+    async def _show(self, run: RunView, after_seq: int, events: AsyncIterator[LoggedEvent | LogGap]) -> None:
         """Send the events of a run, and its end."""
         last_seq, state = after_seq, run.state
         async for event in events:
-            if event is None:
-                continue
             if isinstance(event, LogGap):
                 await self._outgoing.put(frames.Gap(run_id=run.run_id, gap=event))
                 last_seq = event.to_seq

@@ -38,8 +38,8 @@ async def wait_for_rest(
 async def _rests(watches: Watches, caller: Caller, run: RunView) -> None:
     async with (
         watches.open(caller, run.run_id, run.last_seq) as watcher,
-        aclosing(watcher.events(silence_seconds=60.0)) as events,
+        aclosing(watcher.events()) as events,
     ):
         async for event in events:
-            if isinstance(event, LogGap) or (event is not None and event.run_state in RESTING):
+            if isinstance(event, LogGap) or event.run_state in RESTING:
                 return

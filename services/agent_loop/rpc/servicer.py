@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Any, Final, TypeAlias, assert_never, cast
+from typing import Any, Final, TypeAlias, cast
 
 import grpc
 from pawl.agent.v1 import agent_pb2, agent_pb2_grpc, session_pb2, types_pb2
@@ -95,10 +95,10 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         after_seq = convert.seq(request.after_seq, "after_seq")
         async with (
             self._watches.open(_caller(), run_id, after_seq) as watcher,
-            aclosing(watcher.events(silence_seconds=self._heartbeat_seconds)) as events,
+            aclosing(watcher.pages(silence_seconds=self._heartbeat_seconds)) as pages,
         ):
-            async for event in events:
-                await _write(context, _watch_response(event))
+            async for page in pages:
+                await _write(context, _watch_response(page))
 
     async def SubmitToolResults(
         self, request: agent_pb2.SubmitToolResultsRequest, context: Context
@@ -202,16 +202,10 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         return agent_pb2.ListPendingResponse(calls=_calls(page), next_page_token=page.next_page_token)
 
 
-def _watch_response(event: LoggedEvent | LogGap | None) -> agent_pb2.WatchRunResponse:
-    match event:
-        case LoggedEvent():
-            return agent_pb2.WatchRunResponse(event=cast("event_pb2.RunEvent", event.document))
-        case LogGap():
-            return agent_pb2.WatchRunResponse(gap=cast("gap_pb2.Gap", event.document))
-        case None:
-            return agent_pb2.WatchRunResponse()
-        case _:
-            assert_never(event)
+def _watch_response(page: Sequence[LoggedEvent] | LogGap) -> agent_pb2.WatchRunResponse:
+    if isinstance(page, LogGap):
+        return agent_pb2.WatchRunResponse(gap=cast("gap_pb2.Gap", page.document))
+    return agent_pb2.WatchRunResponse(events=[cast("event_pb2.RunEvent", event.document) for event in page])
 
 
 def _caller() -> Caller:

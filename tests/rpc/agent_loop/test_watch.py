@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 async def watch(stub: AgentServiceAsyncStub, after_seq: int = 0) -> list[bytes]:
     """Return the bytes of all events, to the end of the run."""
     stream = stub.WatchRun(agent_pb2.WatchRunRequest(run_id="run_1", after_seq=after_seq), metadata=ME)
-    return [response.event.SerializeToString() async for response in stream if response.HasField("event")]
+    return [event.SerializeToString() async for response in stream for event in response.events]
 
 
 def log(ledger: FakeLedger, after_seq: int = 0) -> list[bytes]:
@@ -152,7 +152,7 @@ async def test_a_gap_is_filled_at_once_not_at_the_next_poll(ledger: FakeLedger, 
         watches.open(CALLER, "run_1", 1) as watcher,
     ):
         await ledger.append(count=2)
-        events = watcher.events(silence_seconds=60)
+        events = watcher.events()
         found = [await anext(events), await anext(events)]
         assert [event.seq for event in found if isinstance(event, LoggedEvent)] == [2, 3]
         await events.aclose()
@@ -199,7 +199,7 @@ async def test_a_silent_run_has_heartbeats(stub: AgentServiceAsyncStub, ledger: 
     await ledger.add_run()
     stream = stub.WatchRun(agent_pb2.WatchRunRequest(run_id="run_1"), metadata=ME)
     responses: list[Any] = [await stream.read() for _ in range(3)]
-    assert [response.HasField("event") for response in responses] == [True, False, False]
+    assert [len(response.events) for response in responses] == [1, 0, 0]
     stream.cancel()
 
 
@@ -240,7 +240,7 @@ async def test_a_watcher_that_falls_behind_is_cut_off_in_the_middle_of_a_write(
 
     async def slow() -> None:
         async with watches.open(CALLER, "run_1", 0) as watcher:
-            async for event in watcher.events(silence_seconds=60):
+            async for event in watcher.events():
                 assert isinstance(event, LoggedEvent)
                 if event.seq == 3:
                     stuck.set()
@@ -248,7 +248,7 @@ async def test_a_watcher_that_falls_behind_is_cut_off_in_the_middle_of_a_write(
 
     async def fast() -> None:
         async with watches.open(CALLER, "run_1", 0) as watcher:
-            async for event in watcher.events(silence_seconds=60):
+            async for event in watcher.events():
                 assert isinstance(event, LoggedEvent)
                 seen.append(event.seq)
 
@@ -274,7 +274,7 @@ async def test_a_watcher_of_the_past_is_never_cut_off(ledger: FakeLedger, watche
     await ledger.append(count=100)
     seen: list[int] = []
     async with watches.open(CALLER, "run_1", 0) as watcher:
-        async for event in watcher.events(silence_seconds=60):
+        async for event in watcher.events():
             assert isinstance(event, LoggedEvent)
             seen.append(event.seq)
             if event.seq <= 100:
@@ -297,12 +297,13 @@ async def test_a_log_that_was_trimmed_is_shown_as_a_gap_and_the_rest(
         request = agent_pb2.WatchRunRequest(run_id="run_1", after_seq=after_seq)
         return [answer async for answer in stub.WatchRun(request, metadata=ME)]
 
-    rest = [agent_pb2.WatchRunResponse(event=event) for event in ledger.runs["run_1"].events[4:]]
+    events = ledger.runs["run_1"].events
+    rest = [agent_pb2.WatchRunResponse(events=events[4:])]
     for after_seq in range(4):
         gap = agent_pb2.WatchRunResponse(gap=ledger.gap("run_1", after_seq))
         assert list(await asyncio.gather(answers(after_seq), answers(after_seq))) == [[gap, *rest]] * 2
     assert await answers(4) == rest
-    assert await answers(5) == rest[1:]
+    assert await answers(5) == [agent_pb2.WatchRunResponse(events=events[5:])]
 
 
 async def test_a_watcher_on_its_way_when_the_log_is_trimmed_gets_a_gap(ledger: FakeLedger, watches: Watches) -> None:
@@ -312,7 +313,7 @@ async def test_a_watcher_on_its_way_when_the_log_is_trimmed_gets_a_gap(ledger: F
     await ledger.finish()
     seen: list[int | LogGap] = []
     async with watches.open(CALLER, "run_1", 0) as watcher:
-        async for event in watcher.events(silence_seconds=60):
+        async for event in watcher.events():
             assert event is not None
             seen.append(event if isinstance(event, LogGap) else event.seq)
             if len(seen) == 5:
@@ -333,7 +334,7 @@ async def test_watchers_who_missed_the_end_until_the_log_was_trimmed_get_a_gap(
 
     async def watch(mine: list[int | LogGap]) -> None:
         async with watches.open(CALLER, "run_1", 0) as watcher:
-            async for event in watcher.events(silence_seconds=60):
+            async for event in watcher.events():
                 assert event is not None
                 mine.append(event if isinstance(event, LogGap) else event.seq)
 
@@ -374,7 +375,7 @@ async def test_a_client_that_leaves_in_the_last_moment_takes_its_feed_with_it(
 
     async def watch() -> None:
         async with watches.open(CALLER, "run_1", 0) as watcher:
-            async for _ in watcher.events(silence_seconds=60):
+            async for _ in watcher.events():
                 pass
 
     watching = asyncio.create_task(watch())

@@ -110,7 +110,7 @@ async def test_watchers_from_anywhere_on_both_replicas_see_the_same_bytes(
 
     async def watch(replica: Replica, after_seq: int) -> list[bytes]:
         stream = replica.stub.WatchRun(agent_pb2.WatchRunRequest(run_id=run_id, after_seq=after_seq), metadata=me)
-        return [response.event.SerializeToString() async for response in stream if response.HasField("event")]
+        return [event.SerializeToString() async for response in stream for event in response.events]
 
     watching: list[tuple[int, asyncio.Task[list[bytes]]]] = []
     for _ in range(20):

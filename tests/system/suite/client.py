@@ -87,8 +87,8 @@ class Agent:
         call = self.stub.WatchRun(request, metadata=self.metadata)
         try:
             async for answer in call:
-                if answer.HasField("event"):
-                    yield answer.event
+                for event in answer.events:
+                    yield event
         finally:
             # Whoever closes this generator leaves; gRPC itself would wait for somebody to read on.
             call.cancel()

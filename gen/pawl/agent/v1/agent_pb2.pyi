@@ -174,17 +174,17 @@ Global___WatchRunRequest: _TypeAlias = WatchRunRequest  # noqa: Y015
 
 @_typing.final
 class WatchRunResponse(_message.Message):
-    """WatchRunResponse is one event or one gap; a heartbeat (sent after 15 s of
+    """WatchRunResponse is some events or one gap; a heartbeat (sent after 15 s of
     silence) has neither.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    EVENT_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
     GAP_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def event(self) -> _event_pb2.RunEvent:
-        """The event."""
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[_event_pb2.RunEvent]:
+        """Events in order of seq: those that were there at the same moment."""
 
     @_builtins.property
     def gap(self) -> _gap_pb2.Gap:
@@ -193,12 +193,12 @@ class WatchRunResponse(_message.Message):
     def __init__(
         self,
         *,
-        event: _event_pb2.RunEvent | None = ...,
+        events: _abc.Iterable[_event_pb2.RunEvent] | None = ...,
         gap: _gap_pb2.Gap | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "gap", b"gap"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["gap", b"gap"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "gap", b"gap"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "gap", b"gap"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -133,7 +133,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """RESOURCE_EXHAUSTED. The conversation's queue of waiting messages is full."""
     ERROR_REASON_SLOW_CONSUMER: _ErrorReason.ValueType  # 123
     """RESOURCE_EXHAUSTED. A watcher fell behind; metadata `resume_after_seq`
-    says where to attach again.
+    says where to attach again; some events after it may have arrived.
     """
     ERROR_REASON_TOKEN_CEILING: _ErrorReason.ValueType  # 126
     """RESOURCE_EXHAUSTED. The token budget of the run would become larger than
@@ -265,7 +265,7 @@ ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 122
 """RESOURCE_EXHAUSTED. The conversation's queue of waiting messages is full."""
 ERROR_REASON_SLOW_CONSUMER: ErrorReason.ValueType  # 123
 """RESOURCE_EXHAUSTED. A watcher fell behind; metadata `resume_after_seq`
-says where to attach again.
+says where to attach again; some events after it may have arrived.
 """
 ERROR_REASON_TOKEN_CEILING: ErrorReason.ValueType  # 126
 """RESOURCE_EXHAUSTED. The token budget of the run would become larger than
