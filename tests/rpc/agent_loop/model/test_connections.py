@@ -6,9 +6,9 @@ import asyncio
 import gzip
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from services.agent_loop.adapters.model import failure, pool
 from services.agent_loop.adapters.model.client import OpenAiModel
