@@ -15,7 +15,7 @@ import grpc
 from pawl.agent.v1 import agent_pb2, agent_pb2_grpc
 from pawl.event.v1 import run_pb2
 
-from bench.subjects import QUESTION
+from bench.subjects import START
 from services.chassis.status import from_rpc_error
 
 _DETAILS_KEY: Final = "grpc-status-details-bin"
@@ -74,9 +74,7 @@ def reason(error: grpc.aio.AioRpcError) -> str:
 async def start(agents: Stub, place: Place, due: float) -> tuple[Outcome, str]:
     """Ask for a run; returns what became of that, and the id of the run, empty if it was refused."""
     try:
-        answer = await agents.StartRun(
-            agent_pb2.StartRunRequest(text=QUESTION), metadata=place.metadata, timeout=_DEADLINE_SECONDS
-        )
+        answer = await agents.StartRun(START, metadata=place.metadata, timeout=_DEADLINE_SECONDS)
     except grpc.aio.AioRpcError as error:
         return Outcome(place=place, began=due, answered=time.monotonic(), accepted=False, refusal=reason(error)), ""
     return Outcome(place=place, began=due, answered=time.monotonic(), accepted=True), answer.run.run_id

@@ -25,6 +25,8 @@ from services.launcher.suite import Suite
 
 PEERS: Final = Path(__file__).parent / "peers"
 QUESTION: Final = "Look up three items, then tell me about them."
+START: Final = agent_pb2.StartRunRequest(text=QUESTION, options=run_pb2.RunOptions(tool_names=["look_up"]))
+"""The run that is measured. The model is told of one tool, as by the peers."""
 _READY_SECONDS: Final = 60.0
 _DEADLINE_SECONDS: Final = 120.0
 
@@ -127,7 +129,7 @@ class Pawl:
                 raise RuntimeError(f"PostgreSQL runs without {setting}: what is measured would not be durable")
 
     async def _one(self) -> None:
-        run = (await self.agents.StartRun(agent_pb2.StartRunRequest(text=QUESTION))).run
+        run = (await self.agents.StartRun(START)).run
         text, state = "", run_pb2.RUN_STATE_UNSPECIFIED
         async for answer in self.agents.WatchRun(agent_pb2.WatchRunRequest(run_id=run.run_id)):
             for event in answer.events:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pawl.agent.v1 import agent_pb2
 from pawl.event.v1 import run_pb2
 
-from bench.subjects import QUESTION, Pawl
+from bench.subjects import START, Pawl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ async def watch(pawl: Pawl) -> Seen:
         RuntimeError: it did not complete.
     """
     seen, state = Seen(), run_pb2.RUN_STATE_UNSPECIFIED
-    run_id = (await pawl.agents.StartRun(agent_pb2.StartRunRequest(text=QUESTION))).run.run_id
+    run_id = (await pawl.agents.StartRun(START)).run.run_id
     async for answer in pawl.agents.WatchRun(agent_pb2.WatchRunRequest(run_id=run_id)):
         now = time.monotonic()
         for event in answer.events:

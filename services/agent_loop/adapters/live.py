@@ -31,12 +31,13 @@ class BusEvents:
     ) -> LiveSubscription:
         async def deliver(message: Message) -> None:
             try:
-                event = event_pb2.RunEvent.FromString(message.data)
+                events = event_pb2.RunEvents.FromString(message.data).events
             except DecodeError:
                 _log.warning("live.garbled", subject=message.subject)
                 return
             # A subject says where an event was sent; only the event says whose it is.
-            if event.store_id == store_id and event.run_id == run_id:
-                await take(logged_event(event))
+            for event in events:
+                if event.store_id == store_id and event.run_id == run_id:
+                    await take(logged_event(event))
 
         return await self._bus.subscribe(f"pawl.v1.{store_id}.run.{run_id}.events", deliver)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -169,7 +170,9 @@ def _offered(state: State, tools: Sequence[Tool]) -> list[Tool]:
     return [tool for tool in tools if not names or tool.name in names]
 
 
+@lru_cache(maxsize=1024)
 def _function(tool: Tool) -> dict[str, Any]:
+    """Return a tool as the model is told of it. It is shared: do not change it."""
     parameters = msgspec.json.decode(tool.arguments_schema_json or _NO_ARGUMENTS)
     return {
         "type": "function",

@@ -8,6 +8,7 @@ writes all the same; dropping it keeps it from calling models and tools.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -25,6 +26,9 @@ from services.errors import Internal, LeaseLost, RunEnded, RunNotFound
 _CLAIMED_AT_ONCE_MAX: Final = 64
 # A claim costs the same for one run as for many. So the next one comes at the earliest so long after the last began.
 _CLAIM_SECONDS_MIN: Final = 0.02
+# A sleep that ends so late says that this process has more to do than it can: it takes on nothing more for a while,
+# so that what it has, and the requests that it serves, do not wait for each other.
+_BUSY_SECONDS: Final = 0.05
 # Work is stopped this long before a lease that nobody confirmed ends.
 _FENCE_MARGIN_SECONDS: Final = 0.5
 _REMEMBERED_MAX: Final = 4096
@@ -110,17 +114,20 @@ class Worker:
             self._work_may_be_there.clear()
             room = min(self._limits.runs_max - len(self._held), _CLAIMED_AT_ONCE_MAX)
             began = self._clock.monotonic()
-            if room > 0 and await self._claim(room) == room:
-                continue
-            pause = self._limits.poll_seconds * (0.8 + 0.4 * self._random())
-            try:
-                async with asyncio.timeout(pause):
-                    await self._work_may_be_there.wait()
-            except TimeoutError:
-                continue
-            early = began + _CLAIM_SECONDS_MIN - self._clock.monotonic()
-            if early > 0:
-                await self._clock.sleep(early)
+            if room <= 0 or await self._claim(room) < room:
+                pause = self._limits.poll_seconds * (0.8 + 0.4 * self._random())
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._work_may_be_there.wait()
+            await self._breathe(began + _CLAIM_SECONDS_MIN)
+
+    async def _breathe(self, due: float) -> None:
+        """Sleep until `due`, and on as long as this process has too much to do."""
+        while (left := due - self._clock.monotonic()) > 0:
+            await self._clock.sleep(left)
+            late = self._clock.monotonic() - due
+            if self._held and late > _BUSY_SECONDS:
+                due += 2 * late
 
     async def renew_forever(self) -> None:
         """Renew all leases, and find out what was lost and who got commands."""

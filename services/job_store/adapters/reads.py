@@ -25,7 +25,9 @@ SELECT {tables.CALLS.names} FROM job_store.calls WHERE store_id = $1 AND run_id 
 ORDER BY round, batch_index
 """
 _OWNER: Final = "SELECT user_id FROM job_store.conversations WHERE store_id = $1 AND conversation_id = $2"
-_LOOP_STATE: Final = "SELECT loop_state, now() AS time FROM job_store.runs WHERE store_id = $1 AND run_id = $2"
+_OWNED_RUN: Final = f"""
+SELECT {tables.RUNS.names}, loop_state, now() AS time FROM job_store.runs WHERE store_id = $1 AND run_id = $2
+"""
 _CALL: Final = f"SELECT {tables.CALLS.names} FROM job_store.calls WHERE store_id = $1 AND call_id = $2"
 _COMMANDS: Final = f"""
 SELECT {tables.COMMANDS.names} FROM job_store.commands
@@ -112,7 +114,12 @@ class PostgresReads:
             self._database.acquire() as connection,
             connection.transaction(isolation="repeatable_read", readonly=True),
         ):
-            run = await _fetch_run(connection, store_id, "", run_id)
+            record = await connection.fetchrow(_OWNED_RUN, store_id, run_id)
+            if record is None:
+                raise RunNotFound
+            fields = dict(record)
+            loop_state, time = fields.pop("loop_state"), fields.pop("time")
+            run = tables.run(fields)
             if run.epoch != epoch or run.worker_id is None:
                 raise LeaseLost
             records = await connection.fetch(_MESSAGES_FROM_SUMMARY, store_id, run.conversation_id)
@@ -122,17 +129,14 @@ class PostgresReads:
             omitted_bytes = {record["call_id"]: record["omitted_bytes"] or 0 for record in records}
             calls = [tables.call(record) for record in records]
             commands = [tables.command(record) for record in await connection.fetch(_COMMANDS, store_id, run_id)]
-            more = await connection.fetchrow(_LOOP_STATE, store_id, run_id)
-        if more is None:
-            raise RunNotFound
         return Loaded(
             run=run,
             messages=messages,
             calls=calls,
             omitted_bytes=omitted_bytes,
             commands=commands,
-            loop_state=more["loop_state"],
-            time=more["time"],
+            loop_state=loop_state,
+            time=time,
         )
 
     async def commands(self, store_id: str, run_id: str) -> list[CommandRow]:

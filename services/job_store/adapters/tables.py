@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
@@ -132,7 +132,7 @@ RUNS: Final[Columns[RunRow]] = Columns(
 )
 
 
-def run(record: Record) -> RunRow:
+def run(record: Record | Mapping[str, Any]) -> RunRow:
     """Return the row of a record with the columns of RUNS."""
     fields = dict(record)
     last_commit, stop_cause = fields["last_commit"], fields["stop_cause"]

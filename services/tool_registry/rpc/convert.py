@@ -79,8 +79,23 @@ def definition_from(message: tool_pb2.ToolDefinition) -> ToolDefinition:
     )
 
 
+_MESSAGES_MAX: Final = 4096
+_messages: dict[tuple[str, str, int, float], tool_pb2.Tool] = {}
+
+
 def tool_message(entry: ToolVersion) -> tool_pb2.Tool:
-    """Return the message of a version."""
+    """Return the message of a version. It is shared: do not change it."""
+    # What never changes, and is asked for by every run. The time tells two registers of one process apart.
+    key = (entry.store_id, entry.definition.name, entry.version, entry.create_time)
+    message = _messages.get(key)
+    if message is None:
+        if len(_messages) >= _MESSAGES_MAX:
+            _messages.clear()
+        message = _messages[key] = _tool_message(entry)
+    return message
+
+
+def _tool_message(entry: ToolVersion) -> tool_pb2.Tool:
     definition = entry.definition
     message = tool_pb2.Tool(
         definition=tool_pb2.ToolDefinition(

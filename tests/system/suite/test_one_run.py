@@ -171,12 +171,12 @@ async def test_a_subscriber_is_told_once_that_a_run_completed(suite: Suite, agen
 
 async def test_live_events_on_nats_are_those_of_the_log(suite: Suite, agent: Agent) -> None:
     """EVT-1: an outside subscriber gets the bytes that watchers get."""
-    seen: dict[int, bytes] = {}
+    seen: dict[int, event_pb2.RunEvent] = {}
     connection = await nats.connect(suite.nats_url())
     try:
 
         async def keep(message: Msg) -> None:
-            seen[event_pb2.RunEvent.FromString(message.data).seq] = message.data
+            seen.update({event.seq: event for event in event_pb2.RunEvents.FromString(message.data).events})
 
         await connection.subscribe("pawl.v1.local.run.*.events", cb=keep)
         await connection.flush()
@@ -187,7 +187,7 @@ async def test_live_events_on_nats_are_those_of_the_log(suite: Suite, agent: Age
                 await asyncio.sleep(0.01)
     finally:
         await connection.close()
-    assert {seq: event_pb2.RunEvent.FromString(data) for seq, data in seen.items()} == logged
+    assert seen == logged
 
 
 async def test_every_service_serves_metrics(suite: Suite, agent: Agent) -> None:

@@ -52,9 +52,35 @@ OPERATOR_ACT_ENDED: OperatorAct.ValueType  # 3
 Global___OperatorAct: _TypeAlias = OperatorAct  # noqa: Y015
 
 @_typing.final
+class RunEvents(_message.Message):
+    """RunEvents is a message on NATS (subject pawl.v1.<store>.run.<run>.events):
+    events of one run that were written together.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunEvent]:
+        """In order of seq."""
+
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[Global___RunEvent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunEvents: _TypeAlias = RunEvents  # noqa: Y015
+
+@_typing.final
 class RunEvent(_message.Message):
     """RunEvent is one entry of the log of a run: on streams, in the ledger and on
-    NATS (subject pawl.v1.<store>.run.<run>.events).
+    NATS.
 
     Guarantees: `seq` starts at 1 and has no gaps; every watcher gets the same
     bytes for the same seq; an event is durable before anyone sees it; a run has
