@@ -128,6 +128,7 @@ class Feed:
         self.watchers: set[Watcher] = set()
         self.ended = False
         self.polled = False
+        self.is_new = True
 
     async def subscribe(self) -> None:
         """Subscribe, once for all watchers; before anything is read, so that nothing falls between."""

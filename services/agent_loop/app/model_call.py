@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from services.agent_loop.app.ports import Randomness
-from services.agent_loop.domain import budget, history, text
+from services.agent_loop.domain import budget, coalesce, history, text
 from services.agent_loop.domain.assembly import Assembly, ModelAnswer
 from services.agent_loop.domain.coalesce import Coalescer, Output
 from services.agent_loop.domain.event import CallFragment, OutputDelta
@@ -41,7 +41,7 @@ _SUMMARY_INSTRUCTIONS: Final = (
 )
 
 # Once an answer is whole, what is left of it is shown by the step that takes it, unless the check of its calls is slow.
-_TOGETHER_SECONDS: Final = 0.02
+_TOGETHER_SECONDS: Final = coalesce.INTERVAL_SECONDS
 
 _NO_ARGUMENTS: Final = b'{"type":"object","properties":{}}'
 

@@ -124,5 +124,9 @@ class Watches:
             everyone = not (connected and was_connected)
             was_connected = connected
             for number, feed in enumerate(self._feeds.values()):
-                if everyone or not feed.polled or (tick + number) % self._polls_when_connected == 0:
+                # The first event may be lost before NATS knows that somebody listens. A run that is as good as over by
+                # then needs no look.
+                is_due = (tick + number) % self._polls_when_connected == 0
+                if everyone or is_due or not (feed.polled or feed.is_new):
                     feed.poll()
+                feed.is_new = False

@@ -18,7 +18,7 @@ _OFFERS_SECONDS: Final = 1.0
 _QUARANTINE_SECONDS: Final = 1.0
 _RELAY_SECONDS: Final = 1.0
 # Events that come so soon after each other go together: each relay costs a transaction.
-_GATHER_SECONDS: Final = 0.03
+_GATHER_SECONDS: Final = 0.1
 _CENSUS_SECONDS: Final = 5.0
 
 
