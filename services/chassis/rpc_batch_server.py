@@ -12,6 +12,7 @@ from pawl.batch.v1 import batch_pb2
 from pawl.batch.v1.batch_pb2_grpc import BatchServiceServicer
 
 from services.chassis import status, tasks
+from services.chassis.rpc_batch_client import GATHER_CALLS_MIN, GATHER_SECONDS
 from services.chassis.rpc_interceptor import Interceptor, Method
 from services.chassis.rpc_kinds import Context, Handler, parser
 from services.errors import MethodNotFound, PawlError, TooLarge
@@ -122,6 +123,8 @@ class _Stream:
     async def _write(self) -> None:
         while True:
             await self._something.wait()
+            if len(self._calls) + len(self._replies) >= GATHER_CALLS_MIN:
+                await asyncio.sleep(GATHER_SECONDS)
             self._something.clear()
             await self._flush()
 
