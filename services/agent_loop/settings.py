@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from msgspec.structs import fields
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from services.agent_loop.domain.history import ReasoningEcho
@@ -79,4 +78,4 @@ class AgentLoopSettings(ServiceSettings):
     @property
     def limits(self) -> Limits:
         """The bounds of a run that asks for none."""
-        return Limits(**{field.name: getattr(self, field.name) for field in fields(Limits)})
+        return Limits(**{name: getattr(self, name) for name in Limits.__struct_fields__})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import grpc
-from msgspec.structs import fields
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2, ledger_pb2_grpc
 
@@ -230,7 +229,7 @@ def options_message(options: RunOptions) -> run_pb2.RunOptions:
 
 def asked_message(asked: AskedOptions) -> run_pb2.RunOptions:
     """Return options as a user asked for them: what was left open is open."""
-    given = {field.name: getattr(asked, field.name) for field in fields(asked) if field.name != "limits"}
+    given = {name: getattr(asked, name) for name in asked.__struct_fields__ if name != "limits"}
     message = options_message(RunOptions(**given))
     message.ClearField("limits")
     for name, value in asked.limits.items():

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 import msgspec
-from msgspec.structs import fields, replace
+from msgspec.structs import replace
 
 from services.errors import InvalidField
 
@@ -46,7 +46,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             InvalidField: a value is not positive, or larger than here.
         """
-        known = {field.name: getattr(self, field.name) for field in fields(self)}
+        known = {name: getattr(self, name) for name in self.__struct_fields__}
         for name, value in asked.items():
             is_open = name in _NONE_IS_ZERO and known[name] == 0
             most = TOKENS_MAX if is_open else known[name]
