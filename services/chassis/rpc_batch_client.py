@@ -18,7 +18,7 @@ import grpc
 from pawl.batch.v1 import batch_pb2
 
 from services.chassis import status, tasks
-from services.errors import DeadlineExceeded, DependencyUnavailable, Internal, PawlError
+from services.errors import DeadlineExceeded, DependencyUnavailable, Internal, PawlError, Unimplemented
 
 REQUEST_BYTES_MAX: Final = 256 * 1024
 """Larger requests go by themselves: they gain nothing, and others would wait behind them."""
@@ -150,7 +150,11 @@ class Batches:
     async def close(self) -> None:
         """End all streams; their calls fail."""
         self._closed = True
+        streams = list(self._streams)
         await tasks.end(self._tasks)
+        for stream in streams:
+            # A stream that was ended before it began could not say so.
+            stream.fail(DependencyUnavailable("the channel is closed"))
 
 
 class _Stream:
@@ -183,9 +187,11 @@ class _Stream:
         pause = _STREAM_SECONDS * random.uniform(0.8, 1.2)  # noqa: S311  # spreads replicas
         timer = asyncio.get_running_loop().call_later(pause, self._leave)
         failure: PawlError = DependencyUnavailable("the stream of calls was ended")
-        rpc = self._batches.open_stream()
-        writer = asyncio.get_running_loop().create_task(self._write(rpc), name="batch.write")
+        writers: list[asyncio.Task[None]] = []
+        rpc: Any = None
         try:
+            rpc = self._batches.open_stream()
+            writers.append(asyncio.get_running_loop().create_task(self._write(rpc), name="batch.write"))
             async for response in rpc:
                 self._take(response)
         except grpc.aio.AioRpcError as error:
@@ -193,9 +199,10 @@ class _Stream:
         finally:
             timer.cancel()
             self._batches.leave(self)
-            rpc.cancel()
-            await tasks.end([writer])
-            self._break(failure)
+            if rpc is not None:
+                rpc.cancel()
+            await tasks.end(writers)
+            self.fail(failure)
 
     async def _write(self, rpc: Any) -> None:
         first = batch_pb2.BatchRequest(response_bytes_max=self._batches.response_bytes_max)
@@ -205,7 +212,8 @@ class _Stream:
             if rpc.done():
                 return
             await rpc.write(first)
-            while not self._is_leaving or self._unsent or self._cancelled:
+            # Also when nothing more begins here, what goes on may be cancelled.
+            while not self._is_leaving or self._calls or self._cancelled:
                 await self._something.wait()
                 if len(self._calls) >= GATHER_CALLS_MIN:
                     await asyncio.sleep(GATHER_SECONDS)
@@ -238,6 +246,8 @@ class _Stream:
                 call.take(reply.response)
             if reply.last:
                 del self._calls[reply.id]
+                if self._is_leaving and not self._calls:
+                    self._something.set()
                 call.close(status.from_failure(reply.failure) if reply.HasField("failure") else None)
         if response.closing:
             self._leave()
@@ -248,7 +258,8 @@ class _Stream:
         self._batches.leave(self)
         self._something.set()
 
-    def _break(self, failure: PawlError) -> None:
+    def fail(self, failure: PawlError) -> None:
+        """End all calls, but have those that never left sent on another stream."""
         calls, self._calls = self._calls, {}
         for call in calls.values():
             if call.message.id in self._unsent and not call.was_moved:
@@ -267,6 +278,9 @@ def _why_broken(error: grpc.aio.AioRpcError) -> PawlError:
     if isinstance(failure, Internal) and "error_id" not in failure.metadata:
         # gRPC says so where a write and the end of the stream meet.
         return DependencyUnavailable("the stream of calls broke")
+    if isinstance(failure, Unimplemented):
+        # A replica of an older version. That says nothing about the methods that were called.
+        return DependencyUnavailable("the other side takes no batches")
     return failure
 
 

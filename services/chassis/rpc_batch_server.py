@@ -50,7 +50,8 @@ class BatchServicer(BatchServiceServicer):
             if not handler.request_streaming:
                 name = f"/{service_name}/{method_name}"
                 behaviour = _behaviour(handler, self._bytes_max)
-                self._carried[name] = _Carried(self._interceptor.carried(name), behaviour)
+                method = self._interceptor.carried(name, is_stream=handler.response_streaming)
+                self._carried[name] = _Carried(method, behaviour)
 
     def close_streams(self) -> None:
         """Ask the clients of all streams to go elsewhere. What is under way is answered."""
@@ -79,6 +80,7 @@ class _Stream:
         self._waiting_bytes = 0
         self._response_bytes_max = 0
         self._closing = False
+        self._ended = False
         self._something = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -97,16 +99,12 @@ class _Stream:
             await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
             if reader.done():
                 reader.result()
-                while self._calls:
-                    await asyncio.wait({writer, *self._calls.values()}, return_when=asyncio.FIRST_COMPLETED)
-                    if writer.done():
-                        break
-            if not writer.done():
-                writer.cancel()
-                await asyncio.gather(writer, return_exceptions=True)
-                await self._flush()
-            else:
-                writer.result()
+            while self._calls and not writer.done():
+                await asyncio.wait({writer, *self._calls.values()}, return_when=asyncio.FIRST_COMPLETED)
+            # A write that is under way must not be cut short: gRPC would refuse the next one.
+            self._ended = True
+            self._something.set()
+            await writer
         finally:
             await tasks.end([reader, writer, *self._calls.values()])
 
@@ -121,7 +119,7 @@ class _Stream:
                 self._calls[call.id] = task
 
     async def _write(self) -> None:
-        while True:
+        while not self._ended or self._replies:
             await self._something.wait()
             if len(self._calls) + len(self._replies) >= GATHER_CALLS_MIN:
                 await asyncio.sleep(GATHER_SECONDS)

@@ -125,9 +125,9 @@ class Interceptor(grpc.aio.ServerInterceptor):
         make, behaviour = read_raw(handler, bytes_max=self.limits.message_bytes_max)
         return make(method.wrap(behaviour), None, handler.response_serializer)
 
-    def carried(self, name: str) -> Method:
+    def carried(self, name: str, *, is_stream: bool) -> Method:
         """Return the method of that name for calls that come in batches, on a stream that was let in."""
-        return Method(self, name, Access(service_only=True), is_stream=False)
+        return Method(self, name, Access(service_only=True, drain_streams=True), is_stream=is_stream)
 
     def enter(self, call: _ActiveCall, *, is_carried: bool = False) -> None:
         """Make room for a call, or refuse it. Carried calls are let in as long as their stream is there."""

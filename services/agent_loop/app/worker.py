@@ -29,6 +29,7 @@ _CLAIM_SECONDS_MIN: Final = 0.02
 # A sleep that ends so late says that this process has more to do than it can: it takes on nothing more for a while,
 # so that what it has, and the requests that it serves, do not wait for each other.
 _BUSY_SECONDS: Final = 0.05
+_BREATH_SECONDS_MAX: Final = 1.0
 # Work is stopped this long before a lease that nobody confirmed ends.
 _FENCE_MARGIN_SECONDS: Final = 0.5
 _REMEMBERED_MAX: Final = 4096
@@ -122,12 +123,13 @@ class Worker:
             await self._breathe(began + _CLAIM_SECONDS_MIN)
 
     async def _breathe(self, due: float) -> None:
-        """Sleep until `due`, and on as long as this process has too much to do."""
+        """Sleep until `due`, and on for up to a second as long as this process has too much to do."""
+        end = due + _BREATH_SECONDS_MAX
         while (left := due - self._clock.monotonic()) > 0:
             await self._clock.sleep(left)
             late = self._clock.monotonic() - due
             if self._held and late > _BUSY_SECONDS:
-                due += 2 * late
+                due = min(due + 2 * late, end)
 
     async def renew_forever(self) -> None:
         """Renew all leases, and find out what was lost and who got commands."""

@@ -57,7 +57,7 @@ class EchoServicer:
                     tasks.create_task(context.abort(grpc.StatusCode.DATA_LOSS, "as the servicer says"))
             case ["timeout"]:
                 raise TimeoutError("a timeout of the servicer's own: hunter2")
-            case ["wait"]:
+            case ["wait", *_]:
                 await self._wait()
             case ["who"]:
                 principal = current_principal()

@@ -294,3 +294,65 @@ async def test_after_the_channel_is_closed_nothing_is_sent_and_nobody_waits(
         async with asyncio.timeout(10):
             while len(asyncio.all_tasks()) > tasks_before:
                 await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("count", [2, 3, 6])
+async def test_a_stream_that_is_left_still_brings_every_answer(
+    serve: Serve, servicer: EchoServicer, count: int
+) -> None:
+    """Calls that end while the last message is being written are answered too."""
+    async with serve(service_only=True) as server, open_channel(server.address, batches=True) as channel:
+        stub = EchoStub(channel)
+        for _ in range(20):
+            servicer.release.clear()
+            calls = [asyncio.ensure_future(stub.call("unary", "wait:" + "x" * 50_000 * n)) for n in range(count)]
+            calls += [asyncio.ensure_future(stub.call("unary", "wait")) for _ in range(count)]
+            await asyncio.sleep(0.01)
+            await server.set_health(serving=False)
+            await asyncio.sleep(0.005)
+            await server.set_health(serving=True)
+            servicer.release.set()
+            answers = await asyncio.gather(*calls)
+            assert [answer[0].partition(":")[0] for answer in answers] == ["wait"] * 2 * count
+
+
+async def test_a_call_on_a_stream_that_is_left_can_be_cancelled(serve: Serve, servicer: EchoServicer) -> None:
+    async with serve(service_only=True) as server, open_channel(server.address, batches=True) as channel:
+        responses = EchoStub(channel).generate(StringValue(value="wait"))
+        await anext(responses)
+        await servicer.entered.wait()
+        await server.set_health(serving=False)
+        await asyncio.sleep(0.05)
+        responses.cancel()
+        await asyncio.wait_for(servicer.cancelled.wait(), 10)
+
+
+async def test_long_calls_take_no_room_from_short_ones(serve: Serve, servicer: EchoServicer) -> None:
+    async with (
+        serve(service_only=True, unary_calls_max=1) as server,
+        open_channel(server.address, batches=True) as channel,
+    ):
+        stub = EchoStub(channel)
+        responses = stub.generate(StringValue(value="wait"))
+        await anext(responses)
+        assert await stub.call("unary", "hello") == ["hello"]
+        servicer.release.set()
+        assert [response.value async for response in responses] == ["wait"]
+
+
+async def test_a_call_begun_as_the_channel_closes_ends(serve: Serve) -> None:
+    async with serve(service_only=True) as server:
+        channel = open_channel(server.address, batches=True)
+        call = asyncio.ensure_future(EchoStub(channel).call("generate", "hello"))
+        await asyncio.sleep(0)
+        await channel.close()
+        with pytest.raises(DependencyUnavailable), translating():
+            await asyncio.wait_for(call, 10)
+
+
+async def test_a_peer_without_batches_is_unavailable(serve: Serve) -> None:
+    """One of an older version: another replica may be newer."""
+    async with serve(service_only=False) as server, open_channel(server.address, batches=True) as channel:
+        server._interceptor._methods["/pawl.batch.v1.BatchService/Batch"] = server._interceptor._unknown
+        with pytest.raises(DependencyUnavailable), translating():
+            await EchoStub(channel).call("unary", "hello")

@@ -71,7 +71,8 @@ class Connection(asyncio.Protocol):
     @property
     def reusable(self) -> bool:
         """Whether another request can go out, as far as is known without asking the system."""
-        return self._complete and self._keep_alive and not self._closed and not self._sending()
+        is_read = self._complete and not self._body and not self._paused
+        return is_read and self._keep_alive and not self._closed and not self._sending()
 
     def is_alive(self) -> bool:
         """Return whether an idle connection is still open: a server that closed it, or spoke, is found out here."""

@@ -77,7 +77,7 @@ class Direct:
         """
         if self._request is None:
             self._request = await self._learn()
-        if self._pool is None or self._redirected:
+        if self._pool is None or not self._head or self._redirected:
             return None
         connection = await self._pool.take()
         try:
@@ -110,6 +110,7 @@ class Direct:
         headers = [(name, value) for name, value in request.headers.raw if name.lower() != b"content-length"]
         lines = [b"POST %s HTTP/1.1" % request.url.raw_path, *(b"%s: %s" % header for header in headers)]
         plain = request.url.scheme in _PORTS and all(map(_LINE.fullmatch, lines))
+        self._head = b""
         if plain and not _has_proxy(request.url):
             self._head = b"\r\n".join([*lines, b"Content-Length: "])
             self._pool = self._pool or Pool(_origin(request.url))
