@@ -57,8 +57,13 @@ class EchoServicer:
                     tasks.create_task(context.abort(grpc.StatusCode.DATA_LOSS, "as the servicer says"))
             case ["timeout"]:
                 raise TimeoutError("a timeout of the servicer's own: hunter2")
-            case ["wait", *_]:
+            case ["wait"]:
                 await self._wait()
+            case ["turns", turns]:
+                await self._wait()
+                for _ in range(int(turns)):
+                    await asyncio.sleep(0)
+                return StringValue(value="x" * 100_000)
             case ["who"]:
                 principal = current_principal()
                 return StringValue(value=f"{principal.kind}/{principal.store_id}/{principal.user_id}")
