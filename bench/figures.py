@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Required, TypedDict, Unpack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,49 +49,26 @@ class NotMeasured:
     why: str
 
 
-def at_most(
-    bound: float,
-    *,
-    code: str,
-    what: str,
-    value: float,
-    unit: str,
-    spread: tuple[float, float] | None = None,
-    detail: dict[str, float] | None = None,
-) -> Figure:
+class Measured(TypedDict, total=False):
+    """What a figure with a bound is made of; see `Figure`."""
+
+    code: Required[str]
+    what: Required[str]
+    value: Required[float]
+    unit: Required[str]
+    spread: tuple[float, float] | None
+    detail: dict[str, float]
+
+
+def at_most(bound: float, **measured: Unpack[Measured]) -> Figure:
     """Return a figure that should not be over `bound`."""
-    return Figure(
-        code=code,
-        what=what,
-        value=value,
-        unit=unit,
-        target=f"at most {bound:g} {unit}".strip(),
-        met=value <= bound,
-        spread=spread,
-        detail=detail or {},
-        bound=bound,
-    )
+    return _bounded("at most", bound, measured, met=measured["value"] <= bound)
 
 
-def at_least(
-    bound: float,
-    *,
-    code: str,
-    what: str,
-    value: float,
-    unit: str,
-    spread: tuple[float, float] | None = None,
-    detail: dict[str, float] | None = None,
-) -> Figure:
+def at_least(bound: float, **measured: Unpack[Measured]) -> Figure:
     """Return a figure that should not be under `bound`."""
-    return Figure(
-        code=code,
-        what=what,
-        value=value,
-        unit=unit,
-        target=f"at least {bound:g} {unit}".strip(),
-        met=value >= bound,
-        spread=spread,
-        detail=detail or {},
-        bound=bound,
-    )
+    return _bounded("at least", bound, measured, met=measured["value"] >= bound)
+
+
+def _bounded(words: str, bound: float, measured: Measured, *, met: bool) -> Figure:
+    return Figure(**measured, target=f"{words} {bound:g} {measured['unit']}".strip(), met=met, bound=bound)
