@@ -20,12 +20,16 @@ a reason that comes from a peer back into the same class.
         ConversationNotFound
         CallNotFound
         ToolNotFound
+        SourceNotFound
+        RuleNotFound
+        DocumentNotFound
         NotificationNotFound
       Unimplemented
         MethodNotFound
       AlreadyExists
         RequestIdReused
         ToolExists
+        SourceExists
       FailedPrecondition
         RunEnded
         CallNotPending
@@ -36,6 +40,7 @@ a reason that comes from a peer back into the same class.
         DeadlinePassed
         ApprovalRequired
         AttentionNotNeeded
+        SourceChanged
       OutOfRange
         SeqBeyondEnd
       Aborted
@@ -50,6 +55,7 @@ a reason that comes from a peer back into the same class.
       PermissionDenied
       Unavailable
         DependencyUnavailable
+        SourceUnreachable
         ShuttingDown
       DeadlineExceeded
       Cancelled
@@ -206,6 +212,24 @@ class ToolNotFound(NotFound):
     reason = "TOOL_NOT_FOUND"
 
 
+class SourceNotFound(NotFound):
+    """No such source of tools in this store."""
+
+    reason = "SOURCE_NOT_FOUND"
+
+
+class RuleNotFound(NotFound):
+    """No such rule in this store, or none that the caller may see."""
+
+    reason = "RULE_NOT_FOUND"
+
+
+class DocumentNotFound(NotFound):
+    """No such document in this store, or none that the caller may see."""
+
+    reason = "DOCUMENT_NOT_FOUND"
+
+
 class NotificationNotFound(NotFound):
     """No such notification, or none that the caller may see."""
 
@@ -237,12 +261,15 @@ class RequestIdReused(AlreadyExists):
 
 
 class ToolExists(AlreadyExists):
-    """A tool of that name is registered with another definition.
-
-    Set `replace` to put this one in its place.
-    """
+    """A tool of that name is registered with another definition. Set `replace` to put this one in its place."""
 
     reason = "TOOL_EXISTS"
+
+
+class SourceExists(AlreadyExists):
+    """A source of that name is there with another configuration. Set `replace` to put this one in its place."""
+
+    reason = "SOURCE_EXISTS"
 
 
 class FailedPrecondition(PawlError):
@@ -312,6 +339,12 @@ class AttentionNotNeeded(FailedPrecondition):
     """The run does not wait for an operator, or not for this."""
 
     reason = "ATTENTION_NOT_NEEDED"
+
+
+class SourceChanged(FailedPrecondition):
+    """The source describes its tools differently from what was shown: look at the changes again."""
+
+    reason = "SOURCE_CHANGED"
 
 
 class OutOfRange(PawlError):
@@ -410,6 +443,12 @@ class DependencyUnavailable(Unavailable):
     """
 
     reason = "DEPENDENCY_UNAVAILABLE"
+
+
+class SourceUnreachable(Unavailable):
+    """A source of tools does not answer, or not as it should. Look at the source, then try again."""
+
+    reason = "SOURCE_UNREACHABLE"
 
 
 class ShuttingDown(Unavailable):

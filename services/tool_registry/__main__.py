@@ -51,7 +51,7 @@ async def main(stop: Stop) -> None:
             SmtpMailer(read_smtp_url(smtp_url.get_secret_value())) if smtp_url else OutboxFolder(settings.outbox_dir)
         )
 
-        catalog = Catalog(PostgresToolBook(database))
+        catalog = Catalog(PostgresToolBook(database), sources={})
         await catalog.load(
             "builtin",
             [

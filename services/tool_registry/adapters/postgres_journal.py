@@ -13,6 +13,7 @@ from services.tool_registry.app import outcome
 from services.tool_registry.app.ports import Begun, CallKey, HeldElsewhere, JournalCall
 from services.tool_registry.domain.definition import Effect
 from services.tool_registry.domain.execution import ExecutionResult, Outcome, ended_badly
+from services.tool_registry.domain.inverse import decode_inverse, encode_inverse
 from services.tool_registry.domain.journal import Entry, Step, next_step
 
 _ALIVE: Final = """EXISTS (
@@ -32,12 +33,13 @@ _LOCK: Final = f"{_READ} FOR UPDATE OF e"
 _TAKE: Final = """
 UPDATE tool_registry.executions SET
     instance_id = $3, effect = $4, token = $5, begun_at = now(), ended_at = NULL, outcome = NULL, content = NULL,
-    is_error = NULL, error_reason = NULL, note = NULL, duration_seconds = NULL
+    is_error = NULL, error_reason = NULL, note = NULL, duration_seconds = NULL, inverse = NULL
 WHERE store_id = $1 AND call_id = $2
 """
 _END: Final = """
 UPDATE tool_registry.executions SET
     ended_at = now(), outcome = $4, content = $5, is_error = $6, error_reason = $7, note = $8, duration_seconds = $9,
+    inverse = $10,
     unknowns = unknowns + CASE WHEN $4 = 'UNKNOWN' THEN 1 ELSE 0 END
 WHERE store_id = $1 AND call_id = $2 AND instance_id = $3 AND ended_at IS NULL
 """
@@ -211,6 +213,7 @@ class PostgresJournal:
             result.error_reason,
             result.note,
             result.duration_seconds,
+            None if result.inverse is None else encode_inverse(result.inverse),
         )
         return tag == "UPDATE 1"
 
@@ -225,4 +228,5 @@ def _result(row: asyncpg.Record) -> ExecutionResult | None:
         error_reason=row["error_reason"],
         note=row["note"],
         duration_seconds=row["duration_seconds"],
+        inverse=None if row["inverse"] is None else decode_inverse(row["inverse"]),
     )

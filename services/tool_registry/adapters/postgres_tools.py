@@ -28,8 +28,8 @@ SELECT * FROM tool_registry.tool_versions
 WHERE store_id = $1 AND name = $2 AND definition_hash = $3 ORDER BY version DESC LIMIT 1
 """
 _INSERT: Final = """
-INSERT INTO tool_registry.tool_versions (store_id, name, version, definition, definition_hash, source)
-SELECT $1, $2, coalesce(max(version), 0) + 1, $3, $4, $5
+INSERT INTO tool_registry.tool_versions (store_id, name, version, definition, definition_hash, source, binding)
+SELECT $1, $2, coalesce(max(version), 0) + 1, $3, $4, $5, $6
 FROM tool_registry.tool_versions WHERE store_id = $1 AND name = $2
 RETURNING *
 """
@@ -58,19 +58,22 @@ class PostgresToolBook:
             await connection.execute(_LOCK, _LOADED)
             return [await self._adopt_one(connection, source, definition) for definition in definitions]
 
-    async def register(self, store_id: str, definition: ToolDefinition, *, replace: bool) -> ToolVersion:
+    async def register(
+        self, store_id: str, definition: ToolDefinition, *, replace: bool, source: str = "store", binding: bytes = b""
+    ) -> ToolVersion:
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, store_id)
             current = await connection.fetchrow(_CURRENT, store_id, [definition.name])
             if current is not None:
-                if current["definition_hash"] == definition_hash(definition):
+                known = (current["definition_hash"], current["source"], current["binding"])
+                if known == (definition_hash(definition), source, binding):
                     return _version(current)
                 if not replace:
                     raise ToolExists(
                         f"{definition.name!r} has another definition (version {current['version']});"
                         " set replace to give it a new version"
                     )
-            stored = await self._insert(connection, store_id, definition, "store")
+            stored = await self._insert(connection, store_id, definition, source, binding)
             await connection.execute(_SET_CURRENT, store_id, definition.name, stored.version)
             return stored
 
@@ -99,7 +102,7 @@ class PostgresToolBook:
         return await self._insert(connection, _LOADED, definition, source)
 
     async def _insert(
-        self, connection: Connection, store_id: str, definition: ToolDefinition, source: str
+        self, connection: Connection, store_id: str, definition: ToolDefinition, source: str, binding: bytes = b""
     ) -> ToolVersion:
         row = await connection.fetchrow(
             _INSERT,
@@ -108,6 +111,7 @@ class PostgresToolBook:
             encode_definition(definition),
             definition_hash(definition),
             source,
+            binding,
         )
         if row is None:
             raise LookupError("INSERT ... RETURNING gives a row")
@@ -121,4 +125,5 @@ def _version(row: asyncpg.Record) -> ToolVersion:
         version=row["version"],
         source=row["source"],
         create_time=row["created_at"].timestamp(),
+        binding=row["binding"],
     )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import jsonschema_rs
 
 from services.chassis import logs
 from services.errors import InvalidField, ToolExists, ToolNotFound
-from services.tool_registry.app.ports import ToolBook
+from services.tool_registry.app.ports import ToolBook, ToolSource
 from services.tool_registry.domain.definition import (
     ExecutionContext,
     OfferFallback,
@@ -30,7 +30,7 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogTool:
-    """A version with its compiled schema and, if the process has it, its function."""
+    """A version with its compiled schema and, if it can run here, what runs it."""
 
     entry: ToolVersion
     validator: jsonschema_rs.Draft202012Validator
@@ -44,7 +44,7 @@ class CatalogTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTool:
-    """A function of this process, with the version that its definition has."""
+    """What runs a tool: a function of this process, or a source of a store, with the newest version."""
 
     tool: Tool[..., Any]
     entry: ToolVersion
@@ -58,8 +58,9 @@ class Catalog:
     can only have been registered before the loaded one was there.
     """
 
-    def __init__(self, book: ToolBook) -> None:
+    def __init__(self, book: ToolBook, sources: Mapping[str, ToolSource]) -> None:
         self._book = book
+        self._sources = sources
         self._loaded: dict[str, LoadedTool] = {}
         self._versions: OrderedDict[tuple[str, str, int], CatalogTool] = OrderedDict()
 
@@ -107,19 +108,36 @@ class Catalog:
             return CatalogTool(entry=loaded.entry, validator=loaded.validator, loaded=loaded)
         owner = "" if loaded is not None else store_id
         key = (owner, name, version)
-        cached = self._versions.get(key)
-        if cached is not None:
-            self._versions.move_to_end(key)
-            return cached
-        entry = await self._entry(store_id, name, version)
-        if entry is None:
-            return None
-        by_store = entry.definition.context is ExecutionContext.FRONTEND and bool(owner)
-        validator = compile_schema(entry.definition.arguments_schema, recursion=not by_store)
-        found = self._versions[key] = CatalogTool(entry=entry, validator=validator, loaded=loaded)
+        found = self._versions.get(key)
+        if found is None:
+            entry = await self._entry(store_id, name, version)
+            if entry is None:
+                return None
+            found = self._compiled(key, entry, loaded)
+        self._versions.move_to_end(key)
+        source = self._sources.get(found.entry.source_kind)
+        return found if source is None else await self._with_source(found, source)
+
+    async def _with_source(self, found: CatalogTool, source: ToolSource) -> CatalogTool | None:
+        """Return the tool of a store with what runs it now, if the store still has it."""
+        entry = found.entry
+        current = await self._current(entry.store_id, entry.definition.name)
+        if current is None or current.source != entry.source:
+            return found
+        tool = source.tool(current)
+        if tool is None:
+            return found
+        key = (entry.store_id, entry.definition.name, current.version)
+        newest = self._versions.get(key) or self._compiled(key, current, None)
+        return replace(found, loaded=LoadedTool(tool=tool, entry=current, validator=newest.validator))
+
+    def _compiled(self, key: tuple[str, str, int], entry: ToolVersion, loaded: LoadedTool | None) -> CatalogTool:
+        # Only code that the deployment trusts may describe arguments that contain themselves.
+        validator = compile_schema(entry.definition.arguments_schema, recursion=not entry.store_id)
+        made = self._versions[key] = CatalogTool(entry=entry, validator=validator, loaded=loaded)
         if len(self._versions) > _CACHED_VERSIONS_MAX:
             self._versions.popitem(last=False)
-        return found
+        return made
 
     async def resolve(
         self, store_id: str, user_id: str, names: Sequence[str], pinned: Mapping[str, int]

@@ -11,7 +11,9 @@ from services.chassis.strict_json import dumps_canonical
 from services.errors import InvalidJson
 from services.tool_registry.domain.definition import RESULT_BYTES_MAX, Effect, ToolDefinition
 from services.tool_registry.domain.execution import NOT_STOPPED, ExecutionResult, Outcome, ended_badly, succeeded
-from services.tool_registry.sdk.context import ToolError
+from services.tool_registry.domain.inverse import InverseCall, inverse_call
+from services.tool_registry.sdk.context import OutcomeUnknown, ToolError
+from services.tool_registry.sdk.inverse import Inverse, Reversible
 from services.tool_registry.sdk.values import hide, plain, without
 
 _ERROR_CHARACTERS_MAX: Final = 4000
@@ -21,10 +23,12 @@ _log = logs.get_logger(__name__)
 
 def of_value(definition: ToolDefinition, value: Any, *, secrets: Collection[str], seconds: float) -> ExecutionResult:
     """Return the result of a tool that returned `value`."""
+    inverse, given = (value.inverse, value.value) if isinstance(value, Reversible) else (None, value)
     try:
-        content = dumps_canonical(without(secrets, plain(value)))
+        content = dumps_canonical(without(secrets, plain(given)))
+        back = None if inverse is None else _inverse(inverse, secrets)
     except (TypeError, ValueError, RecursionError, InvalidJson) as error:
-        reason = error.message if isinstance(error, InvalidJson) else f"{type(value).__name__} is not JSON"
+        reason = error.message if isinstance(error, InvalidJson) else f"{type(given).__name__} is not JSON"
         return ended_badly(
             Outcome.FAILED, "TOOL_ERROR", f"{definition.name} returned what cannot be passed on: {reason}", seconds
         )
@@ -36,7 +40,12 @@ def of_value(definition: ToolDefinition, value: Any, *, secrets: Collection[str]
             f"{definition.name} returned {len(content)} bytes, the limit is {limit}: ask for less",
             seconds,
         )
-    return succeeded(content, seconds)
+    return succeeded(content, seconds, back)
+
+
+def _inverse(inverse: Inverse, secrets: Collection[str]) -> InverseCall:
+    arguments = dumps_canonical(without(secrets, plain(inverse.arguments)))
+    return inverse_call(inverse.tool_name, arguments, hide(secrets, inverse.summary))
 
 
 def of_error(
@@ -48,6 +57,8 @@ def of_error(
     learns the type: texts of exceptions hold paths, queries and passwords. The
     log gets the type and where it was raised, for the same reason.
     """
+    if isinstance(error, OutcomeUnknown):
+        return of_doubt(definition.name, seconds)
     if isinstance(error, ToolError):
         text = hide(secrets, str(error) or type(error).__name__)[:_ERROR_CHARACTERS_MAX]
         return ended_badly(Outcome.FAILED, "TOOL_ERROR", text, seconds)

@@ -10,10 +10,36 @@ from typing import Any, Protocol
 
 from services.tool_registry.domain.definition import Effect, ToolDefinition, ToolVersion
 from services.tool_registry.domain.execution import ExecutionResult
+from services.tool_registry.domain.source import DiscoveredTool, Source
 from services.tool_registry.sdk import Tool, ToolContext
 
 CallKey = tuple[str, str]
 """Store and call."""
+
+
+class ToolSource(Protocol):
+    """Runs the tools of one kind of source, which stores have registered."""
+
+    def tool(self, entry: ToolVersion) -> Tool[..., Any] | None:
+        """Return what runs a version; None if its source is not there any more. Quick, and never fails."""
+        ...
+
+
+class Connector(ToolSource, Protocol):
+    """One kind of source that stores can add: connects, and runs its tools."""
+
+    async def discover(self, source: Source) -> Sequence[DiscoveredTool]:
+        """Return the tools that a source has now, by name.
+
+        Raises:
+            InvalidField, InvalidSchema: the configuration cannot be used.
+            SourceUnreachable: it does not answer, or not as it should.
+        """
+        ...
+
+    async def forget(self, store_id: str, name: str) -> None:
+        """Close what is open for a source that was removed or changed. Idempotent."""
+        ...
 
 
 class ToolBook(Protocol):
@@ -28,8 +54,10 @@ class ToolBook(Protocol):
         """
         ...
 
-    async def register(self, store_id: str, definition: ToolDefinition, *, replace: bool) -> ToolVersion:
-        """Register a store's tool, durably; the same definition again changes nothing.
+    async def register(
+        self, store_id: str, definition: ToolDefinition, *, replace: bool, source: str = "store", binding: bytes = b""
+    ) -> ToolVersion:
+        """Register a store's tool, durably; the same definition again (source and binding too) changes nothing.
 
         Raises:
             ToolExists: the name has another definition and `replace` is not set.

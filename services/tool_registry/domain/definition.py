@@ -21,6 +21,10 @@ TIMEOUT_SECONDS_MIN: Final = 0.1
 TIMEOUT_SECONDS_MAX: Final = 3600.0
 RESOURCE_KEYS_MAX: Final = 16
 ALLOWED_USERS_MAX: Final = 1000
+ALLOWED_ROLES_MAX: Final = 16
+RATE_PER_MINUTE_MAX: Final = 100_000
+CACHE_SECONDS_MAX: Final = 86400.0
+APPROVALS_MAX: Final = 5
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}", re.ASCII)
 # Tab, line feed and carriage return are text; no other control character is.
@@ -81,6 +85,14 @@ class ToolDefinition:
     resource_keys: tuple[str, ...] = ()
     result_bytes_max: int = 0
     allowed_user_ids: tuple[str, ...] = ()
+    allowed_roles: tuple[str, ...] = ()
+    """Roles of which the user must have one; empty means any."""
+    rate_per_minute: int = 0
+    """Executions that may begin in a store within a minute."""
+    cache_seconds: float = 0.0
+    """How long the result of a READ_ONLY tool is given again to the same user for the same arguments."""
+    approvals_required: int = 0
+    """How many different people must approve a gated call; 0 means one."""
     offer_fallback: OfferFallback = OfferFallback.FAIL
     fallback_tool_name: str = ""
 
@@ -103,7 +115,15 @@ class ToolVersion:
     definition: ToolDefinition
     version: int
     source: str
+    """`builtin`, `module:<name>`, `store` (front-end tools), or `<kind>:<name>` of a source that the store has."""
     create_time: float
+    binding: bytes = b""
+    """How its source runs it; of no meaning to anybody else."""
+
+    @property
+    def source_kind(self) -> str:
+        """The kind of its source."""
+        return self.source.partition(":")[0]
 
 
 def can_exist(name: str, version: int = 0) -> bool:
@@ -137,6 +157,21 @@ def check_definition(definition: ToolDefinition) -> None:
         "allowed_user_ids",
         f"must be at most {ALLOWED_USERS_MAX} user ids",
     )
+    _require(
+        len(definition.allowed_roles) <= ALLOWED_ROLES_MAX and all(map(is_id, definition.allowed_roles)),
+        "allowed_roles",
+        f"must be at most {ALLOWED_ROLES_MAX} names of roles",
+    )
+    _require(
+        0 <= definition.rate_per_minute <= RATE_PER_MINUTE_MAX, "rate_per_minute", f"must be 0 to {RATE_PER_MINUTE_MAX}"
+    )
+    _require(0 <= definition.cache_seconds <= CACHE_SECONDS_MAX, "cache_seconds", f"must be 0 to {CACHE_SECONDS_MAX:g}")
+    _require(
+        not definition.cache_seconds or definition.effect is Effect.READ_ONLY,
+        "cache_seconds",
+        "goes with the effect READ_ONLY, and only with it",
+    )
+    _require(0 <= definition.approvals_required <= APPROVALS_MAX, "approvals_required", f"must be 0 to {APPROVALS_MAX}")
     _require(len(definition.resource_keys) <= RESOURCE_KEYS_MAX, "resource_keys", f"at most {RESOURCE_KEYS_MAX}")
     for template in definition.resource_keys:
         _require(_CONTROL.search(template) is None, "resource_keys", "must not have control characters")
@@ -170,6 +205,10 @@ def encode_definition(definition: ToolDefinition) -> bytes:
             "resource_keys": list(definition.resource_keys),
             "result_bytes_max": definition.result_bytes_max,
             "allowed_user_ids": list(definition.allowed_user_ids),
+            "allowed_roles": list(definition.allowed_roles),
+            "rate_per_minute": definition.rate_per_minute,
+            "cache_seconds": float(definition.cache_seconds),
+            "approvals_required": definition.approvals_required,
             "offer_fallback": definition.offer_fallback.value,
             "fallback_tool_name": definition.fallback_tool_name,
         }
@@ -189,6 +228,7 @@ def decode_definition(fields: JsonValue) -> ToolDefinition:
             "effect": Effect(known["effect"]),
             "resource_keys": tuple(known["resource_keys"]),
             "allowed_user_ids": tuple(known["allowed_user_ids"]),
+            "allowed_roles": tuple(known["allowed_roles"]),
             "offer_fallback": OfferFallback(known["offer_fallback"]),
         }
     )

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from services.chassis.strict_json import dumps_canonical
+from services.tool_registry.domain.inverse import InverseCall
 
 PROGRESS_BYTES_MAX: Final = 1024
 
@@ -34,6 +35,8 @@ class ExecutionResult:
     error_reason: str = ""
     note: str = ""
     duration_seconds: float = 0.0
+    inverse: InverseCall | None = None
+    """The call that takes its effect back, if the tool gave one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +47,9 @@ class Progress:
     message: str
 
 
-def succeeded(content: bytes, seconds: float) -> ExecutionResult:
+def succeeded(content: bytes, seconds: float, inverse: InverseCall | None = None) -> ExecutionResult:
     """Return the result of a tool that returned."""
-    return ExecutionResult(outcome=Outcome.SUCCEEDED, content=content, duration_seconds=seconds)
+    return ExecutionResult(outcome=Outcome.SUCCEEDED, content=content, duration_seconds=seconds, inverse=inverse)
 
 
 def ended_badly(outcome: Outcome, reason: str, message: str, seconds: float = 0.0) -> ExecutionResult:

@@ -74,6 +74,10 @@ def definition_from(message: tool_pb2.ToolDefinition) -> ToolDefinition:
         resource_keys=tuple(message.resource_keys),
         result_bytes_max=message.result_bytes_max,
         allowed_user_ids=tuple(message.allowed_user_ids),
+        allowed_roles=tuple(message.allowed_roles),
+        rate_per_minute=message.rate_per_minute,
+        cache_seconds=message.cache_seconds,
+        approvals_required=message.approvals_required,
         offer_fallback=_from_wire(OfferFallback, message.offer_fallback, "offer_fallback", OfferFallback.FAIL),
         fallback_tool_name=message.fallback_tool_name,
     )
@@ -110,6 +114,10 @@ def _tool_message(entry: ToolVersion) -> tool_pb2.Tool:
             resource_keys=definition.resource_keys,
             result_bytes_max=definition.result_bytes_max,
             allowed_user_ids=definition.allowed_user_ids,
+            allowed_roles=definition.allowed_roles,
+            rate_per_minute=definition.rate_per_minute,
+            cache_seconds=definition.cache_seconds,
+            approvals_required=definition.approvals_required,
             offer_fallback=_to_wire(definition.offer_fallback),
             fallback_tool_name=definition.fallback_tool_name,
         ),
@@ -182,7 +190,7 @@ def progress_message(progress: Progress) -> execution_pb2.ExecutionProgress:
 
 def result_message(result: ExecutionResult) -> execution_pb2.ExecutionResult:
     """Return the message of a result."""
-    return execution_pb2.ExecutionResult(
+    message = execution_pb2.ExecutionResult(
         outcome=execution_pb2.ExecutionOutcome.Value(f"EXECUTION_OUTCOME_{result.outcome}"),
         result=call_pb2.CallResult(
             content_json=result.content,
@@ -192,3 +200,8 @@ def result_message(result: ExecutionResult) -> execution_pb2.ExecutionResult:
         ),
         duration_seconds=result.duration_seconds,
     )
+    if result.inverse is not None:
+        message.result.inverse.tool_name = result.inverse.tool_name
+        message.result.inverse.arguments_json = result.inverse.arguments
+        message.result.inverse.summary = result.inverse.summary
+    return message

@@ -8,7 +8,8 @@ See docs/tools.md.
 """
 
 from services.tool_registry.domain.definition import Category, Effect, ExecutionContext
-from services.tool_registry.sdk.context import SecretNotFound, ToolCancelled, ToolContext, ToolError
+from services.tool_registry.sdk.context import OutcomeUnknown, SecretNotFound, ToolCancelled, ToolContext, ToolError
+from services.tool_registry.sdk.inverse import Inverse, Reversible
 from services.tool_registry.sdk.reconciling import ReconcileResult, cannot_say, did_not_happen, happened
 from services.tool_registry.sdk.signature import ToolDefinitionError
 from services.tool_registry.sdk.tool import Tool, tool
@@ -17,7 +18,10 @@ __all__ = [
     "Category",
     "Effect",
     "ExecutionContext",
+    "Inverse",
+    "OutcomeUnknown",
     "ReconcileResult",
+    "Reversible",
     "SecretNotFound",
     "Tool",
     "ToolCancelled",

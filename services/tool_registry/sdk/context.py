@@ -20,6 +20,10 @@ class SecretNotFound(ToolError):
     """The deployment has no secret of that name. The model sees the name, never a value."""
 
 
+class OutcomeUnknown(Exception):
+    """Nobody knows whether the call had its effect, for example because what ran it went away in the middle."""
+
+
 class ToolCancelled(Exception):
     """The call was cancelled or ran out of time; raised by `ToolContext.check_cancelled`."""
 

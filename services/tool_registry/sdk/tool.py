@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import msgspec
 import pydantic
@@ -21,7 +21,7 @@ from services.tool_registry.domain.definition import (
 from services.tool_registry.domain.schema import compile_schema
 from services.tool_registry.sdk.context import ToolContext, ToolError
 from services.tool_registry.sdk.reconciling import ReconcileResult
-from services.tool_registry.sdk.signature import Signature, ToolDefinitionError, read_signature
+from services.tool_registry.sdk.signature import ToolDefinitionError, read_signature
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,13 +31,37 @@ Preview = Callable[..., str]
 BulkCount = Callable[..., int]
 
 
+class Parameters(Protocol):
+    """How the arguments of a call become the parameters of a function."""
+
+    @property
+    def context_parameter(self) -> str:
+        """Name of the parameter that gets the ToolContext; empty if none does."""
+        ...
+
+    def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parameters, with their types, for arguments that fit the schema."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeArguments:
+    """The arguments as they are, in one parameter `arguments`, and the context in `context`."""
+
+    context_parameter: str = "context"
+
+    def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the one parameter."""
+        return {"arguments": dict(arguments)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool(Generic[P, R]):
     """A function with its definition. Calling it calls the function, for tests and for other tools."""
 
     function: Callable[P, R]
     definition: ToolDefinition
-    signature: Signature
+    signature: Parameters
     reconcile: Reconcile | None
     _preview: Preview | None
     _bulk_count: BulkCount | None
@@ -94,6 +118,10 @@ def tool(
     resource_keys: Sequence[str] = ...,
     result_bytes_max: int = ...,
     allowed_users: Sequence[str] = ...,
+    allowed_roles: Sequence[str] = ...,
+    rate_per_minute: int = ...,
+    cache_seconds: float = ...,
+    approvals_required: int = ...,
     preview: Preview | None = ...,
     bulk_count: BulkCount | None = ...,
     reconcile: Reconcile | None = ...,
@@ -112,6 +140,10 @@ def tool(
     resource_keys: Sequence[str] = (),
     result_bytes_max: int = 0,
     allowed_users: Sequence[str] = (),
+    allowed_roles: Sequence[str] = (),
+    rate_per_minute: int = 0,
+    cache_seconds: float = 0.0,
+    approvals_required: int = 0,
     preview: Preview | None = None,
     bulk_count: BulkCount | None = None,
     reconcile: Reconcile | None = None,
@@ -141,6 +173,10 @@ def tool(
             resource_keys=tuple(resource_keys),
             result_bytes_max=result_bytes_max,
             allowed_user_ids=tuple(allowed_users),
+            allowed_roles=tuple(allowed_roles),
+            rate_per_minute=rate_per_minute,
+            cache_seconds=float(cache_seconds),
+            approvals_required=approvals_required,
         )
         if (reconcile is not None) != (effect is Effect.RECONCILABLE):
             raise ToolDefinitionError(f"{definition.name}: reconcile goes with the effect RECONCILABLE, and only there")
@@ -159,3 +195,29 @@ def tool(
         )
 
     return make if function is None else make(function)
+
+
+def forwarded(
+    definition: ToolDefinition,
+    forward: Callable[[dict[str, Any], ToolContext], Awaitable[Any]],
+    *,
+    reconcile: Reconcile | None = None,
+    preview: Callable[[dict[str, Any]], str] | None = None,
+) -> Tool[..., Any]:
+    """Return a tool that hands its calls on: to a worker, an MCP server, an HTTP endpoint.
+
+    `forward` gets the arguments as they are. Everything that holds for a Python
+    tool holds for it: checks, journal, timeout, cancellation, progress, secrets.
+    """
+
+    async def function(arguments: dict[str, Any], context: ToolContext) -> Any:
+        return await forward(arguments, context)
+
+    return Tool(
+        function=function,
+        definition=definition,
+        signature=WholeArguments(),
+        reconcile=reconcile,
+        _preview=preview,
+        _bulk_count=None,
+    )

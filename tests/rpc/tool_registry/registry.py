@@ -170,7 +170,7 @@ async def running(
         await database.migrate("tool_registry", "services.tool_registry.adapters.sql.migrations")
         journal = wrap_journal(PostgresJournal(database, instance_id=instance_id, lease_seconds=options.lease_seconds))
         runner = PythonRunner(threads_max=threads_max)
-        catalog = Catalog(PostgresToolBook(database))
+        catalog = Catalog(PostgresToolBook(database), sources={})
         await catalog.load("module:test", tools)
         observer = RegistryMetrics(metrics)
         executor = Executor(

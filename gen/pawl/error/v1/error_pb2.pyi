@@ -73,12 +73,22 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """NOT_FOUND. No such tool or tool version in this store."""
     ERROR_REASON_NOTIFICATION_NOT_FOUND: _ErrorReason.ValueType  # 24
     """NOT_FOUND. No such notification, or none that the caller may see."""
+    ERROR_REASON_SOURCE_NOT_FOUND: _ErrorReason.ValueType  # 26
+    """NOT_FOUND. No such source of tools in this store."""
+    ERROR_REASON_RULE_NOT_FOUND: _ErrorReason.ValueType  # 27
+    """NOT_FOUND. No such rule in this store, or none that the caller may see."""
+    ERROR_REASON_DOCUMENT_NOT_FOUND: _ErrorReason.ValueType  # 28
+    """NOT_FOUND. No such document in this store, or none that the caller may see."""
     ERROR_REASON_METHOD_NOT_FOUND: _ErrorReason.ValueType  # 25
     """UNIMPLEMENTED. No such method."""
     ERROR_REASON_REQUEST_ID_REUSED: _ErrorReason.ValueType  # 40
     """ALREADY_EXISTS. The request id was used before with another payload."""
     ERROR_REASON_TOOL_EXISTS: _ErrorReason.ValueType  # 41
     """ALREADY_EXISTS. A tool of that name is registered with another definition
+    and `replace` was not set.
+    """
+    ERROR_REASON_SOURCE_EXISTS: _ErrorReason.ValueType  # 42
+    """ALREADY_EXISTS. A source of that name is there with another configuration
     and `replace` was not set.
     """
     ERROR_REASON_RUN_ENDED: _ErrorReason.ValueType  # 60
@@ -108,6 +118,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_ATTENTION_NOT_NEEDED: _ErrorReason.ValueType  # 74
     """FAILED_PRECONDITION. The run does not wait for an operator, or not for what
     was sent.
+    """
+    ERROR_REASON_SOURCE_CHANGED: _ErrorReason.ValueType  # 75
+    """FAILED_PRECONDITION. The source describes its tools differently from what
+    was shown; look at the changes again.
     """
     ERROR_REASON_NO_TOKEN_BUDGET: _ErrorReason.ValueType  # 72
     """FAILED_PRECONDITION. The run has no token budget, so there is nothing to
@@ -146,6 +160,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_DEPENDENCY_UNAVAILABLE: _ErrorReason.ValueType  # 160
     """UNAVAILABLE. A service, the database or the bus cannot be reached; nothing
     was changed, or it is safe to send the same request id again.
+    """
+    ERROR_REASON_SOURCE_UNREACHABLE: _ErrorReason.ValueType  # 162
+    """UNAVAILABLE. A source of tools does not answer, or not as it should; the
+    message says how.
     """
     ERROR_REASON_SHUTTING_DOWN: _ErrorReason.ValueType  # 161
     """UNAVAILABLE. The process is shutting down; send again, another replica
@@ -205,12 +223,22 @@ ERROR_REASON_TOOL_NOT_FOUND: ErrorReason.ValueType  # 23
 """NOT_FOUND. No such tool or tool version in this store."""
 ERROR_REASON_NOTIFICATION_NOT_FOUND: ErrorReason.ValueType  # 24
 """NOT_FOUND. No such notification, or none that the caller may see."""
+ERROR_REASON_SOURCE_NOT_FOUND: ErrorReason.ValueType  # 26
+"""NOT_FOUND. No such source of tools in this store."""
+ERROR_REASON_RULE_NOT_FOUND: ErrorReason.ValueType  # 27
+"""NOT_FOUND. No such rule in this store, or none that the caller may see."""
+ERROR_REASON_DOCUMENT_NOT_FOUND: ErrorReason.ValueType  # 28
+"""NOT_FOUND. No such document in this store, or none that the caller may see."""
 ERROR_REASON_METHOD_NOT_FOUND: ErrorReason.ValueType  # 25
 """UNIMPLEMENTED. No such method."""
 ERROR_REASON_REQUEST_ID_REUSED: ErrorReason.ValueType  # 40
 """ALREADY_EXISTS. The request id was used before with another payload."""
 ERROR_REASON_TOOL_EXISTS: ErrorReason.ValueType  # 41
 """ALREADY_EXISTS. A tool of that name is registered with another definition
+and `replace` was not set.
+"""
+ERROR_REASON_SOURCE_EXISTS: ErrorReason.ValueType  # 42
+"""ALREADY_EXISTS. A source of that name is there with another configuration
 and `replace` was not set.
 """
 ERROR_REASON_RUN_ENDED: ErrorReason.ValueType  # 60
@@ -240,6 +268,10 @@ that was not given.
 ERROR_REASON_ATTENTION_NOT_NEEDED: ErrorReason.ValueType  # 74
 """FAILED_PRECONDITION. The run does not wait for an operator, or not for what
 was sent.
+"""
+ERROR_REASON_SOURCE_CHANGED: ErrorReason.ValueType  # 75
+"""FAILED_PRECONDITION. The source describes its tools differently from what
+was shown; look at the changes again.
 """
 ERROR_REASON_NO_TOKEN_BUDGET: ErrorReason.ValueType  # 72
 """FAILED_PRECONDITION. The run has no token budget, so there is nothing to
@@ -278,6 +310,10 @@ ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 141
 ERROR_REASON_DEPENDENCY_UNAVAILABLE: ErrorReason.ValueType  # 160
 """UNAVAILABLE. A service, the database or the bus cannot be reached; nothing
 was changed, or it is safe to send the same request id again.
+"""
+ERROR_REASON_SOURCE_UNREACHABLE: ErrorReason.ValueType  # 162
+"""UNAVAILABLE. A source of tools does not answer, or not as it should; the
+message says how.
 """
 ERROR_REASON_SHUTTING_DOWN: ErrorReason.ValueType  # 161
 """UNAVAILABLE. The process is shutting down; send again, another replica

@@ -446,6 +446,7 @@ class CallResult(_message.Message):
     IS_ERROR_FIELD_NUMBER: _builtins.int
     ERROR_REASON_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
+    INVERSE_FIELD_NUMBER: _builtins.int
     content_json: _builtins.bytes
     """The result as strict JSON, at most 1 MiB."""
     is_error: _builtins.bool
@@ -460,6 +461,10 @@ class CallResult(_message.Message):
     """Remark for the model that goes with the result, for example that a
     reviewer edited the arguments; may be empty.
     """
+    @_builtins.property
+    def inverse(self) -> Global___Inverse:
+        """What takes the effect of the call back; absent if nothing does."""
+
     def __init__(
         self,
         *,
@@ -467,14 +472,47 @@ class CallResult(_message.Message):
         is_error: _builtins.bool = ...,
         error_reason: _builtins.str = ...,
         note: _builtins.str = ...,
+        inverse: Global___Inverse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["inverse", b"inverse"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_json", b"content_json", "error_reason", b"error_reason", "is_error", b"is_error", "note", b"note"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_json", b"content_json", "error_reason", b"error_reason", "inverse", b"inverse", "is_error", b"is_error", "note", b"note"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CallResult: _TypeAlias = CallResult  # noqa: Y015
+
+@_typing.final
+class Inverse(_message.Message):
+    """Inverse is the call that takes the effect of another one back. The model is
+    not told of it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOOL_NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    SUMMARY_FIELD_NUMBER: _builtins.int
+    tool_name: _builtins.str
+    """Name of a tool of the registry."""
+    arguments_json: _builtins.bytes
+    """Its arguments, canonical JSON."""
+    summary: _builtins.str
+    """For people, one line: what it does."""
+    def __init__(
+        self,
+        *,
+        tool_name: _builtins.str = ...,
+        arguments_json: _builtins.bytes = ...,
+        summary: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "summary", b"summary", "tool_name", b"tool_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Inverse: _TypeAlias = Inverse  # noqa: Y015
 
 @_typing.final
 class Call(_message.Message):

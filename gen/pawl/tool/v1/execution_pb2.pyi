@@ -107,6 +107,7 @@ class CallContext(_message.Message):
     USER_ID_FIELD_NUMBER: _builtins.int
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
+    USER_ROLES_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store of the run."""
     user_id: _builtins.str
@@ -115,6 +116,10 @@ class CallContext(_message.Message):
     """Conversation of the run."""
     run_id: _builtins.str
     """The run."""
+    @_builtins.property
+    def user_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Roles of the user when the run was started."""
+
     def __init__(
         self,
         *,
@@ -122,10 +127,11 @@ class CallContext(_message.Message):
         user_id: _builtins.str = ...,
         conversation_id: _builtins.str = ...,
         run_id: _builtins.str = ...,
+        user_roles: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "run_id", b"run_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "run_id", b"run_id", "store_id", b"store_id", "user_id", b"user_id", "user_roles", b"user_roles"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -39,6 +39,10 @@ class ToolDefinition(_message.Message):
     ALLOWED_USER_IDS_FIELD_NUMBER: _builtins.int
     OFFER_FALLBACK_FIELD_NUMBER: _builtins.int
     FALLBACK_TOOL_NAME_FIELD_NUMBER: _builtins.int
+    ALLOWED_ROLES_FIELD_NUMBER: _builtins.int
+    RATE_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    CACHE_SECONDS_FIELD_NUMBER: _builtins.int
+    APPROVALS_REQUIRED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """^[a-zA-Z0-9_-]{1,64}$, unique in its store."""
     description: _builtins.str
@@ -69,6 +73,18 @@ class ToolDefinition(_message.Message):
     """Front-end tools: what happens if nobody runs a call in time."""
     fallback_tool_name: _builtins.str
     """With BACKEND_TOOL: the tool that runs instead."""
+    rate_per_minute: _builtins.int
+    """Executions that may begin in a store within a minute, 0 to 100000; 0 means
+    any number. One more is an error result, RATE_LIMITED.
+    """
+    cache_seconds: _builtins.float
+    """READ_ONLY tools: seconds for which a result is given again to the same user
+    for the same arguments, 0 to 86400; 0 means never.
+    """
+    approvals_required: _builtins.int
+    """How many different people must approve a gated call, 0 to 5; 0 means one.
+    From two on, whoever started the run is none of them.
+    """
     @_builtins.property
     def resource_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Templates of resource keys over the arguments, for example
@@ -78,6 +94,10 @@ class ToolDefinition(_message.Message):
     @_builtins.property
     def allowed_user_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Users who may call it; empty means all of the store."""
+
+    @_builtins.property
+    def allowed_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Roles of which the user must have one; empty means any."""
 
     def __init__(
         self,
@@ -95,10 +115,14 @@ class ToolDefinition(_message.Message):
         allowed_user_ids: _abc.Iterable[_builtins.str] | None = ...,
         offer_fallback: _call_pb2.OfferFallback.ValueType = ...,
         fallback_tool_name: _builtins.str = ...,
+        allowed_roles: _abc.Iterable[_builtins.str] | None = ...,
+        rate_per_minute: _builtins.int = ...,
+        cache_seconds: _builtins.float = ...,
+        approvals_required: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_user_ids", b"allowed_user_ids", "arguments_schema_json", b"arguments_schema_json", "category", b"category", "context", b"context", "description", b"description", "effect_class", b"effect_class", "fallback_tool_name", b"fallback_tool_name", "name", b"name", "offer_fallback", b"offer_fallback", "parallel", b"parallel", "resource_keys", b"resource_keys", "result_bytes_max", b"result_bytes_max", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_roles", b"allowed_roles", "allowed_user_ids", b"allowed_user_ids", "approvals_required", b"approvals_required", "arguments_schema_json", b"arguments_schema_json", "cache_seconds", b"cache_seconds", "category", b"category", "context", b"context", "description", b"description", "effect_class", b"effect_class", "fallback_tool_name", b"fallback_tool_name", "name", b"name", "offer_fallback", b"offer_fallback", "parallel", b"parallel", "rate_per_minute", b"rate_per_minute", "resource_keys", b"resource_keys", "result_bytes_max", b"result_bytes_max", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -117,7 +141,9 @@ class Tool(_message.Message):
     version: _builtins.int
     """Version, from 1; grows with every change of the definition."""
     source: _builtins.str
-    """Where it comes from: "builtin", "module:<name>" or "store"."""
+    """Where it comes from: "builtin", "module:<name>", "store" (front-end tools),
+    "worker:<name>", "mcp:<name>" or "http:<name>".
+    """
     @_builtins.property
     def definition(self) -> Global___ToolDefinition:
         """The definition."""

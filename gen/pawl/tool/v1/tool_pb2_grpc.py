@@ -30,7 +30,8 @@ class ToolServiceStub(object):
 
     Tools come from two places: those that the registry has loaded (built-in
     tools and Python modules, `source` says which), the same in every store, and
-    those registered here for one store (front-end tools).
+    those of one store: front-end tools, registered here, and the tools of its
+    workers (WorkerService) and sources (SourceService).
     """
 
     def __init__(self, channel):
@@ -66,7 +67,8 @@ class ToolServiceServicer(object):
 
     Tools come from two places: those that the registry has loaded (built-in
     tools and Python modules, `source` says which), the same in every store, and
-    those registered here for one store (front-end tools).
+    those of one store: front-end tools, registered here, and the tools of its
+    workers (WorkerService) and sources (SourceService).
     """
 
     def RegisterTool(self, request, context):
@@ -145,7 +147,8 @@ class ToolService(object):
 
     Tools come from two places: those that the registry has loaded (built-in
     tools and Python modules, `source` says which), the same in every store, and
-    those registered here for one store (front-end tools).
+    those of one store: front-end tools, registered here, and the tools of its
+    workers (WorkerService) and sources (SourceService).
     """
 
     @staticmethod

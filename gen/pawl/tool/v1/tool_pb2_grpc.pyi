@@ -31,7 +31,8 @@ class ToolServiceStub:
 
     Tools come from two places: those that the registry has loaded (built-in
     tools and Python modules, `source` says which), the same in every store, and
-    those registered here for one store (front-end tools).
+    those of one store: front-end tools, registered here, and the tools of its
+    workers (WorkerService) and sources (SourceService).
     """
 
     @_typing.overload
@@ -69,7 +70,8 @@ class ToolServiceAsyncStub(ToolServiceStub):
 
     Tools come from two places: those that the registry has loaded (built-in
     tools and Python modules, `source` says which), the same in every store, and
-    those registered here for one store (front-end tools).
+    those of one store: front-end tools, registered here, and the tools of its
+    workers (WorkerService) and sources (SourceService).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -103,7 +105,8 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
 
     Tools come from two places: those that the registry has loaded (built-in
     tools and Python modules, `source` says which), the same in every store, and
-    those registered here for one store (front-end tools).
+    those of one store: front-end tools, registered here, and the tools of its
+    workers (WorkerService) and sources (SourceService).
     """
 
     @_abc_1.abstractmethod

@@ -9,6 +9,8 @@ CREATE TABLE tool_versions (
     definition      bytea NOT NULL,
     definition_hash text NOT NULL,
     source          text NOT NULL,
+    -- How the source runs it; opaque.
+    binding         bytea NOT NULL DEFAULT '',
     created_at      timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (store_id, name, version)
 );
@@ -52,6 +54,8 @@ CREATE TABLE executions (
     is_error         boolean,
     error_reason     text,
     note             text,
+    -- What takes the effect back; null if nothing does.
+    inverse          bytea,
     duration_seconds double precision,
     PRIMARY KEY (store_id, call_id)
 );
