@@ -340,6 +340,7 @@ class Verdict(_message.Message):
     FALLBACK_TOOL_NAME_FIELD_NUMBER: _builtins.int
     ERROR_REASON_FIELD_NUMBER: _builtins.int
     ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+    RULE_ID_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call."""
     disposition: Global___Disposition.ValueType
@@ -376,6 +377,10 @@ class Verdict(_message.Message):
     """REFUSE: TOOL_NOT_FOUND, INVALID_JSON, INVALID_ARGUMENTS, NOT_ALLOWED."""
     error_message: _builtins.str
     """REFUSE: every violation and, for unknown names, near matches."""
+    rule_id: _builtins.str
+    """The rule that decided (RuleService); empty if none did. One that allowed the
+    call has counted it, once for the call however often it is checked.
+    """
     @_builtins.property
     def resource_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Its resource keys for these arguments."""
@@ -406,10 +411,11 @@ class Verdict(_message.Message):
         fallback_tool_name: _builtins.str = ...,
         error_reason: _builtins.str = ...,
         error_message: _builtins.str = ...,
+        rule_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["question", b"question"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["approval_cause", b"approval_cause", "arguments_json", b"arguments_json", "call_id", b"call_id", "category", b"category", "context", b"context", "digest", b"digest", "disposition", b"disposition", "effect_class", b"effect_class", "error_message", b"error_message", "error_reason", b"error_reason", "fallback_tool_name", b"fallback_tool_name", "note", b"note", "offer_fallback", b"offer_fallback", "parallel", b"parallel", "preview", b"preview", "question", b"question", "resource_keys", b"resource_keys", "timeout_seconds", b"timeout_seconds", "tool_version", b"tool_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approval_cause", b"approval_cause", "arguments_json", b"arguments_json", "call_id", b"call_id", "category", b"category", "context", b"context", "digest", b"digest", "disposition", b"disposition", "effect_class", b"effect_class", "error_message", b"error_message", "error_reason", b"error_reason", "fallback_tool_name", b"fallback_tool_name", "note", b"note", "offer_fallback", b"offer_fallback", "parallel", b"parallel", "preview", b"preview", "question", b"question", "resource_keys", b"resource_keys", "rule_id", b"rule_id", "timeout_seconds", b"timeout_seconds", "tool_version", b"tool_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -430,6 +436,7 @@ class ExecuteToolRequest(_message.Message):
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     APPROVED_DIGEST_FIELD_NUMBER: _builtins.int
     UNKNOWNS_RESOLVED_FIELD_NUMBER: _builtins.int
+    RULE_ID_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call; also the idempotency key."""
     tool_name: _builtins.str
@@ -449,6 +456,10 @@ class ExecuteToolRequest(_message.Message):
     happened. A call whose outcome is UNKNOWN runs again if all of its unknown
     outcomes are among them; otherwise the stored result is returned.
     """
+    rule_id: _builtins.str
+    """The rule that the verdict named. One that allowed the call must still be in
+    force: otherwise APPROVAL_REQUIRED.
+    """
     @_builtins.property
     def context(self) -> Global___CallContext:
         """On whose behalf."""
@@ -465,10 +476,11 @@ class ExecuteToolRequest(_message.Message):
         timeout_seconds: _builtins.float = ...,
         approved_digest: _builtins.str = ...,
         unknowns_resolved: _builtins.int = ...,
+        rule_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["approved_digest", b"approved_digest", "arguments_json", b"arguments_json", "call_id", b"call_id", "context", b"context", "earlier_attempts", b"earlier_attempts", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "tool_version", b"tool_version", "unknowns_resolved", b"unknowns_resolved"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approved_digest", b"approved_digest", "arguments_json", b"arguments_json", "call_id", b"call_id", "context", b"context", "earlier_attempts", b"earlier_attempts", "rule_id", b"rule_id", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "tool_version", b"tool_version", "unknowns_resolved", b"unknowns_resolved"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -77,8 +77,9 @@ class ExecutionServiceServicer(object):
     def CheckCalls(self, request, context):
         """Checks the calls of one batch: existence, authorisation, schema (defaults
         applied, lossless coercions reported, all violations listed), category,
-        bulk rule, effect class, preview. Never executes anything. Read-only; one
-        bad call does not stop the others.
+        bulk rule, rules of people (RuleService), effect class, preview. Never
+        executes anything. Idempotent by call id; one bad call does not stop the
+        others.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,8 +45,9 @@ class ExecutionServiceStub:
     CheckCalls: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CheckCallsRequest, _execution_pb2.CheckCallsResponse]
     """Checks the calls of one batch: existence, authorisation, schema (defaults
     applied, lossless coercions reported, all violations listed), category,
-    bulk rule, effect class, preview. Never executes anything. Read-only; one
-    bad call does not stop the others.
+    bulk rule, rules of people (RuleService), effect class, preview. Never
+    executes anything. Idempotent by call id; one bad call does not stop the
+    others.
     """
     ExecuteTool: _grpc.UnaryStreamMultiCallable[_execution_pb2.ExecuteToolRequest, _execution_pb2.ExecuteToolResponse]
     """Runs one call: progress as it comes, then exactly one result, last.
@@ -88,8 +89,9 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     CheckCalls: _aio.UnaryUnaryMultiCallable[_execution_pb2.CheckCallsRequest, _execution_pb2.CheckCallsResponse]  # type: ignore[assignment]
     """Checks the calls of one batch: existence, authorisation, schema (defaults
     applied, lossless coercions reported, all violations listed), category,
-    bulk rule, effect class, preview. Never executes anything. Read-only; one
-    bad call does not stop the others.
+    bulk rule, rules of people (RuleService), effect class, preview. Never
+    executes anything. Idempotent by call id; one bad call does not stop the
+    others.
     """
     ExecuteTool: _aio.UnaryStreamMultiCallable[_execution_pb2.ExecuteToolRequest, _execution_pb2.ExecuteToolResponse]  # type: ignore[assignment]
     """Runs one call: progress as it comes, then exactly one result, last.
@@ -140,8 +142,9 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_execution_pb2.CheckCallsResponse, _abc.Awaitable[_execution_pb2.CheckCallsResponse]]:
         """Checks the calls of one batch: existence, authorisation, schema (defaults
         applied, lossless coercions reported, all violations listed), category,
-        bulk rule, effect class, preview. Never executes anything. Read-only; one
-        bad call does not stop the others.
+        bulk rule, rules of people (RuleService), effect class, preview. Never
+        executes anything. Idempotent by call id; one bad call does not stop the
+        others.
         """
 
     @_abc_1.abstractmethod
