@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pawl.tool.v1.execution_pb2_grpc import add_ExecutionServiceServicer_to_server
+from pawl.tool.v1.rule_pb2_grpc import add_RuleServiceServicer_to_server
 from pawl.tool.v1.tool_pb2_grpc import add_ToolServiceServicer_to_server
 
 from services.chassis.lifecycle import Stop, run_service
@@ -15,6 +16,7 @@ from services.tool_registry.adapters.modules import tools_of_module
 from services.tool_registry.adapters.postgres_journal import PostgresJournal
 from services.tool_registry.adapters.postgres_locks import PostgresResourceLocks
 from services.tool_registry.adapters.postgres_planning import PostgresPlanBook
+from services.tool_registry.adapters.postgres_rules import PostgresRuleBook
 from services.tool_registry.adapters.postgres_tools import PostgresToolBook
 from services.tool_registry.adapters.python_runner import PythonRunner
 from services.tool_registry.adapters.secret_file import FileSecrets
@@ -22,6 +24,8 @@ from services.tool_registry.app.attempt import AttemptParts
 from services.tool_registry.app.catalog import Catalog
 from services.tool_registry.app.checking import Checker
 from services.tool_registry.app.executor import Executor, ExecutorOptions
+from services.tool_registry.app.permits import Permits
+from services.tool_registry.app.rules import Rules
 from services.tool_registry.builtin.calculator import calculator_tools
 from services.tool_registry.builtin.clock import clock_tools
 from services.tool_registry.builtin.mail import mail_tools
@@ -30,6 +34,7 @@ from services.tool_registry.builtin.question import question_tools
 from services.tool_registry.builtin.stored_results import result_tools
 from services.tool_registry.domain.mail_server import read_smtp_url
 from services.tool_registry.rpc.execution_servicer import ExecutionServicer
+from services.tool_registry.rpc.rule_servicer import RuleServicer
 from services.tool_registry.rpc.tool_servicer import ToolServicer
 from services.tool_registry.settings import ToolRegistrySettings, module_names
 
@@ -66,9 +71,11 @@ async def main(stop: Stop) -> None:
         for module in module_names(settings.tools):
             await catalog.load(f"module:{module}", tools_of_module(module))
 
+        rules = Rules(PostgresRuleBook(database), catalog, service.ids, service.clock)
         metrics = RegistryMetrics(service.metrics)
         executor = Executor(
             catalog=catalog,
+            permits=Permits(rules, journal),
             journal=journal,
             parts=AttemptParts(
                 journal=journal,
@@ -92,9 +99,10 @@ async def main(stop: Stop) -> None:
 
         server = service.rpc_server()
         server.add(add_ToolServiceServicer_to_server, ToolServicer(catalog))
+        server.add(add_RuleServiceServicer_to_server, RuleServicer(rules))
         server.add(
             add_ExecutionServiceServicer_to_server,
-            ExecutionServicer(catalog=catalog, checker=Checker(catalog, metrics), executor=executor),
+            ExecutionServicer(catalog=catalog, checker=Checker(catalog, rules, metrics), executor=executor),
             service_only=True,
             drain_streams=True,
         )

@@ -30,6 +30,7 @@ class RegistryCallChecker:
                     tool_name=call.tool_name,
                     tool_version=call.tool_version,
                     arguments_json=arguments_json,
+                    edited=True,
                 )
             ],
             known_tool_names=[call.tool_name],

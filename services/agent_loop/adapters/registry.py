@@ -79,6 +79,7 @@ class RegistryClient:
             unknowns_resolved=execution.unknowns_resolved,
             timeout_seconds=execution.timeout_seconds,
             approved_digest=execution.approved_digest,
+            rule_id=execution.rule_id,
         )
         stream = self._stub.ExecuteTool(request)
         try:
@@ -154,6 +155,7 @@ def _verdict(message: execution_pb2.Verdict) -> Verdict:
         fallback_tool_name=message.fallback_tool_name,
         error_reason=message.error_reason,
         error_message=message.error_message,
+        rule_id=message.rule_id,
     )
 
 

@@ -253,6 +253,7 @@ def call(message: call_pb2.Call) -> Call:
         create_time=optional_seconds(message, "create_time"),
         start_time=optional_seconds(message, "start_time"),
         end_time=optional_seconds(message, "end_time"),
+        rule_id=message.rule_id,
     )
 
 
@@ -335,6 +336,7 @@ def call_message(call: Call) -> call_pb2.Call:
         timeout_seconds=call.timeout_seconds,
         offer_fallback=call_pb2.OfferFallback.Value(f"OFFER_FALLBACK_{call.offer_fallback}"),
         fallback_tool_name=call.fallback_tool_name,
+        rule_id=call.rule_id,
     )
     if call.deadline_time is not None:
         set_time(message.deadline_time, call.deadline_time)

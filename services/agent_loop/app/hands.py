@@ -90,6 +90,7 @@ class Hands:
             unknowns_resolved=unknowns_resolved,
             timeout_seconds=call.timeout_seconds,
             approved_digest=call.approved_digest,
+            rule_id=call.rule_id,
         )
         began, failures = self._clock.monotonic(), 0
         while True:

@@ -121,6 +121,7 @@ class Execution:
     unknowns_resolved: int
     timeout_seconds: float
     approved_digest: str
+    rule_id: str
 
 
 class Registry(Protocol):

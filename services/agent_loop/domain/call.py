@@ -171,6 +171,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     create_time: float | None = None
     start_time: float | None = None
     end_time: float | None = None
+    rule_id: str = ""
+    """The rule that decided about it in place of a person, or asked for the person."""
 
     @property
     def settled(self) -> bool:

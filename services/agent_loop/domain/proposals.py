@@ -95,6 +95,7 @@ def judged(call: Call, verdict: Verdict, limits: Limits, now: float) -> Call:
         resource_keys=verdict.resource_keys,
         timeout_seconds=timeout,
         question=verdict.question,
+        rule_id=verdict.rule_id,
     )
     match verdict.disposition:
         case Disposition.REFUSE:

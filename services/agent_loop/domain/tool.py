@@ -68,6 +68,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     fallback_tool_name: str = ""
     error_reason: str = ""
     error_message: str = ""
+    rule_id: str = ""
 
 
 class Outcome(StrEnum):

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from services.chassis import logs
 from services.tool_registry.app.catalog import Catalog, CatalogTool
 from services.tool_registry.app.ports import Observer
+from services.tool_registry.app.rules import Rules
 from services.tool_registry.domain.check import Accepted, Refused, check_arguments
 from services.tool_registry.domain.definition import Category, ExecutionContext, ToolDefinition
 from services.tool_registry.domain.digest import call_digest
 from services.tool_registry.domain.gate import approval_cause, longest_array
 from services.tool_registry.domain.names import did_you_mean
 from services.tool_registry.domain.resources import resource_keys
+from services.tool_registry.domain.rules import Rule, RuledCall, RuleEffect, RuleScope
 from services.tool_registry.domain.verdict import CallIdentity, Disposition, Verdict, question_of
 
 PREVIEW_CHARACTERS_MAX: Final = 4096
@@ -30,13 +32,16 @@ class ProposedCall:
     tool_name: str
     tool_version: int
     arguments: bytes
+    is_edited: bool = False
+    """Whether a reviewer wrote the arguments: no rule allows the call in place of the reviewer."""
 
 
 class Checker:
     """Says what may be done with calls; never runs any."""
 
-    def __init__(self, catalog: Catalog, observer: Observer) -> None:
+    def __init__(self, catalog: Catalog, rules: Rules, observer: Observer) -> None:
         self._catalog = catalog
+        self._rules = rules
         self._observer = observer
 
     async def check(self, identity: CallIdentity, call: ProposedCall, known_names: Iterable[str]) -> Verdict:
@@ -63,6 +68,19 @@ class Checker:
         if definition.context is ExecutionContext.BACKEND and tool.loaded is None:
             return _refused(identity, "TOOL_NOT_FOUND", f"the tool {definition.name} is not available any more", tool)
         cause = gate(tool, checked)
+        rule = await self._rules.deciding(identity.store_id, ruled_call(identity, tool, checked))
+        if rule is not None:
+            match rule.effect:
+                case RuleEffect.DENY:
+                    return replace(_refused(identity, "NOT_ALLOWED", denial(rule), tool), rule_id=rule.rule_id)
+                case RuleEffect.ASK if definition.context is not ExecutionContext.HUMAN:
+                    cause = ", ".join(filter(None, (cause, f"rule {rule.rule_id}")))
+                case RuleEffect.ALLOW if (
+                    cause and not call.is_edited and await self._rules.allow(rule, identity.call_id)
+                ):
+                    cause = ""
+                case _:
+                    rule = None
         return Verdict(
             call_id=identity.call_id,
             disposition=Disposition.APPROVE if cause else _ungated(definition),
@@ -76,23 +94,55 @@ class Checker:
             question=(
                 question_of(definition, checked.arguments) if definition.context is ExecutionContext.HUMAN else None
             ),
+            rule_id=rule.rule_id if rule else "",
         )
 
 
 def gate(tool: CatalogTool, accepted: Accepted) -> str:
     """Return why the call needs an approval, by the pinned definition or by the one in force, or nothing."""
+    items = _items(tool, accepted)
+    return next(filter(None, (approval_cause(definition, items) for definition in _definitions(tool))), "")
+
+
+def ruled_call(identity: CallIdentity, tool: CatalogTool, accepted: Accepted) -> RuledCall:
+    """Return what rules look at in a call."""
+    definitions = _definitions(tool)
+    return RuledCall(
+        user_id=identity.user_id,
+        conversation_id=identity.conversation_id,
+        run_id=identity.run_id,
+        tool_name=tool.definition.name,
+        tool_versions=frozenset({tool.entry.version, tool.loaded.entry.version if tool.loaded else tool.entry.version}),
+        tool_create_time=max(tool.entry.create_time, tool.loaded.entry.create_time if tool.loaded else 0.0),
+        category=definitions[0].category,
+        items=_items(tool, accepted),
+        approvals_required=max(definition.approvals_required for definition in definitions),
+        arguments=accepted.arguments,
+    )
+
+
+def denial(rule: Rule) -> str:
+    """Return what the model is told of a call that a rule denies."""
+    return f"a rule of {'the store' if rule.scope is RuleScope.STORE else 'the user'} denies this call ({rule.rule_id})"
+
+
+def _definitions(tool: CatalogTool) -> list[ToolDefinition]:
+    """Return the pinned definition and the one in force, the more severe first."""
+    definitions = [tool.definition, *([tool.loaded.tool.definition] if tool.loaded else [])]
+    return sorted(definitions, key=lambda definition: _SEVERITY.index(definition.category), reverse=True)
+
+
+def _items(tool: CatalogTool, accepted: Accepted) -> int:
+    """Return how many things a call is about: the longest array, or the tool's own count."""
     items = longest_array(accepted.arguments)
-    definitions = [tool.definition]
-    if tool.loaded is not None:
-        definitions.append(tool.loaded.tool.definition)
-        try:
-            count = tool.loaded.tool.bulk_count(accepted.arguments)
-        except Exception as error:  # noqa: BLE001  # the author's code: what it counts stays with the longest array
-            _log.warning("tool.bulk_count_failed", tool=tool.definition.name, error=type(error).__name__)
-        else:
-            items = items if count is None else count
-    definitions.sort(key=lambda definition: _SEVERITY.index(definition.category), reverse=True)
-    return next(filter(None, (approval_cause(definition, items) for definition in definitions)), "")
+    if tool.loaded is None:
+        return items
+    try:
+        count = tool.loaded.tool.bulk_count(accepted.arguments)
+    except Exception as error:  # noqa: BLE001  # the author's code: what it counts stays with the longest array
+        _log.warning("tool.bulk_count_failed", tool=tool.definition.name, error=type(error).__name__)
+        return items
+    return items if count is None else count
 
 
 def digest_of(identity: CallIdentity, tool: CatalogTool, accepted: Accepted) -> str:

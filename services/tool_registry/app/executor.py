@@ -23,6 +23,7 @@ from services.tool_registry.app.attempt import Attempt, AttemptParts
 from services.tool_registry.app.catalog import Catalog
 from services.tool_registry.app.execution import CancelCause, Execution, wait_any
 from services.tool_registry.app.jobs import ExecuteRequest, Job, admit
+from services.tool_registry.app.permits import Permits
 from services.tool_registry.app.ports import CallKey, HeldElsewhere, Journal, Observer
 from services.tool_registry.domain.definition import Effect
 from services.tool_registry.domain.execution import NOT_STOPPED, ExecutionResult, Progress
@@ -59,6 +60,7 @@ class Executor:
         self,
         *,
         catalog: Catalog,
+        permits: Permits,
         journal: Journal,
         parts: AttemptParts,
         observer: Observer,
@@ -67,6 +69,7 @@ class Executor:
         options: ExecutorOptions,
     ) -> None:
         self._catalog = catalog
+        self._permits = permits
         self._journal = journal
         self._parts = parts
         self._observer = observer
@@ -109,11 +112,14 @@ class Executor:
         """Run a call, or attach to it where it runs; yields progress, then the result, last.
 
         Raises:
-            ToolNotFound, InvalidArguments, ApprovalRequired: it may not run; see `admit`.
+            ToolNotFound, InvalidArguments, ApprovalRequired, PermissionDenied: it may not
+                run; see `admit` and `Permits`.
             Overloaded, ShuttingDown, DependencyUnavailable: it did not run, or asking
                 again tells what became of it.
         """
         job = await admit(self._catalog, request)
+        if job.key not in self._running:
+            await self._permits.check(job)
         execution = await self._execution_of(job)
         async with aclosing(execution.watch()) as watched:
             async for item in watched:

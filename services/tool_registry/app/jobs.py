@@ -8,11 +8,12 @@ from typing import Any, Final
 from services.chassis.strict_json import JsonValue
 from services.errors import ApprovalRequired, InvalidArguments, ToolNotFound
 from services.tool_registry.app.catalog import Catalog, CatalogTool
-from services.tool_registry.app.checking import digest_of, fits_loaded, gate
+from services.tool_registry.app.checking import digest_of, fits_loaded, gate, ruled_call
 from services.tool_registry.app.ports import CallKey, JournalCall
 from services.tool_registry.domain.check import Refused, check_arguments
 from services.tool_registry.domain.definition import Effect, ExecutionContext, ToolDefinition
 from services.tool_registry.domain.resources import resource_keys
+from services.tool_registry.domain.rules import RuledCall
 from services.tool_registry.domain.verdict import CallIdentity
 from services.tool_registry.sdk import Tool
 
@@ -33,6 +34,8 @@ class ExecuteRequest:
     timeout_seconds: float = 0.0
     approved_digest: str = ""
     unknowns_resolved: int = 0
+    rule_id: str = ""
+    """The rule that the verdict on the call named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,11 @@ class Job:
     attempt: int
     fingerprint: str
     unknowns_resolved: int
+    ruled: RuledCall
+    is_approved: bool
+    """Whether a person approved exactly this call."""
+    allowing_rule_id: str
+    """The rule in whose name a gated call runs; empty if it needs none."""
 
     @property
     def key(self) -> CallKey:
@@ -77,7 +85,8 @@ async def admit(catalog: Catalog, request: ExecuteRequest) -> Job:
     Raises:
         ToolNotFound: there is no such backend tool, or the user may not call it.
         InvalidArguments: the arguments do not fit.
-        ApprovalRequired: the call is gated, and no approval of exactly this call came.
+        ApprovalRequired: the call is gated, and neither an approval of exactly this
+            call nor the name of a rule came.
     """
     identity = request.identity
     found = await catalog.find(identity.store_id, request.tool_name, request.tool_version)
@@ -93,7 +102,8 @@ async def admit(catalog: Catalog, request: ExecuteRequest) -> Job:
     digest = digest_of(identity, found, checked)
     cause = gate(found, checked)
     # An approval that is not of this call is a sign that something was exchanged.
-    if request.approved_digest != digest and (cause or request.approved_digest):
+    is_approved = request.approved_digest == digest
+    if not is_approved and (request.approved_digest or (cause and not request.rule_id)):
         raise ApprovalRequired(f"{request.tool_name} needs an approval of exactly this call ({cause or 'it had one'})")
     return Job(
         identity=identity,
@@ -107,6 +117,9 @@ async def admit(catalog: Catalog, request: ExecuteRequest) -> Job:
         attempt=request.earlier_attempts + 1,
         fingerprint=digest,
         unknowns_resolved=request.unknowns_resolved,
+        ruled=ruled_call(identity, found, checked),
+        is_approved=is_approved,
+        allowing_rule_id=request.rule_id if cause and not is_approved else "",
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from services.tool_registry.domain.definition import Effect, ToolDefinition, ToolVersion
 from services.tool_registry.domain.execution import ExecutionResult
+from services.tool_registry.domain.rules import Rule
 from services.tool_registry.domain.source import DiscoveredTool, Source
 from services.tool_registry.sdk import Tool, ToolContext
 
@@ -108,6 +109,50 @@ class Begun:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldElsewhere:
     """Another process runs the call; ask again a little later."""
+
+
+class RuleBook(Protocol):
+    """Rules and the calls that they have allowed, durable, shared by all replicas."""
+
+    async def add(self, rule: Rule, request_id: str) -> Rule:
+        """Keep a rule, and return it as kept; the same request again gives the rule that it made.
+
+        Raises:
+            RequestIdReused: the request id of that user came before with another rule.
+        """
+        ...
+
+    async def get(self, store_id: str, rule_id: str) -> Rule | None:
+        """Return a rule, in force or not."""
+        ...
+
+    async def in_force(self, store_id: str) -> Sequence[Rule]:
+        """Return the rules of a store that are in force."""
+        ...
+
+    async def revoke(self, store_id: str, rule_id: str, user_id: str) -> Rule:
+        """Revoke a rule; one that was revoked before stays as it is.
+
+        Raises:
+            RuleNotFound: there is none.
+        """
+        ...
+
+    async def list(self, store_id: str, user_id: str, *, include_ended: bool, before: str, most: int) -> Sequence[Rule]:
+        """Return rules by descending id: those of a user and of the store, or all if `user_id` is empty."""
+        ...
+
+    async def use(self, store_id: str, rule_id: str, call_id: str) -> bool:
+        """Count a call, once, if the rule is in force; returns whether it has allowed the call. Atomic."""
+        ...
+
+    async def has_allowed(self, store_id: str, rule_id: str, call_id: str) -> bool:
+        """Return whether the rule has allowed the call and is neither revoked nor expired."""
+        ...
+
+    async def forget(self, older_than_seconds: float) -> None:
+        """Delete what is known of calls that were allowed longer ago; their number stays with the rule."""
+        ...
 
 
 class Journal(Protocol):

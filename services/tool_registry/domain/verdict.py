@@ -60,6 +60,7 @@ class Verdict:
     question: Question | None = None
     error_reason: str = ""
     error_message: str = ""
+    rule_id: str = ""
 
 
 def question_of(definition: ToolDefinition, arguments: dict[str, JsonValue]) -> Question:

@@ -155,6 +155,7 @@ def verdict_message(verdict: Verdict) -> execution_pb2.Verdict:
         approval_cause=verdict.approval_cause,
         error_reason=verdict.error_reason,
         error_message=verdict.error_message,
+        rule_id=verdict.rule_id,
     )
     if verdict.accepted is not None:
         message.arguments_json = verdict.accepted.canonical

@@ -54,7 +54,12 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
         verdicts = [
             await self._checker.check(
                 identity,
-                ProposedCall(tool_name=call.tool_name, tool_version=call.tool_version, arguments=call.arguments_json),
+                ProposedCall(
+                    tool_name=call.tool_name,
+                    tool_version=call.tool_version,
+                    arguments=call.arguments_json,
+                    is_edited=call.edited,
+                ),
                 request.known_tool_names,
             )
             for identity, call in zip(identities, request.calls, strict=True)
@@ -75,6 +80,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
             timeout_seconds=request.timeout_seconds,
             approved_digest=request.approved_digest,
             unknowns_resolved=request.unknowns_resolved,
+            rule_id=request.rule_id,
         )
         async with aclosing(self._executor.execute(asked)) as items:
             async for item in items:

@@ -42,6 +42,7 @@ EXECUTION = Execution(
     earlier_attempts=1,
     unknowns_resolved=3,
     timeout_seconds=5,
+    rule_id="",
     approved_digest="d",
 )
 
@@ -158,6 +159,7 @@ async def test_leaving_an_execution_ends_its_rpc(registry: RegistryClient, stand
         earlier_attempts=0,
         unknowns_resolved=0,
         timeout_seconds=5,
+        rule_id="",
         approved_digest="",
     )
     async with aclosing(registry.execute(CONTEXT, endless)) as pieces:

@@ -14,6 +14,7 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub, add_ExecutionServiceServicer_to_server
+from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub, add_RuleServiceServicer_to_server
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub, add_ToolServiceServicer_to_server
 
 from services.chassis.auth import ApiKey, KeyAuthenticator
@@ -26,6 +27,7 @@ from services.chassis.rpc_server import RpcServer
 from services.tool_registry.adapters.metrics import RegistryMetrics
 from services.tool_registry.adapters.postgres_journal import PostgresJournal
 from services.tool_registry.adapters.postgres_locks import PostgresResourceLocks
+from services.tool_registry.adapters.postgres_rules import PostgresRuleBook
 from services.tool_registry.adapters.postgres_tools import PostgresToolBook
 from services.tool_registry.adapters.python_runner import PythonRunner
 from services.tool_registry.adapters.secret_file import FileSecrets
@@ -33,13 +35,17 @@ from services.tool_registry.app.attempt import AttemptParts
 from services.tool_registry.app.catalog import Catalog
 from services.tool_registry.app.checking import Checker
 from services.tool_registry.app.executor import Executor, ExecutorOptions
+from services.tool_registry.app.permits import Permits
 from services.tool_registry.app.ports import Journal
+from services.tool_registry.app.rules import Rules
 from services.tool_registry.rpc.execution_servicer import ExecutionServicer
+from services.tool_registry.rpc.rule_servicer import RuleServicer
 from services.tool_registry.rpc.tool_servicer import ToolServicer
 from services.tool_registry.sdk import Tool
 
 if TYPE_CHECKING:
     from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceAsyncStub
+    from pawl.tool.v1.rule_pb2_grpc import RuleServiceAsyncStub
     from pawl.tool.v1.tool_pb2_grpc import ToolServiceAsyncStub
 
 SERVICE_KEY = "the-key-of-the-services"
@@ -48,6 +54,8 @@ KEYS = [
     for store in ("acme", "other")
     for user in ("ann", "bob")
 ]
+KEYS.append(ApiKey(key="key-of-root-of-acme", store_id="acme", user_id="root", roles=["admin"]))
+KEYS.append(ApiKey(key="key-of-vic-of-acme", store_id="acme", user_id="vic", roles=["viewer"]))
 
 
 def context(store: str = "acme", user: str = "ann", run: str = "run") -> execution_pb2.CallContext:
@@ -62,6 +70,7 @@ class Registry:
     address: str
     execution: ExecutionServiceAsyncStub
     users: Mapping[tuple[str, str], ToolServiceAsyncStub]
+    rules: Mapping[tuple[str, str], RuleServiceAsyncStub]
     executor: Executor
     catalog: Catalog
     metrics: Metrics
@@ -172,9 +181,11 @@ async def running(
         runner = PythonRunner(threads_max=threads_max)
         catalog = Catalog(PostgresToolBook(database), sources={})
         await catalog.load("module:test", tools)
+        rules = Rules(PostgresRuleBook(database), catalog, ids, clock)
         observer = RegistryMetrics(metrics)
         executor = Executor(
             catalog=catalog,
+            permits=Permits(rules, journal),
             journal=journal,
             parts=AttemptParts(
                 journal=journal,
@@ -197,9 +208,10 @@ async def running(
             drain_seconds=drain_seconds,
         )
         server.add(add_ToolServiceServicer_to_server, ToolServicer(catalog))
+        server.add(add_RuleServiceServicer_to_server, RuleServicer(rules))
         server.add(
             add_ExecutionServiceServicer_to_server,
-            ExecutionServicer(catalog=catalog, checker=Checker(catalog, observer), executor=executor),
+            ExecutionServicer(catalog=catalog, checker=Checker(catalog, rules, observer), executor=executor),
             service_only=True,
             drain_streams=True,
         )
@@ -208,6 +220,7 @@ async def running(
                 address=server.address,
                 execution=ExecutionServiceStub(channels.service),
                 users={who: ToolServiceStub(channel) for who, channel in channels.users.items()},
+                rules={who: RuleServiceStub(channel) for who, channel in channels.users.items()},
                 executor=executor,
                 catalog=catalog,
                 metrics=metrics,

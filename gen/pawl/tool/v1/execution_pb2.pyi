@@ -229,6 +229,7 @@ class ProposedCall(_message.Message):
     TOOL_NAME_FIELD_NUMBER: _builtins.int
     TOOL_VERSION_FIELD_NUMBER: _builtins.int
     ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    EDITED_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """Pawl's id of the call."""
     tool_name: _builtins.str
@@ -239,6 +240,10 @@ class ProposedCall(_message.Message):
     """Arguments as the model wrote them: should be a JSON object. Empty means
     an empty object.
     """
+    edited: _builtins.bool
+    """True if a reviewer wrote the arguments: then no rule allows the call in
+    place of the reviewer.
+    """
     def __init__(
         self,
         *,
@@ -246,10 +251,11 @@ class ProposedCall(_message.Message):
         tool_name: _builtins.str = ...,
         tool_version: _builtins.int = ...,
         arguments_json: _builtins.bytes = ...,
+        edited: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "tool_name", b"tool_name", "tool_version", b"tool_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "edited", b"edited", "tool_name", b"tool_name", "tool_version", b"tool_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,164 @@
+"""Rules of a store: made, listed, revoked, and asked about each call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from services.chassis.clock import Clock
+from services.chassis.ids import IdSource
+from services.errors import InvalidField, PermissionDenied, RuleNotFound, ToolNotFound
+from services.tool_registry.app.catalog import Catalog
+from services.tool_registry.app.ports import RuleBook
+from services.tool_registry.domain.rules import (
+    RULES_MAX,
+    Rule,
+    RuledCall,
+    RuleEffect,
+    RuleScope,
+    check_rule,
+    is_suspended,
+    ruling,
+)
+
+ADMIN: Final = "admin"
+APPROVER: Final = "approver"
+
+_FRESH_SECONDS: Final = 1.0
+_STORES_MAX: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Person:
+    """Who makes and revokes rules."""
+
+    store_id: str
+    user_id: str
+    roles: frozenset[str]
+
+    @property
+    def may_approve(self) -> bool:
+        """Whether decisions about their own runs are theirs: without any role they are, as for everybody's own runs."""
+        return not self.roles or bool(self.roles & {ADMIN, APPROVER})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedRule:
+    """A rule, and whether its tool has changed since."""
+
+    rule: Rule
+    is_suspended: bool
+
+
+class Rules:
+    """Makes rules and finds the one that decides about a call.
+
+    The rules of a store are kept for a second, so that checking a batch costs no
+    statement where there are none. What allows a call is not taken from there: it
+    is counted, and looked at again right before the call runs, in the database.
+    """
+
+    def __init__(self, book: RuleBook, catalog: Catalog, ids: IdSource, clock: Clock) -> None:
+        self._book = book
+        self._catalog = catalog
+        self._ids = ids
+        self._clock = clock
+        self._kept: dict[str, tuple[float, Sequence[Rule]]] = {}
+
+    async def create(self, person: Person, rule: Rule, request_id: str) -> ListedRule:
+        """Make a rule; `rule` has what the person said.
+
+        Raises:
+            InvalidField: it cannot be used, or the store has RULES_MAX of them.
+            PermissionDenied: the person may not make it.
+            ToolNotFound: an ALLOW names a tool that the person may not call.
+            RequestIdReused: the request id came before with another rule.
+        """
+        if rule.scope is RuleScope.STORE and ADMIN not in person.roles:
+            raise PermissionDenied("a rule for the whole store needs the role admin")
+        if not person.may_approve:
+            raise PermissionDenied("a rule decides as an approver does: that needs the role approver or admin")
+        now = self._clock.now()
+        check_rule(rule, now)
+        version = 0
+        if rule.effect is RuleEffect.ALLOW and rule.is_for_one_tool:
+            entry = await self._catalog.get(person.store_id, rule.tool_name, 0, user_id=person.user_id)
+            version = entry.version
+        if len(await self._book.in_force(person.store_id)) >= RULES_MAX:
+            raise InvalidField(f"the store has {RULES_MAX} rules in force: revoke some first", field="rule")
+        rule = replace(
+            rule,
+            store_id=person.store_id,
+            rule_id=self._ids.new("rule"),
+            user_id=person.user_id,
+            tool_version=version,
+        )
+        made = await self._book.add(rule, request_id)
+        self._kept.pop(person.store_id, None)
+        return ListedRule(rule=made, is_suspended=False)
+
+    async def revoke(self, person: Person, rule_id: str) -> ListedRule:
+        """Revoke a rule for good. Idempotent.
+
+        Raises:
+            RuleNotFound: there is none that the person may see.
+            PermissionDenied: it is a rule of the store, and the person is no admin.
+        """
+        rule = await self._book.get(person.store_id, rule_id)
+        is_admin = ADMIN in person.roles
+        if rule is None or not (is_admin or rule.scope is RuleScope.STORE or rule.user_id == person.user_id):
+            raise RuleNotFound
+        if rule.scope is RuleScope.STORE and not is_admin:
+            raise PermissionDenied("a rule of the whole store is revoked by an admin")
+        revoked = await self._book.revoke(person.store_id, rule_id, person.user_id)
+        self._kept.pop(person.store_id, None)
+        return await self._listed(revoked)
+
+    async def list(
+        self, person: Person, *, include_ended: bool, all_users: bool, before: str, most: int
+    ) -> Sequence[ListedRule]:
+        """Return rules by descending id, those below `before` if it is given.
+
+        Raises:
+            PermissionDenied: all users' are asked for, and the person is no admin.
+        """
+        if all_users and ADMIN not in person.roles:
+            raise PermissionDenied("the rules of all users are for the role admin")
+        rules = await self._book.list(
+            person.store_id, "" if all_users else person.user_id, include_ended=include_ended, before=before, most=most
+        )
+        return [await self._listed(rule) for rule in rules]
+
+    async def deciding(self, store_id: str, call: RuledCall) -> Rule | None:
+        """Return the rule that decides about a call, if one does; it counts nothing."""
+        rules = await self._in_force(store_id)
+        return ruling(rules, call, self._clock.now()) if rules else None
+
+    async def allow(self, rule: Rule, call_id: str) -> bool:
+        """Count a call that a rule allows, once for the call; returns whether the rule still allows it. Durable."""
+        return await self._book.use(rule.store_id, rule.rule_id, call_id)
+
+    async def still_allows(self, store_id: str, rule_id: str, call_id: str) -> bool:
+        """Whether a rule has allowed the call and is neither revoked nor expired."""
+        return await self._book.has_allowed(store_id, rule_id, call_id)
+
+    async def _in_force(self, store_id: str) -> Sequence[Rule]:
+        now = self._clock.monotonic()
+        read_at, rules = self._kept.get(store_id, (-_FRESH_SECONDS, ()))
+        if now - read_at < _FRESH_SECONDS:
+            return rules
+        rules = await self._book.in_force(store_id)
+        if len(self._kept) >= _STORES_MAX:
+            self._kept.clear()
+        self._kept[store_id] = (now, rules)
+        return rules
+
+    async def _listed(self, rule: Rule) -> ListedRule:
+        if rule.effect is not RuleEffect.ALLOW or not rule.is_for_one_tool:
+            return ListedRule(rule=rule, is_suspended=False)
+        try:
+            entry = await self._catalog.get(rule.store_id, rule.tool_name, 0, user_id=rule.user_id)
+        except ToolNotFound:
+            return ListedRule(rule=rule, is_suspended=True)
+        return ListedRule(rule=rule, is_suspended=is_suspended(rule, entry.version))

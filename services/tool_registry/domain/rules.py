@@ -1,0 +1,259 @@
+"""Rules: what people have decided for the next time. Which of them count for a call, and what they say together.
+
+DENY wins over ASK, and ASK over ALLOW. An ALLOW is narrow: it means the version
+of the tool that its author knew, no bulk and no destruction unless it says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Final
+
+from services.chassis.ids import is_id
+from services.chassis.strict_json import JsonValue, dumps_canonical
+from services.errors import InvalidField
+from services.tool_registry.domain.definition import Category, can_exist
+from services.tool_registry.domain.gate import BULK_ITEMS_MIN
+
+ANY_TOOL: Final = "*"
+PATTERNS_MAX: Final = 20
+GLOB_CHARACTERS_MAX: Final = 1000
+REASON_BYTES_MAX: Final = 1024
+TRUST_SECONDS_MAX: Final = 30 * 86400.0
+"""How long an ALLOW for a pattern of tools may last."""
+RULES_MAX: Final = 1000
+"""Rules in force in a store."""
+
+
+class RuleEffect(StrEnum):
+    """What a rule says of a call."""
+
+    ALLOW = "ALLOW"
+    ASK = "ASK"
+    DENY = "DENY"
+
+
+class RuleScope(StrEnum):
+    """Where a rule counts."""
+
+    RUN = "RUN"
+    CONVERSATION = "CONVERSATION"
+    USER = "USER"
+    STORE = "STORE"
+
+
+def canonical_value(value: JsonValue) -> bytes:
+    """Return the one text of a value; 1.0 is 1."""
+    return dumps_canonical(_whole(value))
+
+
+def _whole(value: JsonValue) -> JsonValue:
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case list():
+            return [_whole(item) for item in value]
+        case dict():
+            return {key: _whole(item) for key, item in value.items()}
+        case _:
+            return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArgumentPattern:
+    """What a top-level argument must be: one value (`canonical_value`), or a text like `glob`."""
+
+    argument: str
+    equals: bytes | None = None
+    glob: str | None = None
+
+    def matches(self, arguments: Mapping[str, JsonValue]) -> bool:
+        """Whether the argument is there and matches; of an array every item must, and there must be one."""
+        if self.argument not in arguments:
+            return False
+        value = arguments[self.argument]
+        if self.equals is not None:
+            return canonical_value(value) == self.equals
+        items = value if isinstance(value, list) else [value]
+        glob = self.glob or ""
+        return bool(items) and all(isinstance(item, str) and fnmatchcase(item, glob) for item in items)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A rule. Times are seconds since 1970; 0 for never."""
+
+    store_id: str
+    rule_id: str
+    effect: RuleEffect
+    scope: RuleScope
+    scope_id: str
+    """Run or conversation; empty for USER and STORE."""
+    user_id: str
+    """Who made it. All but those of STORE count for this user's runs only."""
+    tool_name: str
+    """A name, `*`, or `<source>.*`."""
+    arguments: tuple[ArgumentPattern, ...] = ()
+    items_max: int = 0
+    includes_destructive: bool = False
+    uses_max: int = 0
+    uses: int = 0
+    tool_version: int = 0
+    reason: str = ""
+    create_time: float = 0.0
+    expire_time: float = 0.0
+    revoke_time: float = 0.0
+    revoke_user_id: str = ""
+
+    @property
+    def is_for_one_tool(self) -> bool:
+        """Whether it names its tool."""
+        return not self.tool_name.endswith(ANY_TOOL)
+
+    def is_in_force(self, now: float) -> bool:
+        """Whether it is neither revoked nor expired nor used up."""
+        is_used_up = bool(self.uses_max) and self.uses >= self.uses_max
+        return not self.revoke_time and not (self.expire_time and self.expire_time <= now) and not is_used_up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuledCall:
+    """What rules look at in a call."""
+
+    user_id: str
+    conversation_id: str
+    run_id: str
+    tool_name: str
+    tool_versions: frozenset[int]
+    """The pinned version and the one that would run."""
+    tool_create_time: float
+    """When the newer of them was registered."""
+    category: Category
+    items: int
+    """How many things it is about."""
+    approvals_required: int
+    arguments: Mapping[str, JsonValue]
+
+
+def ruling(rules: Iterable[Rule], call: RuledCall, now: float) -> Rule | None:
+    """Return the rule that decides about a call, if one does.
+
+    Of those that say the same the narrowest scope decides, then the newest, so
+    that the use of a broad rule is not counted where a narrow one would do.
+    """
+    counting = [rule for rule in rules if _counts(rule, call, now)]
+    return min(
+        counting, key=lambda rule: (_PRECEDENCE[rule.effect], _BREADTH[rule.scope], -rule.create_time), default=None
+    )
+
+
+def is_suspended(rule: Rule, current_version: int) -> bool:
+    """Whether the tool of an ALLOW rule has changed since it was made; `current_version` is 0 if there is none."""
+    return rule.effect is RuleEffect.ALLOW and rule.is_for_one_tool and rule.tool_version != current_version
+
+
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_PRECEDENCE: Final = {RuleEffect.DENY: 0, RuleEffect.ASK: 1, RuleEffect.ALLOW: 2}
+_BREADTH: Final = {RuleScope.RUN: 0, RuleScope.CONVERSATION: 1, RuleScope.USER: 2, RuleScope.STORE: 3}
+
+
+def _counts(rule: Rule, call: RuledCall, now: float) -> bool:
+    return (
+        rule.is_in_force(now)
+        and _is_in_scope(rule, call)
+        and _names(rule.tool_name, call.tool_name)
+        and all(pattern.matches(call.arguments) for pattern in rule.arguments)
+        and (rule.effect is not RuleEffect.ALLOW or _allows(rule, call))
+    )
+
+
+def _is_in_scope(rule: Rule, call: RuledCall) -> bool:
+    if rule.scope is RuleScope.STORE:
+        return True
+    if rule.user_id != call.user_id:
+        return False
+    match rule.scope:
+        case RuleScope.RUN:
+            return rule.scope_id == call.run_id
+        case RuleScope.CONVERSATION:
+            return rule.scope_id == call.conversation_id
+        case RuleScope.USER:
+            return True
+
+
+def _names(pattern: str, tool_name: str) -> bool:
+    if pattern == ANY_TOOL:
+        return True
+    if pattern.endswith(f".{ANY_TOOL}"):
+        return tool_name.startswith(pattern.removesuffix(ANY_TOOL))
+    return pattern == tool_name
+
+
+def _allows(rule: Rule, call: RuledCall) -> bool:
+    """Whether an ALLOW that matches means a call like this."""
+    if call.approvals_required > 1 or call.items > (rule.items_max or BULK_ITEMS_MIN - 1):
+        return False
+    if rule.is_for_one_tool:
+        return call.tool_versions == {rule.tool_version}
+    is_meant = call.category is not Category.DESTRUCTIVE or rule.includes_destructive
+    return is_meant and call.tool_create_time <= rule.create_time
+
+
+def check_rule(rule: Rule, now: float) -> None:
+    """Return if a new rule can be used.
+
+    Raises:
+        InvalidField: metadata `field` names the first field that cannot.
+    """
+    _require(_is_tool_pattern(rule.tool_name), "tool_name", "must be the name of a tool, `*` or `<source>.*`")
+    needs_id = rule.scope in (RuleScope.RUN, RuleScope.CONVERSATION)
+    _require(
+        is_id(rule.scope_id) if needs_id else not rule.scope_id,
+        "scope_id",
+        "goes with the scopes RUN and CONVERSATION, and only with them",
+    )
+    _require(len(rule.arguments) <= PATTERNS_MAX, "arguments", f"at most {PATTERNS_MAX} patterns")
+    for pattern in rule.arguments:
+        _require(bool(pattern.argument), "arguments", "each pattern names an argument")
+        _require(
+            (pattern.equals is None) != (pattern.glob is None), "arguments", "each pattern has equals_json or glob"
+        )
+        _require(
+            1 <= len(pattern.glob or "*") <= GLOB_CHARACTERS_MAX and not set(pattern.glob or "") & set("[]"),
+            "arguments",
+            f"a glob has 1 to {GLOB_CHARACTERS_MAX} characters, without brackets",
+        )
+    _require(len(rule.reason.encode()) <= REASON_BYTES_MAX, "reason", f"at most {REASON_BYTES_MAX} bytes")
+    _require(_CONTROL.search(rule.reason) is None, "reason", "must not have control characters")
+    _require(not rule.expire_time or rule.expire_time > now, "expire_time", "must be in the future")
+    allows = rule.effect is RuleEffect.ALLOW
+    _require(allows or not rule.uses_max, "uses_max", "goes with ALLOW only")
+    _require(allows or not rule.items_max, "items_max", "goes with ALLOW only")
+    _require(
+        not rule.includes_destructive or (allows and not rule.is_for_one_tool),
+        "includes_destructive",
+        "goes with ALLOW for a pattern of tools only",
+    )
+    if allows and not rule.is_for_one_tool:
+        _require(
+            bool(rule.expire_time) and rule.expire_time <= now + TRUST_SECONDS_MAX,
+            "expire_time",
+            f"ALLOW for a pattern of tools must end within {TRUST_SECONDS_MAX / 86400:g} days",
+        )
+
+
+def _is_tool_pattern(name: str) -> bool:
+    if name == ANY_TOOL:
+        return True
+    if name.endswith(f".{ANY_TOOL}"):
+        return can_exist(name.removesuffix(f".{ANY_TOOL}"))
+    return can_exist(name)
+
+
+def _require(holds: bool, field: str, rule: str) -> None:  # noqa: FBT001  # reads as the rule it states
+    if not holds:
+        raise InvalidField(f"{field}: {rule}", field=f"rule.{field}")

@@ -1,0 +1,267 @@
+"""Rules: what people have decided for the next time (HITL-5)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from pawl.tool.v1 import execution_pb2, rule_pb2
+
+from services.tool_registry.domain.definition import Category, Effect
+from services.tool_registry.sdk import Tool, tool
+from tests.rpc.tool_registry.registry import Registry, as_json, context, outcome, reason, running
+
+RUN, APPROVE, REFUSE = (
+    execution_pb2.DISPOSITION_RUN,
+    execution_pb2.DISPOSITION_APPROVE,
+    execution_pb2.DISPOSITION_REFUSE,
+)
+ALLOW, ASK, DENY = rule_pb2.RULE_EFFECT_ALLOW, rule_pb2.RULE_EFFECT_ASK, rule_pb2.RULE_EFFECT_DENY
+USER, STORE = rule_pb2.RULE_SCOPE_USER, rule_pb2.RULE_SCOPE_STORE
+
+
+def _tools(*, changed: bool = False) -> list[Tool[..., Any]]:
+    @tool(description="Pay a bill now." if changed else "Pay a bill.")
+    async def pay(amount: int = 1, to: str = "ann", items: list[str] | None = None) -> str:
+        return f"paid {amount}"
+
+    @tool(category=Category.DESTRUCTIVE)
+    async def erase() -> str:
+        """Erase everything."""
+        return "erased"
+
+    @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+    async def look() -> str:
+        """Look."""
+        return "seen"
+
+    return [pay, erase, look]
+
+
+@pytest.fixture
+async def registry(database_url: str, tmp_path: Path) -> AsyncIterator[Registry]:
+    async with running(database_url, tmp_path, _tools()) as registry:
+        yield registry
+
+
+async def make(registry: Registry, effect: Any, who: str = "ann", *, store: str = "acme", **fields: Any) -> str:
+    """Make a rule, by default for all runs of the user; returns its id."""
+    expires_in = fields.pop("expires_in", None)
+    said: dict[str, Any] = {"scope": USER, "tool_name": "pay"} | fields
+    rule = rule_pb2.Rule(effect=effect, **said)
+    if expires_in is not None:
+        rule.expire_time.FromMicroseconds(int((time.time() + expires_in) * 1e6))
+    answer = await registry.rules[store, who].CreateRule(rule_pb2.CreateRuleRequest(rule=rule))
+    return answer.rule.rule_id
+
+
+async def refused(registry: Registry, effect: Any, who: str = "ann", **fields: Any) -> tuple[Any, str]:
+    """Code and reason with which a rule is refused."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await make(registry, effect, who, **fields)
+    code, why, _ = reason(caught.value)
+    return code, why
+
+
+async def test_an_allowed_call_runs_without_approval_and_names_its_rule(registry: Registry) -> None:
+    assert (await registry.check("pay")).disposition == APPROVE
+    rule_id = await make(registry, ALLOW)
+    verdict = await registry.check("pay")
+    assert (verdict.disposition, verdict.rule_id, verdict.digest) == (RUN, rule_id, "")
+    assert outcome(await registry.run("pay", rule_id=rule_id)) == "SUCCEEDED"
+
+
+async def test_a_gated_call_does_not_run_in_the_name_of_a_rule_that_did_not_allow_it(registry: Registry) -> None:
+    rule_id = await make(registry, ALLOW)
+    for claimed in (rule_id, "rule_x"):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await registry.run("pay", call="another", rule_id=claimed)
+        assert reason(caught.value)[1] == "APPROVAL_REQUIRED"
+
+
+async def test_a_revoked_rule_allows_nothing_that_has_not_begun(registry: Registry) -> None:
+    rule_id = await make(registry, ALLOW)
+    assert (await registry.check("pay", call="one")).disposition == RUN
+    assert (await registry.check("pay", call="two")).disposition == RUN
+    assert outcome(await registry.run("pay", call="one", rule_id=rule_id)) == "SUCCEEDED"
+    await registry.rules["acme", "ann"].RevokeRule(rule_pb2.RevokeRuleRequest(rule_id=rule_id))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await registry.run("pay", call="two", rule_id=rule_id)
+    assert reason(caught.value)[1] == "APPROVAL_REQUIRED"
+    # What has begun is told, not done again.
+    assert outcome(await registry.run("pay", call="one", rule_id=rule_id)) == "SUCCEEDED"
+    assert (await registry.check("pay", call="three")).disposition == APPROVE
+
+
+async def test_deny_wins_over_everything_and_reaches_calls_that_were_approved(registry: Registry) -> None:
+    digest = (await registry.check("pay")).digest
+    await make(registry, ALLOW)
+    rule_id = await make(registry, DENY, "root", scope=STORE)
+    verdict = await registry.check("pay", call="new")
+    assert (verdict.disposition, verdict.error_reason, verdict.rule_id) == (REFUSE, "NOT_ALLOWED", rule_id)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await registry.run("pay", approved_digest=digest)
+    assert reason(caught.value)[1] == "PERMISSION_DENIED"
+    assert (await registry.check("pay", store="other")).disposition == APPROVE
+
+
+async def test_ask_gates_a_safe_tool_and_wins_over_allow(registry: Registry) -> None:
+    rule_id = await make(registry, ASK, tool_name="look")
+    await make(registry, ALLOW, tool_name="look")
+    verdict = await registry.check("look")
+    assert (verdict.disposition, verdict.approval_cause) == (APPROVE, f"rule {rule_id}")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await registry.run("look")
+    assert reason(caught.value)[1] == "APPROVAL_REQUIRED"
+    assert outcome(await registry.run("look", approved_digest=verdict.digest)) == "SUCCEEDED"
+
+
+async def test_uses_are_counted_once_a_call_and_then_people_are_asked_again(registry: Registry) -> None:
+    await make(registry, ALLOW, uses_max=2)
+    for call in ("one", "one", "two", "one"):
+        assert (await registry.check("pay", call=call)).disposition == RUN
+    assert (await registry.check("pay", call="three")).disposition == APPROVE
+    (rule,) = (await registry.rules["acme", "ann"].ListRules(rule_pb2.ListRulesRequest(include_ended=True))).rules
+    assert rule.uses == 2
+
+
+async def test_patterns_say_which_arguments_are_meant(registry: Registry) -> None:
+    await make(
+        registry,
+        ALLOW,
+        arguments=[
+            rule_pb2.ArgumentPattern(argument="to", glob="*@example.com"),
+            rule_pb2.ArgumentPattern(argument="amount", equals_json=b"5.0"),
+        ],
+    )
+    assert (await registry.check("pay", {"to": "a@example.com", "amount": 5})).disposition == RUN
+    assert (await registry.check("pay", {"to": "a@example.com", "amount": 6})).disposition == APPROVE
+    assert (await registry.check("pay", {"to": "a@example.com.evil.org", "amount": 5})).disposition == APPROVE
+
+
+async def test_bulk_is_asked_about_unless_the_rule_says_how_many(registry: Registry) -> None:
+    await make(registry, ALLOW)
+    bulk = {"items": ["a", "b", "c"]}
+    assert (await registry.check("pay", bulk)).disposition == APPROVE
+    await make(registry, ALLOW, items_max=3)
+    assert (await registry.check("pay", bulk)).disposition == RUN
+    assert (await registry.check("pay", {"items": ["a", "b", "c", "d"]})).disposition == APPROVE
+
+
+async def test_trust_mode_leaves_out_destruction_unless_it_is_meant(registry: Registry) -> None:
+    rule_id = await make(registry, ALLOW, tool_name="*", expires_in=60)
+    assert (await registry.check("pay")).rule_id == rule_id
+    assert (await registry.check("erase")).disposition == APPROVE
+    await make(registry, ALLOW, tool_name="*", expires_in=60, includes_destructive=True)
+    assert (await registry.check("erase")).disposition == RUN
+
+
+async def test_a_new_version_of_the_tool_suspends_the_rule(
+    registry: Registry, database_url: str, tmp_path: Path
+) -> None:
+    await make(registry, ALLOW)
+    await make(registry, ALLOW, tool_name="*", expires_in=60)
+    async with running(database_url, tmp_path, _tools(changed=True), name="b") as newer:
+        for version in (1, 2):
+            assert (await newer.check("pay", version=version)).disposition == APPROVE
+        assert (await newer.check("erase")).disposition == APPROVE
+        listed = (await newer.rules["acme", "ann"].ListRules(rule_pb2.ListRulesRequest())).rules
+        assert [rule.suspended for rule in listed] == [False, True]
+
+
+async def test_a_rule_counts_only_in_its_scope(registry: Registry) -> None:
+    await make(registry, ALLOW, scope=rule_pb2.RULE_SCOPE_RUN, scope_id="mine")
+    assert (await registry.check("pay", run="mine")).disposition == RUN
+    assert (await registry.check("pay", run="other")).disposition == APPROVE
+    assert (await registry.check("pay", run="mine", user="bob")).disposition == APPROVE
+    assert (await registry.check("pay", run="mine", store="other")).disposition == APPROVE
+
+
+async def test_no_rule_allows_what_a_reviewer_edited(registry: Registry) -> None:
+    await make(registry, ALLOW)
+    call = execution_pb2.ProposedCall(
+        call_id="call", tool_name="pay", tool_version=1, arguments_json=as_json({}), edited=True
+    )
+    request = execution_pb2.CheckCallsRequest(context=context(), calls=[call])
+    (verdict,) = (await registry.execution.CheckCalls(request)).verdicts
+    assert verdict.disposition == APPROVE
+    assert verdict.digest
+
+
+async def test_only_those_who_may_decide_make_rules(registry: Registry) -> None:
+    denied = (grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED")
+    assert await refused(registry, ALLOW, "vic") == denied
+    assert await refused(registry, ALLOW, "ann", scope=STORE) == denied
+    rule_id = await make(registry, DENY, "root", scope=STORE)
+    for user in ("bob", "vic"):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await registry.rules["acme", user].RevokeRule(rule_pb2.RevokeRuleRequest(rule_id=rule_id))
+        assert reason(caught.value)[1] == "PERMISSION_DENIED"
+    for who, rule in ((("other", "ann"), rule_id), (("acme", "bob"), await make(registry, ALLOW))):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await registry.rules[who].RevokeRule(rule_pb2.RevokeRuleRequest(rule_id=rule))
+        assert reason(caught.value)[1] == "RULE_NOT_FOUND"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"effect": 0},
+        {"scope": 0},
+        {"tool_name": "no such name!"},
+        {"tool_name": "*"},
+        {"tool_name": "*", "expires_in": 31 * 86400},
+        {"expires_in": -1},
+        {"scope_id": "x"},
+        {"scope": rule_pb2.RULE_SCOPE_RUN},
+        {"effect": DENY, "uses_max": 1},
+        {"effect": ASK, "items_max": 9},
+        {"includes_destructive": True},
+        {"arguments": [rule_pb2.ArgumentPattern(argument="to")]},
+        {"arguments": [rule_pb2.ArgumentPattern(glob="*")]},
+        {"arguments": [rule_pb2.ArgumentPattern(argument="to", glob="[ab]")]},
+        {"arguments": [rule_pb2.ArgumentPattern(argument="to", equals_json=b"{")]},
+        {"reason": "\0"},
+    ],
+)
+async def test_a_rule_that_cannot_be_used_is_refused(registry: Registry, fields: dict[str, Any]) -> None:
+    effect = fields.pop("effect", ALLOW)
+    assert await refused(registry, effect, **fields) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
+
+
+async def test_an_allow_names_a_tool_that_its_author_may_call(registry: Registry) -> None:
+    assert await refused(registry, ALLOW, tool_name="nothing") == (grpc.StatusCode.NOT_FOUND, "TOOL_NOT_FOUND")
+
+
+async def test_the_same_request_makes_one_rule(registry: Registry) -> None:
+    rules = registry.rules["acme", "ann"]
+    rule = rule_pb2.Rule(effect=ALLOW, scope=USER, tool_name="pay")
+    request = rule_pb2.CreateRuleRequest(request_id="r1", rule=rule)
+    first, second = await rules.CreateRule(request), await rules.CreateRule(request)
+    assert first.rule.rule_id == second.rule.rule_id
+    request.rule.tool_name = "erase"
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await rules.CreateRule(request)
+    assert reason(caught.value)[1] == "REQUEST_ID_REUSED"
+
+
+async def test_rules_are_listed_in_pages_to_those_whom_they_concern(registry: Registry) -> None:
+    made = [await make(registry, ALLOW) for _ in range(3)] + [await make(registry, DENY, "root", scope=STORE)]
+    await make(registry, ALLOW, "bob")
+    ann, seen, token = registry.rules["acme", "ann"], list[str](), ""
+    while True:
+        page = await ann.ListRules(rule_pb2.ListRulesRequest(page_size=2, page_token=token))
+        seen += [rule.rule_id for rule in page.rules]
+        token = page.next_page_token
+        if not token:
+            break
+    assert seen == made[::-1]
+    with pytest.raises(grpc.aio.AioRpcError):
+        await ann.ListRules(rule_pb2.ListRulesRequest(all_users=True))
+    everything = await registry.rules["acme", "root"].ListRules(rule_pb2.ListRulesRequest(all_users=True))
+    assert len(everything.rules) == 5
+    assert not (await registry.rules["other", "ann"].ListRules(rule_pb2.ListRulesRequest())).rules
