@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from services.chassis.start import StartError
-from services.cli import attention, chat, decisions, demo, lists, resolving, runs
+from services.cli import attention, chat, decisions, demo, lists, resolving, rules, runs
 from services.cli.command import EXIT_IMPOSSIBLE, EXIT_INTERRUPTED, Flags, fail
 from services.launcher.options import read_options
 from services.launcher.up import up as run_suite
@@ -83,6 +83,7 @@ app.command()(attention.redrive)
 app.command()(attention.end)
 app.command()(lists.tools)
 app.command()(lists.notifications)
+app.add_typer(rules.app, name="rules")
 app.command()(demo.demo)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
+from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
 
 from services.chassis.rpc_client import open_channel
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
     from pawl.agent.v1.operator_pb2_grpc import OperatorServiceAsyncStub
     from pawl.notify.v1.notify_pb2_grpc import NotifyServiceAsyncStub
+    from pawl.tool.v1.rule_pb2_grpc import RuleServiceAsyncStub
     from pawl.tool.v1.tool_pb2_grpc import ToolServiceAsyncStub
 
 DEADLINE_SECONDS: Final = 15.0
@@ -57,6 +59,12 @@ class Target:
         """Open ToolService."""
         async with self._channel(self.tools) as channel:
             yield ToolServiceStub(channel)
+
+    @asynccontextmanager
+    async def rules(self) -> AsyncIterator[RuleServiceAsyncStub]:
+        """Open RuleService, which tool-registry serves too."""
+        async with self._channel(self.tools) as channel:
+            yield RuleServiceStub(channel)
 
     @asynccontextmanager
     async def notifier(self) -> AsyncIterator[NotifyServiceAsyncStub]:

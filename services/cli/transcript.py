@@ -193,7 +193,8 @@ class Transcript:
         arguments = wording.json_line(call.arguments_json)
         match call.state:
             case call_pb2.CALL_STATE_RUNNING:
-                self.line(f"⚙ {name} {arguments}", "cyan")
+                by = f" (allowed by {call.rule_id})" if call.rule_id and not call.approval.digest else ""
+                self.line(f"⚙ {name} {arguments}{by}", "cyan")
             case call_pb2.CALL_STATE_OFFERED if changed.from_state != call_pb2.CALL_STATE_OFFERED:
                 self.line(f"⇢ {name} {arguments} (in a front end)", "cyan")
             case call_pb2.CALL_STATE_AWAITING_APPROVAL | call_pb2.CALL_STATE_ASKED:
