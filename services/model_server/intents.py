@@ -33,6 +33,22 @@ class AddTask:
 
     title: str
     subtasks: tuple[str, ...]
+    project: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateProject:
+    """Changes a project; if several fit, the user is asked which one is meant."""
+
+    project: str
+    changes: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CompleteTasks:
+    """Completes all tasks of a project, or all there are, in one call."""
+
+    project: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +60,25 @@ class Say:
     chunk_delay: float = 0.0
 
 
-Intent = UseTool | AddTask | Say
+Intent = UseTool | AddTask | UpdateProject | CompleteTasks | Say
 Stage = tuple[Intent, ...]
 
 _THEN = re.compile(r"\s*(?:;|,?\s*\b(?:and\s+)?then\b)[,:]?\s*", re.IGNORECASE)
 _AND = re.compile(r"\s*,?\s+and\s+(?:also\s+)?", re.IGNORECASE)
 _ADDRESS = r"[\w.+-]+@[\w-]+(?:\.[\w-]+)*"
+_ADDRESSES = rf"{_ADDRESS}(?:\s*(?:,\s*(?:and\s+)?|\band\s+){_ADDRESS})*"
+_ADD_TASK = (
+    r"(?:add|create) (?:a )?task\s+(?P<title>.+?)(?:\s+in (?:the )?project\s+(?P<project>.+?))?"
+    r"(?:\s+with (?:the )?subtasks?:?\s+(?P<subtasks>.+))?"
+)
+_UPDATE_PROJECT = (
+    r"(?:update|rename|change) (?:the )?(?P<project>.+?) project"
+    r"(?:\s+to\s+(?P<to>.+)|\s*(?::|,?\s+(?:saying|with))\s*(?P<notes>.+))?"
+)
+_COMPLETE_TASKS = (
+    r"(?:complete|finish|mark) (?:all )?(?:the |my |of the )*tasks(?: as)?(?: done| completed)?"
+    r"(?:\s+(?:in|of) (?:the )?(?:project )?(?P<project>.+?)(?: project)?)?"
+)
 _SUM = re.compile(r"(?=.*\d)[\d\s.,+\-*/()^%]+")
 _SPOKEN = ((r"\btimes\b", "*"), (r"\bplus\b", "+"), (r"\bminus\b", "-"), (r"\bdivided by\b", "/"), (r"\bx\b", "*"))
 _PACES = (("very slowly", 0.5), ("slowly", 0.1))
@@ -106,9 +135,10 @@ def _time(match: re.Match[str]) -> Intent:
 
 def _email(match: re.Match[str]) -> Intent:
     subject, body = _letter((match["rest"] or "").strip())
-    to = match["to"]
-    values = {"to": to, "subject": subject, "body": body}
-    return UseTool(tool="send_email", wish=f"e-mail {to}", values=values, wants_results=_means_results(body))
+    to = re.findall(_ADDRESS, match["to"])
+    values = {"to": to if len(to) > 1 else to[0], "subject": subject, "body": body}
+    wish = f"e-mail {', '.join(to)}"
+    return UseTool(tool="send_email", wish=wish, values=values, wants_results=_means_results(body))
 
 
 def _letter(rest: str) -> tuple[str, str]:
@@ -133,7 +163,17 @@ def _means_results(body: str) -> bool:
 
 def _task(match: re.Match[str]) -> Intent:
     names = re.split(r"\s*,\s*(?:and\s+)?|\s+and\s+", match["subtasks"] or "")
-    return AddTask(title=_unquoted(match["title"]), subtasks=tuple(_unquoted(name) for name in names if name.strip()))
+    return AddTask(
+        title=_unquoted(match["title"]),
+        subtasks=tuple(_unquoted(name) for name in names if name.strip()),
+        project=_unquoted(match["project"] or ""),
+    )
+
+
+def _update(match: re.Match[str]) -> Intent:
+    to, notes = match["to"], match["notes"]
+    changes = {"title": _unquoted(to)} if to else {"notes": _unquoted(notes or "updated")}
+    return UpdateProject(project=_unquoted(match["project"]), changes=changes)
 
 
 def _show(match: re.Match[str]) -> Intent:
@@ -202,12 +242,14 @@ _PATTERNS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Intent | None]
     for pattern, build in (
         (r"(?:what(?:'s| is)|calculate|compute|work out|how much is)\s+(?P<sum>.+)", _sum),
         (r"(?:what(?:'s| is)? )?(?:the )?(?:current )?time(?: is it)?(?: now)?(?:\s+in\s+(?P<place>.+?))?\??", _time),
-        (rf"(?:send (?:an )?e-?mail to|e-?mail|mail|write to)\s+(?P<to>{_ADDRESS})(?:[\s,:]+(?P<rest>.*))?", _email),
+        (rf"(?:send (?:an )?e-?mail to|e-?mail|mail|write to)\s+(?P<to>{_ADDRESSES})(?:[\s,:]+(?P<rest>.*))?", _email),
         (
             r"(?:send an e-?mail|e-?mail|mail|write to)\b.*",
             lambda m: _question("To which address?", f'"{m[0]}" names none.'),
         ),
-        (r"(?:add|create) (?:a )?task\s+(?P<title>.+?)(?:\s+with (?:the )?subtasks?:?\s+(?P<subtasks>.+))?", _task),
+        (_ADD_TASK, _task),
+        (_UPDATE_PROJECT, _update),
+        (_COMPLETE_TASKS, lambda m: CompleteTasks(project=_unquoted(m["project"] or ""))),
         (r"show(?:\s+me)?\s+(?P<what>.+)", _show),
         (r"ask me(?:\s+(?P<whether>whether|if))?\s+(?P<question>.+)", _ask),
         (r"list (?:my |all |the )*(?P<what>\w+)", _list),

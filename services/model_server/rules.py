@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from services.model_server.intents import AddTask, Say, UseTool, stages_of
+from services.model_server.errands import next_call, tools_of
+from services.model_server.intents import AddTask, CompleteTasks, Say, UpdateProject, UseTool, stages_of
 from services.model_server.outcome import describe, failure, note
 from services.model_server.reply import Reply, ToolCall
 from services.model_server.wire import MODEL_ID
@@ -50,8 +51,10 @@ def reply_for(request: ChatRequest) -> Reply:
     stages = stages_of(request.prompt)
     done = _done(stages, request.results())
     first_open = max(done, default=-1) + 1
+    if done and any(next_call(intent, done[first_open - 1]) for intent in stages[first_open - 1]):
+        first_open -= 1
     for number in range(first_open, len(stages)):
-        calls = tuple(_calls(stages[number], request, _summary(stages, done)))
+        calls = tuple(_calls(stages[number], request, _summary(stages, done), done.get(number, ())))
         if calls:
             return _call_reply(request, stages, range(first_open, number), calls, number)
     forced = request.tool(request.forced_tool or "")
@@ -101,8 +104,8 @@ def _done(stages: Sequence[Stage], results: Sequence[Result]) -> dict[int, list[
         made = [result for result in results if result.round == round_number]
         for number in range(position, len(stages)):
             if any(_is_for(result.name, intent) for result in made for intent in stages[number]):
-                done[number] = made
-                position = number + 1
+                done.setdefault(number, []).extend(made)
+                position = number if any(next_call(intent, done[number]) for intent in stages[number]) else number + 1
                 break
     return done
 
@@ -113,11 +116,13 @@ def _is_for(name: str, intent: Intent) -> bool:
             return name.startswith(tool[:-1]) if tool.endswith("*") else name == tool
         case AddTask():
             return name in ("create_task", "add_subtask")
+        case UpdateProject() | CompleteTasks():
+            return name in tools_of(intent)
         case Say():
             return False
 
 
-def _calls(stage: Stage, request: ChatRequest, so_far: str) -> Iterator[ToolCall]:
+def _calls(stage: Stage, request: ChatRequest, so_far: str, results: Sequence[Result]) -> Iterator[ToolCall]:
     for intent in stage:
         match intent:
             case UseTool():
@@ -128,10 +133,16 @@ def _calls(stage: Stage, request: ChatRequest, so_far: str) -> Iterator[ToolCall
             case AddTask():
                 create, add = request.tool("create_task"), request.tool("add_subtask")
                 if create is not None:
-                    yield ToolCall(name=create.name, arguments=_fit(create, {"title": intent.title}, intent.title))
+                    values = {"title": intent.title} | ({"project": intent.project} if intent.project else {})
+                    yield ToolCall(name=create.name, arguments=_fit(create, values, intent.title))
                 for name in intent.subtasks if create is not None and add is not None else ():
                     values = {"parent": intent.title, "title": name}
                     yield ToolCall(name="add_subtask", arguments=_fit(add, values, name))
+            case UpdateProject() | CompleteTasks():
+                call = next_call(intent, results)
+                tool = request.tool(call[0]) if call else None
+                if call is not None and tool is not None:
+                    yield ToolCall(name=tool.name, arguments=_fit(tool, call[1], call[0]))
             case Say():
                 pass
 
@@ -152,11 +163,16 @@ def _fit(tool: Tool | None, values: Mapping[str, Any], text: str) -> dict[str, A
         known = (alias for alias in (name, *_ALIASES.get(name, ())) if alias in tool.properties and alias not in fitted)
         target = next(known, None)
         if target is not None:
-            wants_list = tool.properties[target].get("type") == "array" and not isinstance(value, list)
-            fitted[target] = [value] if wants_list else value
+            fitted[target] = _as_wanted(value, tool.properties[target])
     for name in tool.required:
         fitted.setdefault(name, _filler(tool.properties.get(name, {}), text))
     return fitted
+
+
+def _as_wanted(value: Any, schema: Mapping[str, Any]) -> Any:
+    if schema.get("type") == "array":
+        return value if isinstance(value, list) else [value]
+    return ", ".join(value) if isinstance(value, list) and schema.get("type") == "string" else value
 
 
 def _filler(schema: Mapping[str, Any], text: str) -> Any:
@@ -207,12 +223,16 @@ def _wish(intent: Intent) -> str:
             return wish
         case AddTask(title=title):
             return f'add the task "{title}"'
+        case UpdateProject(project=project):
+            return f"update the project {project}"
+        case CompleteTasks(project=project):
+            return f"complete the tasks of {project}" if project else "complete all tasks"
         case Say(topic=topic):
             return topic
 
 
-def _not_offered(intent: UseTool | AddTask, request: ChatRequest) -> str:
-    tool = intent.tool if isinstance(intent, UseTool) else "create_task"
+def _not_offered(intent: UseTool | AddTask | UpdateProject | CompleteTasks, request: ChatRequest) -> str:
+    tool = intent.tool if isinstance(intent, UseTool) else next(iter(tools_of(intent)), "create_task")
     if tool == "ask_user" and isinstance(intent, UseTool):
         return str(intent.values["question"])
     if not request.tools or request.tool_choice == "none":

@@ -18,6 +18,9 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "get_current_time": {"timezone": {"type": "string"}},
     "send_email": {"to": {"type": "array"}, "subject": {"type": "string"}, "body": {"type": "string"}},
     "create_task": {"title": {"type": "string"}},
+    "list_projects": {},
+    "update_project": {"project": {"type": "string"}, "notes": {"type": "string"}},
+    "complete_tasks": {"tasks": {"type": "array"}},
     "add_subtask": {"parent": {"type": "string"}, "title": {"type": "string"}},
     "ask_user": {n: {"type": "string"} for n in ("question", "why", "kind")} | {"options": {"type": "array"}},
     "show_chart": {"title": {"type": "string"}, "width": {"type": "integer"}},
@@ -194,3 +197,39 @@ def test_it_says_that_it_is_no_language_model(prompt: str) -> None:
 
 def test_it_reasons_before_it_acts() -> None:
     assert "calculate" in ask("what is 1+1").reasoning
+
+
+def test_an_ambiguous_project_is_asked_about_and_the_chosen_one_is_updated() -> None:
+    prompt = "update the API project: moved to May"
+    first = ask(prompt)
+    assert calls(first) == [("update_project", {"project": "API", "notes": "moved to May"})]
+    ambiguous = answered(first, "{\"error\": \"two projects fit: 'API docs' (proj_1a), 'API server' (proj_2b)\"}")
+    second = ask(prompt, after=ambiguous)
+    ((name, arguments),) = calls(second)
+    assert (name, arguments["options"]) == ("ask_user", ["API docs (proj_1a)", "API server (proj_2b)"])
+    for answer in ("API server (proj_2b)", "api SERVER"):
+        asked = (*ambiguous, *answered(second, json.dumps({"answer": answer})))
+        third = ask(prompt, after=asked)
+        assert calls(third) == [("update_project", {"project": "proj_2b", "notes": "moved to May"})]
+        assert not calls(ask(prompt, after=(*asked, *answered(third, '{"title": "API server"}'))))
+    asked = (*ambiguous, *answered(second, '{"answer": "none of them"}'))
+    assert not calls(ask(prompt, after=asked))
+
+
+def test_all_tasks_of_a_project_are_completed_in_one_call() -> None:
+    prompt = "complete all tasks in Party then what is 1 + 1"
+    first = ask(prompt)
+    assert calls(first) == [("list_projects", {})]
+    tasks = [{"task_id": f"task_{n}", "title": f"T{n}"} for n in range(12)]
+    listed = json.dumps(
+        {"projects": [{"title": "Party", "tasks": tasks}, {"title": "Else", "tasks": [{"task_id": "x"}]}]}
+    )
+    second = ask(prompt, after=answered(first, listed))
+    assert calls(second) == [("complete_tasks", {"tasks": [f"task_{n}" for n in range(12)]})]
+    done = (*answered(first, listed), *answered(second, '{"completed": 12}'))
+    assert [name for name, _ in calls(ask(prompt, after=done))] == ["calculate"]
+
+
+def test_an_e_mail_goes_to_all_who_are_named() -> None:
+    ((name, arguments),) = calls(ask("e-mail a@x.org, b@x.org and c@x.org about lunch: see you"))
+    assert (name, arguments["to"], arguments["body"]) == ("send_email", ["a@x.org", "b@x.org", "c@x.org"], "see you")
