@@ -111,6 +111,11 @@ class Agent:
         request = agent_pb2.DecideRequest(request_id=request_id, run_id=call.run_id, decision=decision)
         return await self.stub.Decide(request, metadata=self.metadata)
 
+    async def cancel(self, run_id: str) -> run_pb2.Run:
+        """Stop a run and wait for its end."""
+        await self.stub.CancelRun(agent_pb2.CancelRunRequest(run_id=run_id), metadata=self.metadata)
+        return await self.until_ended(run_id)
+
     async def submit(self, call: call_pb2.Call, content_json: bytes) -> agent_pb2.SubmitToolResultsResponse:
         """Return the result of a front-end call without a stream."""
         result = types_pb2.ToolResult(call_id=call.call_id, content_json=content_json)
