@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import asyncpg
+import msgspec
 
 from services.chassis.database import Connection, Database
 from services.errors import DependencyUnavailable, InvalidArguments
@@ -15,6 +16,7 @@ from services.tool_registry.domain.definition import Effect
 from services.tool_registry.domain.execution import ExecutionResult, Outcome, ended_badly
 from services.tool_registry.domain.inverse import decode_inverse, encode_inverse
 from services.tool_registry.domain.journal import Entry, Step, next_step
+from services.tool_registry.domain.question import Answer, Question
 
 _ALIVE: Final = """EXISTS (
     SELECT FROM tool_registry.instances i WHERE i.instance_id = {} AND i.expires_at > clock_timestamp())"""
@@ -33,7 +35,8 @@ _LOCK: Final = f"{_READ} FOR UPDATE OF e"
 _TAKE: Final = """
 UPDATE tool_registry.executions SET
     instance_id = $3, effect = $4, token = $5, begun_at = now(), ended_at = NULL, outcome = NULL, content = NULL,
-    is_error = NULL, error_reason = NULL, note = NULL, duration_seconds = NULL, inverse = NULL
+    is_error = NULL, error_reason = NULL, note = NULL, duration_seconds = NULL, inverse = NULL, question = NULL,
+    question_position = 0, answers = NULL
 WHERE store_id = $1 AND call_id = $2
 """
 _END: Final = """
@@ -42,6 +45,18 @@ UPDATE tool_registry.executions SET
     inverse = $10,
     unknowns = unknowns + CASE WHEN $4 = 'UNKNOWN' THEN 1 ELSE 0 END
 WHERE store_id = $1 AND call_id = $2 AND instance_id = $3 AND ended_at IS NULL
+"""
+_ASK: Final = """
+UPDATE tool_registry.executions SET question = $4, question_position = $5
+WHERE store_id = $1 AND call_id = $2 AND instance_id = $3 AND ended_at IS NULL
+"""
+_ANSWER: Final = """
+UPDATE tool_registry.executions SET answers = $3 WHERE store_id = $1 AND call_id = $2 AND ended_at IS NULL
+"""
+_ANSWERS: Final = """
+SELECT store_id, call_id, answers FROM tool_registry.executions
+JOIN unnest($1::text[], $2::text[]) AS k (store_id, call_id) USING (store_id, call_id)
+WHERE answers IS NOT NULL AND instance_id = $3
 """
 _CANCEL: Final = """
 INSERT INTO tool_registry.executions AS e
@@ -115,7 +130,7 @@ class PostgresJournal:
             case Step.STORED:
                 return _result(row)
             case Step.ELSEWHERE:
-                return HeldElsewhere()
+                return _held(row)
             case _:
                 return None
 
@@ -131,6 +146,23 @@ class PostgresJournal:
             row = await connection.fetchrow(_READ, *key, self._instance_id)
         standing = None if row is None else _result(row)
         return standing or result
+
+    async def ask(self, key: CallKey, question: Question, position: int) -> None:
+        async with self._database.acquire() as connection:
+            await connection.execute(_ASK, *key, self._instance_id, msgspec.msgpack.encode(question), position)
+
+    async def answer(self, key: CallKey, answers: Sequence[Answer]) -> None:
+        async with self._database.acquire() as connection:
+            await connection.execute(_ANSWER, *key, msgspec.msgpack.encode(answers))
+
+    async def answers(self, keys: Collection[CallKey]) -> Mapping[CallKey, Sequence[Answer]]:
+        if not keys:
+            return {}
+        async with self._database.acquire() as connection:
+            rows = await connection.fetch(_ANSWERS, *map(list, zip(*keys, strict=True)), self._instance_id)
+        return {
+            (row["store_id"], row["call_id"]): msgspec.msgpack.decode(row["answers"], type=list[Answer]) for row in rows
+        }
 
     async def cancel(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
         async with self._database.acquire() as connection:
@@ -172,7 +204,7 @@ class PostgresJournal:
             case Step.STORED:
                 return _result(row) or outcome.of_doubt(call.tool_name)
             case Step.ELSEWHERE:
-                return HeldElsewhere()
+                return _held(row)
             case Step.CONCLUDE_UNKNOWN:
                 await connection.execute(_TAKE, *call.key, self._instance_id, call.effect.value, call.token)
                 doubt = outcome.of_doubt(call.tool_name)
@@ -199,7 +231,7 @@ class PostgresJournal:
         if result is not None or not row["fingerprint"]:
             return result
         if row["holder_alive"] and row["instance_id"] != self._instance_id:
-            return HeldElsewhere()
+            return _held(row)
         return outcome.of_doubt(row["tool_name"])
 
     async def _write_end(self, connection: Connection, key: CallKey, result: ExecutionResult) -> bool:
@@ -216,6 +248,11 @@ class PostgresJournal:
             None if result.inverse is None else encode_inverse(result.inverse),
         )
         return tag == "UPDATE 1"
+
+
+def _held(row: asyncpg.Record) -> HeldElsewhere:
+    question = None if row["question"] is None else msgspec.msgpack.decode(row["question"], type=Question)
+    return HeldElsewhere(question=question, position=row["question_position"])
 
 
 def _result(row: asyncpg.Record) -> ExecutionResult | None:

@@ -171,6 +171,7 @@ class Attempt:
             _cancelled=self._cancelled,
             _report=lambda fraction, message: report(progress(fraction, hide(self._secrets, message))),
             _find_secret=self._find_secret,
+            **({"_ask": self._execution.dialogue.ask} if self._job.tool.is_async else {}),
         )
 
     def _find_secret(self, name: str) -> str:

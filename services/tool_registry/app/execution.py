@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
+from services.tool_registry.app.dialogue import Dialogue
 from services.tool_registry.app.ports import CallKey
 from services.tool_registry.domain.definition import Effect
-from services.tool_registry.domain.execution import ExecutionResult, Progress
+from services.tool_registry.domain.execution import ExecutionResult, Progress, input_required
+from services.tool_registry.domain.question import Answer
 
 PROGRESS_INTERVAL_SECONDS: Final = 0.1
 
@@ -30,7 +32,9 @@ class Execution:
     A journaled one goes on when the last caller has gone.
     """
 
-    def __init__(self, key: CallKey, *, fingerprint: str, effect: Effect) -> None:
+    def __init__(
+        self, key: CallKey, *, fingerprint: str, effect: Effect, answers: Sequence[Answer], started: float
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.key = key
         self.fingerprint = fingerprint
@@ -40,6 +44,8 @@ class Execution:
         self.ended: asyncio.Future[ExecutionResult] = loop.create_future()
         self.cancelled: asyncio.Future[CancelCause] = loop.create_future()
         self.listeners = 0
+        self.started = started
+        self.dialogue = Dialogue(answers)
         self._progress: Progress | None = None
         self._news: asyncio.Future[None] = loop.create_future()
 
@@ -47,6 +53,10 @@ class Execution:
     def is_abandoned(self) -> bool:
         """Whether it ends because its callers left: a new caller needs a new execution."""
         return self.cancelled.done() and self.cancelled.result() is CancelCause.CALLERS_GONE
+
+    def seconds(self) -> float:
+        """Return how long it has been going on."""
+        return asyncio.get_running_loop().time() - self.started
 
     def report(self, progress: Progress) -> None:
         """Show progress to whoever listens; only the newest is kept."""
@@ -71,7 +81,7 @@ class Execution:
             self.ended.exception()  # Seen, also when nobody listens.
 
     async def watch(self) -> AsyncGenerator[Progress | ExecutionResult, None]:
-        """Yield progress, at most ten times a second, then the result.
+        """Yield progress, at most ten times a second, then the result, or what the tool asks.
 
         Raises:
             PawlError: there is no result, for a reason that is not the tool's.
@@ -79,7 +89,10 @@ class Execution:
         self.listeners += 1
         try:
             while not self.ended.done():
-                await wait_any(self.ended, self._news)
+                if self.effect.is_journaled and self.dialogue.question is not None:
+                    yield input_required(self.dialogue.question, self.seconds())
+                    return
+                await wait_any(self.ended, self._news, self.dialogue.asked)
                 if self._news.done():
                     self._news = asyncio.get_running_loop().create_future()
                     if self._progress is not None:

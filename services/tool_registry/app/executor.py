@@ -26,7 +26,8 @@ from services.tool_registry.app.jobs import ExecuteRequest, Job, admit
 from services.tool_registry.app.permits import Permits
 from services.tool_registry.app.ports import CallKey, HeldElsewhere, Journal, Observer
 from services.tool_registry.domain.definition import Effect
-from services.tool_registry.domain.execution import NOT_STOPPED, ExecutionResult, Progress
+from services.tool_registry.domain.execution import NOT_STOPPED, ExecutionResult, Progress, input_required
+from services.tool_registry.domain.question import given
 
 _POLL_SECONDS: Final = 0.1
 _END_RETRY_SECONDS: Final = (0.05, 0.2, 0.5, 1.0)
@@ -93,6 +94,9 @@ class Executor:
     async def __aexit__(self, *_: object) -> None:
         if self._stop_at is None:
             self._stop_at = self._clock.monotonic() + self._options.grace_seconds
+        for execution in self._running.values():
+            if execution.dialogue.question is not None:  # No answer comes within the time that is left.
+                execution.cancel(CancelCause.SHUTDOWN)
         await self._wait_for_tasks(self._stop_at - self._clock.monotonic())
         for execution in self._running.values():
             execution.cancel(CancelCause.SHUTDOWN)
@@ -160,12 +164,19 @@ class Executor:
         if existing is not None:
             if existing.fingerprint != job.fingerprint:
                 raise InvalidArguments("this call was begun with another tool or other arguments")
+            existing.dialogue.give(job.answers)
             return existing
         if self._stop_at is not None:
             raise ShuttingDown
         if len(self._running) >= self._options.executions_max:
             raise Overloaded(f"{self._options.executions_max} executions are running, which is the limit")
-        execution = Execution(job.key, fingerprint=job.fingerprint, effect=job.effect)
+        execution = Execution(
+            job.key,
+            fingerprint=job.fingerprint,
+            effect=job.effect,
+            answers=job.answers,
+            started=asyncio.get_running_loop().time(),
+        )
         self._running[job.key] = execution
         task = asyncio.get_running_loop().create_task(
             self._drive(execution, job), name=f"execution {job.definition.name}"
@@ -200,6 +211,10 @@ class Executor:
             known = await self._try(execution, job)
             if isinstance(known, ExecutionResult):
                 return known
+            if known.question is not None:
+                if given(job.answers, known.position, known.question) is None:
+                    return input_required(known.question, execution.seconds())
+                await self._journal.answer(job.key, job.answers)
             await asyncio.wait({execution.cancelled}, timeout=_POLL_SECONDS)
             if not execution.listeners:
                 raise Cancelled  # Nobody waits for what another process does.
@@ -212,7 +227,7 @@ class Executor:
         attempt = Attempt(execution, job, self._parts)
         self._attempts.add(attempt.task)
         attempt.task.add_done_callback(self._attempts.discard)
-        await wait_any(attempt.outcome, execution.cancelled, timeout_seconds=job.timeout_seconds)
+        await self._wait(attempt, execution, job)
         seconds = self._clock.monotonic() - started
         if attempt.outcome.done():
             known = attempt.outcome.result()
@@ -236,10 +251,28 @@ class Executor:
         )
         return result
 
+    async def _wait(self, attempt: Attempt, execution: Execution, job: Job) -> None:
+        """Wait until there is an outcome, or the attempt must end; while a question is open, time stands still."""
+        left = job.timeout_seconds
+        dialogue = execution.dialogue
+        while True:
+            began = self._clock.monotonic()
+            await wait_any(attempt.outcome, execution.cancelled, dialogue.asked, timeout_seconds=left)
+            left -= self._clock.monotonic() - began
+            if attempt.outcome.done() or execution.cancelled.done() or not dialogue.asked.done():
+                return
+            if not job.effect.is_journaled:
+                return  # It is run again when the answer is there.
+            if dialogue.question is not None:
+                await self._journal.ask(job.key, dialogue.question, dialogue.position)
+            await wait_any(attempt.outcome, execution.cancelled, dialogue.answered)
+
     def _interrupted(
         self, execution: Execution, job: Job, attempt: Attempt, seconds: float, *, goes_on: bool
     ) -> ExecutionResult:
         """Return what an attempt came to that was ended from outside."""
+        if not execution.cancelled.done() and execution.dialogue.question is not None:
+            return input_required(execution.dialogue.question, seconds)
         cause = execution.cancelled.result() if execution.cancelled.done() else None
         if cause in (CancelCause.SHUTDOWN, CancelCause.LEASE_LOST):
             if job.effect is Effect.AT_MOST_ONCE and execution.has_begun:
@@ -277,6 +310,7 @@ class Executor:
             asked_at = self._clock.monotonic()
             try:
                 async with asyncio.timeout(self._options.lease_seconds / 2):
+                    await self._take_answers()
                     to_cancel = await self._journal.renew(
                         [key for key, execution in self._running.items() if not execution.effect.is_journaled]
                     )
@@ -289,6 +323,13 @@ class Executor:
                         self._running[key].cancel(CancelCause.USER)
             if self._clock.monotonic() - self._renewed_at > self._options.lease_seconds:
                 self._fence()
+
+    async def _take_answers(self) -> None:
+        """Take answers that were given to another replica."""
+        asking = [key for key, execution in self._running.items() if execution.dialogue.question is not None]
+        for key, answers in (await self._journal.answers(asking)).items():
+            if key in self._running:
+                self._running[key].dialogue.give(answers)
 
     def _fence(self) -> None:
         """Stop what another process may begin to repeat, now that the lease is gone."""

@@ -12,6 +12,7 @@ from services.tool_registry.app.checking import digest_of, fits_loaded, gate, ru
 from services.tool_registry.app.ports import CallKey, JournalCall
 from services.tool_registry.domain.check import Refused, check_arguments
 from services.tool_registry.domain.definition import Effect, ExecutionContext, ToolDefinition
+from services.tool_registry.domain.question import Answer
 from services.tool_registry.domain.resources import resource_keys
 from services.tool_registry.domain.rules import RuledCall
 from services.tool_registry.domain.verdict import CallIdentity
@@ -36,6 +37,8 @@ class ExecuteRequest:
     unknowns_resolved: int = 0
     rule_id: str = ""
     """The rule that the verdict on the call named."""
+    answers: tuple[Answer, ...] = ()
+    """Answers to what the tool has asked so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,7 @@ class Job:
     ruled: RuledCall
     is_approved: bool
     """Whether a person approved exactly this call."""
+    answers: tuple[Answer, ...]
     allowing_rule_id: str
     """The rule in whose name a gated call runs; empty if it needs none."""
 
@@ -119,6 +123,7 @@ async def admit(catalog: Catalog, request: ExecuteRequest) -> Job:
         unknowns_resolved=request.unknowns_resolved,
         ruled=ruled_call(identity, found, checked),
         is_approved=is_approved,
+        answers=request.answers,
         allowing_rule_id=request.rule_id if cause and not is_approved else "",
     )
 

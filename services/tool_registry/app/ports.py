@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from services.tool_registry.domain.definition import Effect, ToolDefinition, ToolVersion
 from services.tool_registry.domain.execution import ExecutionResult
+from services.tool_registry.domain.question import Answer, Question
 from services.tool_registry.domain.rules import Rule
 from services.tool_registry.domain.source import DiscoveredTool, Source
 from services.tool_registry.sdk import Tool, ToolContext
@@ -108,7 +109,13 @@ class Begun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldElsewhere:
-    """Another process runs the call; ask again a little later."""
+    """Another process runs the call; ask again a little later.
+
+    `question` is what its tool asks at the moment, after `position` others.
+    """
+
+    question: Question | None = None
+    position: int = 0
 
 
 class RuleBook(Protocol):
@@ -196,6 +203,18 @@ class Journal(Protocol):
 
         That is another one if the entry was concluded to be unknown meanwhile.
         """
+        ...
+
+    async def ask(self, key: CallKey, question: Question, position: int) -> None:
+        """Write what the tool of a call that this process runs asks, after `position` others."""
+        ...
+
+    async def answer(self, key: CallKey, answers: Sequence[Answer]) -> None:
+        """Leave all answers so far for the process that runs the call. Idempotent."""
+        ...
+
+    async def answers(self, keys: Collection[CallKey]) -> Mapping[CallKey, Sequence[Answer]]:
+        """Return what was left for calls of this process."""
         ...
 
     async def cancel(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:

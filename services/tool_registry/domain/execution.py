@@ -9,6 +9,7 @@ from typing import Final
 
 from services.chassis.strict_json import dumps_canonical
 from services.tool_registry.domain.inverse import InverseCall
+from services.tool_registry.domain.question import Question
 
 PROGRESS_BYTES_MAX: Final = 1024
 
@@ -23,6 +24,8 @@ class Outcome(StrEnum):
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
     UNKNOWN = "UNKNOWN"
+    INPUT_REQUIRED = "INPUT_REQUIRED"
+    """It has not ended: the tool asks a person something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,8 @@ class ExecutionResult:
     duration_seconds: float = 0.0
     inverse: InverseCall | None = None
     """The call that takes its effect back, if the tool gave one."""
+    question: Question | None = None
+    """What is asked, with INPUT_REQUIRED."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +66,11 @@ def ended_badly(outcome: Outcome, reason: str, message: str, seconds: float = 0.
         error_reason=reason,
         duration_seconds=seconds,
     )
+
+
+def input_required(question: Question, seconds: float) -> ExecutionResult:
+    """Return what there is instead of a result while a tool asks a person something."""
+    return ExecutionResult(outcome=Outcome.INPUT_REQUIRED, content=b"null", duration_seconds=seconds, question=question)
 
 
 def progress(fraction: float | None, message: str) -> Progress:

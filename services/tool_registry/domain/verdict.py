@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
 
 from services.chassis.strict_json import JsonValue
 from services.tool_registry.domain.check import Accepted
 from services.tool_registry.domain.definition import ToolDefinition
-
-_QUESTION_KINDS: Final = ("clarification", "permission", "confirmation")
+from services.tool_registry.domain.question import KINDS, Question
 
 
 class Disposition(StrEnum):
@@ -32,16 +30,6 @@ class CallIdentity:
     conversation_id: str
     run_id: str
     call_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What a HUMAN call asks."""
-
-    question: str
-    why: str
-    kind: str
-    options: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +62,7 @@ def question_of(definition: ToolDefinition, arguments: dict[str, JsonValue]) -> 
     return Question(
         question=_text(arguments.get("question")) or definition.description,
         why=_text(arguments.get("why")),
-        kind=kind if isinstance(kind, str) and kind in _QUESTION_KINDS else "clarification",
+        kind=kind if isinstance(kind, str) and kind in KINDS else "clarification",
         options=tuple(_text(option) for option in options) if isinstance(options, list) else (),
     )
 

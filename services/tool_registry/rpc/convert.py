@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final, TypeVar
 
 from pawl.event.v1 import call_pb2
@@ -19,8 +20,9 @@ from services.tool_registry.domain.definition import (
     ToolVersion,
 )
 from services.tool_registry.domain.execution import ExecutionResult, Progress
+from services.tool_registry.domain.question import Answer, Question
 from services.tool_registry.domain.schema import SCHEMA_BYTES_MAX
-from services.tool_registry.domain.verdict import CallIdentity, Question, Verdict
+from services.tool_registry.domain.verdict import CallIdentity, Verdict
 
 E = TypeVar("E", ExecutionContext, Category, Effect, OfferFallback)
 
@@ -184,6 +186,13 @@ def _question_message(question: Question) -> call_pb2.Question:
     )
 
 
+def answers_from(messages: Iterable[execution_pb2.Answer]) -> tuple[Answer, ...]:
+    """Return the answers to what a tool has asked."""
+    return tuple(
+        Answer(question=message.question, answer=message.answer, is_declined=message.declined) for message in messages
+    )
+
+
 def progress_message(progress: Progress) -> execution_pb2.ExecutionProgress:
     """Return the message of progress."""
     return execution_pb2.ExecutionProgress(fraction=progress.fraction, message=progress.message)
@@ -201,6 +210,8 @@ def result_message(result: ExecutionResult) -> execution_pb2.ExecutionResult:
         ),
         duration_seconds=result.duration_seconds,
     )
+    if result.question is not None:
+        message.question.CopyFrom(_question_message(result.question))
     if result.inverse is not None:
         message.result.inverse.tool_name = result.inverse.tool_name
         message.result.inverse.arguments_json = result.inverse.arguments

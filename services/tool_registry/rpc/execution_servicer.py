@@ -81,6 +81,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
             approved_digest=request.approved_digest,
             unknowns_resolved=request.unknowns_resolved,
             rule_id=request.rule_id,
+            answers=convert.answers_from(request.answers),
         )
         async with aclosing(self._executor.execute(asked)) as items:
             async for item in items:

@@ -8,7 +8,14 @@ See docs/tools.md.
 """
 
 from services.tool_registry.domain.definition import Category, Effect, ExecutionContext
-from services.tool_registry.sdk.context import OutcomeUnknown, SecretNotFound, ToolCancelled, ToolContext, ToolError
+from services.tool_registry.sdk.context import (
+    OutcomeUnknown,
+    QuestionDeclined,
+    SecretNotFound,
+    ToolCancelled,
+    ToolContext,
+    ToolError,
+)
 from services.tool_registry.sdk.inverse import Inverse, Reversible
 from services.tool_registry.sdk.reconciling import ReconcileResult, cannot_say, did_not_happen, happened
 from services.tool_registry.sdk.signature import ToolDefinitionError
@@ -20,6 +27,7 @@ __all__ = [
     "ExecutionContext",
     "Inverse",
     "OutcomeUnknown",
+    "QuestionDeclined",
     "ReconcileResult",
     "Reversible",
     "SecretNotFound",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
+
+from services.tool_registry.domain.question import Question, check_question
 
 
 class ToolError(Exception):
@@ -18,6 +20,10 @@ class ToolError(Exception):
 
 class SecretNotFound(ToolError):
     """The deployment has no secret of that name. The model sees the name, never a value."""
+
+
+class QuestionDeclined(ToolError):
+    """Nobody answers the question: it was refused, withdrawn, or its time is over."""
 
 
 class OutcomeUnknown(Exception):
@@ -34,6 +40,10 @@ def _no_progress(_fraction: float | None, _message: str) -> None:
 
 def _no_secret(name: str) -> str:
     raise SecretNotFound(f"no secret named {name!r} is configured")
+
+
+async def _nobody_to_ask(_question: Question) -> str:
+    raise ToolError("only async tools that run in the registry can ask their user something")
 
 
 _NEVER: Final = datetime.max.replace(tzinfo=UTC)
@@ -59,6 +69,7 @@ class ToolContext:
     _cancelled: threading.Event = field(default_factory=threading.Event)
     _report: Callable[[float | None, str], None] = _no_progress
     _find_secret: Callable[[str], str] = _no_secret
+    _ask: Callable[[Question], Awaitable[str]] = _nobody_to_ask
 
     @property
     def idempotency_key(self) -> str:
@@ -99,3 +110,25 @@ class ToolContext:
             SecretNotFound: there is none.
         """
         return self._find_secret(name)
+
+    async def ask(
+        self, question: str, *, why: str = "", kind: str = "clarification", options: Sequence[str] = ()
+    ) -> str:
+        """Ask the user something in mid-call, and return the answer: one of `options`, or free text.
+
+        For async tools only. Time stands still for the call meanwhile, which may be
+        days. A READ_ONLY or IDEMPOTENT tool is not kept waiting: it is run again from
+        its start when the answer is there, and must ask the same questions in the
+        same order, which are then answered at once. The others wait where they are:
+        if their process ends before the answer comes, nobody knows whether they had
+        their effect, so ask before it.
+
+        Raises:
+            QuestionDeclined: nobody answers. Let it pass, or go on without.
+            ToolError: the question is none (an empty text, too many options).
+        """
+        asked = Question(question=question, why=why, kind=kind, options=tuple(options))
+        problem = check_question(asked)
+        if problem:
+            raise ToolError(problem)
+        return await self._ask(asked)

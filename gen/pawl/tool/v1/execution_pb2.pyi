@@ -77,6 +77,12 @@ class _ExecutionOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Exec
     """The process that ran it died in the middle; it is unknown whether the
     effect happened.
     """
+    EXECUTION_OUTCOME_INPUT_REQUIRED: _ExecutionOutcome.ValueType  # 5
+    """It has not ended: the tool asks a person something, `question`. Run the call
+    again with all answers so far. READ_ONLY and IDEMPOTENT tools begin anew
+    then; the others go on where they are, and their time stands still until
+    then.
+    """
 
 class ExecutionOutcome(_ExecutionOutcome, metaclass=_ExecutionOutcomeEnumTypeWrapper):
     """ExecutionOutcome is how an execution ended."""
@@ -94,6 +100,12 @@ still have its effect.
 EXECUTION_OUTCOME_UNKNOWN: ExecutionOutcome.ValueType  # 4
 """The process that ran it died in the middle; it is unknown whether the
 effect happened.
+"""
+EXECUTION_OUTCOME_INPUT_REQUIRED: ExecutionOutcome.ValueType  # 5
+"""It has not ended: the tool asks a person something, `question`. Run the call
+again with all answers so far. READ_ONLY and IDEMPOTENT tools begin anew
+then; the others go on where they are, and their time stands still until
+then.
 """
 Global___ExecutionOutcome: _TypeAlias = ExecutionOutcome  # noqa: Y015
 
@@ -443,6 +455,7 @@ class ExecuteToolRequest(_message.Message):
     APPROVED_DIGEST_FIELD_NUMBER: _builtins.int
     UNKNOWNS_RESOLVED_FIELD_NUMBER: _builtins.int
     RULE_ID_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call; also the idempotency key."""
     tool_name: _builtins.str
@@ -470,6 +483,12 @@ class ExecuteToolRequest(_message.Message):
     def context(self) -> Global___CallContext:
         """On whose behalf."""
 
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Answer]:
+        """Answers to the questions that the tool has asked so far, in order; see
+        EXECUTION_OUTCOME_INPUT_REQUIRED.
+        """
+
     def __init__(
         self,
         *,
@@ -483,14 +502,45 @@ class ExecuteToolRequest(_message.Message):
         approved_digest: _builtins.str = ...,
         unknowns_resolved: _builtins.int = ...,
         rule_id: _builtins.str = ...,
+        answers: _abc.Iterable[Global___Answer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["approved_digest", b"approved_digest", "arguments_json", b"arguments_json", "call_id", b"call_id", "context", b"context", "earlier_attempts", b"earlier_attempts", "rule_id", b"rule_id", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "tool_version", b"tool_version", "unknowns_resolved", b"unknowns_resolved"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "approved_digest", b"approved_digest", "arguments_json", b"arguments_json", "call_id", b"call_id", "context", b"context", "earlier_attempts", b"earlier_attempts", "rule_id", b"rule_id", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "tool_version", b"tool_version", "unknowns_resolved", b"unknowns_resolved"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExecuteToolRequest: _TypeAlias = ExecuteToolRequest  # noqa: Y015
+
+@_typing.final
+class Answer(_message.Message):
+    """Answer is what became of a question that a running tool asked."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUESTION_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    DECLINED_FIELD_NUMBER: _builtins.int
+    question: _builtins.str
+    """The question as it was asked."""
+    answer: _builtins.str
+    """What the person said; empty if `declined`."""
+    declined: _builtins.bool
+    """True if nobody answers: it was refused, withdrawn, or its time is over."""
+    def __init__(
+        self,
+        *,
+        question: _builtins.str = ...,
+        answer: _builtins.str = ...,
+        declined: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "declined", b"declined", "question", b"question"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Answer: _TypeAlias = Answer  # noqa: Y015
 
 @_typing.final
 class ExecuteToolResponse(_message.Message):
@@ -561,6 +611,7 @@ class ExecutionResult(_message.Message):
     OUTCOME_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     DURATION_SECONDS_FIELD_NUMBER: _builtins.int
+    QUESTION_FIELD_NUMBER: _builtins.int
     outcome: Global___ExecutionOutcome.ValueType
     """How it ended."""
     duration_seconds: _builtins.float
@@ -569,16 +620,21 @@ class ExecutionResult(_message.Message):
     def result(self) -> _call_pb2.CallResult:
         """The call's result."""
 
+    @_builtins.property
+    def question(self) -> _call_pb2.Question:
+        """INPUT_REQUIRED: what is asked."""
+
     def __init__(
         self,
         *,
         outcome: Global___ExecutionOutcome.ValueType = ...,
         result: _call_pb2.CallResult | None = ...,
         duration_seconds: _builtins.float = ...,
+        question: _call_pb2.Question | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["question", b"question", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_seconds", b"duration_seconds", "outcome", b"outcome", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_seconds", b"duration_seconds", "outcome", b"outcome", "question", b"question", "result", b"result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -57,6 +57,10 @@ CREATE TABLE executions (
     -- What takes the effect back; null if nothing does.
     inverse          bytea,
     duration_seconds double precision,
+    -- What the running tool asks a person, after so many other questions, and the answers that were left for it.
+    question          bytea,
+    question_position integer NOT NULL DEFAULT 0,
+    answers           bytea,
     PRIMARY KEY (store_id, call_id)
 );
 

@@ -1,0 +1,151 @@
+"""A running tool asks its user something."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pawl.tool.v1 import execution_pb2
+
+from services.tool_registry.app.executor import ExecutorOptions
+from services.tool_registry.domain.definition import Category, Effect
+from services.tool_registry.sdk import QuestionDeclined, Tool, ToolContext, tool
+from tests.rpc.tool_registry.registry import Registry, content, outcome, running
+
+EFFECTS = [Effect.READ_ONLY, Effect.IDEMPOTENT, Effect.AT_MOST_ONCE]
+
+
+def answers(*given: str | None) -> list[execution_pb2.Answer]:
+    """Answers to the questions of the tools below; None declines."""
+    asked = ("Which colour?", "Which size?")
+    return [
+        execution_pb2.Answer(question=question, answer=answer or "", declined=answer is None)
+        for question, answer in zip(asked, given, strict=False)
+    ]
+
+
+class Shop:
+    """Tools that ask, and what they did."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.orders: list[str] = []
+
+    def tools(self) -> list[Tool[..., Any]]:
+        def order(effect: Effect) -> Tool[..., Any]:
+            @tool(name=f"order_{effect.lower()}", category=Category.SAFE, effect=effect, timeout_seconds=0.5)
+            async def order(context: ToolContext) -> str:
+                """Order."""
+                self.begun += 1
+                colour = await context.ask("Which colour?", why="It comes in two.", options=["red", "blue"])
+                try:
+                    size = await context.ask("Which size?")
+                except QuestionDeclined:
+                    size = "any"
+                self.orders.append(f"{colour} {size}")
+                return self.orders[-1]
+
+            return order
+
+        @tool(category=Category.SAFE)
+        def order_in_thread(context: ToolContext) -> str:
+            """Order."""
+            coroutine = context.ask("Which colour?")
+            try:
+                coroutine.send(None)
+            finally:
+                coroutine.close()
+            return "ordered"
+
+        return [*map(order, EFFECTS), order_in_thread]
+
+
+@pytest.fixture
+def shop() -> Shop:
+    return Shop()
+
+
+@pytest.fixture
+async def registry(database_url: str, tmp_path: Path, shop: Shop) -> AsyncIterator[Registry]:
+    async with running(database_url, tmp_path, shop.tools()) as registry:
+        yield registry
+
+
+@pytest.mark.parametrize("effect", EFFECTS)
+async def test_each_question_ends_the_stream_and_the_answers_go_on(
+    registry: Registry, shop: Shop, effect: Effect
+) -> None:
+    name = f"order_{effect.lower()}"
+    first = await registry.run(name)
+    assert outcome(first) == "INPUT_REQUIRED"
+    assert (first.question.question, list(first.question.options)) == ("Which colour?", ["red", "blue"])
+    second = await registry.run(name, answers=answers("red"))
+    assert (outcome(second), second.question.question) == ("INPUT_REQUIRED", "Which size?")
+    third = await registry.run(name, answers=answers("red", "large"))
+    assert (outcome(third), content(third)) == ("SUCCEEDED", "red large")
+    assert shop.orders == ["red large"]
+    assert shop.begun == (1 if effect is Effect.AT_MOST_ONCE else 3)
+
+
+async def test_a_declined_question_is_an_error_of_the_tool_unless_it_goes_on(registry: Registry, shop: Shop) -> None:
+    declined = await registry.run("order_idempotent", answers=answers(None))
+    assert outcome(declined) == "FAILED TOOL_ERROR"
+    went_on = await registry.run("order_idempotent", call="other", answers=answers("red", None))
+    assert content(went_on) == "red any"
+
+
+async def test_time_stands_still_while_a_question_is_open(registry: Registry, shop: Shop) -> None:
+    await registry.run("order_at_most_once")
+    await asyncio.sleep(0.7)
+    await registry.run("order_at_most_once", answers=answers("red"))
+    await asyncio.sleep(0.7)
+    assert outcome(await registry.run("order_at_most_once", answers=answers("red", "large"))) == "SUCCEEDED"
+
+
+async def test_asking_again_without_an_answer_gives_the_same_question(registry: Registry, shop: Shop) -> None:
+    for _ in range(3):
+        assert (await registry.run("order_at_most_once")).question.question == "Which colour?"
+    assert shop.begun == 1
+
+
+async def test_a_call_that_asks_can_be_cancelled(registry: Registry, shop: Shop) -> None:
+    await registry.run("order_at_most_once")
+    cancelled = await registry.cancel()
+    assert cancelled.stopped
+    assert outcome(await registry.run("order_at_most_once", answers=answers("red"))) == "CANCELLED CANCELLED"
+    assert not shop.orders
+
+
+async def test_an_answer_reaches_the_replica_that_runs_the_call(
+    registry: Registry, shop: Shop, database_url: str, tmp_path: Path
+) -> None:
+    other_shop = Shop()
+    async with running(database_url, tmp_path, other_shop.tools(), name="b") as other:
+        await registry.run("order_at_most_once")
+        assert (await other.run("order_at_most_once")).question.question == "Which colour?"
+        second = await other.run("order_at_most_once", answers=answers("red"))
+        assert second.question.question == "Which size?"
+        assert content(await other.run("order_at_most_once", answers=answers("red", "large"))) == "red large"
+    assert (shop.begun, other_shop.begun) == (1, 0)
+
+
+async def test_nobody_knows_what_became_of_a_call_whose_process_ended_before_the_answer(
+    database_url: str, tmp_path: Path
+) -> None:
+    options = ExecutorOptions(lease_seconds=2.0, grace_seconds=0.0)
+    async with running(database_url, tmp_path, Shop().tools(), options=options) as gone:
+        await gone.run("order_at_most_once")
+        await gone.run("order_idempotent", call="again")
+    async with running(database_url, tmp_path, Shop().tools(), name="b", options=options) as heir:
+        assert outcome(await heir.run("order_at_most_once", answers=answers("red"))) == "UNKNOWN OUTCOME_UNKNOWN"
+        done = await heir.run("order_idempotent", call="again", answers=answers("red", "small"))
+        assert content(done) == "red small"
+
+
+async def test_only_async_tools_can_ask(registry: Registry) -> None:
+    result = await registry.run("order_in_thread")
+    assert outcome(result) == "FAILED TOOL_ERROR"
+    assert "only async tools" in content(result)["error"]
