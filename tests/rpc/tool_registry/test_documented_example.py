@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.tool_registry.adapters.modules import tools_of_module
+from services.tool_registry.adapters.modules import load_modules
 from services.tool_registry.sdk import ToolContext
 from tests.rpc.tool_registry.registry import content, outcome, running
 
@@ -28,7 +28,8 @@ async def test_the_module_of_the_page_is_a_tool(database_url: str, folder: Path)
     match = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert match is not None
     (folder / "money_tools.py").write_text(match[1])
-    tools = tools_of_module("money_tools")
+    (module,) = load_modules(["money_tools"])
+    tools = module.tools
     assert [tool.name for tool in tools] == ["convert_money"]
     assert await tools[0](amount=2, source="EUR", target="NOK", context=ToolContext()) == {"amount": 23.0}
     async with running(database_url, folder, tools) as registry:
@@ -44,5 +45,5 @@ def test_a_broken_module_is_named_in_the_log_and_stops_nobody(
     folder: Path, code: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "broken_tools.py").write_text(code)
-    assert tools_of_module("broken_tools") == []
+    assert [module.tools for module in load_modules(["broken_tools"]) if module.tools] == []
     assert "broken_tools" in capsys.readouterr().out

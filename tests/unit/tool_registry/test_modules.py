@@ -1,0 +1,151 @@
+"""Modules, packages and folders of tools. TOOL-3."""
+
+from __future__ import annotations
+
+import email
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.tool_registry.adapters.modules import ToolModule, load_modules
+from services.tool_registry.adapters.tool_folders import folder_of, folder_package
+
+TOOL = '''
+from services.tool_registry.sdk import tool
+{before}
+
+@tool
+def {name}() -> str:
+    """Say it."""
+    return {value}
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that can be imported from, and whose modules are forgotten afterwards."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def write(path: Path, name: str = "", *, before: str = "", value: str = "'said'") -> None:
+    """Write a module with one tool, or only with `before`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(TOOL.format(name=name, before=before, value=value) if name else before)
+
+
+def loaded(*entries: str) -> dict[str, list[str]]:
+    return {module.name: [tool.name for tool in module.tools] for module in load_modules(entries) if module.tools}
+
+
+def broken(*entries: str) -> list[ToolModule]:
+    return [module for module in load_modules(entries) if module.error]
+
+
+def test_a_module_is_loaded_alone(folder: Path) -> None:
+    write(folder / "one_module.py", "one")
+    write(folder / "two_module.py", "two")
+    assert loaded("one_module") == {"one_module": ["one"]}
+
+
+def test_a_package_gives_the_tools_of_all_its_modules_at_any_depth(folder: Path) -> None:
+    write(folder / "pack/__init__.py")
+    write(folder / "pack/money.py", "convert")
+    write(folder / "pack/deep/__init__.py", "here")
+    write(folder / "pack/deep/below.py", "there")
+    write(folder / "pack/_hidden.py", "hidden")
+    expected = {"pack.deep": ["here"], "pack.deep.below": ["there"], "pack.money": ["convert"]}
+    assert loaded("pack") == expected
+
+
+def test_a_folder_gives_every_module_and_package_in_it(folder: Path) -> None:
+    write(folder / "my-tools/money.py", "convert")
+    write(folder / "my-tools/pack/__init__.py", "packed")
+    write(folder / "my-tools/pack/inner.py", "inner")
+    write(folder / "my-tools/_shared.py", "hidden")
+    (folder / "my-tools/notes.txt").write_text("no module")
+    expected = {"my-tools.money": ["convert"], "my-tools.pack": ["packed"], "my-tools.pack.inner": ["inner"]}
+    assert loaded("./my-tools") == expected
+
+
+def test_a_folder_needs_no_slash_and_one_file_can_be_named(folder: Path) -> None:
+    write(folder / "plain/money.py", "convert")
+    write(folder / "other/single.py", "single")
+    write(folder / "other/left.py", "left")
+    assert loaded("plain", "./other/single.py") == {"plain.money": ["convert"], "single": ["single"]}
+
+
+def test_modules_of_a_folder_share_code_by_relative_imports(folder: Path) -> None:
+    write(folder / "kit/_shared.py", before="WORD = 'shared'")
+    write(folder / "kit/user.py", "share", before="from . import _shared", value="_shared.WORD")
+    (module,) = load_modules(["./kit"])
+    assert module.tools[0]() == "shared"
+
+
+def test_a_module_of_a_folder_does_not_shadow_an_installed_one(folder: Path) -> None:
+    """Also not the standard library's `email`, for whoever imports that later."""
+    write(folder / "kit/email.py", "send")
+    write(folder / "kit/user.py", "kind", before="from email import message", value="message.__name__")
+    modules = {module.name: module for module in load_modules(["./kit"])}
+    assert modules["kit.user"].tools[0]() == "email.message"
+    assert sys.modules["email"] is email
+    imported = modules["kit.email"].tools[0].function.__module__
+    assert folder_of(imported) == (folder / "kit").resolve()
+    assert folder_of("email") is None
+
+
+@pytest.mark.parametrize("entry", ["pack", "./pack"])
+def test_a_broken_module_names_file_line_and_error_and_does_not_stop_its_package(folder: Path, entry: str) -> None:
+    write(folder / "pack/__init__.py")
+    write(folder / "pack/a_typo.py", before="x = 1\ndef (:\n")
+    write(folder / "pack/b_crash.py", before="\n\nprint(1 / 0)\n")
+    write(folder / "pack/c_needs.py", before="import nothing_like_this\n")
+    write(folder / "pack/d_works.py", "works")
+    write(folder / "pack/e_refused.py", "no_text", before="def helper(): pass")
+    refused = (folder / "pack/e_refused.py").read_text().replace('    """Say it."""\n', "")
+    (folder / "pack/e_refused.py").write_text(refused)
+    said = [module.error for module in broken(entry)]
+    assert said[0].startswith(f"{folder}/pack/a_typo.py:2: SyntaxError: ")
+    assert said[1] == f"{folder}/pack/b_crash.py:3: ZeroDivisionError: division by zero"
+    assert said[2] == f"{folder}/pack/c_needs.py:1: ModuleNotFoundError: No module named 'nothing_like_this'"
+    assert said[3].startswith(f"{folder}/pack/e_refused.py:5: ToolDefinitionError: no_text: description")
+
+
+def test_the_other_modules_of_a_broken_one_are_loaded(folder: Path) -> None:
+    write(folder / "pack/__init__.py")
+    write(folder / "pack/a_crash.py", before="raise SystemExit(3)")
+    write(folder / "pack/b_works.py", "works")
+    assert loaded("pack", "missing_module") == {"pack.b_works": ["works"]}
+
+
+def test_a_folder_whose_init_is_broken_still_gives_its_modules(folder: Path) -> None:
+    write(folder / "kit/__init__.py", before="import nothing_like_this")
+    write(folder / "kit/works.py", "works")
+    modules = list(load_modules(["./kit"]))
+    assert [(module.name, bool(module.error)) for module in modules] == [("kit", True), ("kit.works", False)]
+    assert modules[0].error.startswith(f"{folder}/kit/__init__.py:1: ModuleNotFoundError")
+
+
+@pytest.mark.parametrize("entry", ["missing_module", "./missing", "./missing.py", "a..b"])
+def test_what_is_not_there_is_named(folder: Path, entry: str) -> None:
+    (module,) = broken(entry)
+    assert module.name == entry
+
+
+def test_a_tool_that_is_imported_by_another_module_counts_once(folder: Path) -> None:
+    write(folder / "pack/__init__.py", before="from pack.money import convert")
+    write(folder / "pack/money.py", "convert")
+    assert loaded("pack", "pack.money") == {"pack": ["convert"]}
+
+
+def test_a_folder_is_one_package_however_it_is_written(folder: Path) -> None:
+    write(folder / "kit/money.py", "convert")
+    package, _ = folder_package(folder / "kit")
+    again, _ = folder_package(folder / "kit/../kit")
+    assert package is again
