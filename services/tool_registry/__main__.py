@@ -12,7 +12,7 @@ from services.chassis.settings import load
 from services.tool_registry.adapters.ledger import LedgerResults
 from services.tool_registry.adapters.mail import OutboxFolder, SmtpMailer
 from services.tool_registry.adapters.metrics import RegistryMetrics
-from services.tool_registry.adapters.modules import tools_of_module
+from services.tool_registry.adapters.modules import load_modules
 from services.tool_registry.adapters.postgres_journal import PostgresJournal
 from services.tool_registry.adapters.postgres_locks import PostgresResourceLocks
 from services.tool_registry.adapters.postgres_planning import PostgresPlanBook
@@ -68,8 +68,8 @@ async def main(stop: Stop) -> None:
                 *result_tools(LedgerResults(job_store)),
             ],
         )
-        for module in module_names(settings.tools):
-            await catalog.load(f"module:{module}", tools_of_module(module))
+        for module in load_modules(module_names(settings.tools)):
+            await catalog.load(f"module:{module.name}", module.tools)
 
         rules = Rules(PostgresRuleBook(database), catalog, service.ids, service.clock)
         metrics = RegistryMetrics(service.metrics)

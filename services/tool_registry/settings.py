@@ -11,19 +11,19 @@ from pydantic import AfterValidator, Field, SecretStr
 from services.chassis.settings import ListenAddress, PeerAddresses, ServiceSettings
 from services.tool_registry.domain.mail_server import read_smtp_url
 
-_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_MODULE_OR_FOLDER = re.compile(r"[\w.-]+|[^\x00-\x1f]*/[^\x00-\x1f]*")
 _SENDER = re.compile(r"[^\s<>@\"(),:;\\]+@[A-Za-z0-9.-]+")
 
 
 def _check_modules(value: str) -> str:
     for name in module_names(value):
-        if not _MODULE.fullmatch(name):
-            raise ValueError("must be names of Python modules with commas between")
+        if not _MODULE_OR_FOLDER.fullmatch(name):
+            raise ValueError("must be Python modules, packages or folders with commas between")
     return value
 
 
 def module_names(value: str) -> list[str]:
-    """Return the names in a list with commas."""
+    """Return the modules, packages and folders in a list with commas."""
     return [name for part in value.split(",") if (name := part.strip())]
 
 
