@@ -17,6 +17,7 @@ from services.tool_registry.sdk.context import (
     ToolError,
 )
 from services.tool_registry.sdk.inverse import Inverse, Reversible
+from services.tool_registry.sdk.process import ProcessLimits
 from services.tool_registry.sdk.reconciling import ReconcileResult, cannot_say, did_not_happen, happened
 from services.tool_registry.sdk.signature import ToolDefinitionError
 from services.tool_registry.sdk.tool import Tool, tool
@@ -28,6 +29,7 @@ __all__ = [
     "Inverse",
     "OutcomeUnknown",
     "QuestionDeclined",
+    "ProcessLimits",
     "ReconcileResult",
     "Reversible",
     "SecretNotFound",

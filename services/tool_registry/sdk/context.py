@@ -26,6 +26,10 @@ class QuestionDeclined(ToolError):
     """Nobody answers the question: it was refused, withdrawn, or its time is over."""
 
 
+class ResultTooLarge(ToolError):
+    """What the tool returned is too large to be passed on from where it ran."""
+
+
 class OutcomeUnknown(Exception):
     """Nobody knows whether the call had its effect, for example because what ran it went away in the middle."""
 

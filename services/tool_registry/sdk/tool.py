@@ -20,6 +20,7 @@ from services.tool_registry.domain.definition import (
 )
 from services.tool_registry.domain.schema import compile_schema
 from services.tool_registry.sdk.context import ToolContext, ToolError
+from services.tool_registry.sdk.process import ProcessLimits, check_process
 from services.tool_registry.sdk.reconciling import ReconcileResult
 from services.tool_registry.sdk.signature import ToolDefinitionError, read_signature
 
@@ -65,6 +66,8 @@ class Tool(Generic[P, R]):
     reconcile: Reconcile | None
     _preview: Preview | None
     _bulk_count: BulkCount | None
+    process: ProcessLimits | None = None
+    """What each call may use in a process of its own; None if it runs in the registry's."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -78,6 +81,11 @@ class Tool(Generic[P, R]):
     def is_async(self) -> bool:
         """Whether the function is a coroutine function."""
         return inspect.iscoroutinefunction(self.function)
+
+    @property
+    def is_stoppable(self) -> bool:
+        """Whether a call ends soon when it is cancelled; a thread may go on for as long as it likes."""
+        return self.is_async or self.process is not None
 
     def bind(self, arguments: Mapping[str, Any], context: ToolContext) -> Callable[[], R]:
         """Return the call with arguments that fit the schema, to be made where it belongs.
@@ -125,6 +133,7 @@ def tool(
     preview: Preview | None = ...,
     bulk_count: BulkCount | None = ...,
     reconcile: Reconcile | None = ...,
+    process: ProcessLimits | None = ...,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 def tool(
     function: Callable[P, R] | None = None,
@@ -147,13 +156,14 @@ def tool(
     preview: Preview | None = None,
     bulk_count: BulkCount | None = None,
     reconcile: Reconcile | None = None,
+    process: ProcessLimits | None = None,
 ) -> Tool[P, R] | Callable[[Callable[P, R]], Tool[P, R]]:
     """Make a tool of a function, sync or async; the defaults are the cautious ones.
 
     `description` defaults to the docstring. `preview` and `bulk_count` take the
     arguments and must be quick and pure; `reconcile` goes with the effect
-    RECONCILABLE, and says whether an earlier execution happened. docs/tools.md
-    explains each.
+    RECONCILABLE, and says whether an earlier execution happened; with `process`
+    each call runs in a process of its own. docs/tools.md explains each.
 
     Raises:
         ToolDefinitionError: the function or an option cannot be used.
@@ -180,6 +190,8 @@ def tool(
         )
         if (reconcile is not None) != (effect is Effect.RECONCILABLE):
             raise ToolDefinitionError(f"{definition.name}: reconcile goes with the effect RECONCILABLE, and only there")
+        if process is not None:
+            check_process(definition.name, function, context)
         try:
             check_definition(definition)
             compile_schema(definition.arguments_schema, recursion=True)
@@ -192,6 +204,7 @@ def tool(
             reconcile=reconcile,
             _preview=preview,
             _bulk_count=bulk_count,
+            process=process,
         )
 
     return make if function is None else make(function)
