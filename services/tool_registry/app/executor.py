@@ -235,7 +235,7 @@ class Executor:
                 return known
         else:
             # A thread that is over its time keeps nobody waiting; who cancels wants to know whether it stops.
-            waits = job.tool.is_async or execution.cancelled.done()
+            waits = job.tool.is_stoppable or execution.cancelled.done()
             has_stopped = await attempt.stop(_UNWIND_SECONDS if waits else 0)
             known = self._interrupted(execution, job, attempt, seconds, goes_on=not has_stopped)
         result = await self._write_end(job, known) if attempt.has_asked_journal else known

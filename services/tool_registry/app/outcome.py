@@ -12,7 +12,7 @@ from services.errors import InvalidJson
 from services.tool_registry.domain.definition import RESULT_BYTES_MAX, Effect, ToolDefinition
 from services.tool_registry.domain.execution import NOT_STOPPED, ExecutionResult, Outcome, ended_badly, succeeded
 from services.tool_registry.domain.inverse import InverseCall, inverse_call
-from services.tool_registry.sdk.context import OutcomeUnknown, ToolError
+from services.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolError
 from services.tool_registry.sdk.inverse import Inverse, Reversible
 from services.tool_registry.sdk.values import hide, plain, without
 
@@ -29,18 +29,31 @@ def of_value(definition: ToolDefinition, value: Any, *, secrets: Collection[str]
         back = None if inverse is None else _inverse(inverse, secrets)
     except (TypeError, ValueError, RecursionError, InvalidJson) as error:
         reason = error.message if isinstance(error, InvalidJson) else f"{type(given).__name__} is not JSON"
-        return ended_badly(
-            Outcome.FAILED, "TOOL_ERROR", f"{definition.name} returned what cannot be passed on: {reason}", seconds
-        )
-    limit = definition.result_bytes_max or RESULT_BYTES_MAX
-    if len(content) > limit:
-        return ended_badly(
-            Outcome.FAILED,
-            "RESULT_TOO_LARGE",
-            f"{definition.name} returned {len(content)} bytes, the limit is {limit}: ask for less",
-            seconds,
-        )
+        return ended_badly(Outcome.FAILED, "TOOL_ERROR", unusable_text(definition, reason), seconds)
+    if len(content) > (definition.result_bytes_max or RESULT_BYTES_MAX):
+        return ended_badly(Outcome.FAILED, "RESULT_TOO_LARGE", too_large_text(definition, len(content)), seconds)
     return succeeded(content, seconds, back)
+
+
+def unusable_text(definition: ToolDefinition, reason: str) -> str:
+    """Say that a result is no JSON."""
+    return f"{definition.name} returned what cannot be passed on: {reason}"
+
+
+def too_large_text(definition: ToolDefinition, count: int) -> str:
+    """Say that a result has too many bytes."""
+    limit = definition.result_bytes_max or RESULT_BYTES_MAX
+    return f"{definition.name} returned {count} bytes, the limit is {limit}: ask for less"
+
+
+def unexpected_text(definition: ToolDefinition, error: str) -> str:
+    """Say that a tool raised an exception of that type, whose text is not meant for the model."""
+    return f"TOOL_ERROR: {error}. {definition.name} failed unexpectedly; the operator finds the cause in the log."
+
+
+def doubt(definition: ToolDefinition) -> str:
+    """Return what is added where a tool was ended in the middle."""
+    return "; it may have had its effect all the same" if definition.effect.is_journaled else ""
 
 
 def _inverse(inverse: Inverse, secrets: Collection[str]) -> InverseCall:
@@ -61,7 +74,8 @@ def of_error(
         return of_doubt(definition.name, seconds)
     if isinstance(error, ToolError):
         text = hide(secrets, str(error) or type(error).__name__)[:_ERROR_CHARACTERS_MAX]
-        return ended_badly(Outcome.FAILED, "TOOL_ERROR", text, seconds)
+        reason = "RESULT_TOO_LARGE" if isinstance(error, ResultTooLarge) else "TOOL_ERROR"
+        return ended_badly(Outcome.FAILED, reason, text, seconds)
     name = type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)[-8:]
     _log.warning(
@@ -70,8 +84,7 @@ def of_error(
         error=name,
         frames=[f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
     )
-    text = f"TOOL_ERROR: {name}. {definition.name} failed unexpectedly; the operator finds the cause in the log."
-    return ended_badly(Outcome.FAILED, "TOOL_ERROR", text, seconds)
+    return ended_badly(Outcome.FAILED, "TOOL_ERROR", unexpected_text(definition, name), seconds)
 
 
 def of_timeout(definition: ToolDefinition, limit_seconds: float, seconds: float) -> ExecutionResult:
@@ -79,7 +92,7 @@ def of_timeout(definition: ToolDefinition, limit_seconds: float, seconds: float)
     return ended_badly(
         Outcome.FAILED,
         "TOOL_TIMEOUT",
-        f"{definition.name} did not end within {limit_seconds:g} s and was cancelled{_doubt(definition)}",
+        f"{definition.name} did not end within {limit_seconds:g} s and was cancelled{doubt(definition)}",
         seconds,
     )
 
@@ -87,7 +100,7 @@ def of_timeout(definition: ToolDefinition, limit_seconds: float, seconds: float)
 def of_cancel(definition: ToolDefinition, seconds: float, *, goes_on: bool = False) -> ExecutionResult:
     """Return the result of a cancelled execution; `goes_on` if code of the tool still runs."""
     if not goes_on:
-        message = f"{definition.name} was cancelled{_doubt(definition)}"
+        message = f"{definition.name} was cancelled{doubt(definition)}"
         return ended_badly(Outcome.CANCELLED, "CANCELLED", message, seconds)
     effect = "" if definition.effect is Effect.READ_ONLY else " and may still have its effect"
     message = f"{definition.name} was cancelled and could not be stopped: it goes on{effect}"
@@ -102,7 +115,3 @@ def of_doubt(name: str, seconds: float = 0.0) -> ExecutionResult:
         f"{name} was interrupted in the middle: it is unknown whether it had its effect. Do not simply repeat it.",
         seconds,
     )
-
-
-def _doubt(definition: ToolDefinition) -> str:
-    return "; it may have had its effect all the same" if definition.effect.is_journaled else ""
