@@ -6,9 +6,11 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from services.tool_registry.sdk import Tool, ToolContext
+
+T = TypeVar("T")
 
 
 class ToolCrashed(Exception):
@@ -66,11 +68,11 @@ class PythonRunner:
         ended.add_done_callback(free)
         self.threads_busy += 1
         threading.Thread(target=run, name="tool", daemon=True).start()
-        return await _uncancelled(ended)
+        return await uncancelled(ended)
 
 
-async def _uncancelled(ended: asyncio.Future[Any]) -> Any:
-    """Wait for a thread: cancelling takes effect only when it has ended."""
+async def uncancelled(ended: asyncio.Future[T]) -> T:
+    """Wait for what cannot be stopped: cancelling takes effect only when it has ended."""
     while not ended.done():
         try:
             await asyncio.wait({ended})
