@@ -18,6 +18,7 @@ from services.tool_registry.adapters.postgres_locks import PostgresResourceLocks
 from services.tool_registry.adapters.postgres_planning import PostgresPlanBook
 from services.tool_registry.adapters.postgres_rules import PostgresRuleBook
 from services.tool_registry.adapters.postgres_tools import PostgresToolBook
+from services.tool_registry.adapters.process_runner import ProcessRunner
 from services.tool_registry.adapters.python_runner import PythonRunner
 from services.tool_registry.adapters.secret_file import FileSecrets
 from services.tool_registry.app.attempt import AttemptParts
@@ -50,7 +51,8 @@ async def main(stop: Stop) -> None:
         # An entry of the journal must not look alive because a later process has the same name.
         instance_id = service.ids.new(settings.instance_id)
         journal = PostgresJournal(database, instance_id=instance_id, lease_seconds=settings.execution_lease_seconds)
-        runner = PythonRunner(threads_max=settings.tool_threads_max)
+        threads = PythonRunner(threads_max=settings.tool_threads_max)
+        runner = await service.enter(ProcessRunner(threads, processes_max=settings.tool_processes_max))
         smtp_url = settings.smtp_url
         mailer = (
             SmtpMailer(read_smtp_url(smtp_url.get_secret_value())) if smtp_url else OutboxFolder(settings.outbox_dir)
@@ -94,7 +96,7 @@ async def main(stop: Stop) -> None:
                 retention_seconds=settings.execution_retention_days * 86400,
             ),
         )
-        metrics.watch(running=lambda: executor.running_count, threads_busy=lambda: runner.threads_busy)
+        metrics.watch(running=lambda: executor.running_count, threads_busy=lambda: threads.threads_busy)
         await service.enter(executor)
 
         server = service.rpc_server()
