@@ -29,6 +29,7 @@ from services.tool_registry.adapters.postgres_journal import PostgresJournal
 from services.tool_registry.adapters.postgres_locks import PostgresResourceLocks
 from services.tool_registry.adapters.postgres_rules import PostgresRuleBook
 from services.tool_registry.adapters.postgres_tools import PostgresToolBook
+from services.tool_registry.adapters.process_runner import ProcessRunner
 from services.tool_registry.adapters.python_runner import PythonRunner
 from services.tool_registry.adapters.secret_file import FileSecrets
 from services.tool_registry.app.attempt import AttemptParts
@@ -75,6 +76,7 @@ class Registry:
     catalog: Catalog
     metrics: Metrics
     runner: PythonRunner
+    processes: ProcessRunner
     instance_id: str
 
     @property
@@ -165,6 +167,7 @@ async def running(
     options: ExecutorOptions | None = None,
     secrets: Mapping[str, Mapping[str, str]] | None = None,
     threads_max: int = 4,
+    processes_max: int = 2,
     drain_seconds: float = 1.0,
     wrap_journal: Callable[[Journal], Journal] = lambda journal: journal,
 ) -> AsyncIterator[Registry]:
@@ -178,7 +181,8 @@ async def running(
     async with Database(database_url, application_name="test", connections_max=8) as database:
         await database.migrate("tool_registry", "services.tool_registry.adapters.sql.migrations")
         journal = wrap_journal(PostgresJournal(database, instance_id=instance_id, lease_seconds=options.lease_seconds))
-        runner = PythonRunner(threads_max=threads_max)
+        threads = PythonRunner(threads_max=threads_max)
+        processes = ProcessRunner(threads, processes_max=processes_max)
         catalog = Catalog(PostgresToolBook(database), sources={})
         await catalog.load("module:test", tools)
         rules = Rules(PostgresRuleBook(database), catalog, ids, clock)
@@ -190,7 +194,7 @@ async def running(
             parts=AttemptParts(
                 journal=journal,
                 locks=PostgresResourceLocks(database, instance_id=instance_id),
-                runner=runner,
+                runner=processes,
                 secrets=FileSecrets(secrets or {}),
                 clock=clock,
             ),
@@ -199,7 +203,7 @@ async def running(
             stopping=stop.wait,
             options=options,
         )
-        observer.watch(running=lambda: executor.running_count, threads_busy=lambda: runner.threads_busy)
+        observer.watch(running=lambda: executor.running_count, threads_busy=lambda: threads.threads_busy)
         server = RpcServer(
             f"unix:{folder}/{name}",
             authenticator=KeyAuthenticator(KEYS, service_key=SERVICE_KEY),
@@ -215,7 +219,7 @@ async def running(
             service_only=True,
             drain_streams=True,
         )
-        async with executor, server, _Channels(server.address) as channels:
+        async with processes, executor, server, _Channels(server.address) as channels:
             yield Registry(
                 address=server.address,
                 execution=ExecutionServiceStub(channels.service),
@@ -224,7 +228,8 @@ async def running(
                 executor=executor,
                 catalog=catalog,
                 metrics=metrics,
-                runner=runner,
+                runner=threads,
+                processes=processes,
                 instance_id=instance_id,
             )
             stop.set()
