@@ -96,7 +96,11 @@ async def main(stop: Stop) -> None:
                 retention_seconds=settings.execution_retention_days * 86400,
             ),
         )
-        metrics.watch(running=lambda: executor.running_count, threads_busy=lambda: threads.threads_busy)
+        metrics.watch(
+            running=lambda: executor.running_count,
+            threads_busy=lambda: threads.threads_busy,
+            processes_busy=lambda: runner.processes_busy,
+        )
         await service.enter(executor)
 
         server = service.rpc_server()

@@ -16,11 +16,15 @@ class RegistryMetrics:
         self._checks = metrics.counter("checks_total", "Calls checked, by what may be done.", ("disposition",))
         self._running = metrics.gauge("executions_in_flight", "Executions under way.")
         self._threads = metrics.gauge("tool_threads_busy", "Threads of sync tools, those that cannot be stopped too.")
+        self._processes = metrics.gauge("tool_processes_busy", "Processes of tools that run in one of their own.")
 
-    def watch(self, *, running: Callable[[], float], threads_busy: Callable[[], float]) -> None:
+    def watch(
+        self, *, running: Callable[[], float], threads_busy: Callable[[], float], processes_busy: Callable[[], float]
+    ) -> None:
         """Read these whenever the metrics are read."""
         self._running.set_function(running)
         self._threads.set_function(threads_busy)
+        self._processes.set_function(processes_busy)
 
     def checked(self, disposition: str) -> None:
         self._checks.labels(disposition).inc()

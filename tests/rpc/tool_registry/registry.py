@@ -76,7 +76,6 @@ class Registry:
     catalog: Catalog
     metrics: Metrics
     runner: PythonRunner
-    processes: ProcessRunner
     instance_id: str
 
     @property
@@ -203,7 +202,11 @@ async def running(
             stopping=stop.wait,
             options=options,
         )
-        observer.watch(running=lambda: executor.running_count, threads_busy=lambda: threads.threads_busy)
+        observer.watch(
+            running=lambda: executor.running_count,
+            threads_busy=lambda: threads.threads_busy,
+            processes_busy=lambda: processes.processes_busy,
+        )
         server = RpcServer(
             f"unix:{folder}/{name}",
             authenticator=KeyAuthenticator(KEYS, service_key=SERVICE_KEY),
@@ -229,7 +232,6 @@ async def running(
                 catalog=catalog,
                 metrics=metrics,
                 runner=threads,
-                processes=processes,
                 instance_id=instance_id,
             )
             stop.set()
