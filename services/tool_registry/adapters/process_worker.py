@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import importlib
 import os
 import queue
@@ -15,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from services.chassis.strict_json import dumps_canonical
 from services.errors import InvalidJson
@@ -156,9 +157,6 @@ def _use_reserve() -> None:
 def _answer(call: Call, line: _Line) -> Answer:
     try:
         tool = _find(call)
-    except MemoryError:
-        _use_reserve()
-        return Raised(kind="MEMORY")
     except BaseException as error:  # noqa: BLE001  # the author's code
         return _crash(error, "BROKEN")
     if tool is None:
@@ -169,9 +167,6 @@ def _answer(call: Call, line: _Line) -> Answer:
         bound = tool.bind(call.arguments, _context(call, line))
         value = asyncio.run(_awaited(bound, line)) if tool.is_async else bound()
         return _returned(value, call.content_bytes_max)
-    except MemoryError:
-        _use_reserve()
-        return Raised(kind="MEMORY")
     except OutcomeUnknown:
         return Raised(kind="UNKNOWN")
     except ToolError as error:
@@ -210,7 +205,10 @@ def _returned(value: Any, bytes_max: int) -> Answer:
     return Returned(content=content, inverse=back)
 
 
-def _crash(error: BaseException, kind: Any) -> Raised:
+def _crash(error: BaseException, kind: Literal["CRASHED", "BROKEN"]) -> Raised:
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        _use_reserve()
+        return Raised(kind="MEMORY")
     frames = traceback.extract_tb(error.__traceback__)[-_FRAMES_MAX:]
     named = (f"{place.filename}:{place.lineno} {place.name}"[-_FRAME_CHARACTERS_MAX:] for place in frames)
     return Raised(kind=kind, text=type(error).__name__, frames=tuple(named))
