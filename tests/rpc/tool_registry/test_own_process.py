@@ -19,6 +19,7 @@ from services.tool_registry.sdk import Reversible, ToolContext, tool
 from tests.poll import until
 from tests.rpc.tool_registry import process_tools
 from tests.rpc.tool_registry.registry import Registry, content, outcome, running
+from tests.rpc.tool_registry.world import is_gone
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="of Linux only")
 
@@ -36,13 +37,6 @@ async def registry(database_url: str, tmp_path: Path, monkeypatch: pytest.Monkey
     secrets = {"acme": {"api_key": "hunter2-of-acme"}, "other": {"other_key": "hunter3-of-other"}}
     async with running(database_url, tmp_path, [calm, *module.tools], secrets=secrets) as registry:
         yield registry
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 async def pids(path: Path) -> list[int]:

@@ -1,4 +1,4 @@
-"""The registry as a process: start, kill -9, SIGTERM. I5, OPS-5, decision 14."""
+"""The registry as a process: start, kill -9, SIGTERM. I5, OPS-5, TOOL-9, decision 14."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
 from services.chassis.rpc_client import open_channel
 from tests.poll import until
 from tests.rpc.tool_registry.registry import context, outcome
+from tests.rpc.tool_registry.world import is_gone
 
 TOOLS = '''
 import asyncio
+import os
+import subprocess
+import time
 from pathlib import Path
-from services.tool_registry.sdk import Category, ToolContext, tool
+from services.tool_registry.sdk import Category, ProcessLimits, ToolContext, tool
 
 @tool(category=Category.SAFE, timeout_seconds=60)
 async def pay(path: str) -> str:
@@ -36,6 +40,14 @@ async def pay(path: str) -> str:
     with Path(path).open("a") as file:
         file.write("paid\\n")
     return "paid"
+
+@tool(category=Category.SAFE, timeout_seconds=60, process=ProcessLimits())
+def linger(path: str) -> None:
+    """Stay for a minute, with a child that hides."""
+    hidden = subprocess.Popen(["/bin/sleep", "300"], start_new_session=True)
+    Path(path + ".draft").write_text(f"{os.getpid()} {os.getppid()} {hidden.pid}")
+    Path(path + ".draft").rename(path)
+    time.sleep(60)
 '''
 
 
@@ -76,11 +88,11 @@ async def process(database_url: str, folder: Path, name: str) -> AsyncIterator[t
         await started.wait()
 
 
-async def pay(address: str, path: Path) -> execution_pb2.ExecutionResult:
+async def pay(address: str, path: Path, *, tool_name: str = "pay") -> execution_pb2.ExecutionResult:
     request = execution_pb2.ExecuteToolRequest(
         context=context(),
         call_id="call",
-        tool_name="pay",
+        tool_name=tool_name,
         tool_version=1,
         arguments_json=json.dumps({"path": str(path)}).encode(),
     )
@@ -130,3 +142,22 @@ async def test_at_sigterm_a_running_call_ends_and_its_result_is_there_for_the_ne
     async with process(database_url, tmp_path, "b") as (_, address):
         assert outcome(await pay(address, ledger)) == "SUCCEEDED"
     assert ledger.read_text() == "begun\npaid\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux only: elsewhere children that hide are not found")
+async def test_a_killed_registry_leaves_nothing_of_a_tool_behind(
+    database_url: str, tmp_path: Path, ledger: Path
+) -> None:
+    """TOOL-9: neither the process of the call, nor its guard, nor what the tool has started."""
+    async with process(database_url, tmp_path, "a") as (registry, address):
+        asked = asyncio.ensure_future(pay(address, ledger, tool_name="linger"))
+        await until(written(ledger))
+        started = [int(pid) for pid in ledger.read_text().split()]
+        registry.send_signal(signal.SIGKILL)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await asked
+
+        async def are_gone() -> bool:
+            return all(is_gone(pid) for pid in started)
+
+        await until(are_gone)

@@ -10,6 +10,7 @@ from typing import Any
 
 import asyncpg
 import grpc
+import psutil
 import pytest
 
 from services.chassis.database import Database
@@ -112,3 +113,11 @@ async def refused(stream: Any) -> tuple[grpc.StatusCode, str]:
         async for _ in stream:
             pass
     return reason(error.value)[:2]
+
+
+def is_gone(pid: int) -> bool:
+    """Whether no process of that number runs any more."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
