@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, get_args, get_origin
 
 import msgspec
 import pydantic
+from pydantic.fields import FieldInfo
 
 from services.tool_registry.sdk.context import ToolContext
 from services.tool_registry.sdk.docstring import read_docstring
@@ -148,4 +149,4 @@ def _annotated_text(hint: Any) -> str:
 def _mentions_pydantic(hint: Any) -> bool:
     if isinstance(hint, type) and issubclass(hint, pydantic.BaseModel):
         return True
-    return any(_mentions_pydantic(part) or isinstance(part, pydantic.fields.FieldInfo) for part in get_args(hint))
+    return any(_mentions_pydantic(part) or isinstance(part, FieldInfo) for part in get_args(hint))
