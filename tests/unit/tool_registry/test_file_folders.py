@@ -1,0 +1,435 @@
+"""Files of stores on a real file system: nothing leads out, nothing is lost, nothing happens twice. TOOL-7, I13, C4."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.tool_registry.adapters.file_folders import RECORD_SECONDS, FileFolders
+from services.tool_registry.builtin.files import TAKEN_BACK_BYTES_MAX, file_tools
+from services.tool_registry.domain.files import FileLimits
+from services.tool_registry.sdk import Reversible, ToolCancelled, ToolContext, ToolError
+
+KEYS = (f"call_{number}" for number in itertools.count())
+SECRET = "of the machine, and nobody's business"
+
+
+class Desk:
+    """The file tools of one store, called like functions; each call has a key of its own."""
+
+    def __init__(self, folder: Path, *, store: str = "acme", **limits: int) -> None:
+        limits = {"file_bytes_max": 1 << 20, "store_bytes_max": 1 << 24} | limits
+        self.folder = folder
+        self.store = store
+        self.now = time.time()
+        self.files = FileFolders(folder, FileLimits(**limits), lambda: self.now)
+        self.tools = {tool.name: tool for tool in file_tools(self.files)}
+
+    def __call__(self, name: str, /, *, key: str = "", **arguments: Any) -> Any:
+        """What a call returns, its inverse too."""
+        tool = self.tools[name]
+        context = ToolContext(store_id=self.store, call_id=key or next(KEYS))
+        return tool.bind(arguments, context)()
+
+    def value(self, name: str, /, **arguments: Any) -> Any:
+        returned = self(name, **arguments)
+        return returned.value if isinstance(returned, Reversible) else returned
+
+    def undo(self, returned: Any) -> Any:
+        assert isinstance(returned, Reversible)
+        return self(returned.inverse.tool_name, **returned.inverse.arguments)
+
+    def tree(self) -> dict[str, str | None]:
+        """Every path of the store, with the text of files."""
+        root = self.folder / self.store
+        return {
+            str(path.relative_to(root)): path.read_text() if path.is_file() else None
+            for path in sorted(root.rglob("*"))
+        }
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No power fails in these tests."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    (tmp_path / "secret").write_text(SECRET)
+    return Desk(tmp_path / "files")
+
+
+def test_files_are_written_read_listed_edited_moved_and_deleted(desk: Desk) -> None:
+    assert desk.value("write_file", path="notes/plan.md", content="Grüße\n")["created"]
+    desk("append_file", path="notes/plan.md", content="one two\n")
+    desk("edit_file", path="notes/plan.md", old_text="two", new_text="three")
+    desk("make_folder", path="old")
+    desk("move_file", path="notes/plan.md", new_path="old/2026/plan.md")
+    piece = desk("read_file", path="old/2026/plan.md", offset=0, length=4)
+    assert (piece["text"], piece["next_offset"], piece["total_bytes"]) == ("Grü", 4, 18)
+    assert piece["sha256"] == hashlib.sha256("Grüße\none three\n".encode()).hexdigest()
+    listed = desk("list_files")["entries"]
+    assert [(entry["name"], entry["kind"]) for entry in listed] == [("notes", "folder"), ("old", "folder")]
+    assert desk("list_files", path="old/2026")["entries"][0]["bytes"] == 18
+    desk("delete_file", path="old/2026/plan.md")
+    desk("delete_file", path="notes")
+    assert desk.tree() == {"old": None, "old/2026": None}
+
+
+def test_what_each_change_did_is_taken_back_by_its_inverse(desk: Desk) -> None:
+    """HITL-7."""
+    desk("write_file", path="a", content="one two one")
+    before = desk.tree()
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("write_file", {"path": "b", "content": "new"}),
+        ("write_file", {"path": "a", "content": "other", "overwrite": True}),
+        ("append_file", {"path": "a", "content": " more"}),
+        ("append_file", {"path": "c", "content": "more"}),
+        ("edit_file", {"path": "a", "old_text": "two", "new_text": "three"}),
+        ("edit_file", {"path": "a", "old_text": "two", "new_text": "one"}),
+        ("edit_file", {"path": "a", "old_text": " two", "new_text": ""}),
+        ("move_file", {"path": "a", "new_path": "z"}),
+        ("make_folder", {"path": "folder"}),
+        ("delete_file", {"path": "a"}),
+    ]
+    for name, arguments in calls:
+        returned = desk(name, **arguments)
+        assert desk.tree() != before
+        desk.undo(returned)
+        assert desk.tree() == before, name
+
+
+def test_an_inverse_does_not_touch_what_has_changed_since(desk: Desk) -> None:
+    made = desk("write_file", path="a", content="mine")
+    written = desk("write_file", path="a", content="mine too", overwrite=True)
+    desk("append_file", path="a", content=", and yours")
+    for returned in (made, written):
+        with pytest.raises(ToolError, match="has changed since"):
+            desk.undo(returned)
+    assert desk.tree() == {"a": "mine too, and yours"}
+
+
+def test_a_large_file_is_not_overwritten_and_its_changes_have_no_inverse(desk: Desk) -> None:
+    large = "x" * (TAKEN_BACK_BYTES_MAX + 1)
+    assert isinstance(desk("write_file", path="a", content=large), Reversible)
+    with pytest.raises(ToolError, match="could not be undone"):
+        desk("write_file", path="a", content="small", overwrite=True)
+    assert not isinstance(desk("append_file", path="a", content="y"), Reversible)
+    assert isinstance(desk("edit_file", path="a", old_text="xy", new_text="xz"), Reversible)
+    assert not isinstance(desk("delete_file", path="a"), Reversible)
+    controls = "\x01" * 40_000  # six times as long in JSON
+    desk("write_file", path="c", content=controls)
+    assert not isinstance(desk("delete_file", path="c"), Reversible)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "text"),
+    [
+        ("read_file", {"path": "pln"}, "did you mean 'plan'"),
+        ("read_file", {"path": "folder"}, "is a folder"),
+        ("read_file", {"path": "plan/x"}, "not in a folder"),
+        ("list_files", {"path": "plan"}, "not in a folder"),
+        ("list_files", {"path": "none"}, "nothing at 'none'"),
+        ("write_file", {"path": "plan", "content": "x"}, "set overwrite"),
+        ("write_file", {"path": "folder", "content": "x"}, "is a folder"),
+        ("write_file", {"path": "plan/x", "content": "x"}, "not in a folder"),
+        ("edit_file", {"path": "plan", "old_text": "c", "new_text": "x"}, "does not occur"),
+        ("edit_file", {"path": "plan", "old_text": "aa", "new_text": "x"}, "more than once"),
+        ("edit_file", {"path": "none", "old_text": "a", "new_text": "x"}, "no file 'none'"),
+        ("move_file", {"path": "none", "new_path": "x"}, "no file or folder 'none'"),
+        ("move_file", {"path": "plan", "new_path": "folder"}, "something at 'folder' already"),
+        ("move_file", {"path": "folder", "new_path": "folder/x"}, "into itself"),
+        ("make_folder", {"path": "plan"}, "is a file"),
+        ("delete_file", {"path": "none"}, "no file or folder"),
+        ("delete_file", {"path": "folder"}, "not empty"),
+        ("delete_file", {"path": "plan", "expected_sha256": "0" * 64}, "has changed since"),
+    ],
+)
+def test_what_cannot_be_done_is_said_and_changes_nothing(
+    desk: Desk, name: str, arguments: dict[str, Any], text: str
+) -> None:
+    desk("write_file", path="plan", content="aaab")
+    desk("write_file", path="folder/deep", content="b")
+    before = desk.tree()
+    with pytest.raises(ToolError, match=text) as error:
+        desk(name, **arguments)
+    assert str(desk.folder) not in str(error.value)
+    assert desk.tree() == before
+
+
+def test_the_limits_of_a_file_and_of_a_store_hold(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, file_bytes_max=100, store_bytes_max=150, entries_max=4)
+    desk("write_file", path="a/b", content="x" * 100)
+    with pytest.raises(ToolError, match="at most 100 bytes"):
+        desk("append_file", path="a/b", content="y")
+    with pytest.raises(ToolError, match="would have 151 bytes"):
+        desk("write_file", path="c", content="x" * 51)
+    desk("write_file", path="c", content="x" * 50)
+    for name, arguments in [
+        ("make_folder", {"path": "d/e"}),
+        ("write_file", {"path": "d/e", "content": ""}),
+        ("move_file", {"path": "c", "new_path": "d/e/c"}),
+    ]:
+        with pytest.raises(ToolError, match="may have 4 files and folders"):
+            desk(name, **arguments)
+    desk("make_folder", path="d")
+    desk("write_file", path="c", content="x" * 40, overwrite=True)
+    assert Desk(tmp_path, store="other", store_bytes_max=10).value("write_file", path="c", content="x" * 10)["created"]
+
+
+def test_moves_never_make_paths_that_are_too_deep_to_name(desk: Desk) -> None:
+    deep = "/".join("abcdefgh")
+    desk("make_folder", path=deep)
+    desk("make_folder", path="x/" + deep)
+    with pytest.raises(ToolError, match="more than 16 parts"):
+        desk("move_file", path="a", new_path="x/" + deep + "/a")
+
+
+@pytest.mark.parametrize("place", ["link", "folder/link", "loop/x", "link/passwd"])
+def test_links_devices_and_pipes_are_neither_followed_nor_touched(desk: Desk, place: str, tmp_path: Path) -> None:
+    desk("make_folder", path="folder")
+    root = desk.folder / desk.store
+    (root / "link").symlink_to(tmp_path)
+    (root / "folder/link").symlink_to(tmp_path / "secret")
+    (root / "loop").symlink_to("loop")
+    os.mkfifo(root / "pipe")
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("read_file", {}),
+        ("write_file", {"content": "x", "overwrite": True}),
+        ("append_file", {"content": "x"}),
+        ("edit_file", {"old_text": "of", "new_text": "x"}),
+        ("make_folder", {}),
+        ("move_file", {"new_path": "free"}),
+        ("delete_file", {}),
+    ]
+    for path in (place, "pipe"):
+        for name, arguments in calls:
+            with pytest.raises(ToolError) as error:
+                desk(name, path=path, **arguments)
+            assert SECRET not in str(error.value)
+        with pytest.raises(ToolError):
+            desk("list_files", path=path)
+    assert (tmp_path / "secret").read_text() == SECRET
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["files", "secret"]
+    assert {entry["kind"] for entry in desk("list_files")["entries"] if entry["name"] != "folder"} == {"other"}
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(["read_file", "write_file", "append_file", "make_folder", "move_file", "list_files"]),
+    path=st.lists(st.sampled_from(["..", ".", "", "a", "out", "etc", "secret", "\0", "\ud800", "~"]), max_size=6).map(
+        "/".join
+    )
+    | st.text(max_size=20),
+)
+def test_no_path_leads_out_of_the_folder_of_the_store(desk: Desk, tmp_path: Path, name: str, path: str) -> None:
+    more = {"write_file": {"content": "x"}, "append_file": {"content": "x"}, "move_file": {"new_path": path + "x"}}
+    root = desk.folder / desk.store
+    root.mkdir(parents=True, exist_ok=True)
+    if not (root / "out").is_symlink():
+        (root / "out").symlink_to(tmp_path)
+    try:
+        returned = desk.value(name, path=path, **more.get(name, {}))
+    except ToolError:
+        pass
+    else:
+        assert SECRET not in str(returned)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["files", "secret"]
+    assert {entry.name for entry in desk.folder.iterdir()} <= {"acme", "acme.state"}
+    assert (tmp_path / "secret").read_text() == SECRET
+
+
+def test_a_folder_that_is_swapped_for_a_link_in_the_middle_leads_nowhere(desk: Desk, tmp_path: Path) -> None:
+    """Somebody with access to the disk replaces a folder by a link, over and over, while files are used."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "plan").write_text(SECRET)
+    root = desk.folder / desk.store
+    desk("write_file", path="box/plan", content="mine")
+    stop = threading.Event()
+
+    def swap() -> None:
+        while not stop.is_set():
+            for step in (
+                lambda: (root / "box").rename(root / "away"),
+                lambda: (root / "box").symlink_to(outside),
+                (root / "box").unlink,
+                lambda: shutil.rmtree(root / "box"),  # The folder that was made anew in the moment without one.
+                lambda: (root / "away").rename(root / "box"),
+            ):
+                with suppress(OSError):
+                    step()
+
+    with ThreadPoolExecutor(1) as pool:
+        swapping = pool.submit(swap)
+        read = 0
+        for number in range(150):
+            for name, arguments in [
+                ("read_file", {}),
+                ("write_file", {"content": f"mine {number}", "overwrite": True}),
+            ]:
+                try:
+                    returned = desk.value(name, path="box/plan", **arguments)
+                except ToolError:
+                    continue
+                read += 1
+                assert SECRET not in str(returned)
+        stop.set()
+        swapping.result()
+    assert read
+    assert (outside / "plan").read_text() == SECRET
+    assert [path.name for path in outside.iterdir()] == ["plan"]
+
+
+def test_the_same_name_in_two_stores_is_two_files(desk: Desk) -> None:
+    """I13."""
+    other = Desk(desk.folder, store="other")
+    desk("write_file", path="plan", content="ours")
+    with pytest.raises(ToolError, match="no file 'plan'"):
+        other("read_file", path="plan")
+    other("write_file", path="plan", content="theirs")
+    assert (desk("read_file", path="plan")["text"], other("read_file", path="plan")["text"]) == ("ours", "theirs")
+    for path in ("../acme/plan", "acme/plan", "../acme.state/lock"):
+        with pytest.raises(ToolError):
+            other("read_file", path=path)
+
+
+@pytest.mark.parametrize("store", ["..", "a/b", "", "acme.state", "a\0b"])
+def test_a_store_that_is_no_id_has_no_folder(tmp_path: Path, store: str) -> None:
+    with pytest.raises(Exception, match="store_id must match"):
+        Desk(tmp_path / "files", store=store)("write_file", path="a", content="x")
+    assert not list(tmp_path.iterdir())
+
+
+def test_of_edits_made_at_once_by_several_processes_none_is_lost(desk: Desk) -> None:
+    """C4. Each Desk has a lock of its own on the folder, as another process has."""
+    desk("write_file", path="list", content="")
+    desks = [Desk(desk.folder) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        done = [
+            pool.submit(desks[number % 4], "append_file", path="list", content=f"{number}\n") for number in range(40)
+        ]
+        for each in done:
+            each.result()
+    assert sorted(map(int, desk.tree()["list"].split())) == list(range(40))  # type: ignore[union-attr]
+
+
+def test_waiting_for_others_ends_when_the_call_is_cancelled(desk: Desk) -> None:
+    inside, release = threading.Event(), threading.Event()
+
+    def busy(_: Any) -> Any:
+        inside.set()
+        release.wait(30)
+        raise ToolError("no")
+
+    with ThreadPoolExecutor(1) as pool:
+        holding = pool.submit(desk.files.change, "acme", "busy", busy, lambda _: False)
+        assert inside.wait(30)
+        with pytest.raises(ToolCancelled):
+            desk.files.change("acme", "late", busy, lambda _: True)
+        release.set()
+        assert isinstance(holding.exception(), ToolError)
+
+
+class Crash(BaseException):
+    """The end of the process, as far as the code can tell."""
+
+
+CHANGES: list[tuple[str, dict[str, Any]]] = [
+    ("write_file", {"path": "new/file", "content": "x"}),
+    ("write_file", {"path": "plan", "content": "x", "overwrite": True}),
+    ("append_file", {"path": "plan", "content": "x"}),
+    ("edit_file", {"path": "plan", "old_text": "b", "new_text": "bb"}),
+    ("move_file", {"path": "plan", "new_path": "folder/plan"}),
+    ("move_file", {"path": "folder", "new_path": "elsewhere"}),
+    ("make_folder", {"path": "new/folder"}),
+    ("delete_file", {"path": "plan"}),
+    ("delete_file", {"path": "empty"}),
+]
+STEPS = ("open", "rename", "unlink", "rmdir", "mkdir", "fsync", "close")
+
+
+def crash_at(step: int, patch: pytest.MonkeyPatch) -> Callable[[], bool]:
+    """Let the process end before its system call number `step`; returns whether it came that far."""
+    count = itertools.count()
+    reached: list[bool] = []
+
+    def counted(real: Any, *, ends: bool) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if ends and (reached or next(count) == step):
+                reached.append(True)
+                raise Crash
+            return real(*args, **kwargs)
+
+        return call
+
+    for name in STEPS:
+        patch.setattr(os, name, counted(getattr(os, name), ends=name != "close"))
+    return lambda: bool(reached)
+
+
+@pytest.mark.parametrize(("name", "arguments"), CHANGES, ids=lambda value: value if isinstance(value, str) else None)
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_after_a_crash_at_any_moment_the_same_call_has_its_effect_once(
+    tmp_path: Path, name: str, arguments: dict[str, Any], *, meanwhile: bool
+) -> None:
+    """I5, DESIGN 2.6. `meanwhile` another call comes before the same one again, and changes the file."""
+
+    def start(folder: Path) -> Desk:
+        desk = Desk(folder)
+        desk("write_file", path="plan", content="abc")
+        desk("make_folder", path="folder")
+        desk("make_folder", path="empty")
+        return desk
+
+    expected = start(tmp_path / "expected")
+    returned = expected(name, key="once", **arguments)
+    for step in itertools.count():
+        desk = start(tmp_path / str(step))
+        with pytest.MonkeyPatch.context() as patch:
+            crashed = crash_at(step, patch)
+            with suppress(Crash):
+                desk(name, key="once", **arguments)
+        again = Desk(desk.folder)
+        if meanwhile:
+            again("write_file", path="other", content="")
+        assert again(name, key="once", **arguments) == returned
+        tree = again.tree()
+        if meanwhile:
+            tree.pop("other")
+        assert tree == expected.tree(), step
+        assert sorted(path.name for path in (desk.folder / "acme.state").iterdir()) == ["done", "lock"]
+        if not crashed():
+            break
+    assert step > 10
+
+
+def test_a_call_made_again_gets_what_it_got_and_leaves_alone_what_others_did_since(desk: Desk) -> None:
+    first = desk("write_file", path="plan", content="one", key="k")
+    desk("write_file", path="plan", content="two", overwrite=True)
+    assert desk("write_file", path="plan", content="one", key="k") == first
+    assert desk.tree() == {"plan": "two"}
+
+
+def test_records_of_old_calls_are_forgotten(desk: Desk) -> None:
+    desk("write_file", path="plan", content="one", key="k")
+    records = desk.folder / "acme.state/done"
+    assert [path.name for path in records.iterdir()] == ["k"]
+    os.utime(records / "k", (0, desk.now - RECORD_SECONDS - 1))
+    again = Desk(desk.folder)
+    again("write_file", path="plan", content="one", key="l")
+    assert [path.name for path in records.iterdir()] == ["l"]
