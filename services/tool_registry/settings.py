@@ -59,3 +59,7 @@ class ToolRegistrySettings(ServiceSettings):
     smtp_url: Annotated[SecretStr | None, AfterValidator(_check_smtp_url)] = None
     mail_from: Annotated[str, AfterValidator(_check_sender)] = "pawl@localhost"
     outbox_dir: Path = Path(".pawl/outbox")
+
+    files_dir: Path = Path(".pawl/files")
+    file_bytes_max: int = Field(default=1024 * 1024, ge=1024)
+    files_bytes_max: int = Field(default=100 * 1024 * 1024, ge=1024)
