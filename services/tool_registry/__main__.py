@@ -9,6 +9,7 @@ from pawl.tool.v1.tool_pb2_grpc import add_ToolServiceServicer_to_server
 from services.chassis.lifecycle import Stop, run_service
 from services.chassis.service import Service
 from services.chassis.settings import load
+from services.tool_registry.adapters.file_folders import FileFolders
 from services.tool_registry.adapters.ledger import LedgerResults
 from services.tool_registry.adapters.mail import OutboxFolder, SmtpMailer
 from services.tool_registry.adapters.metrics import RegistryMetrics
@@ -29,10 +30,12 @@ from services.tool_registry.app.permits import Permits
 from services.tool_registry.app.rules import Rules
 from services.tool_registry.builtin.calculator import calculator_tools
 from services.tool_registry.builtin.clock import clock_tools
+from services.tool_registry.builtin.files import file_tools
 from services.tool_registry.builtin.mail import mail_tools
 from services.tool_registry.builtin.planning import planning_tools
 from services.tool_registry.builtin.question import question_tools
 from services.tool_registry.builtin.stored_results import result_tools
+from services.tool_registry.domain.files import FileLimits
 from services.tool_registry.domain.mail_server import read_smtp_url
 from services.tool_registry.rpc.execution_servicer import ExecutionServicer
 from services.tool_registry.rpc.rule_servicer import RuleServicer
@@ -58,6 +61,8 @@ async def main(stop: Stop) -> None:
             SmtpMailer(read_smtp_url(smtp_url.get_secret_value())) if smtp_url else OutboxFolder(settings.outbox_dir)
         )
 
+        file_limits = FileLimits(file_bytes_max=settings.file_bytes_max, store_bytes_max=settings.files_bytes_max)
+
         catalog = Catalog(PostgresToolBook(database), sources={})
         await catalog.load(
             "builtin",
@@ -65,6 +70,7 @@ async def main(stop: Stop) -> None:
                 *clock_tools(service.clock),
                 *calculator_tools(),
                 *planning_tools(PostgresPlanBook(database), service.ids),
+                *file_tools(FileFolders(settings.files_dir, file_limits, service.clock.now)),
                 *mail_tools(mailer, service.clock, sender=settings.mail_from),
                 *question_tools(),
                 *result_tools(LedgerResults(job_store)),
