@@ -13,7 +13,7 @@ RUN python -m venv /opt/venv \
 
 FROM python:3.13-slim
 RUN useradd --system --uid 10001 --user-group --home-dir /nonexistent --no-create-home --shell /usr/sbin/nologin pawl
-RUN install -d -o pawl -g pawl /var/lib/pawl/outbox
+RUN install -d -o pawl -g pawl /var/lib/pawl/outbox /var/lib/pawl/files
 COPY --from=build /opt/venv /opt/venv
 COPY gen/pawl /opt/pawl/pawl
 COPY services /opt/pawl/services

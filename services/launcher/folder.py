@@ -26,6 +26,7 @@ class DataFolder:
         self.postgres = path / "postgres"
         self.nats = path / "nats"
         self.outbox = path / "outbox"
+        self.files = path / "files"
         self._lock = DataLock(path / _LOCK_FILE)
 
     def open(self) -> SecretFiles:
@@ -34,7 +35,7 @@ class DataFolder:
             self._make()
             self._lock.acquire()
             self._check_version()
-            for folder in (self.run, self.logs, self.outbox):
+            for folder in (self.run, self.logs, self.outbox, self.files):
                 folder.mkdir(mode=0o700, exist_ok=True)
             return SecretFiles(self.path / "secrets")
         except OSError as error:

@@ -104,9 +104,8 @@ def _environment(
     given = _inherited(options)
     if "PAWL_SERVICE_KEY" not in given and "PAWL_SERVICE_KEY_FILE" not in given:
         chosen["PAWL_SERVICE_KEY_FILE"] = str(around.secrets.path(SERVICE_KEY))
-    return {"PAWL_OUTBOX_DIR": str(around.folder.outbox), **around.model(), **given, **chosen} | dict(
-        options.service_environment.get(spec.name, {})
-    )
+    folders = {"PAWL_OUTBOX_DIR": str(around.folder.outbox), "PAWL_FILES_DIR": str(around.folder.files)}
+    return {**folders, **around.model(), **given, **chosen} | dict(options.service_environment.get(spec.name, {}))
 
 
 def _inherited(options: SuiteOptions) -> dict[str, str]:
