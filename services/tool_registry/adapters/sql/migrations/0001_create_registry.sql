@@ -82,6 +82,8 @@ CREATE TABLE projects (
     user_id    text NOT NULL,
     project_id text NOT NULL,
     title      text NOT NULL,
+    status     text NOT NULL DEFAULT 'active',
+    notes      text,
     created_at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (store_id, user_id, project_id)
 );
@@ -97,6 +99,7 @@ CREATE TABLE tasks (
     title           text NOT NULL,
     notes           text,
     due             date,
+    is_done         boolean NOT NULL DEFAULT false,
     idempotency_key text NOT NULL,
     position        bigint GENERATED ALWAYS AS IDENTITY,
     created_at      timestamptz NOT NULL DEFAULT now(),
@@ -107,3 +110,16 @@ CREATE TABLE tasks (
 );
 
 CREATE INDEX tasks_order ON tasks (store_id, user_id, position);
+CREATE INDEX tasks_parent ON tasks (store_id, user_id, parent_task_id);
+
+-- What calls have changed of them: a call made again changes nothing, and says the same.
+CREATE TABLE plan_changes (
+    store_id        text NOT NULL,
+    user_id         text NOT NULL,
+    idempotency_key text NOT NULL,
+    change          bytea NOT NULL,
+    created_at      timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (store_id, user_id, idempotency_key)
+);
+
+CREATE INDEX plan_changes_age ON plan_changes (store_id, user_id, created_at);
