@@ -108,11 +108,14 @@ def _writing(store: FileStore) -> list[Tool[..., Any]]:
         context: ToolContext,
         path: Path,
         content: Content,
-        overwrite: Annotated[bool, "true to replace a file that is there"] = False,  # noqa: FBT002  # an argument of the model
+        *,
+        overwrite: Annotated[bool, "true to replace a file that is there"] = False,
         expected_sha256: Digest = None,
     ) -> Any:
         """Write a text file; folders above it are made."""
-        return _change(store, context, lambda view: plan_write(view, path, content, overwrite, expected_sha256))
+        return _change(
+            store, context, lambda view: plan_write(view, path, content, overwrite=overwrite, expected=expected_sha256)
+        )
 
     @tool(category=Category.SAFE, effect=Effect.IDEMPOTENT, resource_keys=["file:{path}"])
     def append_file(context: ToolContext, path: Path, content: Content) -> Any:
@@ -173,7 +176,7 @@ def _planned(change: FileChange | None, value: dict[str, Any], inverse: Inverse 
     return Planned(change=change, outcome=msgspec.json.encode(_Outcome(value=value, inverse=inverse)))
 
 
-def plan_write(view: FileView, path: str, content: str, overwrite: bool, expected: str | None) -> Planned:  # noqa: FBT001  # as the model gives it
+def plan_write(view: FileView, path: str, content: str, *, overwrite: bool, expected: str | None) -> Planned:
     """Decide on writing a file."""
     _check_path(path)
     new, old = content.encode(), view.read(path)

@@ -4,53 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import date
-from typing import Annotated, Any, Final, Protocol
-
-import msgspec
+from typing import Annotated, Any, Final
 
 from services.chassis.ids import IdSource
+from services.tool_registry.builtin.plan_book import PROJECTS_MAX, Owner, PlanBook
+from services.tool_registry.builtin.plan_changes import (
+    Notes,
+    Title,
+    created_back,
+    plan_change_tools,
+    project_shown,
+    task_shown,
+)
 from services.tool_registry.domain.names import did_you_mean, near_matches
-from services.tool_registry.domain.planning import Project, Task
-from services.tool_registry.sdk import Category, Effect, Tool, ToolContext, ToolError, tool
+from services.tool_registry.domain.planning import ParentGone, Project, Task
+from services.tool_registry.sdk import Category, Effect, Reversible, Tool, ToolContext, ToolError, tool
 
 DEFAULT_PROJECT: Final = "Inbox"
 LISTED_MAX: Final = 1000
 
-Title = Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
-Notes = Annotated[str, msgspec.Meta(max_length=10000)]
-
-
-class PlanBook(Protocol):
-    """Where plans are kept, by store and user."""
-
-    async def add_project(self, store_id: str, user_id: str, project: Project) -> Project:
-        """Add a project, or return the one that has its title (in any case)."""
-        ...
-
-    async def add_task(self, store_id: str, user_id: str, task: Task, *, idempotency_key: str) -> Task:
-        """Add a task, or return the one that was added with that key."""
-        ...
-
-    async def projects(self, store_id: str, user_id: str, most: int) -> Sequence[Project]:
-        """Return the user's projects, oldest first."""
-        ...
-
-    async def tasks(self, store_id: str, user_id: str, most: int) -> Sequence[Task]:
-        """Return the user's tasks and subtasks, oldest first."""
-        ...
-
-    async def find_tasks(self, store_id: str, user_id: str, reference: str) -> Sequence[Task]:
-        """Return the task of that id, then those of that title (in any case), newest first."""
-        ...
-
-    async def task_titles(self, store_id: str, user_id: str) -> Sequence[str]:
-        """Return titles of the user's tasks, newest first."""
-        ...
-
 
 def planning_tools(book: PlanBook, ids: IdSource) -> list[Tool[..., Any]]:
-    """Return create_task, add_subtask and list_projects."""
-    return [_create_task(book, ids), _add_subtask(book, ids), _list_projects(book)]
+    """Return create_task, add_subtask, list_projects, and what changes projects and tasks."""
+    return [_create_task(book, ids), _add_subtask(book, ids), _list_projects(book), *plan_change_tools(book)]
 
 
 def _create_task(book: PlanBook, ids: IdSource) -> Tool[..., Any]:
@@ -61,7 +37,7 @@ def _create_task(book: PlanBook, ids: IdSource) -> Tool[..., Any]:
         project: Annotated[Title | None, "id or title of a project; a new title makes a new project"] = None,
         notes: Notes | None = None,
         due: Annotated[date | None, "a date, YYYY-MM-DD"] = None,
-    ) -> dict[str, Any]:
+    ) -> Any:
         """Create a task, in a project or in the Inbox."""
         owner = (context.store_id, context.user_id)
         home, remark = await _home(book, ids, owner, project or DEFAULT_PROJECT)
@@ -74,7 +50,9 @@ def _create_task(book: PlanBook, ids: IdSource) -> Tool[..., Any]:
             due=due.isoformat() if due else None,
         )
         task = await book.add_task(*owner, task, idempotency_key=context.idempotency_key)
-        return {"task_id": task.task_id, "title": task.title, "project": _project(home), "due": task.due} | remark
+        named = {"project_id": home.project_id, "title": home.title}
+        value = {"task_id": task.task_id, "title": task.title, "project": named, "due": task.due} | remark
+        return Reversible(value=value, inverse=created_back(task))
 
     return create_task
 
@@ -87,7 +65,7 @@ def _add_subtask(book: PlanBook, ids: IdSource) -> Tool[..., Any]:
         title: Title,
         notes: Notes | None = None,
         due: Annotated[date | None, "a date, YYYY-MM-DD"] = None,
-    ) -> dict[str, Any]:
+    ) -> Any:
         """Add a subtask to a task."""
         owner = (context.store_id, context.user_id)
         found = await book.find_tasks(*owner, parent.strip())
@@ -103,7 +81,10 @@ def _add_subtask(book: PlanBook, ids: IdSource) -> Tool[..., Any]:
             notes=notes,
             due=due.isoformat() if due else None,
         )
-        task = await book.add_task(*owner, task, idempotency_key=context.idempotency_key)
+        try:
+            task = await book.add_task(*owner, task, idempotency_key=context.idempotency_key)
+        except ParentGone:
+            raise ToolError(f"there is no task {parent!r} any more") from None
         result: dict[str, Any] = {
             "task_id": task.task_id,
             "title": task.title,
@@ -112,7 +93,7 @@ def _add_subtask(book: PlanBook, ids: IdSource) -> Tool[..., Any]:
         }
         if len(found) > 1 and above.task_id != parent.strip():
             result["note"] = f"{len(found)} tasks have the title {above.title!r}; the newest was taken"
-        return result
+        return Reversible(value=result, inverse=created_back(task))
 
     return add_subtask
 
@@ -122,9 +103,9 @@ def _list_projects(book: PlanBook) -> Tool[..., Any]:
     async def list_projects(context: ToolContext) -> dict[str, Any]:
         """List the projects with their tasks and subtasks."""
         owner = (context.store_id, context.user_id)
-        projects = await book.projects(*owner, LISTED_MAX)
+        projects = await book.projects(*owner, PROJECTS_MAX)
         tasks = await book.tasks(*owner, LISTED_MAX)
-        listed = {"projects": [_project(item) | {"tasks": _tree(tasks, item.project_id)} for item in projects]}
+        listed = {"projects": [project_shown(item) | {"tasks": _tree(tasks, item.project_id)} for item in projects]}
         if len(tasks) == LISTED_MAX:
             return listed | {"note": f"only the first {LISTED_MAX} tasks are listed"}
         return listed
@@ -132,11 +113,9 @@ def _list_projects(book: PlanBook) -> Tool[..., Any]:
     return list_projects
 
 
-async def _home(
-    book: PlanBook, ids: IdSource, owner: tuple[str, str], reference: str
-) -> tuple[Project, dict[str, Any]]:
+async def _home(book: PlanBook, ids: IdSource, owner: Owner, reference: str) -> tuple[Project, dict[str, Any]]:
     """Return the project of that id or title, made if need be, and what to say of that."""
-    projects = await book.projects(*owner, LISTED_MAX)
+    projects = await book.projects(*owner, PROJECTS_MAX)
     wanted = reference.strip()
     for project in projects:
         if wanted == project.project_id or wanted.casefold() == project.title.casefold():
@@ -146,10 +125,6 @@ async def _home(
     return made, {"project_created": True} | ({"similar_projects": near} if near else {})
 
 
-def _project(project: Project) -> dict[str, Any]:
-    return {"project_id": project.project_id, "title": project.title}
-
-
 def _tree(tasks: Sequence[Task], project_id: str) -> list[dict[str, Any]]:
     children: dict[str | None, list[Task]] = {}
     for task in tasks:
@@ -157,10 +132,7 @@ def _tree(tasks: Sequence[Task], project_id: str) -> list[dict[str, Any]]:
             children.setdefault(task.parent_task_id, []).append(task)
 
     def shown(task: Task) -> dict[str, Any]:
-        fields = {"task_id": task.task_id, "title": task.title, "notes": task.notes, "due": task.due}
         subtasks = [shown(child) for child in children.get(task.task_id, [])]
-        return {name: value for name, value in fields.items() if value is not None} | (
-            {"subtasks": subtasks} if subtasks else {}
-        )
+        return task_shown(task) | ({"subtasks": subtasks} if subtasks else {})
 
     return [shown(task) for task in children.get(None, [])]

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias, get_args
+
+ProjectStatus: TypeAlias = Literal["active", "on_hold", "completed", "archived"]
+PROJECT_STATUSES: Final[tuple[ProjectStatus, ...]] = get_args(ProjectStatus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """A named list of tasks."""
+    """A named list of tasks. No two of a user have the same title."""
 
     project_id: str
     title: str
+    status: ProjectStatus = "active"
+    notes: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,3 +30,22 @@ class Task:
     notes: str | None
     due: str | None
     """A date, YYYY-MM-DD."""
+    is_done: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanChange:
+    """What a call has changed: as it was, and as it is. Removed tasks are only in `tasks_before`."""
+
+    project_before: Project | None = None
+    project_after: Project | None = None
+    tasks_before: tuple[Task, ...] = ()
+    tasks_after: tuple[Task, ...] = ()
+
+
+class ParentGone(Exception):
+    """The task that a subtask was for has been deleted."""
+
+
+class TitleTaken(Exception):
+    """Another project of the user has the title."""

@@ -42,7 +42,8 @@ async def _empty(url: str) -> None:
     connection = await asyncpg.connect(url)
     try:
         await connection.execute(
-            "DELETE FROM tool_registry.tasks; DELETE FROM tool_registry.projects; DELETE FROM tool_registry.tools;"
+            "DELETE FROM tool_registry.plan_changes; DELETE FROM tool_registry.tasks;"
+            "DELETE FROM tool_registry.projects; DELETE FROM tool_registry.tools;"
             "DELETE FROM tool_registry.tool_versions; DELETE FROM tool_registry.executions;"
             "DELETE FROM tool_registry.rule_uses; DELETE FROM tool_registry.rules;"
             "DELETE FROM tool_registry.resource_locks; DELETE FROM tool_registry.instances"
