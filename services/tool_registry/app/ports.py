@@ -12,6 +12,7 @@ from services.tool_registry.domain.definition import Effect, ToolDefinition, Too
 from services.tool_registry.domain.execution import ExecutionResult
 from services.tool_registry.domain.question import Answer, Question
 from services.tool_registry.domain.rules import Rule
+from services.tool_registry.domain.outbound import OutboundRequest, OutboundResponse
 from services.tool_registry.domain.source import DiscoveredTool, Source
 from services.tool_registry.sdk import Tool, ToolContext
 
@@ -280,6 +281,30 @@ class Secrets(Protocol):
 
     def find(self, store_id: str, name: str) -> str | None:
         """Return the store's secret, or the common one, or None."""
+        ...
+
+
+class Egress(Protocol):
+    """The way out into the world: what fetches anything on behalf of a store does it here."""
+
+    def check(self, store_id: str, url: str) -> None:
+        """Return if the rules allow a URL, as far as can be said without asking for its addresses.
+
+        Raises:
+            EgressRefused: they do not.
+        """
+        ...
+
+    async def send(self, store_id: str, request: OutboundRequest) -> OutboundResponse:
+        """Send a request, follow its redirects, and return the response, whatever its status.
+
+        Each hop is judged by its host and by all addresses that this has, and the
+        connection goes to one of those. Safe to cancel.
+
+        Raises:
+            EgressRefused: the request, or one that a redirect asked for, must not be sent.
+            RequestFailed: no response came, or none that can be read.
+        """
         ...
 
 
