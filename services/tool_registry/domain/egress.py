@@ -150,6 +150,17 @@ def _read_host(text: str) -> tuple[str, Address | None]:
     return str(address), address
 
 
+def no_address(target: Target) -> EgressRefused:
+    """Return the refusal of a host for its addresses.
+
+    It is the same for a name that does not exist: who asks need not learn which
+    names the network of the deployment has.
+    """
+    if target.address is not None:
+        return EgressRefused(f"{target.authority} is not an address that tools may reach")
+    return EgressRefused(f"{target.authority} has no address that tools may reach")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPattern:
     """`example.com`, `*.example.com` (what is below it), each with or without a port."""
@@ -228,9 +239,9 @@ class EgressRules:
                 continue
             if reach is not Reach.NEVER and any(opening.admits(target, address) for opening in self.openings):
                 continue
-            raise EgressRefused(f"{target.authority} has no address that tools may reach")
+            raise no_address(target)
         if not addresses:
-            raise EgressRefused(f"{target.authority} has no address that tools may reach")
+            raise no_address(target)
 
 
 def read_rules(hosts: Iterable[str] | None, private: Iterable[str]) -> EgressRules:

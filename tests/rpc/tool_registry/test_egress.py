@@ -1,0 +1,305 @@
+"""What tools send goes where it may, once, and no further. SEC, TOOL-7."""
+
+from __future__ import annotations
+
+import gzip
+import ssl
+import tracemalloc
+import zlib
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import trustme
+
+from services.chassis.start import StartError
+from services.tool_registry.adapters.content_coding import Unpacker
+from services.tool_registry.adapters.egress import GuardedEgress
+from services.tool_registry.adapters.egress_file import read_egress_file
+from services.tool_registry.domain.egress import EgressRefused, EgressRules, read_rules
+from services.tool_registry.domain.outbound import OutboundRequest, OutboundResponse, RequestFailed
+from tests.rpc.tool_registry.web_server import Names, Reply, WebServer, pages, web_server
+
+MIB = 1024 * 1024
+TRUSTS_NOBODY = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+BOMB = gzip.compress(b"0" * 32 * MIB, 1)
+ENDLESS_NAME = b"\x1f\x8b\x08\x08\0\0\0\0\0\x03a"
+
+
+def opened(*servers: WebServer) -> dict[str, EgressRules]:
+    """Rules that let these servers be reached."""
+    return {"*": read_rules(None, [f"127.0.0.1:{server.port}" for server in servers])}
+
+
+async def get(
+    server: WebServer, path: str = "/", *, names: Names | None = None, host: str = "127.0.0.1", **more: Any
+) -> OutboundResponse:
+    """Get a page of a server that may be reached."""
+    egress = GuardedEgress(opened(server), resolve=names or Names({host: ["127.0.0.1"]}), tls=TRUSTS_NOBODY)
+    request = OutboundRequest(url=f"http://{host}:{server.port}{path}", **more)
+    return await egress.send("acme", request)
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[WebServer]:
+    """A server with some pages."""
+    replies = {
+        "/": Reply(b"hello"),
+        "/missing": Reply(b"not here", status=404),
+        "/gzip": Reply(gzip.compress(b"hello") + gzip.compress(b" you"), headers={"Content-Encoding": "gzip"}),
+        "/deflate": Reply(zlib.compress(b"hello"), headers={"Content-Encoding": "deflate"}),
+        "/bare": Reply(zlib.compress(b"hello", wbits=-15), headers={"Content-Encoding": "deflate"}),
+        "/bomb": Reply(BOMB, headers={"Content-Encoding": "gzip"}),
+        "/broken": Reply(gzip.compress(b"hello")[:-4], headers={"Content-Encoding": "gzip"}),
+        "/brotli": Reply(b"hello", headers={"Content-Encoding": "br"}),
+        "/twice": Reply(b"hello", headers={"Content-Encoding": "gzip, gzip"}),
+        "/endless": Reply(b"a", is_endless=True),
+        "/packed-nothing": Reply(ENDLESS_NAME, headers={"Content-Encoding": "gzip"}, is_endless=True),
+        "/waits": Reply(waits=True),
+        "/breaks": Reply(breaks=True),
+        "/cookie": Reply(b"hello", headers={"Set-Cookie": "a=b"}),
+    }
+    async with web_server(pages(replies)) as server:
+        yield server
+
+
+async def test_a_response_is_returned_whatever_its_status(site: WebServer) -> None:
+    found = await get(site)
+    assert (found.status, found.body, found.is_cut) == (200, b"hello", False)
+    assert found.content_type == "text/html; charset=utf-8"
+    missing = await get(site, "/missing")
+    assert (missing.status, missing.body) == (404, b"not here")
+
+
+async def test_the_request_is_the_one_that_was_asked_for(site: WebServer) -> None:
+    await get(site, "/?q=1%20%C3%BC", method="POST", headers={"X-One": "1"}, body=b"{}", host="a.example")
+    (asked,) = site.asked
+    assert (asked.method, asked.target, asked.body) == ("POST", "/?q=1%20%C3%BC", b"{}")
+    assert asked.headers["host"] == f"a.example:{site.port}"
+    assert (asked.headers["x-one"], asked.headers["content-length"]) == ("1", "2")
+
+
+@pytest.mark.parametrize(("path", "body"), [("/gzip", b"hello you"), ("/deflate", b"hello"), ("/bare", b"hello")])
+async def test_a_packed_body_is_unpacked(site: WebServer, path: str, body: bytes) -> None:
+    assert (await get(site, path)).body == body
+
+
+@pytest.mark.parametrize("path", ["/broken", "/brotli", "/twice"])
+async def test_a_body_that_cannot_be_unpacked_is_an_error(site: WebServer, path: str) -> None:
+    with pytest.raises(RequestFailed, match="did not answer as it should"):
+        await get(site, path)
+
+
+async def test_a_bomb_is_cut_while_it_is_unpacked(site: WebServer) -> None:
+    tracemalloc.start()
+    try:
+        found = await get(site, "/bomb", bytes_max=MIB)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (len(found.body), found.is_cut) == (MIB, True)
+    assert peak < 8 * MIB
+
+    unpacker = Unpacker("gzip", bytes_max=1000)
+    unpacker.feed(BOMB)
+    assert (len(unpacker.body), unpacker.is_full) == (1001, True)
+
+
+@pytest.mark.parametrize("path", ["/endless", "/packed-nothing"])
+async def test_a_body_without_an_end_is_cut(site: WebServer, path: str) -> None:
+    found = await get(site, path, bytes_max=1000)
+    assert (len(found.body), found.is_cut) == (1000 if path == "/endless" else 0, True)
+
+
+async def test_a_body_of_exactly_the_limit_is_whole(site: WebServer) -> None:
+    assert (await get(site, bytes_max=5)).is_cut is False
+    assert (await get(site, bytes_max=4)).body == b"hell"
+
+
+async def test_silence_ends_at_the_deadline(site: WebServer) -> None:
+    with pytest.raises(RequestFailed, match=r"no response of .* within 0.2 s") as failed:
+        await get(site, "/waits", timeout_seconds=0.2)
+    assert failed.value.was_sent
+    with pytest.raises(RequestFailed) as failed:
+        await get(site, "/endless", timeout_seconds=0.2, bytes_max=2**40)
+    assert failed.value.was_sent
+
+
+async def test_it_is_known_whether_the_server_may_have_had_the_request(site: WebServer) -> None:
+    with pytest.raises(RequestFailed) as failed:
+        await get(site, "/breaks")
+    assert failed.value.was_sent
+    unused = WebServer(pages({}), port=9)
+    with pytest.raises(RequestFailed, match="cannot be connected to") as failed:
+        await get(unused)
+    assert not failed.value.was_sent
+    with pytest.raises(RequestFailed, match="cannot be written down") as failed:
+        await get(site, headers={"X-One": "secret\r\nX-Two: b"})
+    assert not failed.value.was_sent
+    assert "secret" not in str(failed.value)
+
+
+async def test_cookies_are_not_kept_and_proxies_of_the_environment_are_not_asked(
+    site: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    egress = GuardedEgress(opened(site), tls=TRUSTS_NOBODY)
+    for _ in range(2):
+        assert (await egress.send("acme", OutboundRequest(url=f"http://127.0.0.1:{site.port}/cookie"))).status == 200
+    assert all("cookie" not in asked.headers for asked in site.asked)
+
+
+async def redirecting(replies: Mapping[str, Reply], path: str = "/", **more: Any) -> tuple[OutboundResponse, int]:
+    async with web_server(pages(replies)) as server:
+        return await get(server, path, **more), len(server.asked)
+
+
+def to(location: str, status: int = 302) -> Reply:
+    return Reply(b"elsewhere", status=status, headers={"Location": location})
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_redirect_is_followed(status: int) -> None:
+    found, _ = await redirecting({"/": to("a/../b?c#d", status), "/b": Reply(b"hello")})
+    assert found.body == b"hello"
+    assert found.url.endswith("/b?c")
+
+
+async def test_five_redirects_are_followed_and_no_sixth() -> None:
+    replies = {f"/{number}": to(f"/{number + 1}") for number in range(1, 7)} | {"/7": Reply(b"hello")}
+    assert (await redirecting(replies, "/2"))[0].body == b"hello"
+    with pytest.raises(RequestFailed, match="more than 5 redirects"):
+        await redirecting(replies, "/1")
+
+
+async def test_what_changes_something_is_not_sent_again_elsewhere() -> None:
+    found, times = await redirecting({"/": to("/b", 307), "/b": Reply(b"hello")}, method="POST", body=b"{}")
+    assert (found.status, times) == (307, 1)
+
+
+async def test_another_origin_does_not_get_the_headers_and_neither_does_the_first_one_after_it() -> None:
+    async with web_server(pages({"/back": Reply(b"hello")})) as first, web_server(pages({})) as second:
+        second.answer = pages({"/": to(f"http://127.0.0.1:{first.port}/back")})
+        first.answer = pages({"/": to("/same"), "/same": to(f"http://127.0.0.1:{second.port}/"), "/back": Reply(b"x")})
+        egress = GuardedEgress(opened(first, second), tls=TRUSTS_NOBODY)
+        headers = {"Authorization": "Bearer secret", "X-Key": "secret", "Accept": "text/html"}
+        request = OutboundRequest(url=f"http://127.0.0.1:{first.port}/", headers=headers)
+        assert (await egress.send("acme", request)).body == b"x"
+    start, same, back = first.asked
+    (elsewhere,) = second.asked
+    assert (start.headers["authorization"], same.headers["x-key"]) == ("Bearer secret", "secret")
+    for asked in (elsewhere, back):
+        assert "secret" not in str(asked.headers)
+        assert asked.headers["accept"] == "text/html"
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "http://127.0.0.1:{other}/",
+        "http://localhost:{other}/",
+        "//127.0.0.1:{other}/",
+        "http://user@127.0.0.1:{other}/",
+        "http://trap.example:{other}/",
+        "http://2130706433:{other}/",
+        "http://[::ffff:127.0.0.1]:{other}/",
+        "file:///etc/passwd",
+        "http://169.254.169.254/latest/meta-data/",
+        "http://[",
+    ],
+)
+async def test_a_redirect_to_what_may_not_be_reached_is_refused_and_no_connection_opened(location: str) -> None:
+    async with web_server(pages({})) as other, web_server(pages({})) as server:
+        server.answer = pages({"/": to(location.format(other=other.port))})
+        with pytest.raises(EgressRefused):
+            await get(server, names=Names({"trap.example": ["127.0.0.1"], "localhost": ["127.0.0.1"]}))
+        assert (len(server.asked), other.connections) == (1, 0)
+
+
+async def test_a_name_that_means_something_else_the_second_time_is_not_asked_twice(site: WebServer) -> None:
+    names = Names({"a.example": [["127.0.0.1"], ["127.0.0.2"]]})
+    assert (await get(site, names=names, host="a.example")).body == b"hello"
+    assert names.asked == ["a.example"]
+
+
+async def test_a_redirect_to_the_same_name_is_judged_again() -> None:
+    async with web_server(pages({"/": to("/b"), "/b": Reply(b"hello")})) as server:
+        names = Names({"a.example": [["127.0.0.1"], ["10.0.0.1"]]})
+        with pytest.raises(EgressRefused):
+            await get(server, names=names, host="a.example")
+        assert len(server.asked) == 1
+
+
+async def test_a_name_with_one_address_that_is_refused_is_refused(site: WebServer) -> None:
+    for addresses in (["127.0.0.1", "127.0.0.2"], ["127.0.0.2", "127.0.0.1"], ["127.0.0.1", "::1"]):
+        with pytest.raises(EgressRefused, match="no address that tools may reach"):
+            await get(site, names=Names({"a.example": addresses}), host="a.example")
+    with pytest.raises(EgressRefused, match="no address that tools may reach"):
+        await get(site, names=Names({}), host="nowhere.example")
+    assert site.connections == 0
+
+
+async def test_the_next_address_is_tried_where_one_does_not_answer(site: WebServer) -> None:
+    rules = {"*": read_rules(None, [f"a.example:{site.port}"])}
+    egress = GuardedEgress(rules, resolve=Names({"a.example": ["127.0.0.3", "127.0.0.1"]}), tls=TRUSTS_NOBODY)
+    assert (await egress.send("acme", OutboundRequest(url=f"http://a.example:{site.port}/"))).body == b"hello"
+
+
+async def test_the_rules_of_one_store_are_not_those_of_another(site: WebServer) -> None:
+    egress = GuardedEgress({"acme": read_rules(None, [f"127.0.0.1:{site.port}"])}, tls=TRUSTS_NOBODY)
+    request = OutboundRequest(url=f"http://127.0.0.1:{site.port}/")
+    assert (await egress.send("acme", request)).status == 200
+    with pytest.raises(EgressRefused):
+        await egress.send("other", request)
+    assert site.connections == 1
+
+
+async def test_certificates_are_checked_against_the_name_though_the_address_is_connected_to() -> None:
+    authority = trustme.CA()
+    serving, trusting = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), ssl.create_default_context()
+    authority.issue_cert("a.example").configure_cert(serving)
+    authority.configure_trust(trusting)
+    async with web_server(pages({"/": Reply(b"hello")}), tls=serving) as server:
+        rules = {"*": read_rules(None, [f"{host}:{server.port}" for host in ("a.example", "b.example")])}
+        names = Names({"a.example": ["127.0.0.1"], "b.example": ["127.0.0.1"]})
+        egress = GuardedEgress(rules, resolve=names, tls=trusting)
+        found = await egress.send("acme", OutboundRequest(url=f"https://a.example:{server.port}/"))
+        assert found.body == b"hello"
+        assert server.asked[0].headers["host"] == f"a.example:{server.port}"
+        with pytest.raises(RequestFailed):
+            await egress.send("acme", OutboundRequest(url=f"https://b.example:{server.port}/"))
+        with pytest.raises(RequestFailed):
+            await GuardedEgress(rules, resolve=names).send(
+                "acme", OutboundRequest(url=f"https://a.example:{server.port}/")
+            )
+        assert len(server.asked) == 1
+
+
+async def test_a_client_of_its_own_is_judged_by_the_transport(site: WebServer) -> None:
+    egress = GuardedEgress(opened(site), tls=TRUSTS_NOBODY)
+    async with httpx2.AsyncClient(transport=egress.transport("acme"), trust_env=False) as client:
+        assert (await client.get(f"http://127.0.0.1:{site.port}/")).text == "hello"
+        with pytest.raises(EgressRefused):
+            await client.get("http://169.254.169.254/")
+
+
+def test_rules_are_read_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "egress.json"
+    path.write_text('{"*": {"hosts": ["*.example.com"], "private": ["10.1.2.3:8080"]}, "acme": {}}')
+    assert read_egress_file(path) == {"*": read_rules(["*.example.com"], ["10.1.2.3:8080"]), "acme": EgressRules()}
+    assert read_egress_file(None) == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"*": {"host": []}}', '{"*": {"hosts": "a"}}', '{"*": {"private": ["169.254.169.254:80"]}}']
+)
+def test_a_file_of_rules_that_cannot_be_used_stops_the_start(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "egress.json"
+    path.write_text(text)
+    with pytest.raises(StartError, match="PAWL_EGRESS_FILE"):
+        read_egress_file(path)
+    with pytest.raises(StartError, match="cannot read"):
+        read_egress_file(tmp_path / "none.json")
