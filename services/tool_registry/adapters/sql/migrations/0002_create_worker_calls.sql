@@ -13,6 +13,8 @@ CREATE TABLE workers (
     PRIMARY KEY (store_id, group_name, worker_id)
 );
 
+CREATE UNIQUE INDEX workers_attachment ON workers (attachment);
+
 -- Calls for workers, from the time that an execution asks until some time after its deadline.
 CREATE TABLE worker_calls (
     store_id         text NOT NULL,
@@ -44,5 +46,5 @@ CREATE TABLE worker_calls (
 
 CREATE INDEX worker_calls_waiting ON worker_calls (store_id, group_name) WHERE state = 'WAITING';
 CREATE INDEX worker_calls_held ON worker_calls (store_id, group_name, worker_id) WHERE state = 'HELD';
-CREATE INDEX worker_calls_asker ON worker_calls (asker_id);
+CREATE INDEX worker_calls_news ON worker_calls (asker_id) WHERE state = 'HELD' OR answer IS NOT NULL;
 CREATE INDEX worker_calls_deadline ON worker_calls (deadline);

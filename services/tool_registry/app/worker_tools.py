@@ -1,0 +1,74 @@
+"""The tools that a worker brings: checked, and registered in its store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from services.errors import InvalidField, ToolExists
+from services.tool_registry.app.ports import ToolBook
+from services.tool_registry.app.worker_ports import WorkerBook
+from services.tool_registry.domain.definition import (
+    ExecutionContext,
+    ToolDefinition,
+    ToolVersion,
+    check_definition,
+    definition_hash,
+)
+from services.tool_registry.domain.schema import compile_schema
+from services.tool_registry.domain.workers import TOOLS_MAX, Hello, WorkerKey, source_of
+
+
+class WorkerTools:
+    """Registers the tools of workers. `loaded_names` gives those that no store can have."""
+
+    def __init__(self, book: ToolBook, workers: WorkerBook, loaded_names: Callable[[], Collection[str]]) -> None:
+        self._book = book
+        self._workers = workers
+        self._loaded_names = loaded_names
+
+    async def register(self, store_id: str, hello: Hello) -> Mapping[str, str]:
+        """Register what is new; returns the hash of each definition of the worker by name.
+
+        A definition that was replaced by another one of the same group is left as it
+        is while a worker has its successor.
+
+        Raises:
+            InvalidField, InvalidSchema: a definition cannot be used; nothing is registered.
+            ToolExists: a name is that of another source; nothing is registered, unless
+                the other one came in the same moment.
+        """
+        self._check(hello.definitions)
+        source = source_of(hello.group_name)
+        hashes = {definition.name: definition_hash(definition) for definition in hello.definitions}
+        current = {entry.definition.name: entry for entry in await self._book.current(store_id, set(hashes))}
+        for name, entry in current.items():
+            if entry.source != source:
+                raise ToolExists(f"{name!r} is a tool of the source {entry.source!r}")
+        worker = WorkerKey(store_id, hello.group_name, hello.worker_id)
+        for definition in hello.definitions:
+            if await self._is_due(worker, current.get(definition.name), hashes[definition.name]):
+                await self._book.register(store_id, definition, replace=True, source=source)
+        return hashes
+
+    async def _is_due(self, worker: WorkerKey, current: ToolVersion | None, given: str) -> bool:
+        if current is None:
+            return True
+        known = definition_hash(current.definition)
+        if known == given:
+            return False
+        return not await self._workers.has_successor(worker, current.definition.name, given, known)
+
+    def _check(self, definitions: Collection[ToolDefinition]) -> None:
+        if not 1 <= len(definitions) <= TOOLS_MAX:
+            raise InvalidField(f"hello.tools: must be 1 to {TOOLS_MAX}", field="hello.tools")
+        loaded = self._loaded_names()
+        names = [definition.name for definition in definitions]
+        if len(set(names)) != len(names):
+            raise InvalidField("hello.tools: a name is there twice", field="hello.tools")
+        for definition in definitions:
+            if definition.context is not ExecutionContext.BACKEND:
+                raise InvalidField(f"{definition.name}: context: must be BACKEND", field="context")
+            check_definition(definition)
+            compile_schema(definition.arguments_schema)
+            if definition.name in loaded:
+                raise ToolExists(f"{definition.name!r} is a tool of the deployment")
