@@ -141,7 +141,7 @@ class DevelopmentAuthenticator:
             kind=PrincipalKind.USER,
             store_id=check_id(metadata.get("pawl-store", "local"), "pawl-store"),
             user_id=check_id(metadata.get("pawl-user", "me"), "pawl-user"),
-            roles=frozenset({"admin", "approver", "member", "operator", "viewer"}),
+            roles=frozenset({"admin", "approver", "member", "operator", "viewer", "worker"}),
         )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 from services.errors import InvalidField, ToolExists
+from services.tool_registry.app.catalog import Catalog
 from services.tool_registry.app.ports import ToolBook
 from services.tool_registry.app.worker_ports import WorkerBook
 from services.tool_registry.domain.definition import (
@@ -19,12 +20,12 @@ from services.tool_registry.domain.workers import TOOLS_MAX, Hello, WorkerKey, s
 
 
 class WorkerTools:
-    """Registers the tools of workers. `loaded_names` gives those that no store can have."""
+    """Registers the tools of workers, but none with the name of a tool that the process has loaded."""
 
-    def __init__(self, book: ToolBook, workers: WorkerBook, loaded_names: Callable[[], Collection[str]]) -> None:
+    def __init__(self, book: ToolBook, workers: WorkerBook, catalog: Catalog) -> None:
         self._book = book
         self._workers = workers
-        self._loaded_names = loaded_names
+        self._catalog = catalog
 
     async def register(self, store_id: str, hello: Hello) -> Mapping[str, str]:
         """Register what is new; returns the hash of each definition of the worker by name.
@@ -61,7 +62,7 @@ class WorkerTools:
     def _check(self, definitions: Collection[ToolDefinition]) -> None:
         if not 1 <= len(definitions) <= TOOLS_MAX:
             raise InvalidField(f"hello.tools: must be 1 to {TOOLS_MAX}", field="hello.tools")
-        loaded = self._loaded_names()
+        loaded = self._catalog.loaded_names
         names = [definition.name for definition in definitions]
         if len(set(names)) != len(names):
             raise InvalidField("hello.tools: a name is there twice", field="hello.tools")
