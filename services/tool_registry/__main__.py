@@ -5,6 +5,7 @@ from __future__ import annotations
 from pawl.tool.v1.execution_pb2_grpc import add_ExecutionServiceServicer_to_server
 from pawl.tool.v1.rule_pb2_grpc import add_RuleServiceServicer_to_server
 from pawl.tool.v1.tool_pb2_grpc import add_ToolServiceServicer_to_server
+from pawl.tool.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 
 from services.chassis.lifecycle import Stop, run_service
 from services.chassis.service import Service
@@ -20,6 +21,7 @@ from services.tool_registry.adapters.postgres_planning import PostgresPlanBook
 from services.tool_registry.adapters.postgres_rules import PostgresRuleBook
 from services.tool_registry.adapters.postgres_tools import PostgresToolBook
 from services.tool_registry.adapters.process_runner import ProcessRunner
+from services.tool_registry.adapters.postgres_workers import PostgresWorkerBook
 from services.tool_registry.adapters.python_runner import PythonRunner
 from services.tool_registry.adapters.secret_file import FileSecrets
 from services.tool_registry.app.attempt import AttemptParts
@@ -28,6 +30,8 @@ from services.tool_registry.app.checking import Checker
 from services.tool_registry.app.executor import Executor, ExecutorOptions
 from services.tool_registry.app.permits import Permits
 from services.tool_registry.app.rules import Rules
+from services.tool_registry.app.worker_tools import WorkerTools
+from services.tool_registry.app.workers import WorkerHub, WorkerOptions
 from services.tool_registry.builtin.calculator import calculator_tools
 from services.tool_registry.builtin.clock import clock_tools
 from services.tool_registry.builtin.files import file_tools
@@ -37,9 +41,11 @@ from services.tool_registry.builtin.question import question_tools
 from services.tool_registry.builtin.stored_results import result_tools
 from services.tool_registry.domain.files import FileLimits
 from services.tool_registry.domain.mail_server import read_smtp_url
+from services.tool_registry.domain.workers import SOURCE_KIND as WORKER
 from services.tool_registry.rpc.execution_servicer import ExecutionServicer
 from services.tool_registry.rpc.rule_servicer import RuleServicer
 from services.tool_registry.rpc.tool_servicer import ToolServicer
+from services.tool_registry.rpc.worker_servicer import WorkerServicer
 from services.tool_registry.settings import ToolRegistrySettings, module_names
 
 
@@ -63,7 +69,10 @@ async def main(stop: Stop) -> None:
 
         file_limits = FileLimits(file_bytes_max=settings.file_bytes_max, store_bytes_max=settings.files_bytes_max)
 
-        catalog = Catalog(PostgresToolBook(database), sources={})
+        book, worker_book = PostgresToolBook(database), PostgresWorkerBook(database, instance_id=instance_id)
+        options = WorkerOptions(lease_seconds=settings.worker_lease_seconds)
+        hub = await service.enter(WorkerHub(worker_book, clock=service.clock, stopping=stop.wait, options=options))
+        catalog = Catalog(book, sources={WORKER: hub})
         await catalog.load(
             "builtin",
             [
@@ -118,6 +127,8 @@ async def main(stop: Stop) -> None:
             service_only=True,
             drain_streams=True,
         )
+        workers = WorkerServicer(hub, WorkerTools(book, worker_book, catalog))
+        server.add(add_WorkerServiceServicer_to_server, workers, drain_streams=True)
         await service.serve(server, stop)
 
 

@@ -55,6 +55,7 @@ class ToolRegistrySettings(ServiceSettings):
     executions_max: int = Field(default=1000, ge=1)
     execution_lease_seconds: float = Field(default=6.0, ge=2)
     execution_retention_days: float = Field(default=30.0, gt=0)
+    worker_lease_seconds: float = Field(default=15.0, ge=1)
 
     smtp_url: Annotated[SecretStr | None, AfterValidator(_check_smtp_url)] = None
     mail_from: Annotated[str, AfterValidator(_check_sender)] = "pawl@localhost"
