@@ -65,6 +65,8 @@ class PostgresToolBook:
             await connection.execute(_LOCK, store_id)
             current = await connection.fetchrow(_CURRENT, store_id, [definition.name])
             if current is not None:
+                if current["source"] != source:
+                    raise ToolExists(f"{definition.name!r} is a tool of the source {current['source']!r}")
                 known = (current["definition_hash"], current["source"], current["binding"])
                 if known == (definition_hash(definition), source, binding):
                     return _version(current)

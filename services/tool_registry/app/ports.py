@@ -63,7 +63,7 @@ class ToolBook(Protocol):
         """Register a store's tool, durably; the same definition again (source and binding too) changes nothing.
 
         Raises:
-            ToolExists: the name has another definition and `replace` is not set.
+            ToolExists: the name has another definition and `replace` is not set, or is that of another source.
         """
         ...
 

@@ -36,7 +36,7 @@ class WorkerTools:
         Raises:
             InvalidField, InvalidSchema: a definition cannot be used; nothing is registered.
             ToolExists: a name is that of another source; nothing is registered, unless
-                the other one came in the same moment.
+                that source registers it at the same time.
         """
         self._check(hello.definitions)
         source = source_of(hello.group_name)
