@@ -41,12 +41,11 @@ def database_url(registry_database_url: str) -> str:
 async def _empty(url: str) -> None:
     connection = await asyncpg.connect(url)
     try:
-        await connection.execute(
-            "DELETE FROM tool_registry.plan_changes; DELETE FROM tool_registry.tasks;"
-            "DELETE FROM tool_registry.projects; DELETE FROM tool_registry.tools;"
-            "DELETE FROM tool_registry.tool_versions; DELETE FROM tool_registry.executions;"
-            "DELETE FROM tool_registry.rule_uses; DELETE FROM tool_registry.rules;"
-            "DELETE FROM tool_registry.resource_locks; DELETE FROM tool_registry.instances"
+        tables = await connection.fetch(
+            "SELECT tablename FROM pg_tables WHERE schemaname = 'tool_registry' AND tablename <> 'migrations'"
         )
+        # In any order: without the foreign keys.
+        deletes = "".join(f"DELETE FROM tool_registry.{row['tablename']};" for row in tables)
+        await connection.execute(f"SET session_replication_role = replica; {deletes}")
     finally:
         await connection.close()

@@ -16,6 +16,7 @@ from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub, add_ExecutionServiceServicer_to_server
 from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub, add_RuleServiceServicer_to_server
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub, add_ToolServiceServicer_to_server
+from pawl.tool.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 
 from services.chassis.auth import ApiKey, KeyAuthenticator
 from services.chassis.clock import SystemClock
@@ -30,6 +31,7 @@ from services.tool_registry.adapters.postgres_locks import PostgresResourceLocks
 from services.tool_registry.adapters.postgres_rules import PostgresRuleBook
 from services.tool_registry.adapters.postgres_tools import PostgresToolBook
 from services.tool_registry.adapters.process_runner import ProcessRunner
+from services.tool_registry.adapters.postgres_workers import PostgresWorkerBook
 from services.tool_registry.adapters.python_runner import PythonRunner
 from services.tool_registry.adapters.secret_file import FileSecrets
 from services.tool_registry.app.attempt import AttemptParts
@@ -39,9 +41,12 @@ from services.tool_registry.app.executor import Executor, ExecutorOptions
 from services.tool_registry.app.permits import Permits
 from services.tool_registry.app.ports import Journal
 from services.tool_registry.app.rules import Rules
+from services.tool_registry.app.worker_tools import WorkerTools
+from services.tool_registry.app.workers import WorkerHub, WorkerOptions
 from services.tool_registry.rpc.execution_servicer import ExecutionServicer
 from services.tool_registry.rpc.rule_servicer import RuleServicer
 from services.tool_registry.rpc.tool_servicer import ToolServicer
+from services.tool_registry.rpc.worker_servicer import WorkerServicer
 from services.tool_registry.sdk import Tool
 
 if TYPE_CHECKING:
@@ -54,6 +59,9 @@ KEYS = [
     ApiKey(key=f"key-of-{user}-of-{store}", store_id=store, user_id=user, roles=[])
     for store in ("acme", "other")
     for user in ("ann", "bob")
+] + [
+    ApiKey(key=f"key-of-a-worker-of-{store}", store_id=store, user_id="machine", roles=["worker"])
+    for store in ("acme", "other")
 ]
 KEYS.append(ApiKey(key="key-of-root-of-acme", store_id="acme", user_id="root", roles=["admin"]))
 KEYS.append(ApiKey(key="key-of-vic-of-acme", store_id="acme", user_id="vic", roles=["viewer"]))
@@ -77,6 +85,8 @@ class Registry:
     metrics: Metrics
     runner: PythonRunner
     instance_id: str
+    stop: Callable[[], None]
+    """Say that the process is to end; the server goes on until the registry is left."""
 
     @property
     def ann(self) -> ToolServiceAsyncStub:
@@ -168,6 +178,7 @@ async def running(
     threads_max: int = 4,
     processes_max: int = 2,
     drain_seconds: float = 1.0,
+    worker_options: WorkerOptions | None = None,
     wrap_journal: Callable[[Journal], Journal] = lambda journal: journal,
 ) -> AsyncIterator[Registry]:
     """Run a registry with these tools; several on one database are replicas."""
@@ -182,7 +193,9 @@ async def running(
         journal = wrap_journal(PostgresJournal(database, instance_id=instance_id, lease_seconds=options.lease_seconds))
         threads = PythonRunner(threads_max=threads_max)
         processes = ProcessRunner(threads, processes_max=processes_max)
-        catalog = Catalog(PostgresToolBook(database), sources={})
+        book, worker_book = PostgresToolBook(database), PostgresWorkerBook(database, instance_id=instance_id)
+        hub = WorkerHub(worker_book, clock=clock, stopping=stop.wait, options=worker_options or WorkerOptions())
+        catalog = Catalog(book, sources={"worker": hub})
         await catalog.load("module:test", tools)
         rules = Rules(PostgresRuleBook(database), catalog, ids, clock)
         observer = RegistryMetrics(metrics)
@@ -222,7 +235,9 @@ async def running(
             service_only=True,
             drain_streams=True,
         )
-        async with processes, executor, server, _Channels(server.address) as channels:
+        workers = WorkerServicer(hub, WorkerTools(book, worker_book, catalog))
+        server.add(add_WorkerServiceServicer_to_server, workers, drain_streams=True)
+        async with processes, hub, executor, server, _Channels(server.address) as channels:
             yield Registry(
                 address=server.address,
                 execution=ExecutionServiceStub(channels.service),
@@ -233,6 +248,7 @@ async def running(
                 metrics=metrics,
                 runner=threads,
                 instance_id=instance_id,
+                stop=stop.set,
             )
             stop.set()
 
