@@ -1,0 +1,130 @@
+"""A worker that a test leads frame by frame."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+from pawl.event.v1 import call_pb2
+from pawl.tool.v1 import tool_pb2, worker_pb2
+from pawl.tool.v1.worker_pb2_grpc import WorkerServiceStub
+
+from services.chassis.rpc_client import open_channel
+from tests.poll import PATIENCE_SECONDS
+from tests.rpc.tool_registry.registry import Registry
+
+Request = worker_pb2.AttachWorkerRequest
+Status = worker_pb2.ResultStatus
+Purpose = worker_pb2.InvocationPurpose
+Effect = call_pb2.EffectClass
+
+
+def definition(
+    name: str = "charge", *, effect: int = Effect.EFFECT_CLASS_AT_MOST_ONCE, **changes: Any
+) -> tool_pb2.ToolDefinition:
+    """A tool of a worker that needs no approval."""
+    fields: dict[str, Any] = {
+        "name": name,
+        "description": "Charge an amount.",
+        "arguments_schema_json": b'{"type": "object", "properties": {"amount": {"type": "integer"}}}',
+        "context": call_pb2.EXECUTION_CONTEXT_BACKEND,
+        "category": call_pb2.TOOL_CATEGORY_SAFE,
+        "effect_class": effect,
+        "timeout_seconds": 60,
+    }
+    return tool_pb2.ToolDefinition(**fields | changes)
+
+
+class AttachedWorker:
+    """One stream of a worker. Frames that it was not asked for yet wait."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+
+    async def send(self, **frame: Any) -> None:
+        await self.call.write(Request(**frame))
+
+    async def next(self) -> Any:
+        """The next frame from the registry; heartbeats and their answers are asked for by name."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            response = await self.call.read()
+        assert response is not grpc.aio.EOF
+        return getattr(response, response.WhichOneof("frame"))
+
+    async def invocation(self) -> worker_pb2.Invocation:
+        frame = await self.next()
+        assert isinstance(frame, worker_pb2.Invocation), frame
+        return frame
+
+    async def beat(self) -> None:
+        await self.send(heartbeat=worker_pb2.WorkerHeartbeat())
+        assert isinstance(await self.next(), worker_pb2.WorkerHeartbeatAnswer)
+
+    async def answer(self, invocation: worker_pb2.Invocation, value: Any = "done", **outcome: Any) -> int:
+        """Send a result, and give the status of its receipt."""
+        outcome = outcome or {"content_json": json.dumps(value).encode()}
+        await self.send(
+            result=worker_pb2.WorkerResult(call_id=invocation.call_id, lease_epoch=invocation.lease_epoch, **outcome)
+        )
+        receipt = await self.next()
+        assert isinstance(receipt, worker_pb2.ResultReceipt), receipt
+        assert (receipt.call_id, receipt.lease_epoch) == (invocation.call_id, invocation.lease_epoch)
+        return receipt.status
+
+    def vanish(self) -> None:
+        """Break the stream, as a process that is killed does."""
+        self.call.cancel()
+
+    async def ended(self) -> grpc.StatusCode:
+        """How the stream ended."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            code: grpc.StatusCode = await self.call.code()
+        return code
+
+
+@asynccontextmanager
+async def attached(
+    registry: Registry,
+    *tools: tool_pb2.ToolDefinition,
+    worker: str = "w1",
+    group: str = "billing",
+    key: str = "key-of-a-worker-of-acme",
+    calls_max: int = 1,
+    held: Mapping[str, int] | None = None,
+) -> AsyncIterator[AttachedWorker]:
+    """Attach a worker; it has been welcomed."""
+    async with stream(registry, key) as opened:
+        await opened.send(hello=hello(tools or (definition(),), worker, group, calls_max, held or {}))
+        assert isinstance(await opened.next(), worker_pb2.WorkerWelcome)
+        yield opened
+
+
+@asynccontextmanager
+async def stream(registry: Registry, key: str) -> AsyncIterator[AttachedWorker]:
+    """Open a stream; nothing was sent yet."""
+    channel = open_channel(registry.address, service_key=key)
+    try:
+        yield AttachedWorker(WorkerServiceStub(channel).AttachWorker())
+    finally:
+        await channel.close()
+
+
+def hello(
+    tools: Sequence[tool_pb2.ToolDefinition],
+    worker: str = "w1",
+    group: str = "billing",
+    calls_max: int = 1,
+    held: Mapping[str, int] | None = None,
+) -> worker_pb2.WorkerHello:
+    """How a worker introduces itself."""
+    return worker_pb2.WorkerHello(
+        group_name=group,
+        worker_id=worker,
+        tools=tools,
+        calls_max=calls_max,
+        held_calls=[worker_pb2.HeldCall(call_id=call, lease_epoch=epoch) for call, epoch in (held or {}).items()],
+    )
