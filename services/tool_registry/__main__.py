@@ -20,8 +20,8 @@ from services.tool_registry.adapters.postgres_locks import PostgresResourceLocks
 from services.tool_registry.adapters.postgres_planning import PostgresPlanBook
 from services.tool_registry.adapters.postgres_rules import PostgresRuleBook
 from services.tool_registry.adapters.postgres_tools import PostgresToolBook
-from services.tool_registry.adapters.process_runner import ProcessRunner
 from services.tool_registry.adapters.postgres_workers import PostgresWorkerBook
+from services.tool_registry.adapters.process_runner import ProcessRunner
 from services.tool_registry.adapters.python_runner import PythonRunner
 from services.tool_registry.adapters.secret_file import FileSecrets
 from services.tool_registry.app.attempt import AttemptParts

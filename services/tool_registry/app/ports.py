@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from services.tool_registry.domain.definition import Effect, ToolDefinition, ToolVersion
 from services.tool_registry.domain.execution import ExecutionResult
+from services.tool_registry.domain.outbound import OutboundRequest, OutboundResponse
 from services.tool_registry.domain.question import Answer, Question
 from services.tool_registry.domain.rules import Rule
-from services.tool_registry.domain.outbound import OutboundRequest, OutboundResponse
 from services.tool_registry.domain.source import DiscoveredTool, Source
 from services.tool_registry.sdk import Tool, ToolContext
 

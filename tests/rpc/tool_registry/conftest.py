@@ -45,7 +45,7 @@ async def _empty(url: str) -> None:
             "SELECT tablename FROM pg_tables WHERE schemaname = 'tool_registry' AND tablename <> 'migrations'"
         )
         # In any order: without the foreign keys.
-        deletes = "".join(f"DELETE FROM tool_registry.{row['tablename']};" for row in tables)
+        deletes = "".join(f"DELETE FROM tool_registry.{row['tablename']};" for row in tables)  # noqa: S608
         await connection.execute(f"SET session_replication_role = replica; {deletes}")
     finally:
         await connection.close()
