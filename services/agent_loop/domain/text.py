@@ -7,6 +7,7 @@ from typing import Final
 
 _NAME_CHARACTERS_MAX: Final = 64
 _NOT_IN_A_NAME: Final = re.compile(r"[^a-zA-Z0-9_-]+")
+_DOTTED: Final = re.compile(r"(?=.{3,63}\Z)[a-zA-Z0-9_-]+\.[a-zA-Z0-9_-]+", re.ASCII)
 
 
 def clean(text: str) -> str:
@@ -21,7 +22,9 @@ def clean(text: str) -> str:
 
 
 def tool_name(text: str) -> str:
-    """Return `text` as a name that every model server takes back: ^[a-zA-Z0-9_-]{1,64}$."""
+    """Return `text` as a name that a tool can have: ^[a-zA-Z0-9_-]{1,64}$, or one dot inside at most 63 characters."""
+    if _DOTTED.fullmatch(text.strip()):
+        return text.strip()
     return _NOT_IN_A_NAME.sub("_", text.strip())[:_NAME_CHARACTERS_MAX] or "unnamed"
 
 

@@ -26,7 +26,9 @@ RATE_PER_MINUTE_MAX: Final = 100_000
 CACHE_SECONDS_MAX: Final = 86400.0
 APPROVALS_MAX: Final = 5
 
-_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}", re.ASCII)
+# One dot stands between a source and its tool. Such a name has room for the two characters that a model server needs
+# in place of the dot.
+_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}|(?=.{3,63}\Z)[a-zA-Z0-9_-]+\.[a-zA-Z0-9_-]+", re.ASCII)
 # Tab, line feed and carriage return are text; no other control character is.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _VERSION_MAX: Final = 2**31 - 1
@@ -137,7 +139,11 @@ def check_definition(definition: ToolDefinition) -> None:
     Raises:
         InvalidField: metadata `field` names the first that is not.
     """
-    _require(can_exist(definition.name), "name", "must match ^[a-zA-Z0-9_-]{1,64}$")
+    _require(
+        can_exist(definition.name),
+        "name",
+        "must match ^[a-zA-Z0-9_-]{1,64}$, or with a dot inside have at most 63 characters",
+    )
     _require(
         1 <= len(definition.description.encode()) <= DESCRIPTION_BYTES_MAX,
         "description",

@@ -15,6 +15,7 @@ import openai
 from services.agent_loop.adapters.model import failure
 from services.agent_loop.adapters.model.answer import Answer
 from services.agent_loop.adapters.model.direct import HEADERS, PATH, Direct, RefusedError
+from services.agent_loop.adapters.model.names import names_of, renamed
 from services.agent_loop.adapters.model.response import HttpxResponse, Response
 from services.agent_loop.domain.model import ModelError, ModelRequest, Piece
 
@@ -71,13 +72,18 @@ class OpenAiModel:
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
         deadline = asyncio.get_running_loop().time() + request.deadline_seconds
-        response = await self._open(request)
+        names = names_of(request)
+        response = await self._open(request if names is None else renamed(request, names))
         answer = Answer()
         try:
             while not answer.done and (data := await _read(response, answer, request, deadline)) is not None:
                 for piece in answer.feed(data):
-                    yield piece
-            for piece in answer.end():
+                    if names is None:
+                        yield piece
+                    else:
+                        for named in names.inward(piece):
+                            yield named
+            for piece in answer.end() if names is None else names.last(answer.end()):
                 yield piece
             await _drain(response)
         finally:
