@@ -116,13 +116,15 @@ class SourceToolPolicy(_message.Message):
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     EXCLUDED_FIELD_NUMBER: _builtins.int
     tool_name: _builtins.str
-    """Name of the tool, without the source; "*" for all that have none of their
-    own.
+    """Name of the tool as it is registered, without the source; "*" for all that
+    have no policy of their own.
     """
     category: _call_pb2.ToolCategory.ValueType
     """Unspecified: SENSITIVE, or DESTRUCTIVE if the source says so."""
     effect_class: _call_pb2.EffectClass.ValueType
-    """Unspecified: AT_MOST_ONCE."""
+    """Unspecified: AT_MOST_ONCE. RECONCILABLE cannot be: no source can be asked
+    what became of a call.
+    """
     timeout_seconds: _builtins.float
     """As ToolDefinition.timeout_seconds."""
     excluded: _builtins.bool
@@ -146,8 +148,10 @@ Global___SourceToolPolicy: _TypeAlias = SourceToolPolicy  # noqa: Y015
 
 @_typing.final
 class McpStdioConfig(_message.Message):
-    """McpStdioConfig starts a program. It gets no environment but PATH, HOME (an
-    empty folder of its own), LANG and what is named here.
+    """McpStdioConfig starts a program. It gets no environment but PATH, HOME and
+    TMPDIR (an empty folder of its own, deleted afterwards), LANG and what is named
+    here. It and all that it starts are killed when the source is idle for 5
+    minutes or removed, and when the registry ends, however it ends.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -197,6 +201,16 @@ class McpStdioConfig(_message.Message):
     SECRET_ENVIRONMENT_FIELD_NUMBER: _builtins.int
     READABLE_PATHS_FIELD_NUMBER: _builtins.int
     WRITABLE_PATHS_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_MAX_FIELD_NUMBER: _builtins.int
+    PROCESSES_MAX_FIELD_NUMBER: _builtins.int
+    memory_bytes_max: _builtins.int
+    """Bytes of memory that it and all that it starts may use, from 33554432; 0
+    means 1073741824. Kept on Linux.
+    """
+    processes_max: _builtins.int
+    """Processes that it may be, itself included, 1 to 1000; 0 means 64. Kept on
+    Linux.
+    """
     @_builtins.property
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The program and its arguments; 1 to 64."""
@@ -213,11 +227,18 @@ class McpStdioConfig(_message.Message):
 
     @_builtins.property
     def readable_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Folders that it may read. Empty means any that the registry's user may."""
+        """Folders that it may read, absolute, beside HOME and what programs of the
+        system need: /usr, /bin, /lib and the like. Empty means any that the
+        registry's user may.
+        """
 
     @_builtins.property
     def writable_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Folders that it may read and write."""
+        """Folders that it may read and write, absolute, beside HOME. Empty means none
+        if `readable_paths` are given, else any that the registry's user may. The
+        limits are kept by the kernel (Landlock); where it cannot, a source with
+        limits is SOURCE_UNREACHABLE.
+        """
 
     def __init__(
         self,
@@ -227,10 +248,12 @@ class McpStdioConfig(_message.Message):
         secret_environment: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         readable_paths: _abc.Iterable[_builtins.str] | None = ...,
         writable_paths: _abc.Iterable[_builtins.str] | None = ...,
+        memory_bytes_max: _builtins.int = ...,
+        processes_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "environment", b"environment", "readable_paths", b"readable_paths", "secret_environment", b"secret_environment", "writable_paths", b"writable_paths"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "environment", b"environment", "memory_bytes_max", b"memory_bytes_max", "processes_max", b"processes_max", "readable_paths", b"readable_paths", "secret_environment", b"secret_environment", "writable_paths", b"writable_paths"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

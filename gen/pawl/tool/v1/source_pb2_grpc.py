@@ -32,6 +32,8 @@ class SourceServiceStub(object):
     servers over stdio, which are programs on the registry's machine, the role
     operator.
 
+    Kinds that a deployment does not serve are INVALID_FIELD.
+
     What a source says of itself is believed in nothing that could do harm: its
     tools are SENSITIVE and AT_MOST_ONCE unless a policy of the request says
     otherwise. Their definitions are pinned: a tool whose source describes it
@@ -77,6 +79,8 @@ class SourceServiceServicer(object):
     credential. Reading needs no role; everything else the role admin, and MCP
     servers over stdio, which are programs on the registry's machine, the role
     operator.
+
+    Kinds that a deployment does not serve are INVALID_FIELD.
 
     What a source says of itself is believed in nothing that could do harm: its
     tools are SENSITIVE and AT_MOST_ONCE unless a policy of the request says
@@ -178,6 +182,8 @@ class SourceService(object):
     credential. Reading needs no role; everything else the role admin, and MCP
     servers over stdio, which are programs on the registry's machine, the role
     operator.
+
+    Kinds that a deployment does not serve are INVALID_FIELD.
 
     What a source says of itself is believed in nothing that could do harm: its
     tools are SENSITIVE and AT_MOST_ONCE unless a policy of the request says

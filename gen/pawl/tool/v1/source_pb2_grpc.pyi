@@ -33,6 +33,8 @@ class SourceServiceStub:
     servers over stdio, which are programs on the registry's machine, the role
     operator.
 
+    Kinds that a deployment does not serve are INVALID_FIELD.
+
     What a source says of itself is believed in nothing that could do harm: its
     tools are SENSITIVE and AT_MOST_ONCE unless a policy of the request says
     otherwise. Their definitions are pinned: a tool whose source describes it
@@ -84,6 +86,8 @@ class SourceServiceAsyncStub(SourceServiceStub):
     servers over stdio, which are programs on the registry's machine, the role
     operator.
 
+    Kinds that a deployment does not serve are INVALID_FIELD.
+
     What a source says of itself is believed in nothing that could do harm: its
     tools are SENSITIVE and AT_MOST_ONCE unless a policy of the request says
     otherwise. Their definitions are pinned: a tool whose source describes it
@@ -130,6 +134,8 @@ class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
     credential. Reading needs no role; everything else the role admin, and MCP
     servers over stdio, which are programs on the registry's machine, the role
     operator.
+
+    Kinds that a deployment does not serve are INVALID_FIELD.
 
     What a source says of itself is believed in nothing that could do harm: its
     tools are SENSITIVE and AT_MOST_ONCE unless a policy of the request says

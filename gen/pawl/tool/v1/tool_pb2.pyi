@@ -44,7 +44,9 @@ class ToolDefinition(_message.Message):
     CACHE_SECONDS_FIELD_NUMBER: _builtins.int
     APPROVALS_REQUIRED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """^[a-zA-Z0-9_-]{1,64}$, unique in its store."""
+    """^[a-zA-Z0-9_-]{1,64}$, unique in its store. The name of a tool of a source
+    has one dot inside, `<source>.<tool>`, and at most 63 characters.
+    """
     description: _builtins.str
     """What it does, for the model; 1 to 4096 bytes."""
     arguments_schema_json: _builtins.bytes
