@@ -13,7 +13,7 @@ from services.tool_registry.domain.execution import ExecutionResult
 from services.tool_registry.domain.outbound import OutboundRequest, OutboundResponse
 from services.tool_registry.domain.question import Answer, Question
 from services.tool_registry.domain.rules import Rule
-from services.tool_registry.domain.source import DiscoveredTool, Source
+from services.tool_registry.domain.source import DiscoveredTool, Source, SourceRecord, SourceState
 from services.tool_registry.sdk import Tool, ToolContext
 
 CallKey = tuple[str, str]
@@ -42,6 +42,34 @@ class Connector(ToolSource, Protocol):
 
     async def forget(self, store_id: str, name: str) -> None:
         """Close what is open for a source that was removed or changed. Idempotent."""
+        ...
+
+
+class SourceStore(Protocol):
+    """The sources of stores, durable. Their tools are in the ToolBook."""
+
+    async def put(self, record: SourceRecord) -> None:
+        """Write a source, in place of one of its name.
+
+        Raises:
+            InvalidField: the store has SOURCES_MAX sources.
+        """
+        ...
+
+    async def set_state(self, store_id: str, name: str, state: SourceState, problem: str) -> None:
+        """Write where a source stands; one that is gone stays gone."""
+        ...
+
+    async def get(self, store_id: str, name: str) -> SourceRecord | None:
+        """Return a source of a store."""
+        ...
+
+    async def list(self, store_id: str) -> Sequence[SourceRecord]:
+        """Return the sources of a store, by name."""
+        ...
+
+    async def remove(self, store_id: str, name: str) -> bool:
+        """Delete a source; returns whether it was there."""
         ...
 
 

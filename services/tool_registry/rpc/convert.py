@@ -102,32 +102,36 @@ def tool_message(entry: ToolVersion) -> tool_pb2.Tool:
 
 
 def _tool_message(entry: ToolVersion) -> tool_pb2.Tool:
-    definition = entry.definition
     message = tool_pb2.Tool(
-        definition=tool_pb2.ToolDefinition(
-            name=definition.name,
-            description=definition.description,
-            arguments_schema_json=dumps_canonical(dict(definition.arguments_schema)),
-            context=_to_wire(definition.context),
-            category=_to_wire(definition.category),
-            effect_class=_to_wire(definition.effect),
-            timeout_seconds=definition.timeout_seconds,
-            parallel=definition.parallel,
-            resource_keys=definition.resource_keys,
-            result_bytes_max=definition.result_bytes_max,
-            allowed_user_ids=definition.allowed_user_ids,
-            allowed_roles=definition.allowed_roles,
-            rate_per_minute=definition.rate_per_minute,
-            cache_seconds=definition.cache_seconds,
-            approvals_required=definition.approvals_required,
-            offer_fallback=_to_wire(definition.offer_fallback),
-            fallback_tool_name=definition.fallback_tool_name,
-        ),
+        definition=definition_message(entry.definition),
         version=entry.version,
         source=entry.source,
     )
     message.create_time.FromMicroseconds(int(entry.create_time * 1_000_000))
     return message
+
+
+def definition_message(definition: ToolDefinition) -> tool_pb2.ToolDefinition:
+    """Return the message of a definition."""
+    return tool_pb2.ToolDefinition(
+        name=definition.name,
+        description=definition.description,
+        arguments_schema_json=dumps_canonical(dict(definition.arguments_schema)),
+        context=_to_wire(definition.context),
+        category=_to_wire(definition.category),
+        effect_class=_to_wire(definition.effect),
+        timeout_seconds=definition.timeout_seconds,
+        parallel=definition.parallel,
+        resource_keys=definition.resource_keys,
+        result_bytes_max=definition.result_bytes_max,
+        allowed_user_ids=definition.allowed_user_ids,
+        allowed_roles=definition.allowed_roles,
+        rate_per_minute=definition.rate_per_minute,
+        cache_seconds=definition.cache_seconds,
+        approvals_required=definition.approvals_required,
+        offer_fallback=_to_wire(definition.offer_fallback),
+        fallback_tool_name=definition.fallback_tool_name,
+    )
 
 
 def identity_from(context: execution_pb2.CallContext, call_id: str) -> CallIdentity:
