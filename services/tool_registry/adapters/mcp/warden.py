@@ -1,0 +1,399 @@
+"""Stands between the registry and a program that it starts: limits it, and kills all of it at the end.
+
+Run by path, in a Python without site-packages: nothing but the standard library
+is imported here. Standard input, output and error are the program's own. The
+file descriptor named on the command line is a socket to the registry:
+
+    registry -> warden   one line of JSON: what to start, see `Order`
+    warden -> registry   one line of JSON: {} when it is started, {"problem": "..."} when it cannot be,
+                         and a second one when the warden ended it for breaking a limit
+
+When the socket closes, whatever the reason, or the program ends, the warden
+kills everything that the program has started, deletes its folder, and ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import socket
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import Final, TypedDict
+
+_TICK_SECONDS: Final = 0.25
+_GRACE_SECONDS: Final = 1.0
+_KILL_SECONDS: Final = 5.0
+_ORDER_BYTES_MAX: Final = 8 * 1024 * 1024
+_IS_LINUX: Final = sys.platform == "linux"
+
+# prctl
+_SET_PDEATHSIG: Final = 1
+_SET_CHILD_SUBREAPER: Final = 36
+_SET_NO_NEW_PRIVS: Final = 38
+
+# Landlock: system calls, which have these numbers on every architecture, and rights by the version that brought them.
+_CREATE_RULESET: Final = 444
+_ADD_RULE: Final = 445
+_RESTRICT_SELF: Final = 446
+_ABI_OF: Final = 1
+_PATH_BENEATH: Final = 1
+_EXECUTE: Final = 1 << 0
+_WRITE_FILE: Final = 1 << 1
+_READ_FILE: Final = 1 << 2
+_READ_DIR: Final = 1 << 3
+_MAKE_BLOCK: Final = 1 << 11
+_REFER: Final = 1 << 13
+_TRUNCATE: Final = 1 << 14
+_IOCTL_DEV: Final = 1 << 15
+_RIGHTS_OF_ABI: Final = (0, (1 << 13) - 1, (1 << 14) - 1, (1 << 15) - 1, (1 << 15) - 1, (1 << 16) - 1)
+_READ: Final = _EXECUTE | _READ_FILE | _READ_DIR
+_ON_FILES: Final = _EXECUTE | _READ_FILE | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV
+_SCOPE_ABI: Final = 6
+_SCOPES: Final = 0b11  # abstract sockets and signals of others
+
+# What programs of the system need to run at all.
+_SYSTEM_PATHS: Final = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/opt",
+    "/etc/alternatives",
+    "/etc/ca-certificates",
+    "/etc/group",
+    "/etc/host.conf",
+    "/etc/hosts",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/localtime",
+    "/etc/mime.types",
+    "/etc/nsswitch.conf",
+    "/etc/passwd",
+    "/etc/pki",
+    "/etc/resolv.conf",
+    "/etc/ssl",
+    "/etc/timezone",
+    "/proc",
+    "/run/systemd/resolve",
+    "/sys/devices/system/cpu",
+    "/sys/fs/cgroup",
+)
+_DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
+
+
+class Order(TypedDict):
+    """What to start, and within which limits."""
+
+    command: list[str]
+    environment: dict[str, str]
+    home: str
+    """A folder of its own, its working directory; deleted at the end."""
+    readable: list[str]
+    writable: list[str]
+    is_confined: bool
+    """Whether it may reach no other files than those above and the system's."""
+    memory_bytes_max: int
+    processes_max: int
+
+
+class StartProblem(Exception):
+    """The program cannot be started as ordered; the message is for people."""
+
+
+def main(control: socket.socket) -> int:
+    """Start what is ordered and stay until it, or the registry, is gone; returns the exit code."""
+    control.set_inheritable(False)
+    order = _read_order(control)
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+    problem = ""
+    try:
+        child = _start(order)
+    except (StartProblem, OSError, ValueError) as error:
+        _say(control, str(error))
+        shutil.rmtree(order["home"], ignore_errors=True)
+        return 127
+    try:
+        _say(control, "")
+        _let_go()
+        poll = select.poll()
+        poll.register(control, select.POLLIN)
+        poll.register(wake_read, select.POLLIN)
+        while not problem:
+            for descriptor, _ in poll.poll(_TICK_SECONDS * 1000):
+                if descriptor == wake_read:
+                    os.read(wake_read, 4096)
+                elif not control.recv(4096):
+                    return 0
+            ended = _reap(child)
+            if ended is not None:
+                return ended
+            problem = _broken_limit(order)
+        _say(control, problem)
+        return 1
+    finally:
+        _end_all(child, at_once=bool(problem))
+        shutil.rmtree(order["home"], ignore_errors=True)
+
+
+def _read_order(control: socket.socket) -> Order:
+    data = b""
+    while not data.endswith(b"\n"):
+        part = control.recv(65536)
+        if not part or len(data) > _ORDER_BYTES_MAX:
+            raise SystemExit(2)
+        data += part
+    order: Order = json.loads(data)
+    return order
+
+
+def _say(control: socket.socket, problem: str) -> None:
+    with contextlib.suppress(OSError):
+        control.sendall(json.dumps({"problem": problem} if problem else {}).encode() + b"\n")
+
+
+def _let_go() -> None:
+    """Close the warden's own ends of the program's pipes, so that each side sees the other go."""
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+
+
+def _start(order: Order) -> int:
+    """Fork the program and return its process id once it runs."""
+    rules = _ruleset(order)
+    threads_max = _threads_of_user() + 16 * order["processes_max"]
+    warden = os.getpid()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(read)
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            # If the warden itself is killed. The parent may be gone before this is said.
+            _prctl(_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != warden:
+                os._exit(127)
+            _limit(order, threads_max)
+            os.chdir(order["home"])
+            if rules is not None:
+                _confine(rules)
+            os.execvpe(order["command"][0], order["command"], order["environment"])  # noqa: S606  # no shell is wanted
+        except BaseException as error:  # noqa: BLE001  # whatever it is, the other side of the fork must hear it
+            text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            os.write(write, f"cannot start {order['command'][0]!r}: {text}".encode()[:1000])
+        finally:
+            os._exit(127)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        problem = pipe.read().decode(errors="replace")
+    if rules is not None:
+        os.close(rules)
+    if problem:
+        os.waitpid(child, 0)
+        raise StartProblem(problem)
+    return child
+
+
+def _limit(order: Order, threads_max: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if _IS_LINUX:
+        # Of writable memory: programs like node reserve far more addresses than they use.
+        memory = order["memory_bytes_max"]
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+        # Counts all threads of the user, so this only bounds what can happen between two looks at the processes.
+        hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+        threads = threads_max if hard == resource.RLIM_INFINITY else min(threads_max, hard)
+        resource.setrlimit(resource.RLIMIT_NPROC, (threads, threads))
+
+
+def _threads_of_user() -> int:
+    if not _IS_LINUX:
+        return 0
+    user, count = os.getuid(), 0
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if entry.stat().st_uid == user:
+                    count += sum(1 for _ in os.scandir(f"/proc/{entry.name}/task"))
+    return count
+
+
+def _broken_limit(order: Order) -> str:
+    """Return which limit the program has broken together with all that it started, or an empty text."""
+    if not _IS_LINUX:
+        return ""
+    found = _descendants(os.getpid())
+    if len(found) > order["processes_max"]:
+        return f"it had more than {order['processes_max']} processes and was ended"
+    page = resource.getpagesize()
+    used = 0
+    for process in found:
+        with contextlib.suppress(OSError, ValueError):
+            _, resident, shared = Path(f"/proc/{process}/statm").read_bytes().split()[:3]
+            used += (int(resident) - int(shared)) * page
+    if used > order["memory_bytes_max"]:
+        return f"it used more than {order['memory_bytes_max']} bytes of memory and was ended"
+    return ""
+
+
+def _descendants(root: int) -> list[int]:
+    """Return the processes below `root`; those whose parent has ended are the warden's own."""
+    found: list[int] = []
+    waiting = [root]
+    while waiting:
+        process = waiting.pop()
+        with contextlib.suppress(OSError):
+            for thread in os.scandir(f"/proc/{process}/task"):
+                children = [int(child) for child in Path(thread.path, "children").read_bytes().split()]
+                found += children
+                waiting += children
+    return found
+
+
+def _reap(child: int) -> int | None:
+    """Collect what has ended; returns the exit code of the program itself if it is among that."""
+    code = None
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if process == 0:
+                break
+            if process == child:
+                code = abs(os.waitstatus_to_exitcode(status))
+    return code
+
+
+def _end_all(child: int, *, at_once: bool) -> None:
+    """End the program and all that it has started: asked to first, killed then."""
+    began = time.monotonic()
+    signals = [(0.0, signal.SIGKILL)] if at_once else [(0.0, signal.SIGTERM), (_GRACE_SECONDS, signal.SIGKILL)]
+    while time.monotonic() - began < _KILL_SECONDS:
+        passed = time.monotonic() - began
+        due = [number for after, number in signals if after <= passed]
+        signals = [(after, number) for after, number in signals if after > passed]
+        if not signals and not due:
+            due = [signal.SIGKILL]  # Also those that were started meanwhile.
+        for number in due:
+            _signal_all(child, number)
+        _reap(child)
+        try:
+            os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        time.sleep(0.02)
+
+
+def _signal_all(child: int, number: int) -> None:
+    with contextlib.suppress(OSError):
+        os.killpg(child, number)
+    if _IS_LINUX:
+        for process in _descendants(os.getpid()):
+            with contextlib.suppress(OSError):
+                os.kill(process, number)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _IS_LINUX:
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _landlock(number: int, *arguments: ctypes.c_void_p | ctypes.c_size_t | ctypes.c_uint32 | ctypes.c_int) -> int:
+    result: int = ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(number), *arguments)
+    return result
+
+
+def _landlock_abi() -> int:
+    """Return the version of Landlock in this kernel; 0 if there is none."""
+    if not _IS_LINUX:
+        return 0
+    return max(_landlock(_CREATE_RULESET, ctypes.c_void_p(None), ctypes.c_size_t(0), ctypes.c_uint32(_ABI_OF)), 0)
+
+
+def _ruleset(order: Order) -> int | None:
+    """Return the rules for the program as a file descriptor; None where the kernel has none and none are asked for.
+
+    Also without limits on files, rules keep it away from the memory and
+    environment of the registry, and from sending it signals.
+
+    Raises:
+        StartProblem: limits are asked for, and this machine cannot keep them.
+    """
+    abi = _landlock_abi()
+    if not order["is_confined"]:
+        return _create(_MAKE_BLOCK, abi) if abi else None
+    if abi < 3:  # noqa: PLR2004  # before that, a file can be cut off without the right to write
+        raise StartProblem("its access to files cannot be limited: this needs Linux 6.2 or newer, with Landlock")
+    handled = _RIGHTS_OF_ABI[min(abi, len(_RIGHTS_OF_ABI) - 1)]
+    rules = _create(handled, abi)
+    program = shutil.which(order["command"][0], path=order["environment"].get("PATH"))
+    read_everything = not order["readable"]
+    for path in ("/",) if read_everything else (*_SYSTEM_PATHS, *filter(None, [program])):
+        _allow(rules, path, _READ & handled, must_exist=False)
+    for path in order["readable"]:
+        _allow(rules, path, _READ & handled, must_exist=True)
+    for path in (order["home"], *order["writable"]):
+        _allow(rules, path, handled, must_exist=True)
+    for path in _DEVICES:
+        _allow(rules, path, (_READ | _WRITE_FILE | _IOCTL_DEV) & handled, must_exist=False)
+    return rules
+
+
+def _create(handled: int, abi: int) -> int:
+    attributes = struct.pack("=QQQ", handled, 0, _SCOPES if abi >= _SCOPE_ABI else 0)
+    size = {1: 8, 2: 8, 3: 8, 4: 16, 5: 16}.get(abi, 24)
+    buffer = ctypes.create_string_buffer(attributes, len(attributes))
+    rules = _landlock(_CREATE_RULESET, ctypes.cast(buffer, ctypes.c_void_p), ctypes.c_size_t(size), ctypes.c_uint32(0))
+    if rules < 0:
+        raise StartProblem("its access to files cannot be limited: Landlock refuses")
+    return rules
+
+
+def _allow(rules: int, path: str, rights: int, *, must_exist: bool) -> None:
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError as error:
+        if must_exist:
+            raise StartProblem(f"{path!r} cannot be opened: {error.strerror}") from None
+        return
+    try:
+        if not Path(path).is_dir():
+            rights &= _ON_FILES
+        rule = struct.pack("=Qi", rights, descriptor)
+        buffer = ctypes.create_string_buffer(rule, len(rule))
+        pointer = ctypes.cast(buffer, ctypes.c_void_p)
+        if _landlock(_ADD_RULE, ctypes.c_int(rules), ctypes.c_int(_PATH_BENEATH), pointer, ctypes.c_uint32(0)) < 0:
+            raise StartProblem(f"access to {path!r} cannot be allowed")
+    finally:
+        os.close(descriptor)
+
+
+def _confine(rules: int) -> None:
+    """Keep this process, and all that it starts, to the rules."""
+    _prctl(_SET_NO_NEW_PRIVS, 1)
+    if _landlock(_RESTRICT_SELF, ctypes.c_int(rules), ctypes.c_uint32(0)) < 0:
+        raise StartProblem("its access to files cannot be limited: Landlock refuses")
+
+
+if __name__ == "__main__":
+    sys.exit(main(socket.socket(fileno=int(sys.argv[1]))))
