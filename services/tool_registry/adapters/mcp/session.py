@@ -1,0 +1,378 @@
+"""One connection with an MCP server: opened, kept, listened to, and closed, by a task of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing
+from typing import Any, Final, Protocol, TypeAlias
+
+import httpx2
+import mcp
+import mcp.types
+import pydantic
+from mcp.client.session import ClientRequestContext
+from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
+from mcp.shared.dispatcher import ProgressFnT
+
+from services.chassis import logs
+from services.chassis.clock import Clock
+from services.errors import SourceUnreachable
+from services.tool_registry.adapters.mcp.definitions import ServerTool
+from services.tool_registry.adapters.mcp.pace import Streams, Wire
+from services.tool_registry.adapters.mcp.program import ProgramProblem
+from services.tool_registry.domain.source import TOOLS_MAX
+from services.tool_registry.sdk.values import hide, without
+
+CONNECT_SECONDS: Final = 30.0
+_LIST_SECONDS: Final = 30.0
+_CLOSE_SECONDS: Final = 15.0
+_PAGES_MAX: Final = 50
+_LISTED_MAX: Final = 5 * TOOLS_MAX
+_RELIST_SECONDS: Final = 1.0
+_RELISTEN_SECONDS: Final = 5.0
+_ROUNDS_MAX: Final = 10
+_MESSAGE_CHARACTERS_MAX: Final = 500
+_CLIENT: Final = mcp.types.Implementation(name="pawl", version="1")
+# What the package says in the server's place. The code alone is one that servers use too.
+_SESSION_GONE: Final = "Session terminated"
+_BROKEN: Final = ("Connection closed", "SSE stream ")
+
+Question: TypeAlias = mcp.types.ElicitRequestParams
+"""What a server asks the user in the middle of a call."""
+
+
+class OnQuestion(Protocol):
+    """Answers a question; `is_certain` unless it may be that of another call at the same time."""
+
+    async def __call__(self, question: Question, *, is_certain: bool) -> mcp.types.ElicitResult:
+        """Return the answer."""
+        ...
+
+
+Connect = Callable[[Wire], AbstractAsyncContextManager[Streams]]
+
+_Result: TypeAlias = mcp.types.CallToolResult | mcp.types.InputRequiredResult
+_results: Final[pydantic.TypeAdapter[_Result]] = pydantic.TypeAdapter(_Result)
+
+_log = logs.get_logger(__name__)
+
+
+class Lost(Exception):
+    """The connection ended in the middle of a call. `never_ran`: the server has refused it unseen."""
+
+    def __init__(self, problem: str, *, never_ran: bool = False) -> None:
+        self.problem = problem
+        self.never_ran = never_ran
+        super().__init__(problem)
+
+
+class Refused(Exception):
+    """The server answered a call with an error of the protocol; the message is its own."""
+
+
+class Garbled(Exception):
+    """The server answered a call with what is no result."""
+
+
+class Session:
+    """A connection that is open from `open` until it breaks, is closed, or was not used for `idle_seconds`."""
+
+    def __init__(
+        self, connect: Connect, *, name: str, secrets: Collection[str], clock: Clock, idle_seconds: float
+    ) -> None:
+        self._connect = connect
+        self._name = name
+        self._secrets = secrets
+        self._clock = clock
+        self._idle_seconds = idle_seconds
+        self._wire = Wire()
+        self._client: mcp.Client | None = None
+        self._tools: Mapping[str, ServerTool] = {}
+        self._listed = asyncio.Event()
+        self._is_stale = False
+        self._is_stopping = False
+        self._flights: list[OnQuestion] = []
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task: asyncio.Task[None] | None = None
+        self._opened_at = self._used_at = clock.monotonic()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls can be made."""
+        return self._task is not None and not self._task.done() and not self._is_stopping and not self._wire.problem
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is under way."""
+        return bool(self._flights)
+
+    @property
+    def used_at(self) -> float:
+        """When it was last used, by the monotonic clock."""
+        return self._used_at
+
+    @property
+    def opened_at(self) -> float:
+        """When it was opened, by the monotonic clock."""
+        return self._opened_at
+
+    @property
+    def problem(self) -> str:
+        """Why it broke; empty if it did not."""
+        return self._wire.problem
+
+    async def open(self) -> None:
+        """Connect, shake hands and read the tools.
+
+        Raises:
+            SourceUnreachable: that did not work; the message says why.
+        """
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"mcp {self._name}")
+        try:
+            await asyncio.shield(self._opened)
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """End it; calls under way are lost. Idempotent."""
+        self._is_stopping = True
+        self._wire.news.set()
+        if self._task is None or self._task is asyncio.current_task():
+            return
+        if not (await asyncio.wait({self._task}, timeout=0.1 if not self._opened.done() else 1.0))[0]:
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=_CLOSE_SECONDS)
+
+    async def tools(self, *, anew: bool = False) -> Mapping[str, ServerTool]:
+        """Return the tools by the server's names, as it describes them since it last said that they changed.
+
+        Raises:
+            SourceUnreachable: the connection ended.
+        """
+        if anew:
+            self._changed()
+        self._used_at = self._clock.monotonic()
+        while not self._listed.is_set() and self.is_open:
+            await self._listed.wait()
+        if not self.is_open:
+            raise SourceUnreachable(self.problem or "the connection was closed")
+        return self._tools
+
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], *, on_progress: ProgressFnT, on_question: OnQuestion
+    ) -> mcp.types.CallToolResult:
+        """Call a tool. Cancelling it tells the server so.
+
+        Raises:
+            Lost: the connection ended.
+            Refused, Garbled: the answer is an error of the protocol, or no result.
+        """
+        if self._client is None or not self.is_open:
+            raise Lost(self.problem or "the connection was closed", never_ran=True)
+        self._flights.append(on_question)
+        try:
+            return await self._call(self._client, name, dict(arguments), on_progress, on_question)
+        except mcp.MCPError as error:
+            if error.message == _SESSION_GONE:
+                self._wire.end("it does not know the session any more")
+                raise Lost(self.problem, never_ran=True) from None
+            if error.code == mcp.types.CONNECTION_CLOSED and error.message.startswith(_BROKEN):
+                self._wire.end("the connection broke")
+                raise Lost(self.problem) from None
+            raise Refused(error.message) from None
+        except pydantic.ValidationError:
+            raise Garbled from None
+        finally:
+            self._flights.remove(on_question)
+            self._used_at = self._clock.monotonic()
+
+    async def _call(
+        self,
+        client: mcp.Client,
+        name: str,
+        arguments: dict[str, Any],
+        on_progress: ProgressFnT,
+        on_question: OnQuestion,
+    ) -> mcp.types.CallToolResult:
+        """Send the call, and again with answers as long as the server asks for something first.
+
+        The package's own method checks results against the server's schema, with
+        patterns that could take for ever.
+        """
+        answers: dict[str, Any] | None = None
+        state: str | None = None
+        for _ in range(_ROUNDS_MAX):
+            request = mcp.types.CallToolRequest(
+                params=mcp.types.CallToolRequestParams(
+                    name=name, arguments=arguments, input_responses=answers, request_state=state
+                )
+            )
+            result = await client.session.send_request(request, _results, progress_callback=on_progress)
+            if isinstance(result, mcp.types.CallToolResult):
+                return result
+            answers, state = {}, result.request_state
+            for key, asked in (result.input_requests or {}).items():
+                if not isinstance(asked, mcp.types.ElicitRequest):
+                    raise Refused("it asks for what is not offered: sampling or roots")
+                answers[key] = await on_question(asked.params, is_certain=True)
+            if not answers:
+                await self._clock.sleep(0.1)
+        raise Refused(f"it asked for more than {_ROUNDS_MAX} times before it answered")
+
+    async def _run(self) -> None:
+        """Own the connection: what is entered is left in the same task."""
+        problem = ""
+        try:
+            await self._stay()
+        except asyncio.CancelledError:
+            problem = "" if self._is_stopping else "the connection broke"
+        except BaseException as error:  # noqa: BLE001  # whatever it is, callers get a sentence
+            problem = self._sentence(error)
+        if problem:
+            self._wire.end(problem)
+        if self.problem and self._opened.done():
+            _log.warning("mcp.lost", source=self._name, problem=self.problem)
+        if not self._opened.done():
+            self._opened.set_exception(SourceUnreachable(self.problem or "the connection was closed"))
+            self._opened.exception()  # Seen, also when nobody waits any more.
+        self._client = None
+        self._listed.set()
+
+    async def _stay(self) -> None:
+        client = mcp.Client(
+            self._connect(self._wire),
+            message_handler=self._on_message,
+            elicitation_callback=self._on_elicit,
+            client_info=_CLIENT,
+            cache=None,
+        )
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    await stack.enter_async_context(client)
+                    await self._list(client)
+            except TimeoutError:
+                raise SourceUnreachable(f"it did not answer within {CONNECT_SECONDS:g} s") from None
+            listening = asyncio.create_task(self._listen(client), name=f"mcp.listen {self._name}")
+            try:
+                self._client = client
+                self._opened.set_result(None)
+                await self._serve(client)
+            finally:
+                self._is_stopping = True
+                self._listed.set()
+                listening.cancel()
+                await asyncio.gather(listening, return_exceptions=True)
+
+    async def _serve(self, client: mcp.Client) -> None:
+        """Stay until it breaks, is closed or idle; read the tools anew when they have changed."""
+        while not self._is_stopping and not self._wire.problem:
+            left = self._used_at + self._idle_seconds - self._clock.monotonic()
+            if left <= 0 and not self._flights:
+                return
+            self._wire.news.clear()
+            if self._is_stale:
+                await self._list(client)
+                # One that changes all the time is not asked all the time.
+                await self._clock.sleep(_RELIST_SECONDS)
+            else:
+                await self._pause(max(left, 0.05))
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wire.news.wait()
+
+    async def _list(self, client: mcp.Client) -> None:
+        self._is_stale = False
+        found: dict[str, ServerTool] = {}
+        try:
+            async with asyncio.timeout(_LIST_SECONDS), aclosing(_pages(client)) as pages:
+                async for tool in pages:
+                    said = without(self._secrets, tool.model_dump(by_alias=True, mode="json", exclude_none=True))
+                    if not isinstance(said, dict) or tool.name in found:
+                        raise SourceUnreachable("it describes a tool twice")
+                    found[str(said["name"])] = ServerTool(said=said)
+        except TimeoutError:
+            raise SourceUnreachable(f"it did not list its tools within {_LIST_SECONDS:g} s") from None
+        self._tools = found
+        if not self._is_stale:
+            self._listed.set()
+
+    def _changed(self) -> None:
+        self._is_stale = True
+        self._listed.clear()
+        self._wire.news.set()
+
+    async def _on_message(self, message: object) -> None:
+        if isinstance(message, mcp.types.ToolListChangedNotification):
+            self._changed()
+
+    async def _listen(self, client: mcp.Client) -> None:
+        """Hear of changes from servers that tell only those who ask."""
+        capabilities = client.server_capabilities
+        if capabilities.tools is None or not capabilities.tools.list_changed:
+            return
+        while True:
+            try:
+                async with client.listen(tools_list_changed=True) as events:
+                    async for _ in events:
+                        self._changed()
+            except ListenNotSupportedError:
+                return
+            except (SubscriptionLost, TimeoutError, mcp.MCPError):
+                _log.info("mcp.not_listening", source=self._name)
+            await self._clock.sleep(_RELISTEN_SECONDS)
+            self._changed()
+
+    async def _on_elicit(self, context: ClientRequestContext, params: Question) -> mcp.types.ElicitResult:
+        """Pass a question on to the call that it belongs to; several are all told, for the protocol does not say."""
+        declined = mcp.types.ElicitResult(action="decline")
+        if len(self._flights) == 1:
+            return await self._flights[0](params, is_certain=True)
+        for on_question in list(self._flights):
+            await on_question(params, is_certain=False)
+        return declined
+
+    def _sentence(self, error: BaseException) -> str:
+        """Return what an error means, for people, without secrets."""
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        match error:
+            case SourceUnreachable():
+                text = error.message
+            case ProgramProblem():
+                text = str(error)
+            case mcp.MCPError():
+                text = self.problem or f"it answers {error.message!r}"
+            case httpx2.HTTPError():
+                text = f"it cannot be reached: {str(error) or type(error).__name__}"
+            case pydantic.ValidationError():
+                text = "it answers with what is not MCP"
+            case OSError():
+                text = f"it cannot be reached: {error.strerror or type(error).__name__}"
+            case _:
+                _log.error("mcp.session_failed", source=self._name, error=type(error).__name__)
+                text = f"it does not answer as it should ({type(error).__name__})"
+        return hide(self._secrets, text)[:_MESSAGE_CHARACTERS_MAX]
+
+
+async def _pages(client: mcp.Client) -> AsyncGenerator[mcp.types.Tool, None]:
+    """Give the tools of a server, page by page."""
+    cursor: str | None = None
+    count = 0
+    for _ in range(_PAGES_MAX):
+        params = mcp.types.PaginatedRequestParams(cursor=cursor) if cursor is not None else None
+        page = await client.session.list_tools(params=params)
+        count += len(page.tools)
+        if count > _LISTED_MAX:
+            break
+        for tool in page.tools:
+            yield tool
+        cursor = page.next_cursor
+        if cursor is None:
+            return
+    raise SourceUnreachable(f"it has more than {_LISTED_MAX} tools, or more than {_PAGES_MAX} pages of them")

@@ -1,0 +1,83 @@
+"""Messages of MCP over the pipes of a program.
+
+The package's own transport keeps a line of any length, and does not limit what
+it starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import anyio
+import mcp.types
+from mcp.shared.message import SessionMessage
+
+from services.tool_registry.adapters.mcp.pace import Paced, Pacer, Streams, Wire
+from services.tool_registry.adapters.mcp.program import MESSAGE_BYTES_MAX, Program
+
+_STALL_SECONDS: Final = 10.0
+_WRITES_MAX: Final = 64
+_GARBAGE_LINES_MAX: Final = 100
+
+
+@asynccontextmanager
+async def stdio_transport(program: Program, wire: Wire, pacer: Pacer) -> AsyncGenerator[Streams, None]:
+    """Start a program and give the streams to it. `wire` says why they ended.
+
+    Raises:
+        ProgramProblem: it cannot be started.
+    """
+    read_writer, read_stream = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    write_stream, write_reader = anyio.create_memory_object_stream[SessionMessage](_WRITES_MAX)
+
+    async def read() -> None:
+        garbage = 0
+        async with read_writer:
+            while garbage <= _GARBAGE_LINES_MAX:
+                try:
+                    line = await program.stdout.readline()
+                except ValueError:
+                    wire.end(f"it sent a message of more than {MESSAGE_BYTES_MAX} bytes")
+                    return
+                if not line:
+                    wire.end(await program.obituary())
+                    return
+                try:
+                    message = mcp.types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+                except ValueError:
+                    garbage += bool(line.strip())
+                    continue
+                with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                    await read_writer.send(SessionMessage(message))
+            wire.end("it writes to its standard output what is no message of MCP")
+
+    async def write() -> None:
+        async with write_reader:
+            async for message in write_reader:
+                text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+                try:
+                    async with asyncio.timeout(_STALL_SECONDS):
+                        program.stdin.write(text.encode() + b"\n")
+                        await program.stdin.drain()
+                except TimeoutError:
+                    wire.end(f"it has not read what it was sent for {_STALL_SECONDS:g} s")
+                    read_writer.close()
+                    return
+                except (OSError, RuntimeError):
+                    return  # It is gone; the reader says so.
+
+    async with program:
+        tasks = [asyncio.create_task(read(), name="mcp.read"), asyncio.create_task(write(), name="mcp.write")]
+        try:
+            yield Paced(read_stream, pacer), write_stream
+        finally:
+            for task in tasks:
+                task.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.gather(*tasks, return_exceptions=True)
+            for stream in (read_writer, read_stream, write_stream, write_reader):
+                stream.close()
