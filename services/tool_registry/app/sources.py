@@ -24,7 +24,6 @@ from services.tool_registry.app.ports import Connector, SourceStore, ToolBook
 from services.tool_registry.domain.definition import ToolVersion, check_definition
 from services.tool_registry.domain.schema import compile_schema
 from services.tool_registry.domain.source import (
-    CONFIG_BYTES_MAX,
     TOOLS_MAX,
     DiscoveredTool,
     Source,
@@ -99,8 +98,7 @@ class Sources:
         """
         _require(roles, runs_program=runs_program)
         check_source_name(source.name)
-        if len(source.config) > CONFIG_BYTES_MAX:
-            raise InvalidField(f"config: at most {CONFIG_BYTES_MAX} bytes", field="config")
+        read_policies(source.config)
         before = await self._store.get(source.store_id, source.name)
         if before is not None and before.source == source and before.state is not SourceState.UNREACHABLE:
             return await self._listed(before)
@@ -122,7 +120,7 @@ class Sources:
             await self._forget(before.source)
         await self._register(source, found, [entry for entry in registered if entry.source in origins])
         _log.info("source.added", store=source.store_id, source=source.name, kind=source.kind, tools=len(found))
-        return await self._listed(record)
+        return await self._get(source.store_id, source.name)
 
     async def remove(self, store_id: str, name: str, *, roles: Collection[str]) -> None:
         """Take a source and its tools out, the source last, so that what a crash leaves can be removed again.

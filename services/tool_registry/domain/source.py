@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from services.chassis.strict_json import dumps_canonical, loads
-from services.errors import InvalidField
+from services.errors import InvalidField, InvalidJson, TooLarge
 from services.tool_registry.domain.definition import Category, Effect, ToolDefinition, ToolVersion, encode_definition
 
 SOURCES_MAX: Final = 50
@@ -109,7 +109,10 @@ def read_policies(config: bytes) -> tuple[ToolPolicy, ...]:
     Raises:
         InvalidField: one of them cannot be kept, or a tool has two.
     """
-    fields = loads(config, bytes_max=CONFIG_BYTES_MAX)
+    try:
+        fields = loads(config, bytes_max=CONFIG_BYTES_MAX)
+    except (InvalidJson, TooLarge) as error:
+        raise InvalidField(f"config: {error.message}", field="config") from None
     items = fields.get("policies", []) if isinstance(fields, dict) else []
     policies = tuple(_policy(item) for item in items) if isinstance(items, list) else ()
     _check_policies(policies)

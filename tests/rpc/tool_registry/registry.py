@@ -15,6 +15,7 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub, add_ExecutionServiceServicer_to_server
 from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub, add_RuleServiceServicer_to_server
+from pawl.tool.v1.source_pb2_grpc import SourceServiceStub, add_SourceServiceServicer_to_server
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub, add_ToolServiceServicer_to_server
 from pawl.tool.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 
@@ -29,6 +30,7 @@ from services.tool_registry.adapters.metrics import RegistryMetrics
 from services.tool_registry.adapters.postgres_journal import PostgresJournal
 from services.tool_registry.adapters.postgres_locks import PostgresResourceLocks
 from services.tool_registry.adapters.postgres_rules import PostgresRuleBook
+from services.tool_registry.adapters.postgres_sources import PostgresSources
 from services.tool_registry.adapters.postgres_tools import PostgresToolBook
 from services.tool_registry.adapters.postgres_workers import PostgresWorkerBook
 from services.tool_registry.adapters.process_runner import ProcessRunner
@@ -39,12 +41,15 @@ from services.tool_registry.app.catalog import Catalog
 from services.tool_registry.app.checking import Checker
 from services.tool_registry.app.executor import Executor, ExecutorOptions
 from services.tool_registry.app.permits import Permits
-from services.tool_registry.app.ports import Journal
 from services.tool_registry.app.rules import Rules
 from services.tool_registry.app.worker_tools import WorkerTools
 from services.tool_registry.app.workers import WorkerHub, WorkerOptions
 from services.tool_registry.rpc.execution_servicer import ExecutionServicer
 from services.tool_registry.rpc.rule_servicer import RuleServicer
+from services.tool_registry.app.ports import Connector, Journal
+from services.tool_registry.app.sources import Sources
+from services.tool_registry.rpc.execution_servicer import ExecutionServicer
+from services.tool_registry.rpc.source_servicer import SourceServicer
 from services.tool_registry.rpc.tool_servicer import ToolServicer
 from services.tool_registry.rpc.worker_servicer import WorkerServicer
 from services.tool_registry.sdk import Tool
@@ -52,6 +57,7 @@ from services.tool_registry.sdk import Tool
 if TYPE_CHECKING:
     from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceAsyncStub
     from pawl.tool.v1.rule_pb2_grpc import RuleServiceAsyncStub
+    from pawl.tool.v1.source_pb2_grpc import SourceServiceAsyncStub
     from pawl.tool.v1.tool_pb2_grpc import ToolServiceAsyncStub
 
 SERVICE_KEY = "the-key-of-the-services"
@@ -62,6 +68,10 @@ KEYS = [
 ] + [
     ApiKey(key=f"key-of-a-worker-of-{store}", store_id=store, user_id="machine", roles=["worker"])
     for store in ("acme", "other")
+] + [
+    ApiKey(key=f"key-of-{role}-of-{store}", store_id=store, user_id=role, roles=[role])
+    for store in ("acme", "other")
+    for role in ("admin", "operator")
 ]
 KEYS.append(ApiKey(key="key-of-root-of-acme", store_id="acme", user_id="root", roles=["admin"]))
 KEYS.append(ApiKey(key="key-of-vic-of-acme", store_id="acme", user_id="vic", roles=["viewer"]))
@@ -80,6 +90,7 @@ class Registry:
     execution: ExecutionServiceAsyncStub
     users: Mapping[tuple[str, str], ToolServiceAsyncStub]
     rules: Mapping[tuple[str, str], RuleServiceAsyncStub]
+    sources: Mapping[tuple[str, str], SourceServiceAsyncStub]
     executor: Executor
     catalog: Catalog
     metrics: Metrics
@@ -177,6 +188,7 @@ async def running(
     secrets: Mapping[str, Mapping[str, str]] | None = None,
     threads_max: int = 4,
     processes_max: int = 2,
+    connectors: Callable[[PostgresSources, FileSecrets], Mapping[str, Connector]] = lambda *_: {},
     drain_seconds: float = 1.0,
     worker_options: WorkerOptions | None = None,
     wrap_journal: Callable[[Journal], Journal] = lambda journal: journal,
@@ -195,7 +207,10 @@ async def running(
         processes = ProcessRunner(threads, processes_max=processes_max)
         book, worker_book = PostgresToolBook(database), PostgresWorkerBook(database, instance_id=instance_id)
         hub = WorkerHub(worker_book, clock=clock, stopping=stop.wait, options=worker_options or WorkerOptions())
-        catalog = Catalog(book, sources={"worker": hub})
+        known_secrets = FileSecrets(secrets or {})
+        source_store = PostgresSources(database)
+        kinds = connectors(source_store, known_secrets)
+        catalog = Catalog(book, sources={"worker": hub, **kinds})
         await catalog.load("module:test", tools)
         rules = Rules(PostgresRuleBook(database), catalog, ids, clock)
         observer = RegistryMetrics(metrics)
@@ -207,7 +222,7 @@ async def running(
                 journal=journal,
                 locks=PostgresResourceLocks(database, instance_id=instance_id),
                 runner=processes,
-                secrets=FileSecrets(secrets or {}),
+                secrets=known_secrets,
                 clock=clock,
             ),
             observer=observer,
@@ -227,22 +242,21 @@ async def running(
             metrics=metrics,
             drain_seconds=drain_seconds,
         )
+        sources = Sources(store=source_store, book=book, catalog=catalog, connectors=kinds, clock=clock)
+        workers = WorkerServicer(hub, WorkerTools(book, worker_book, catalog))
+        execution = ExecutionServicer(catalog=catalog, checker=Checker(catalog, rules, observer), executor=executor)
         server.add(add_ToolServiceServicer_to_server, ToolServicer(catalog))
         server.add(add_RuleServiceServicer_to_server, RuleServicer(rules))
-        server.add(
-            add_ExecutionServiceServicer_to_server,
-            ExecutionServicer(catalog=catalog, checker=Checker(catalog, rules, observer), executor=executor),
-            service_only=True,
-            drain_streams=True,
-        )
-        workers = WorkerServicer(hub, WorkerTools(book, worker_book, catalog))
+        server.add(add_SourceServiceServicer_to_server, SourceServicer(sources))
         server.add(add_WorkerServiceServicer_to_server, workers, drain_streams=True)
+        server.add(add_ExecutionServiceServicer_to_server, execution, service_only=True, drain_streams=True)
         async with processes, hub, executor, server, _Channels(server.address) as channels:
             yield Registry(
                 address=server.address,
                 execution=ExecutionServiceStub(channels.service),
-                users={who: ToolServiceStub(channel) for who, channel in channels.users.items()},
-                rules={who: RuleServiceStub(channel) for who, channel in channels.users.items()},
+                users=channels.stubs(ToolServiceStub),
+                rules=channels.stubs(RuleServiceStub),
+                sources=channels.stubs(SourceServiceStub),
                 executor=executor,
                 catalog=catalog,
                 metrics=metrics,
@@ -259,6 +273,10 @@ class _Channels:
     def __init__(self, address: str) -> None:
         self.service = open_channel(address, service_key=SERVICE_KEY)
         self.users = {(key.store_id, key.user_id): open_channel(address, service_key=key.key) for key in KEYS}
+
+    def stubs(self, stub: Callable[[grpc.aio.Channel], Any]) -> dict[tuple[str, str], Any]:
+        """Return a stub for each user."""
+        return {who: stub(channel) for who, channel in self.users.items()}
 
     async def __aenter__(self) -> Self:
         return self

@@ -187,7 +187,7 @@ class McpConnector:
             sessions = await asyncio.to_thread(_sessions_module)
             opened: Session = sessions.Session(
                 self._transport(source, server, values),
-                name=source.name,
+                name=f"{source.store_id}/{source.name}",
                 secrets=frozenset(values.values()),
                 clock=self._clock,
                 idle_seconds=self._idle_seconds,
@@ -245,7 +245,7 @@ class McpConnector:
             memory_bytes_max=server.memory_bytes_max,
             processes_max=server.processes_max,
         )
-        program = Program(order, name=source.name, secrets=frozenset(values.values()))
+        program = Program(order, name=f"{source.store_id}/{source.name}", secrets=frozenset(values.values()))
         return lambda wire: stdio_transport(program, wire, Pacer(self._clock))
 
 

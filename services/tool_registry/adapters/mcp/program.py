@@ -100,8 +100,17 @@ class Program:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        # Not to be cut short: what is left behind here would run for ever.
-        await asyncio.shield(asyncio.ensure_future(self._end()))
+        # Not to be cut short: what is left behind here would run for ever. It takes bounded time.
+        ending = asyncio.ensure_future(self._end())
+        cancelled: asyncio.CancelledError | None = None
+        while not ending.done():
+            try:
+                await asyncio.wait({ending})
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+        ending.result()
 
     @property
     def stdin(self) -> asyncio.StreamWriter:
@@ -179,6 +188,8 @@ class Program:
         if process is not None:
             # The pipes may still be held by what the program left; the transport goes now.
             getattr(process, "_transport").close()  # noqa: B009  # there is no public way, and mypy knows no such field
+            # The loop closes pipes in its next turn.
+            await asyncio.sleep(0)
 
     def _close_control(self) -> None:
         if self._control is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, Final, Protocol, TypeAlias
@@ -92,7 +93,7 @@ class Session:
         self._tools: Mapping[str, ServerTool] = {}
         self._listed = asyncio.Event()
         self._is_stale = False
-        self._is_stopping = False
+        self._stopped = asyncio.Event()
         self._flights: list[OnQuestion] = []
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
@@ -101,7 +102,9 @@ class Session:
     @property
     def is_open(self) -> bool:
         """Whether calls can be made."""
-        return self._task is not None and not self._task.done() and not self._is_stopping and not self._wire.problem
+        return (
+            self._task is not None and not self._task.done() and not self._stopped.is_set() and not self._wire.problem
+        )
 
     @property
     def is_busy(self) -> bool:
@@ -129,7 +132,10 @@ class Session:
         Raises:
             SourceUnreachable: that did not work; the message says why.
         """
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"mcp {self._name}")
+        # It outlives the request that needed it first, whose context is not its own.
+        self._task = asyncio.get_running_loop().create_task(
+            self._run(), name=f"mcp {self._name}", context=contextvars.Context()
+        )
         try:
             await asyncio.shield(self._opened)
         except asyncio.CancelledError:
@@ -138,7 +144,7 @@ class Session:
 
     async def close(self) -> None:
         """End it; calls under way are lost. Idempotent."""
-        self._is_stopping = True
+        self._stopped.set()
         self._wire.news.set()
         if self._task is None or self._task is asyncio.current_task():
             return
@@ -228,7 +234,7 @@ class Session:
         try:
             await self._stay()
         except asyncio.CancelledError:
-            problem = "" if self._is_stopping else "the connection broke"
+            problem = "" if self._stopped.is_set() else "the connection broke"
         except BaseException as error:  # noqa: BLE001  # whatever it is, callers get a sentence
             problem = self._sentence(error)
         if problem:
@@ -262,14 +268,14 @@ class Session:
                 self._opened.set_result(None)
                 await self._serve(client)
             finally:
-                self._is_stopping = True
+                self._stopped.set()
                 self._listed.set()
                 listening.cancel()
                 await asyncio.gather(listening, return_exceptions=True)
 
     async def _serve(self, client: mcp.Client) -> None:
         """Stay until it breaks, is closed or idle; read the tools anew when they have changed."""
-        while not self._is_stopping and not self._wire.problem:
+        while not self._stopped.is_set() and not self._wire.problem:
             left = self._used_at + self._idle_seconds - self._clock.monotonic()
             if left <= 0 and not self._flights:
                 return
@@ -277,14 +283,9 @@ class Session:
             if self._is_stale:
                 await self._list(client)
                 # One that changes all the time is not asked all the time.
-                await self._clock.sleep(_RELIST_SECONDS)
+                await _wait(self._stopped, _RELIST_SECONDS)
             else:
-                await self._pause(max(left, 0.05))
-
-    async def _pause(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._wire.news.wait()
+                await _wait(self._wire.news, max(left, 0.05))
 
     async def _list(self, client: mcp.Client) -> None:
         self._is_stale = False
@@ -358,6 +359,12 @@ class Session:
                 _log.error("mcp.session_failed", source=self._name, error=type(error).__name__)
                 text = f"it does not answer as it should ({type(error).__name__})"
         return hide(self._secrets, text)[:_MESSAGE_CHARACTERS_MAX]
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 async def _pages(client: mcp.Client) -> AsyncGenerator[mcp.types.Tool, None]:

@@ -1,0 +1,137 @@
+"""A registry with MCP servers, for tests."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx2
+import pytest
+from pawl.event.v1 import call_pb2
+from pawl.tool.v1 import execution_pb2, source_pb2
+
+from services.chassis.clock import SystemClock
+from services.tool_registry.adapters.mcp.connector import McpConnector
+from services.tool_registry.adapters.postgres_sources import PostgresSources
+from services.tool_registry.adapters.secret_file import FileSecrets
+from services.tool_registry.app.ports import Connector
+from services.tool_registry.domain.source import Source
+from tests.rpc.tool_registry.registry import Registry, content, reason, running
+
+FAKE = Path(__file__).parents[2] / "fakes" / "mcp_server.py"
+SAFE = call_pb2.TOOL_CATEGORY_SAFE
+
+
+class FakeServer:
+    """The scripted server of tests/fakes, and what it has noted down."""
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+        self.describe([a_tool(name) for name in names])
+
+    def describe(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        """Have it describe its tools so from now on."""
+        (self.folder / "tools.json").write_text(json.dumps(tools))
+
+    def log(self) -> list[str]:
+        """What happened."""
+        path = self.folder / "log"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def config(
+        self, name: str = "fake", *, policies: Sequence[source_pb2.SourceToolPolicy] | None = None, **more: Any
+    ) -> source_pb2.SourceConfig:
+        """How to reach it; by default its tools need no approval."""
+        stdio = source_pb2.McpStdioConfig(command=[sys.executable, "-I", str(FAKE), str(self.folder)], **more)
+        given = [policy("*", category=SAFE)] if policies is None else policies
+        return source_pb2.SourceConfig(name=name, mcp_stdio=stdio, policies=given)
+
+
+def a_tool(name: str, **more: Any) -> dict[str, Any]:
+    """A tool in the words of a server."""
+    return {"name": name, "description": f"Does {name}.", "inputSchema": {"type": "object"}} | more
+
+
+def policy(tool_name: str, **fields: Any) -> source_pb2.SourceToolPolicy:
+    return source_pb2.SourceToolPolicy(tool_name=tool_name, **fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpRegistry:
+    """A registry, its connector, and short ways to call it as an operator and admin of acme."""
+
+    registry: Registry
+    connector: McpConnector
+
+    async def add(self, config: source_pb2.SourceConfig, *, who: str = "operator", **more: Any) -> source_pb2.Source:
+        request = source_pb2.AddSourceRequest(config=config, **more)
+        return (await self.registry.sources["acme", who].AddSource(request)).source
+
+    async def check(self, name: str = "fake") -> source_pb2.CheckSourceResponse:
+        return await self.registry.sources["acme", "ann"].CheckSource(source_pb2.CheckSourceRequest(name=name))
+
+    async def approve(self, name: str, found_hash: str, *, who: str = "operator") -> source_pb2.Source:
+        request = source_pb2.ApproveSourceRequest(name=name, definitions_hash=found_hash)
+        return (await self.registry.sources["acme", who].ApproveSource(request)).source
+
+    async def remove(self, name: str = "fake", *, who: str = "operator", store: str = "acme") -> None:
+        await self.registry.sources[store, who].RemoveSource(source_pb2.RemoveSourceRequest(name=name))
+
+    async def listed(self, store: str = "acme") -> list[source_pb2.Source]:
+        response = await self.registry.sources[store, "ann"].ListSources(source_pb2.ListSourcesRequest())
+        return list(response.sources)
+
+    async def run(self, tool: str, arguments: Any = None, **more: Any) -> execution_pb2.ExecutionResult:
+        return await self.registry.run(tool, arguments, **more)
+
+
+def failure(result: execution_pb2.ExecutionResult) -> str:
+    """What the model is told of a call that failed."""
+    assert result.result.is_error
+    told: str = content(result)["error"]
+    return told
+
+
+@asynccontextmanager
+async def mcp_registry(
+    database_url: str, folder: Path, *, secrets: Mapping[str, Mapping[str, str]] | None = None, **options: Any
+) -> AsyncIterator[McpRegistry]:
+    """Run a registry that serves MCP sources."""
+    made: list[McpConnector] = []
+    idle_seconds = options.pop("idle_seconds", 300.0)
+
+    def connectors(store: PostgresSources, known: FileSecrets) -> Mapping[str, Connector]:
+        async def find(store_id: str, name: str) -> Source | None:
+            record = await store.get(store_id, name)
+            return None if record is None else record.source
+
+        made.append(
+            McpConnector(
+                find=find,
+                secrets=known,
+                clock=SystemClock(),
+                http=lambda _: httpx2.AsyncClient(trust_env=False),
+                idle_seconds=idle_seconds,
+            )
+        )
+        return {"mcp": made[0]}
+
+    async with AsyncExitStack() as stack:
+        registry = await stack.enter_async_context(
+            running(database_url, folder, connectors=connectors, secrets=secrets, **options)
+        )
+        yield McpRegistry(registry=registry, connector=await stack.enter_async_context(made[0]))
+
+
+async def refusal(call: Any) -> str:
+    """The reason why a call was refused."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return reason(caught.value)[1]
