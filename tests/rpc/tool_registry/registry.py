@@ -41,14 +41,13 @@ from services.tool_registry.app.catalog import Catalog
 from services.tool_registry.app.checking import Checker
 from services.tool_registry.app.executor import Executor, ExecutorOptions
 from services.tool_registry.app.permits import Permits
+from services.tool_registry.app.ports import Connector, Journal
 from services.tool_registry.app.rules import Rules
+from services.tool_registry.app.sources import Sources
 from services.tool_registry.app.worker_tools import WorkerTools
 from services.tool_registry.app.workers import WorkerHub, WorkerOptions
 from services.tool_registry.rpc.execution_servicer import ExecutionServicer
 from services.tool_registry.rpc.rule_servicer import RuleServicer
-from services.tool_registry.app.ports import Connector, Journal
-from services.tool_registry.app.sources import Sources
-from services.tool_registry.rpc.execution_servicer import ExecutionServicer
 from services.tool_registry.rpc.source_servicer import SourceServicer
 from services.tool_registry.rpc.tool_servicer import ToolServicer
 from services.tool_registry.rpc.worker_servicer import WorkerServicer
@@ -61,18 +60,22 @@ if TYPE_CHECKING:
     from pawl.tool.v1.tool_pb2_grpc import ToolServiceAsyncStub
 
 SERVICE_KEY = "the-key-of-the-services"
-KEYS = [
-    ApiKey(key=f"key-of-{user}-of-{store}", store_id=store, user_id=user, roles=[])
-    for store in ("acme", "other")
-    for user in ("ann", "bob")
-] + [
-    ApiKey(key=f"key-of-a-worker-of-{store}", store_id=store, user_id="machine", roles=["worker"])
-    for store in ("acme", "other")
-] + [
-    ApiKey(key=f"key-of-{role}-of-{store}", store_id=store, user_id=role, roles=[role])
-    for store in ("acme", "other")
-    for role in ("admin", "operator")
-]
+KEYS = (
+    [
+        ApiKey(key=f"key-of-{user}-of-{store}", store_id=store, user_id=user, roles=[])
+        for store in ("acme", "other")
+        for user in ("ann", "bob")
+    ]
+    + [
+        ApiKey(key=f"key-of-a-worker-of-{store}", store_id=store, user_id="machine", roles=["worker"])
+        for store in ("acme", "other")
+    ]
+    + [
+        ApiKey(key=f"key-of-{role}-of-{store}", store_id=store, user_id=role, roles=[role])
+        for store in ("acme", "other")
+        for role in ("admin", "operator")
+    ]
+)
 KEYS.append(ApiKey(key="key-of-root-of-acme", store_id="acme", user_id="root", roles=["admin"]))
 KEYS.append(ApiKey(key="key-of-vic-of-acme", store_id="acme", user_id="vic", roles=["viewer"]))
 
