@@ -839,6 +839,7 @@ class Run(_message.Message):
     END_TIME_FIELD_NUMBER: _builtins.int
     PENDING_CALLS_FIELD_NUMBER: _builtins.int
     UNSTOPPED_CALL_IDS_FIELD_NUMBER: _builtins.int
+    USER_ROLES_FIELD_NUMBER: _builtins.int
     ATTENTION_FIELD_NUMBER: _builtins.int
     CRASH_COUNT_FIELD_NUMBER: _builtins.int
     TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
@@ -921,6 +922,12 @@ class Run(_message.Message):
         """
 
     @_builtins.property
+    def user_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Roles of the user when the run was started: they decide which tools it may
+        call. A message that enters the run later does not change them.
+        """
+
+    @_builtins.property
     def attention(self) -> Global___Attention:
         """Why it needs an operator; only when NEEDS_ATTENTION."""
 
@@ -948,13 +955,14 @@ class Run(_message.Message):
         end_time: _timestamp_pb2.Timestamp | None = ...,
         pending_calls: _abc.Iterable[_call_pb2.Call] | None = ...,
         unstopped_call_ids: _abc.Iterable[_builtins.str] | None = ...,
+        user_roles: _abc.Iterable[_builtins.str] | None = ...,
         attention: Global___Attention | None = ...,
         crash_count: _builtins.int = ...,
         token_budget: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "create_time", b"create_time", "end_time", b"end_time", "failure", b"failure", "options", b"options", "start_time", b"start_time", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_seconds", b"active_seconds", "attention", b"attention", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "last_seq", b"last_seq", "options", b"options", "output_text", b"output_text", "pending_calls", b"pending_calls", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "user_id", b"user_id", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_seconds", b"active_seconds", "attention", b"attention", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "last_seq", b"last_seq", "options", b"options", "output_text", b"output_text", "pending_calls", b"pending_calls", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "user_id", b"user_id", "user_roles", b"user_roles", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

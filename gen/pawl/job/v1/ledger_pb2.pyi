@@ -180,6 +180,7 @@ class SubmitMessageRequest(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     ASKED_OPTIONS_FIELD_NUMBER: _builtins.int
+    USER_ROLES_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     user_id: _builtins.str
@@ -206,6 +207,12 @@ class SubmitMessageRequest(_message.Message):
     def asked_options(self) -> _run_pb2.RunOptions:
         """Options as the user asked for them."""
 
+    @_builtins.property
+    def user_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Roles of the user. A run that is created keeps them; one that is entered
+        keeps its own. No part of what tells one request from another.
+        """
+
     def __init__(
         self,
         *,
@@ -218,10 +225,11 @@ class SubmitMessageRequest(_message.Message):
         options: _run_pb2.RunOptions | None = ...,
         policy: Global___ActiveRunPolicy.ValueType = ...,
         asked_options: _run_pb2.RunOptions | None = ...,
+        user_roles: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["asked_options", b"asked_options", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_options", b"asked_options", "conversation_id", b"conversation_id", "conversation_must_exist", b"conversation_must_exist", "options", b"options", "policy", b"policy", "request_id", b"request_id", "store_id", b"store_id", "text", b"text", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_options", b"asked_options", "conversation_id", b"conversation_id", "conversation_must_exist", b"conversation_must_exist", "options", b"options", "policy", b"policy", "request_id", b"request_id", "store_id", b"store_id", "text", b"text", "user_id", b"user_id", "user_roles", b"user_roles"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
