@@ -23,6 +23,7 @@ class RegistryCallChecker:
                 user_id=caller.user_id,
                 conversation_id=call.conversation_id,
                 run_id=call.run_id,
+                user_roles=sorted(caller.roles),
             ),
             calls=[
                 execution_pb2.ProposedCall(

@@ -51,6 +51,7 @@ class LedgerClient:
             options=options_message(message.options),
             asked_options=asked_message(message.asked),
             policy=ledger_pb2.ActiveRunPolicy.Value(f"ACTIVE_RUN_POLICY_{message.policy}"),
+            user_roles=sorted(caller.roles),
         )
         with translating():
             response = await self._stub.SubmitMessage(request)

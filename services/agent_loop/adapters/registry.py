@@ -106,6 +106,7 @@ def _context(context: OnBehalfOf) -> execution_pb2.CallContext:
         user_id=context.user_id,
         conversation_id=context.conversation_id,
         run_id=context.run_id,
+        user_roles=context.user_roles,
     )
 
 

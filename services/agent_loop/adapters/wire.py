@@ -97,6 +97,7 @@ def run(message: run_pb2.Run) -> Run:
         output_text=message.output_text,
         active_seconds=message.active_seconds,
         unstopped_call_ids=tuple(message.unstopped_call_ids),
+        user_roles=tuple(message.user_roles),
     )
 
 

@@ -40,7 +40,11 @@ class Hands:
 
     def __init__(self, run: Run, *, registry: Registry, patience: Patience, clock: Clock) -> None:
         self._context = OnBehalfOf(
-            store_id=run.store_id, user_id=run.user_id, conversation_id=run.conversation_id, run_id=run.run_id
+            store_id=run.store_id,
+            user_id=run.user_id,
+            conversation_id=run.conversation_id,
+            run_id=run.run_id,
+            user_roles=run.user_roles,
         )
         self._registry = registry
         self._patience = patience

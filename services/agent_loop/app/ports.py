@@ -107,6 +107,8 @@ class OnBehalfOf:
     user_id: str
     conversation_id: str
     run_id: str
+    user_roles: tuple[str, ...] = ()
+    """Those that the user had when the run was started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -181,6 +181,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     output_text: str = ""
     active_seconds: float = 0.0
     unstopped_call_ids: tuple[str, ...] = ()
+    user_roles: tuple[str, ...] = ()
+    """Roles of the user when the run was started."""
 
     def tool_version(self, name: str) -> int:
         """Return the pinned version of a tool, 0 if the run has no such tool."""

@@ -30,7 +30,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     `conversation_id` is empty for a new conversation, `request_id` for a request
     that is not to be remembered. Opaque: `message` as it enters the conversation,
     `steer` with the message and `interrupt` as commands for the owner of the
-    active run, and `options`, how the new run is to be driven. At most `queue_max`
+    active run, and `options`, how the new run is to be driven and with which roles. At most `queue_max`
     runs wait for their turn in the conversation, and `store_queue_max` are queued
     in the store.
     """

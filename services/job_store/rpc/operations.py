@@ -101,15 +101,15 @@ def submit(request: ledger_pb2.SubmitMessageRequest, *, queue_max: int, store_qu
         store_id=request.store_id,
         user_id=request.user_id,
         request_id=request.request_id,
-        # Defaults of the deployment are no part of the payload: a deploy may change them.
-        fingerprint=_fingerprint(request, without=("request_id", "options")),
+        # Defaults and roles are no part of the payload: a deploy may change them.
+        fingerprint=_fingerprint(request, without=("request_id", "options", "user_roles")),
         conversation_id=request.conversation_id,
         conversation_must_exist=request.conversation_must_exist,
         policy=_enum(ActiveRunPolicy, request.policy, "policy"),
         message=message.SerializeToString(),
         steer=steer.SerializeToString(),
         interrupt=interrupt.SerializeToString(),
-        options=run_pb2.Run(options=request.options).SerializeToString(),
+        options=run_pb2.Run(options=request.options, user_roles=request.user_roles).SerializeToString(),
         queue_max=queue_max,
         store_queue_max=store_queue_max,
         token_budget=_tokens(request.options.limits.total_tokens_max, "options.limits.total_tokens_max"),

@@ -33,7 +33,7 @@ from services.chassis.rpc_client import open_channel
 from services.chassis.rpc_server import RpcServer
 from services.errors import ToolNotFound
 
-CONTEXT = OnBehalfOf(store_id="s", user_id="u", conversation_id="c", run_id="r")
+CONTEXT = OnBehalfOf(store_id="s", user_id="u", conversation_id="c", run_id="r", user_roles=("member",))
 EXECUTION = Execution(
     call_id="call_1",
     tool_name="write",
@@ -122,6 +122,7 @@ async def test_tools_come_with_their_versions_and_fallbacks(registry: RegistryCl
     )
     assert dict(stand_in.asked[0].pinned_versions) == {"write": 2}
     assert stand_in.asked[0].context.run_id == "r"
+    assert list(stand_in.asked[0].context.user_roles) == ["member"]
 
 
 async def test_an_absent_tool_is_named(registry: RegistryClient) -> None:

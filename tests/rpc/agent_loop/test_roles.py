@@ -1,0 +1,69 @@
+"""The roles of a user go with the run: from the credential, over the ledger, to the registry."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from services.agent_loop.adapters.public_ledger import LedgerClient
+from services.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
+from services.agent_loop.app.public_values import ActiveRunPolicy, Caller, NewMessage
+from services.agent_loop.domain.options import AskedOptions
+from services.agent_loop.domain.run import RunOptions
+from services.chassis.rpc_client import open_channel
+from tests.rpc.job_store.conftest import Replica, database, replica, start
+
+__all__ = ["database", "replica", "start"]
+
+MEMBER = Caller(store_id="acme", user_id="ann", roles=frozenset({"member"}))
+ADMIN = Caller(store_id="acme", user_id="ann", roles=frozenset({"member", "admin"}))
+
+
+@pytest.fixture
+async def clients(replica: Replica, tmp_path: Path) -> AsyncIterator[tuple[LedgerClient, WorkerLedgerClient]]:
+    async with open_channel(f"unix:{tmp_path}/1", message_bytes_max=LEDGER_MESSAGE_BYTES_MAX, batches=True) as channel:
+        yield LedgerClient(channel), WorkerLedgerClient(channel)
+
+
+def message(request_id: str = "", *, policy: ActiveRunPolicy = ActiveRunPolicy.QUEUE) -> NewMessage:
+    return NewMessage(
+        request_id=request_id,
+        conversation_id="conv",
+        conversation_must_exist=False,
+        text="hello",
+        options=RunOptions(),
+        asked=AskedOptions(),
+        policy=policy,
+    )
+
+
+async def roles_in_the_loop(worker: WorkerLedgerClient) -> tuple[str, ...]:
+    (claim,) = await worker.claim("worker", runs_max=1, lease_seconds=10)
+    return (await worker.load(claim)).run.user_roles
+
+
+async def test_a_run_has_the_roles_that_its_user_had(clients: tuple[LedgerClient, WorkerLedgerClient]) -> None:
+    public, worker = clients
+    await public.submit_message(ADMIN, message())
+    assert await roles_in_the_loop(worker) == ("admin", "member")
+
+
+async def test_a_message_that_enters_a_run_does_not_widen_its_roles(
+    clients: tuple[LedgerClient, WorkerLedgerClient],
+) -> None:
+    public, worker = clients
+    await public.submit_message(MEMBER, message())
+    _, steered = await public.submit_message(ADMIN, message(policy=ActiveRunPolicy.STEER))
+    assert steered
+    assert await roles_in_the_loop(worker) == ("member",)
+
+
+async def test_a_request_is_the_same_with_other_roles(clients: tuple[LedgerClient, WorkerLedgerClient]) -> None:
+    """I2: a key that got another role between two attempts makes no second run, and the first keeps its roles."""
+    public, worker = clients
+    first, _ = await public.submit_message(MEMBER, message("r1"))
+    again, _ = await public.submit_message(ADMIN, message("r1"))
+    assert again.run_id == first.run_id
+    assert await roles_in_the_loop(worker) == ("member",)
