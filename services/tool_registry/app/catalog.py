@@ -13,6 +13,7 @@ from services.chassis import logs
 from services.errors import InvalidField, ToolExists, ToolNotFound
 from services.tool_registry.app.ports import ToolBook, ToolSource
 from services.tool_registry.domain.definition import (
+    Caller,
     ExecutionContext,
     OfferFallback,
     ToolDefinition,
@@ -40,6 +41,11 @@ class CatalogTool:
     def definition(self) -> ToolDefinition:
         """The definition of this version."""
         return self.entry.definition
+
+    def may_be_called_by(self, caller: Caller) -> bool:
+        """Whether both the pinned definition and the one in force let the caller call it."""
+        in_force = self.loaded.tool.definition if self.loaded else self.definition
+        return self.definition.may_be_called_by(caller) and in_force.may_be_called_by(caller)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,20 +90,21 @@ class Catalog:
         """The names of the tools that the process has loaded."""
         return sorted(self._loaded)
 
-    async def visible(self, store_id: str, user_id: str) -> list[ToolVersion]:
-        """Return the current versions of all tools that the user may call, by name."""
-        entries = {entry.definition.name: entry for entry in await self._book.current(store_id)}
+    async def visible(self, caller: Caller) -> list[ToolVersion]:
+        """Return the current versions of all tools that the caller may call, by name."""
+        entries = {entry.definition.name: entry for entry in await self._book.current(caller.store_id)}
         entries |= {name: loaded.entry for name, loaded in self._loaded.items()}
-        return [entries[name] for name in sorted(entries) if entries[name].definition.may_be_called_by(user_id)]
+        return [entries[name] for name in sorted(entries) if entries[name].definition.may_be_called_by(caller)]
 
-    async def get(self, store_id: str, name: str, version: int, *, user_id: str) -> ToolVersion:
+    async def get(self, caller: Caller, name: str, version: int) -> ToolVersion:
         """Return a version, 0 for the current one.
 
         Raises:
-            ToolNotFound: there is none, or the user may not call it.
+            ToolNotFound: there is none, or the caller may not call it.
         """
+        store_id = caller.store_id
         entry = await self._current(store_id, name) if version == 0 else await self._entry(store_id, name, version)
-        if entry is None or not entry.definition.may_be_called_by(user_id):
+        if entry is None or not entry.definition.may_be_called_by(caller):
             raise ToolNotFound(tool_name=name)
         return entry
 
@@ -140,13 +147,14 @@ class Catalog:
         return made
 
     async def resolve(
-        self, store_id: str, user_id: str, names: Sequence[str], pinned: Mapping[str, int]
+        self, caller: Caller, names: Sequence[str], pinned: Mapping[str, int]
     ) -> list[ToolVersion]:
         """Return the tools of a run, by name: those named (all, if none are), pinned ones in their version.
 
         Raises:
-            ToolNotFound: one does not exist, or the user may not call it.
+            ToolNotFound: one does not exist, or the caller may not call it.
         """
+        store_id = caller.store_id
         found: dict[str, ToolVersion] = {}
         if names:
             stored = {entry.definition.name: entry for entry in await self._book.current(store_id, set(names))}
@@ -156,7 +164,7 @@ class Catalog:
                 if entry is not None:
                     found[name] = entry
         else:
-            found = {entry.definition.name: entry for entry in await self.visible(store_id, user_id)}
+            found = {entry.definition.name: entry for entry in await self.visible(caller)}
         for name, version in pinned.items():
             if name not in names and names:
                 continue
@@ -165,10 +173,10 @@ class Catalog:
                 raise ToolNotFound(f"there is no version {version} of tool {name!r}", tool_name=name)
             found[name] = entry
         for name in names:
-            if name not in found or not found[name].definition.may_be_called_by(user_id):
-                near = did_you_mean(name, [entry.definition.name for entry in await self.visible(store_id, user_id)])
+            if name not in found or not found[name].definition.may_be_called_by(caller):
+                near = did_you_mean(name, [entry.definition.name for entry in await self.visible(caller)])
                 raise ToolNotFound(f"there is no tool {name!r}{near}", tool_name=name)
-        return [found[name] for name in sorted(found) if found[name].definition.may_be_called_by(user_id)]
+        return [found[name] for name in sorted(found) if found[name].definition.may_be_called_by(caller)]
 
     async def register(self, store_id: str, definition: ToolDefinition, *, replace: bool) -> ToolVersion:
         """Register a front-end tool of a store.

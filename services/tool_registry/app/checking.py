@@ -54,12 +54,10 @@ class Checker:
         tool = None
         if call.tool_version:
             tool = await self._catalog.find(identity.store_id, call.tool_name, call.tool_version)
-        if tool is None:
+        if tool is None or not tool.may_be_called_by(identity.caller):
             near = did_you_mean(call.tool_name, known_names)
             return _refused(identity, "TOOL_NOT_FOUND", f"there is no tool {call.tool_name[:80]!r}{near}")
         definition = tool.definition
-        if not definition.may_be_called_by(identity.user_id):
-            return _refused(identity, "NOT_ALLOWED", f"this user may not call {definition.name}", tool)
         checked = check_arguments(definition, tool.validator, call.arguments)
         if isinstance(checked, Accepted) and tool.loaded is not None:
             checked = fits_loaded(tool, checked)

@@ -94,7 +94,7 @@ async def admit(catalog: Catalog, request: ExecuteRequest) -> Job:
     """
     identity = request.identity
     found = await catalog.find(identity.store_id, request.tool_name, request.tool_version)
-    if found is None or found.loaded is None or not found.definition.may_be_called_by(identity.user_id):
+    if found is None or found.loaded is None or not found.may_be_called_by(identity.caller):
         raise ToolNotFound(f"there is no tool {request.tool_name!r} to run", tool_name=request.tool_name)
     if found.definition.context is not ExecutionContext.BACKEND:
         raise ToolNotFound(f"{request.tool_name!r} does not run in the registry", tool_name=request.tool_name)

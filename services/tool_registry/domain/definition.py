@@ -73,6 +73,15 @@ class OfferFallback(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """On whose behalf a tool is looked up or called: a user of a store, with the roles of the credential."""
+
+    store_id: str
+    user_id: str
+    roles: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolDefinition:
     """What a tool is. Zero means: none of its own (timeout), the most allowed (result)."""
 
@@ -98,9 +107,10 @@ class ToolDefinition:
     offer_fallback: OfferFallback = OfferFallback.FAIL
     fallback_tool_name: str = ""
 
-    def may_be_called_by(self, user_id: str) -> bool:
-        """Whether the user may call it."""
-        return not self.allowed_user_ids or user_id in self.allowed_user_ids
+    def may_be_called_by(self, caller: Caller) -> bool:
+        """Whether the caller may call it: one of its users, with one of its roles. To others it does not exist."""
+        is_one_of_them = not self.allowed_user_ids or caller.user_id in self.allowed_user_ids
+        return is_one_of_them and (not self.allowed_roles or not caller.roles.isdisjoint(self.allowed_roles))
 
     @property
     def runs_beside_others(self) -> bool:

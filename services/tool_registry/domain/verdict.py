@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from services.chassis.strict_json import JsonValue
 from services.tool_registry.domain.check import Accepted
-from services.tool_registry.domain.definition import ToolDefinition
+from services.tool_registry.domain.definition import Caller, ToolDefinition
 from services.tool_registry.domain.question import KINDS, Question
 
 
@@ -30,6 +30,12 @@ class CallIdentity:
     conversation_id: str
     run_id: str
     call_id: str
+    user_roles: frozenset[str] = frozenset()
+
+    @property
+    def caller(self) -> Caller:
+        """On whose behalf."""
+        return Caller(store_id=self.store_id, user_id=self.user_id, roles=self.user_roles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from services.chassis.ids import check_id
 from services.chassis.strict_json import dumps_canonical, loads
 from services.errors import InvalidField, InvalidJson, InvalidSchema, TooLarge
 from services.tool_registry.domain.definition import (
+    Caller,
     Category,
     Effect,
     ExecutionContext,
@@ -134,6 +135,19 @@ def definition_message(definition: ToolDefinition) -> tool_pb2.ToolDefinition:
     )
 
 
+def caller_from(context: execution_pb2.CallContext) -> Caller:
+    """Return on whose behalf a service asks.
+
+    Raises:
+        InvalidId: an id is missing or malformed.
+    """
+    return Caller(
+        store_id=check_id(context.store_id, "store_id"),
+        user_id=check_id(context.user_id, "user_id"),
+        roles=frozenset(context.user_roles),
+    )
+
+
 def identity_from(context: execution_pb2.CallContext, call_id: str) -> CallIdentity:
     """Return which call of which run is meant.
 
@@ -146,6 +160,7 @@ def identity_from(context: execution_pb2.CallContext, call_id: str) -> CallIdent
         conversation_id=check_id(context.conversation_id, "conversation_id"),
         run_id=check_id(context.run_id, "run_id"),
         call_id=check_id(call_id, "call_id"),
+        user_roles=frozenset(context.user_roles),
     )
 
 

@@ -38,8 +38,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
         self, request: execution_pb2.ResolveToolsRequest, context: Context
     ) -> execution_pb2.ResolveToolsResponse:
         tools = await self._catalog.resolve(
-            check_id(request.context.store_id, "store_id"),
-            check_id(request.context.user_id, "user_id"),
+            convert.caller_from(request.context),
             request.tool_names,
             request.pinned_versions,
         )

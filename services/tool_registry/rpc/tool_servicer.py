@@ -12,6 +12,7 @@ from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
 from services.chassis.auth import require_user
 from services.errors import InvalidField, InvalidPageToken
 from services.tool_registry.app.catalog import Catalog
+from services.tool_registry.domain.definition import Caller
 from services.tool_registry.rpc import convert
 
 PAGE_SIZE_DEFAULT: Final = 50
@@ -43,22 +44,23 @@ class ToolServicer(tool_pb2_grpc.ToolServiceServicer):
         return tool_pb2.UnregisterToolResponse()
 
     async def GetTool(self, request: tool_pb2.GetToolRequest, context: Context) -> tool_pb2.GetToolResponse:
-        user = require_user()
-        entry = await self._catalog.get(user.store_id, request.name, request.version, user_id=user.user_id)
+        entry = await self._catalog.get(_caller(), request.name, request.version)
         return tool_pb2.GetToolResponse(tool=convert.tool_message(entry))
 
     async def ListTools(self, request: tool_pb2.ListToolsRequest, context: Context) -> tool_pb2.ListToolsResponse:
-        user = require_user()
         if request.page_size > PAGE_SIZE_MAX:
             raise InvalidField(f"page_size: at most {PAGE_SIZE_MAX}", field="page_size")
         size = request.page_size or PAGE_SIZE_DEFAULT
         after = _name_of(request.page_token)
-        entries = [
-            entry for entry in await self._catalog.visible(user.store_id, user.user_id) if entry.definition.name > after
-        ]
+        entries = [entry for entry in await self._catalog.visible(_caller()) if entry.definition.name > after]
         page = entries[:size]
         token = _token_after(page[-1].definition.name) if len(entries) > size else ""
         return tool_pb2.ListToolsResponse(tools=map(convert.tool_message, page), next_page_token=token)
+
+
+def _caller() -> Caller:
+    user = require_user()
+    return Caller(store_id=user.store_id, user_id=user.user_id, roles=user.roles)
 
 
 def _token_after(name: str) -> str:

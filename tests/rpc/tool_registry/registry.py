@@ -46,6 +46,7 @@ from services.tool_registry.app.rules import Rules
 from services.tool_registry.app.sources import Sources
 from services.tool_registry.app.worker_tools import WorkerTools
 from services.tool_registry.app.workers import WorkerHub, WorkerOptions
+from services.tool_registry.domain.definition import Caller
 from services.tool_registry.rpc.execution_servicer import ExecutionServicer
 from services.tool_registry.rpc.rule_servicer import RuleServicer
 from services.tool_registry.rpc.source_servicer import SourceServicer
@@ -114,7 +115,7 @@ class Registry:
         proposed = execution_pb2.ProposedCall(
             call_id=call, tool_name=tool, tool_version=version, arguments_json=as_json(arguments)
         )
-        names = [entry.definition.name for entry in await self.catalog.visible("acme", "ann")]
+        names = [entry.definition.name for entry in await self.catalog.visible(Caller(store_id="acme", user_id="ann"))]
         request = execution_pb2.CheckCallsRequest(context=context(**who), calls=[proposed], known_tool_names=names)
         (verdict,) = (await self.execution.CheckCalls(request)).verdicts
         return verdict

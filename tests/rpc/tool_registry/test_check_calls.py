@@ -159,7 +159,7 @@ async def test_a_front_end_call_is_offered_or_approved_first(registry: Registry)
         ("wriet", {}, 0, "TOOL_NOT_FOUND", "did you mean 'write'?"),
         ("write", {"path": "a"}, 0, "TOOL_NOT_FOUND", "no tool"),
         ("write", {"path": "a"}, 9, "TOOL_NOT_FOUND", "no tool"),
-        ("private", {}, 1, "NOT_ALLOWED", "private"),
+        ("private", {}, 1, "TOOL_NOT_FOUND", "private"),
         ("write", b"{", 1, "INVALID_JSON", "strict JSON"),
         ("write", {"pth": "a"}, 1, "INVALID_ARGUMENTS", "did you mean 'path'?"),
         ("write", b'{"path":"' + b"x" * 300_000 + b'"}', 1, "INVALID_ARGUMENTS", "limit"),
