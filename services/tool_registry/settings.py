@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, SecretStr
 
 from services.chassis.settings import ListenAddress, PeerAddresses, ServiceSettings
+from services.tool_registry.domain.definition import RATE_PER_MINUTE_MAX
 from services.tool_registry.domain.mail_server import read_smtp_url
 
 _MODULE_OR_FOLDER = re.compile(r"[\w.-]+|[^\x00-\x1f]*/[^\x00-\x1f]*")
@@ -56,6 +57,7 @@ class ToolRegistrySettings(ServiceSettings):
     execution_lease_seconds: float = Field(default=6.0, ge=2)
     execution_retention_days: float = Field(default=30.0, gt=0)
     worker_lease_seconds: float = Field(default=15.0, ge=1)
+    store_calls_per_minute: int = Field(default=0, ge=0, le=RATE_PER_MINUTE_MAX)
 
     smtp_url: Annotated[SecretStr | None, AfterValidator(_check_smtp_url)] = None
     mail_from: Annotated[str, AfterValidator(_check_sender)] = "pawl@localhost"
