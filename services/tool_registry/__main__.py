@@ -15,9 +15,11 @@ from services.tool_registry.adapters.ledger import LedgerResults
 from services.tool_registry.adapters.mail import OutboxFolder, SmtpMailer
 from services.tool_registry.adapters.metrics import RegistryMetrics
 from services.tool_registry.adapters.modules import load_modules
+from services.tool_registry.adapters.postgres_audit import PostgresAuditLog
 from services.tool_registry.adapters.postgres_journal import PostgresJournal
 from services.tool_registry.adapters.postgres_locks import PostgresResourceLocks
 from services.tool_registry.adapters.postgres_planning import PostgresPlanBook
+from services.tool_registry.adapters.postgres_rates import PostgresRateLimits
 from services.tool_registry.adapters.postgres_rules import PostgresRuleBook
 from services.tool_registry.adapters.postgres_tools import PostgresToolBook
 from services.tool_registry.adapters.postgres_workers import PostgresWorkerBook
@@ -25,10 +27,13 @@ from services.tool_registry.adapters.process_runner import ProcessRunner
 from services.tool_registry.adapters.python_runner import PythonRunner
 from services.tool_registry.adapters.secret_file import FileSecrets
 from services.tool_registry.app.attempt import AttemptParts
+from services.tool_registry.app.audit import AuditTrail
 from services.tool_registry.app.catalog import Catalog
 from services.tool_registry.app.checking import Checker
 from services.tool_registry.app.executor import Executor, ExecutorOptions
 from services.tool_registry.app.permits import Permits
+from services.tool_registry.app.policy import CallPolicy
+from services.tool_registry.app.result_cache import ResultCache
 from services.tool_registry.app.rules import Rules
 from services.tool_registry.app.worker_tools import WorkerTools
 from services.tool_registry.app.workers import WorkerHub, WorkerOptions
@@ -90,6 +95,8 @@ async def main(stop: Stop) -> None:
 
         rules = Rules(PostgresRuleBook(database), catalog, service.ids, service.clock)
         metrics = RegistryMetrics(service.metrics)
+        audit_log = PostgresAuditLog(database)
+        audit = AuditTrail(audit_log, service.clock.now)
         executor = Executor(
             catalog=catalog,
             permits=Permits(rules, journal),
@@ -99,6 +106,12 @@ async def main(stop: Stop) -> None:
                 locks=PostgresResourceLocks(database, instance_id=instance_id),
                 runner=runner,
                 secrets=FileSecrets.read(settings.tool_secrets_file),
+                policy=CallPolicy(
+                    limits=PostgresRateLimits(database),
+                    audit=audit,
+                    cache=ResultCache(service.clock.monotonic),
+                    store_calls_per_minute=settings.store_calls_per_minute,
+                ),
                 clock=service.clock,
             ),
             observer=metrics,
@@ -123,7 +136,7 @@ async def main(stop: Stop) -> None:
         server.add(add_RuleServiceServicer_to_server, RuleServicer(rules))
         server.add(
             add_ExecutionServiceServicer_to_server,
-            ExecutionServicer(catalog=catalog, checker=Checker(catalog, rules, metrics), executor=executor),
+            ExecutionServicer(catalog=catalog, checker=Checker(catalog, rules, metrics, audit), executor=executor),
             service_only=True,
             drain_streams=True,
         )

@@ -16,6 +16,7 @@ from services.errors import DependencyUnavailable
 from services.tool_registry.app import outcome
 from services.tool_registry.app.execution import Execution, Reporter
 from services.tool_registry.app.jobs import Job
+from services.tool_registry.app.policy import CallPolicy
 from services.tool_registry.app.ports import Begun, HeldElsewhere, Journal, ResourceLocks, Runner, Secrets
 from services.tool_registry.domain.execution import ExecutionResult, progress
 from services.tool_registry.sdk import ReconcileResult, SecretNotFound, ToolContext
@@ -35,6 +36,7 @@ class AttemptParts:
     locks: ResourceLocks
     runner: Runner
     secrets: Secrets
+    policy: CallPolicy
     clock: Clock
     unacted: set[str] = field(default_factory=set)
     """Tokens of attempts that may have written an entry and ran nothing: the journal gave no answer."""
@@ -58,6 +60,7 @@ class Attempt:
         self.outcome: asyncio.Future[ExecutionResult | HeldElsewhere] = asyncio.get_running_loop().create_future()
         self.is_reconciling = False
         self.has_asked_journal = False
+        self.has_run = False
         self.was_known = False
         """Whether the outcome is not this attempt's own."""
         self.task = asyncio.get_running_loop().create_task(self._run(), name=f"attempt {job.definition.name}")
@@ -99,13 +102,10 @@ class Attempt:
 
     async def _run_journaled(self) -> None:
         self.has_asked_journal = True
-        unacted = self._parts.unacted
         try:
-            begun = await self._parts.journal.begin(self._job.journal_call(self._token), unacted=unacted)
+            begun = await self._parts.journal.begin(self._job.journal_call(self._token), unacted=self._parts.unacted)
         except (DependencyUnavailable, asyncio.CancelledError):
-            if len(unacted) >= _UNACTED_MAX:
-                unacted.clear()  # Their entries, if there are any, are taken for interrupted ones.
-            unacted.add(self._token)
+            self._remember_unacted()
             raise
         if not isinstance(begun, Begun):
             self._set_known(begun)
@@ -139,8 +139,23 @@ class Attempt:
             self._set(outcome.of_doubt(self._job.definition.name, self._seconds()))
         return self.outcome.done()
 
+    def _remember_unacted(self) -> None:
+        unacted = self._parts.unacted
+        if len(unacted) >= _UNACTED_MAX:
+            unacted.clear()  # Their entries, if there are any, are taken for interrupted ones.
+        unacted.add(self._token)
+
     async def _run_tool(self) -> None:
         job = self._job
+        try:
+            refusal = await self._parts.policy.permit(job)
+        except (DependencyUnavailable, asyncio.CancelledError):
+            self._remember_unacted()
+            raise
+        if refusal is not None:
+            self._set(refusal)
+            return
+        self.has_run = True
         self._execution.has_begun = True
         try:
             work = self._parts.runner.start(job.tool, job.arguments, self._context())

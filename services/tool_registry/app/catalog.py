@@ -108,6 +108,11 @@ class Catalog:
             raise ToolNotFound(tool_name=name)
         return entry
 
+    async def current_version(self, store_id: str, name: str) -> int:
+        """Return the version in force of a tool; 0 if there is none."""
+        entry = await self._current(store_id, name)
+        return entry.version if entry else 0
+
     async def find(self, store_id: str, name: str, version: int) -> CatalogTool | None:
         """Return a version, compiled, with the function if this process has one of that name."""
         loaded = self._loaded.get(name)
@@ -146,9 +151,7 @@ class Catalog:
             self._versions.popitem(last=False)
         return made
 
-    async def resolve(
-        self, caller: Caller, names: Sequence[str], pinned: Mapping[str, int]
-    ) -> list[ToolVersion]:
+    async def resolve(self, caller: Caller, names: Sequence[str], pinned: Mapping[str, int]) -> list[ToolVersion]:
         """Return the tools of a run, by name: those named (all, if none are), pinned ones in their version.
 
         Raises:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from services.chassis import logs
+from services.tool_registry.app.audit import AuditTrail
 from services.tool_registry.app.catalog import Catalog, CatalogTool
 from services.tool_registry.app.ports import Observer
 from services.tool_registry.app.rules import Rules
 from services.tool_registry.domain.check import Accepted, Refused, check_arguments
-from services.tool_registry.domain.definition import Category, ExecutionContext, ToolDefinition
+from services.tool_registry.domain.definition import Category, Effect, ExecutionContext, ToolDefinition
 from services.tool_registry.domain.digest import call_digest
 from services.tool_registry.domain.gate import approval_cause, longest_array
 from services.tool_registry.domain.names import did_you_mean
@@ -39,16 +40,38 @@ class ProposedCall:
 class Checker:
     """Says what may be done with calls; never runs any."""
 
-    def __init__(self, catalog: Catalog, rules: Rules, observer: Observer) -> None:
+    def __init__(self, catalog: Catalog, rules: Rules, observer: Observer, audit: AuditTrail) -> None:
         self._catalog = catalog
         self._rules = rules
         self._observer = observer
+        self._audit = audit
 
-    async def check(self, identity: CallIdentity, call: ProposedCall, known_names: Iterable[str]) -> Verdict:
-        """Return the verdict on one call; what is wrong with a call is in it, never raised."""
-        verdict = await self._check(identity, call, known_names)
-        self._observer.checked(verdict.disposition)
-        return verdict
+    async def check_batch(
+        self, proposed: Sequence[tuple[CallIdentity, ProposedCall]], known_names: Iterable[str]
+    ) -> list[Verdict]:
+        """Return the verdicts on the calls of one batch, in order; they are in the audit chain by then.
+
+        A call that could have the effect of an earlier one of the batch once more
+        is refused: it is nearly always a slip of the model.
+
+        Raises:
+            DependencyUnavailable: the audit chain cannot be written.
+        """
+        first: dict[tuple[str, bytes], int] = {}
+        verdicts = []
+        for number, (identity, call) in enumerate(proposed, 1):
+            verdict = await self._check(identity, call, known_names)
+            definition, accepted = verdict.definition, verdict.accepted
+            if definition is not None and accepted is not None and definition.effect is not Effect.READ_ONLY:
+                earlier = first.setdefault((definition.name, accepted.canonical), number)
+                if earlier != number:
+                    verdict = _duplicate(verdict, definition, earlier, proposed[earlier - 1][0].call_id)
+            self._observer.checked(verdict.disposition)
+            verdicts.append(verdict)
+        await self._audit.proposed(
+            [identity for identity, _ in proposed], [call.tool_name for _, call in proposed], verdicts
+        )
+        return verdicts
 
     async def _check(self, identity: CallIdentity, call: ProposedCall, known_names: Iterable[str]) -> Verdict:
         tool = None
@@ -169,6 +192,21 @@ def fits_loaded(tool: CatalogTool, accepted: Accepted) -> Accepted | Refused:
     return Refused(
         reason="INVALID_ARGUMENTS",
         message=f"{tool.definition.name} has changed since this run began and takes other arguments now",
+    )
+
+
+def _duplicate(verdict: Verdict, definition: ToolDefinition, earlier: int, call_id: str) -> Verdict:
+    message = (
+        f"this is call {earlier} of the batch ({call_id}) once more: {definition.name} with the same arguments. "
+        "It is done once. If it is meant twice, call it again after its result"
+    )
+    return Verdict(
+        call_id=verdict.call_id,
+        disposition=Disposition.REFUSE,
+        definition=definition,
+        tool_version=verdict.tool_version,
+        error_reason="DUPLICATE_CALL",
+        error_message=message,
     )
 
 

@@ -124,6 +124,10 @@ class Executor:
         job = await admit(self._catalog, request)
         if job.key not in self._running:
             await self._permits.check(job)
+        cached = await self._parts.policy.cached(job)
+        if cached is not None:
+            yield cached
+            return
         execution = await self._execution_of(job)
         async with aclosing(execution.watch()) as watched:
             async for item in watched:
@@ -238,7 +242,7 @@ class Executor:
             waits = job.tool.is_stoppable or execution.cancelled.done()
             has_stopped = await attempt.stop(_UNWIND_SECONDS if waits else 0)
             known = self._interrupted(execution, job, attempt, seconds, goes_on=not has_stopped)
-        result = await self._write_end(job, known) if attempt.has_asked_journal else known
+        result = await self._write_end(job, known, attempt)
         self._observer.ended(job.tool.name, result.outcome, seconds)
         _log.info(
             "execution.ended",
@@ -285,12 +289,17 @@ class Executor:
             return outcome.of_timeout(job.definition, job.timeout_seconds, seconds)
         return outcome.of_cancel(job.definition, seconds, goes_on=goes_on)
 
-    async def _write_end(self, job: Job, result: ExecutionResult) -> ExecutionResult:
-        """Make the result durable before anybody sees it, however long the database is away."""
+    async def _write_end(self, job: Job, result: ExecutionResult, attempt: Attempt) -> ExecutionResult:
+        """Make the result, and that there is one, durable before anybody sees it, however long the database is away."""
         failures = 0
+        is_journaled = attempt.has_asked_journal
         while True:
             try:
-                return await self._journal.end(job.key, result)
+                if is_journaled:
+                    result = await self._journal.end(job.key, result)
+                    is_journaled = False
+                await self._parts.policy.ended(job, result, has_begun=attempt.has_run)
+                return result
             except DependencyUnavailable:
                 failures += 1
                 _log.warning("journal.end_delayed", call=job.identity.call_id, failures=failures)
@@ -340,6 +349,7 @@ class Executor:
     async def _forget(self) -> None:
         while True:
             try:
+                await self._parts.policy.sweep()
                 await self._journal.forget(self._options.retention_seconds)
             except Exception as error:  # noqa: BLE001  # the next round may succeed
                 _log.warning("journal.not_cleaned", error=type(error).__name__)

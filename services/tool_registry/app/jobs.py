@@ -10,6 +10,7 @@ from services.errors import ApprovalRequired, InvalidArguments, ToolNotFound
 from services.tool_registry.app.catalog import Catalog, CatalogTool
 from services.tool_registry.app.checking import digest_of, fits_loaded, gate, ruled_call
 from services.tool_registry.app.ports import CallKey, JournalCall
+from services.tool_registry.domain.audit import sha256_hex
 from services.tool_registry.domain.check import Refused, check_arguments
 from services.tool_registry.domain.definition import Effect, ExecutionContext, ToolDefinition
 from services.tool_registry.domain.question import Answer
@@ -63,6 +64,14 @@ class Job:
     answers: tuple[Answer, ...]
     allowing_rule_id: str
     """The rule in whose name a gated call runs; empty if it needs none."""
+    source: str
+    running_version: int
+    """The version of the function that runs: the newest one."""
+    arguments_sha256: str
+    rate_per_minute: int
+    """0 means any number."""
+    cache_seconds: float
+    """0 means that its result is not kept."""
 
     @property
     def key(self) -> CallKey:
@@ -125,7 +134,18 @@ async def admit(catalog: Catalog, request: ExecuteRequest) -> Job:
         is_approved=is_approved,
         answers=request.answers,
         allowing_rule_id=request.rule_id if cause and not is_approved else "",
+        source=found.entry.source,
+        running_version=found.loaded.entry.version,
+        arguments_sha256=sha256_hex(checked.canonical),
+        rate_per_minute=found.loaded.tool.definition.rate_per_minute,
+        cache_seconds=_cache_seconds(found),
     )
+
+
+def _cache_seconds(found: CatalogTool) -> float:
+    in_force = found.loaded.tool.definition.cache_seconds if found.loaded else 0.0
+    is_read_only = _more_cautious(found) is Effect.READ_ONLY
+    return min(found.definition.cache_seconds, in_force) if is_read_only else 0.0
 
 
 def _more_cautious(found: CatalogTool) -> Effect:

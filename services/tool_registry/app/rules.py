@@ -8,9 +8,10 @@ from typing import Final
 
 from services.chassis.clock import Clock
 from services.chassis.ids import IdSource
-from services.errors import InvalidField, PermissionDenied, RuleNotFound, ToolNotFound
+from services.errors import InvalidField, PermissionDenied, RuleNotFound
 from services.tool_registry.app.catalog import Catalog
 from services.tool_registry.app.ports import RuleBook
+from services.tool_registry.domain.definition import Caller
 from services.tool_registry.domain.rules import (
     RULES_MAX,
     Rule,
@@ -83,7 +84,8 @@ class Rules:
         check_rule(rule, now)
         version = 0
         if rule.effect is RuleEffect.ALLOW and rule.is_for_one_tool:
-            entry = await self._catalog.get(person.store_id, rule.tool_name, 0, user_id=person.user_id)
+            caller = Caller(store_id=person.store_id, user_id=person.user_id, roles=person.roles)
+            entry = await self._catalog.get(caller, rule.tool_name, 0)
             version = entry.version
         if len(await self._book.in_force(person.store_id)) >= RULES_MAX:
             raise InvalidField(f"the store has {RULES_MAX} rules in force: revoke some first", field="rule")
@@ -157,8 +159,5 @@ class Rules:
     async def _listed(self, rule: Rule) -> ListedRule:
         if rule.effect is not RuleEffect.ALLOW or not rule.is_for_one_tool:
             return ListedRule(rule=rule, is_suspended=False)
-        try:
-            entry = await self._catalog.get(rule.store_id, rule.tool_name, 0, user_id=rule.user_id)
-        except ToolNotFound:
-            return ListedRule(rule=rule, is_suspended=True)
-        return ListedRule(rule=rule, is_suspended=is_suspended(rule, entry.version))
+        version = await self._catalog.current_version(rule.store_id, rule.tool_name)
+        return ListedRule(rule=rule, is_suspended=is_suspended(rule, version))

@@ -99,7 +99,7 @@ class ToolDefinition:
     allowed_roles: tuple[str, ...] = ()
     """Roles of which the user must have one; empty means any."""
     rate_per_minute: int = 0
-    """Executions that may begin in a store within a minute."""
+    """Executions that may begin in a store within a minute, on average; 0 means any number."""
     cache_seconds: float = 0.0
     """How long the result of a READ_ONLY tool is given again to the same user for the same arguments."""
     approvals_required: int = 0

@@ -49,20 +49,19 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
     ) -> execution_pb2.CheckCallsResponse:
         if len(request.calls) > CALLS_MAX:
             raise InvalidField(f"calls: at most {CALLS_MAX}", field="calls")
-        identities = [convert.identity_from(request.context, call.call_id) for call in request.calls]
-        verdicts = [
-            await self._checker.check(
-                identity,
+        proposed = [
+            (
+                convert.identity_from(request.context, call.call_id),
                 ProposedCall(
                     tool_name=call.tool_name,
                     tool_version=call.tool_version,
                     arguments=call.arguments_json,
                     is_edited=call.edited,
                 ),
-                request.known_tool_names,
             )
-            for identity, call in zip(identities, request.calls, strict=True)
+            for call in request.calls
         ]
+        verdicts = await self._checker.check_batch(proposed, request.known_tool_names)
         return execution_pb2.CheckCallsResponse(verdicts=map(convert.verdict_message, verdicts))
 
     async def ExecuteTool(

@@ -27,8 +27,10 @@ from services.chassis.metrics import Metrics
 from services.chassis.rpc_client import open_channel
 from services.chassis.rpc_server import RpcServer
 from services.tool_registry.adapters.metrics import RegistryMetrics
+from services.tool_registry.adapters.postgres_audit import PostgresAuditLog
 from services.tool_registry.adapters.postgres_journal import PostgresJournal
 from services.tool_registry.adapters.postgres_locks import PostgresResourceLocks
+from services.tool_registry.adapters.postgres_rates import PostgresRateLimits
 from services.tool_registry.adapters.postgres_rules import PostgresRuleBook
 from services.tool_registry.adapters.postgres_sources import PostgresSources
 from services.tool_registry.adapters.postgres_tools import PostgresToolBook
@@ -37,11 +39,14 @@ from services.tool_registry.adapters.process_runner import ProcessRunner
 from services.tool_registry.adapters.python_runner import PythonRunner
 from services.tool_registry.adapters.secret_file import FileSecrets
 from services.tool_registry.app.attempt import AttemptParts
+from services.tool_registry.app.audit import AuditTrail
 from services.tool_registry.app.catalog import Catalog
 from services.tool_registry.app.checking import Checker
 from services.tool_registry.app.executor import Executor, ExecutorOptions
 from services.tool_registry.app.permits import Permits
+from services.tool_registry.app.policy import CallPolicy
 from services.tool_registry.app.ports import Connector, Journal
+from services.tool_registry.app.result_cache import ResultCache
 from services.tool_registry.app.rules import Rules
 from services.tool_registry.app.sources import Sources
 from services.tool_registry.app.worker_tools import WorkerTools
@@ -195,6 +200,7 @@ async def running(
     connectors: Callable[[PostgresSources, FileSecrets], Mapping[str, Connector]] = lambda *_: {},
     drain_seconds: float = 1.0,
     worker_options: WorkerOptions | None = None,
+    store_calls_per_minute: int = 0,
     wrap_journal: Callable[[Journal], Journal] = lambda journal: journal,
 ) -> AsyncIterator[Registry]:
     """Run a registry with these tools; several on one database are replicas."""
@@ -218,6 +224,8 @@ async def running(
         await catalog.load("module:test", tools)
         rules = Rules(PostgresRuleBook(database), catalog, ids, clock)
         observer = RegistryMetrics(metrics)
+        audit_log = PostgresAuditLog(database)
+        audit = AuditTrail(audit_log, clock.now)
         executor = Executor(
             catalog=catalog,
             permits=Permits(rules, journal),
@@ -227,6 +235,12 @@ async def running(
                 locks=PostgresResourceLocks(database, instance_id=instance_id),
                 runner=processes,
                 secrets=known_secrets,
+                policy=CallPolicy(
+                    limits=PostgresRateLimits(database),
+                    audit=audit,
+                    cache=ResultCache(clock.monotonic),
+                    store_calls_per_minute=store_calls_per_minute,
+                ),
                 clock=clock,
             ),
             observer=observer,
@@ -248,7 +262,9 @@ async def running(
         )
         sources = Sources(store=source_store, book=book, catalog=catalog, connectors=kinds, clock=clock)
         workers = WorkerServicer(hub, WorkerTools(book, worker_book, catalog))
-        execution = ExecutionServicer(catalog=catalog, checker=Checker(catalog, rules, observer), executor=executor)
+        execution = ExecutionServicer(
+            catalog=catalog, checker=Checker(catalog, rules, observer, audit), executor=executor
+        )
         server.add(add_ToolServiceServicer_to_server, ToolServicer(catalog))
         server.add(add_RuleServiceServicer_to_server, RuleServicer(rules))
         server.add(add_SourceServiceServicer_to_server, SourceServicer(sources))
