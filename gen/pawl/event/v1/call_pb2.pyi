@@ -455,7 +455,7 @@ class CallResult(_message.Message):
     """For programs, when `is_error`: INVALID_ARGUMENTS, TOOL_NOT_FOUND,
     TOOL_TIMEOUT, TOOL_ERROR, RESULT_TOO_LARGE, NOT_ALLOWED, REJECTED,
     EXPIRED, CANCELLED, OUTCOME_UNKNOWN, NOT_STOPPED, TOO_MANY_CALLS,
-    INVALID_JSON. More may be added.
+    INVALID_JSON, RATE_LIMITED, DUPLICATE_CALL. More may be added.
     """
     note: _builtins.str
     """Remark for the model that goes with the result, for example that a

@@ -334,6 +334,95 @@ class CheckCallsResponse(_message.Message):
 Global___CheckCallsResponse: _TypeAlias = CheckCallsResponse  # noqa: Y015
 
 @_typing.final
+class RecordDecisionsRequest(_message.Message):
+    """RecordDecisionsRequest has decisions about calls of one run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    DECISIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def context(self) -> Global___CallContext:
+        """On whose behalf the calls are made."""
+
+    @_builtins.property
+    def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordedDecision]:
+        """The decisions, 1 to 1000."""
+
+    def __init__(
+        self,
+        *,
+        context: Global___CallContext | None = ...,
+        decisions: _abc.Iterable[Global___RecordedDecision] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "decisions", b"decisions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordDecisionsRequest: _TypeAlias = RecordDecisionsRequest  # noqa: Y015
+
+@_typing.final
+class RecordedDecision(_message.Message):
+    """RecordedDecision is what a person decided about a call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    TOOL_NAME_FIELD_NUMBER: _builtins.int
+    TOOL_VERSION_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.str
+    """The call."""
+    tool_name: _builtins.str
+    """Its tool."""
+    tool_version: _builtins.int
+    """The version of the tool."""
+    kind: _call_pb2.DecisionKind.ValueType
+    """What was decided."""
+    user_id: _builtins.str
+    """Who decided."""
+    arguments_json: _builtins.bytes
+    """Arguments that the decision is about: the edited ones of an EDIT."""
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.str = ...,
+        tool_name: _builtins.str = ...,
+        tool_version: _builtins.int = ...,
+        kind: _call_pb2.DecisionKind.ValueType = ...,
+        user_id: _builtins.str = ...,
+        arguments_json: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "kind", b"kind", "tool_name", b"tool_name", "tool_version", b"tool_version", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordedDecision: _TypeAlias = RecordedDecision  # noqa: Y015
+
+@_typing.final
+class RecordDecisionsResponse(_message.Message):
+    """RecordDecisionsResponse is empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordDecisionsResponse: _TypeAlias = RecordDecisionsResponse  # noqa: Y015
+
+@_typing.final
 class Verdict(_message.Message):
     """Verdict is what the registry says of a call."""
 
@@ -392,7 +481,7 @@ class Verdict(_message.Message):
     fallback_tool_name: _builtins.str
     """OFFER: the tool that runs instead."""
     error_reason: _builtins.str
-    """REFUSE: TOOL_NOT_FOUND, INVALID_JSON, INVALID_ARGUMENTS, NOT_ALLOWED."""
+    """REFUSE: TOOL_NOT_FOUND, INVALID_JSON, INVALID_ARGUMENTS, DUPLICATE_CALL."""
     error_message: _builtins.str
     """REFUSE: every violation and, for unknown names, near matches."""
     rule_id: _builtins.str

@@ -46,6 +46,11 @@ class ExecutionServiceStub(object):
                 request_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckCallsRequest.SerializeToString,
                 response_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckCallsResponse.FromString,
                 _registered_method=True)
+        self.RecordDecisions = channel.unary_unary(
+                '/pawl.tool.v1.ExecutionService/RecordDecisions',
+                request_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.RecordDecisionsRequest.SerializeToString,
+                response_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.RecordDecisionsResponse.FromString,
+                _registered_method=True)
         self.ExecuteTool = channel.unary_stream(
                 '/pawl.tool.v1.ExecutionService/ExecuteTool',
                 request_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.ExecuteToolRequest.SerializeToString,
@@ -77,9 +82,18 @@ class ExecutionServiceServicer(object):
     def CheckCalls(self, request, context):
         """Checks the calls of one batch: existence, authorisation, schema (defaults
         applied, lossless coercions reported, all violations listed), category,
-        bulk rule, rules of people (RuleService), effect class, preview. Never
-        executes anything. Idempotent by call id; one bad call does not stop the
+        bulk rule, effect class, preview, and whether a call that is not READ_ONLY
+        stands in the batch before. Never executes anything; the verdicts are in
+        the audit chain before they are given. One bad call does not stop the
         others.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RecordDecisions(self, request, context):
+        """Writes what people decided about calls to the audit chain. To be called
+        before a decision takes effect. Idempotent by call, kind and person.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -95,7 +109,9 @@ class ExecutionServiceServicer(object):
         result; they go on when the caller goes away. READ_ONLY and IDEMPOTENT
         calls end with the caller and may be run again with the same key.
 
-        A tool's failure is a result (`is_error`), not an error status.
+        A tool's failure is a result (`is_error`), not an error status. So is a
+        call that is not begun because too many were (RATE_LIMITED). A READ_ONLY
+        tool may have its results given again for a while; a note says so.
 
         Errors: TOOL_NOT_FOUND, APPROVAL_REQUIRED, INVALID_ARGUMENTS.
         """
@@ -127,6 +143,11 @@ def add_ExecutionServiceServicer_to_server(servicer, server):
                     servicer.CheckCalls,
                     request_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckCallsRequest.FromString,
                     response_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckCallsResponse.SerializeToString,
+            ),
+            'RecordDecisions': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecordDecisions,
+                    request_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.RecordDecisionsRequest.FromString,
+                    response_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.RecordDecisionsResponse.SerializeToString,
             ),
             'ExecuteTool': grpc.unary_stream_rpc_method_handler(
                     servicer.ExecuteTool,
@@ -195,6 +216,33 @@ class ExecutionService(object):
             '/pawl.tool.v1.ExecutionService/CheckCalls',
             pawl_dot_tool_dot_v1_dot_execution__pb2.CheckCallsRequest.SerializeToString,
             pawl_dot_tool_dot_v1_dot_execution__pb2.CheckCallsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecordDecisions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.tool.v1.ExecutionService/RecordDecisions',
+            pawl_dot_tool_dot_v1_dot_execution__pb2.RecordDecisionsRequest.SerializeToString,
+            pawl_dot_tool_dot_v1_dot_execution__pb2.RecordDecisionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

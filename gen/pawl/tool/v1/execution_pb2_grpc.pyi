@@ -45,9 +45,14 @@ class ExecutionServiceStub:
     CheckCalls: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CheckCallsRequest, _execution_pb2.CheckCallsResponse]
     """Checks the calls of one batch: existence, authorisation, schema (defaults
     applied, lossless coercions reported, all violations listed), category,
-    bulk rule, rules of people (RuleService), effect class, preview. Never
-    executes anything. Idempotent by call id; one bad call does not stop the
+    bulk rule, effect class, preview, and whether a call that is not READ_ONLY
+    stands in the batch before. Never executes anything; the verdicts are in
+    the audit chain before they are given. One bad call does not stop the
     others.
+    """
+    RecordDecisions: _grpc.UnaryUnaryMultiCallable[_execution_pb2.RecordDecisionsRequest, _execution_pb2.RecordDecisionsResponse]
+    """Writes what people decided about calls to the audit chain. To be called
+    before a decision takes effect. Idempotent by call, kind and person.
     """
     ExecuteTool: _grpc.UnaryStreamMultiCallable[_execution_pb2.ExecuteToolRequest, _execution_pb2.ExecuteToolResponse]
     """Runs one call: progress as it comes, then exactly one result, last.
@@ -59,7 +64,9 @@ class ExecutionServiceStub:
     result; they go on when the caller goes away. READ_ONLY and IDEMPOTENT
     calls end with the caller and may be run again with the same key.
 
-    A tool's failure is a result (`is_error`), not an error status.
+    A tool's failure is a result (`is_error`), not an error status. So is a
+    call that is not begun because too many were (RATE_LIMITED). A READ_ONLY
+    tool may have its results given again for a while; a note says so.
 
     Errors: TOOL_NOT_FOUND, APPROVAL_REQUIRED, INVALID_ARGUMENTS.
     """
@@ -89,9 +96,14 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     CheckCalls: _aio.UnaryUnaryMultiCallable[_execution_pb2.CheckCallsRequest, _execution_pb2.CheckCallsResponse]  # type: ignore[assignment]
     """Checks the calls of one batch: existence, authorisation, schema (defaults
     applied, lossless coercions reported, all violations listed), category,
-    bulk rule, rules of people (RuleService), effect class, preview. Never
-    executes anything. Idempotent by call id; one bad call does not stop the
+    bulk rule, effect class, preview, and whether a call that is not READ_ONLY
+    stands in the batch before. Never executes anything; the verdicts are in
+    the audit chain before they are given. One bad call does not stop the
     others.
+    """
+    RecordDecisions: _aio.UnaryUnaryMultiCallable[_execution_pb2.RecordDecisionsRequest, _execution_pb2.RecordDecisionsResponse]  # type: ignore[assignment]
+    """Writes what people decided about calls to the audit chain. To be called
+    before a decision takes effect. Idempotent by call, kind and person.
     """
     ExecuteTool: _aio.UnaryStreamMultiCallable[_execution_pb2.ExecuteToolRequest, _execution_pb2.ExecuteToolResponse]  # type: ignore[assignment]
     """Runs one call: progress as it comes, then exactly one result, last.
@@ -103,7 +115,9 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     result; they go on when the caller goes away. READ_ONLY and IDEMPOTENT
     calls end with the caller and may be run again with the same key.
 
-    A tool's failure is a result (`is_error`), not an error status.
+    A tool's failure is a result (`is_error`), not an error status. So is a
+    call that is not begun because too many were (RATE_LIMITED). A READ_ONLY
+    tool may have its results given again for a while; a note says so.
 
     Errors: TOOL_NOT_FOUND, APPROVAL_REQUIRED, INVALID_ARGUMENTS.
     """
@@ -142,9 +156,20 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_execution_pb2.CheckCallsResponse, _abc.Awaitable[_execution_pb2.CheckCallsResponse]]:
         """Checks the calls of one batch: existence, authorisation, schema (defaults
         applied, lossless coercions reported, all violations listed), category,
-        bulk rule, rules of people (RuleService), effect class, preview. Never
-        executes anything. Idempotent by call id; one bad call does not stop the
+        bulk rule, effect class, preview, and whether a call that is not READ_ONLY
+        stands in the batch before. Never executes anything; the verdicts are in
+        the audit chain before they are given. One bad call does not stop the
         others.
+        """
+
+    @_abc_1.abstractmethod
+    def RecordDecisions(
+        self,
+        request: _execution_pb2.RecordDecisionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_execution_pb2.RecordDecisionsResponse, _abc.Awaitable[_execution_pb2.RecordDecisionsResponse]]:
+        """Writes what people decided about calls to the audit chain. To be called
+        before a decision takes effect. Idempotent by call, kind and person.
         """
 
     @_abc_1.abstractmethod
@@ -162,7 +187,9 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         result; they go on when the caller goes away. READ_ONLY and IDEMPOTENT
         calls end with the caller and may be run again with the same key.
 
-        A tool's failure is a result (`is_error`), not an error status.
+        A tool's failure is a result (`is_error`), not an error status. So is a
+        call that is not begun because too many were (RATE_LIMITED). A READ_ONLY
+        tool may have its results given again for a while; a note says so.
 
         Errors: TOOL_NOT_FOUND, APPROVAL_REQUIRED, INVALID_ARGUMENTS.
         """

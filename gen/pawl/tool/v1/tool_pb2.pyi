@@ -77,7 +77,8 @@ class ToolDefinition(_message.Message):
     """With BACKEND_TOOL: the tool that runs instead."""
     rate_per_minute: _builtins.int
     """Executions that may begin in a store within a minute, 0 to 100000; 0 means
-    any number. One more is an error result, RATE_LIMITED.
+    any number. On average: after a minute of quiet as many may begin at once.
+    One more is an error result, RATE_LIMITED, that says when to try again.
     """
     cache_seconds: _builtins.float
     """READ_ONLY tools: seconds for which a result is given again to the same user
