@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pawl.tool.v1.audit_pb2_grpc import add_AuditServiceServicer_to_server
 from pawl.tool.v1.execution_pb2_grpc import add_ExecutionServiceServicer_to_server
 from pawl.tool.v1.rule_pb2_grpc import add_RuleServiceServicer_to_server
 from pawl.tool.v1.tool_pb2_grpc import add_ToolServiceServicer_to_server
@@ -15,11 +16,10 @@ from services.tool_registry.adapters.ledger import LedgerResults
 from services.tool_registry.adapters.mail import OutboxFolder, SmtpMailer
 from services.tool_registry.adapters.metrics import RegistryMetrics
 from services.tool_registry.adapters.modules import load_modules
-from services.tool_registry.adapters.postgres_audit import PostgresAuditLog
+from services.tool_registry.adapters.policy import policy_parts
 from services.tool_registry.adapters.postgres_journal import PostgresJournal
 from services.tool_registry.adapters.postgres_locks import PostgresResourceLocks
 from services.tool_registry.adapters.postgres_planning import PostgresPlanBook
-from services.tool_registry.adapters.postgres_rates import PostgresRateLimits
 from services.tool_registry.adapters.postgres_rules import PostgresRuleBook
 from services.tool_registry.adapters.postgres_tools import PostgresToolBook
 from services.tool_registry.adapters.postgres_workers import PostgresWorkerBook
@@ -27,13 +27,10 @@ from services.tool_registry.adapters.process_runner import ProcessRunner
 from services.tool_registry.adapters.python_runner import PythonRunner
 from services.tool_registry.adapters.secret_file import FileSecrets
 from services.tool_registry.app.attempt import AttemptParts
-from services.tool_registry.app.audit import AuditTrail
 from services.tool_registry.app.catalog import Catalog
 from services.tool_registry.app.checking import Checker
 from services.tool_registry.app.executor import Executor, ExecutorOptions
 from services.tool_registry.app.permits import Permits
-from services.tool_registry.app.policy import CallPolicy
-from services.tool_registry.app.result_cache import ResultCache
 from services.tool_registry.app.rules import Rules
 from services.tool_registry.app.worker_tools import WorkerTools
 from services.tool_registry.app.workers import WorkerHub, WorkerOptions
@@ -47,6 +44,7 @@ from services.tool_registry.builtin.stored_results import result_tools
 from services.tool_registry.domain.files import FileLimits
 from services.tool_registry.domain.mail_server import read_smtp_url
 from services.tool_registry.domain.workers import SOURCE_KIND as WORKER
+from services.tool_registry.rpc.audit_servicer import AuditServicer
 from services.tool_registry.rpc.execution_servicer import ExecutionServicer
 from services.tool_registry.rpc.rule_servicer import RuleServicer
 from services.tool_registry.rpc.tool_servicer import ToolServicer
@@ -95,8 +93,7 @@ async def main(stop: Stop) -> None:
 
         rules = Rules(PostgresRuleBook(database), catalog, service.ids, service.clock)
         metrics = RegistryMetrics(service.metrics)
-        audit_log = PostgresAuditLog(database)
-        audit = AuditTrail(audit_log, service.clock.now)
+        policy = policy_parts(database, service.clock, store_calls_per_minute=settings.store_calls_per_minute)
         executor = Executor(
             catalog=catalog,
             permits=Permits(rules, journal),
@@ -106,12 +103,7 @@ async def main(stop: Stop) -> None:
                 locks=PostgresResourceLocks(database, instance_id=instance_id),
                 runner=runner,
                 secrets=FileSecrets.read(settings.tool_secrets_file),
-                policy=CallPolicy(
-                    limits=PostgresRateLimits(database),
-                    audit=audit,
-                    cache=ResultCache(service.clock.monotonic),
-                    store_calls_per_minute=settings.store_calls_per_minute,
-                ),
+                policy=policy.calls,
                 clock=service.clock,
             ),
             observer=metrics,
@@ -132,11 +124,13 @@ async def main(stop: Stop) -> None:
         await service.enter(executor)
 
         server = service.rpc_server()
+        checker = Checker(catalog, rules, metrics, policy.audit)
         server.add(add_ToolServiceServicer_to_server, ToolServicer(catalog))
         server.add(add_RuleServiceServicer_to_server, RuleServicer(rules))
+        server.add(add_AuditServiceServicer_to_server, AuditServicer(policy.log))
         server.add(
             add_ExecutionServiceServicer_to_server,
-            ExecutionServicer(catalog=catalog, checker=Checker(catalog, rules, metrics, audit), executor=executor),
+            ExecutionServicer(catalog=catalog, checker=checker, executor=executor, audit=policy.audit),
             service_only=True,
             drain_streams=True,
         )

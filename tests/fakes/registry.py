@@ -13,6 +13,7 @@ from services.agent_loop.app.ports import Execution, OnBehalfOf
 from services.agent_loop.domain.call import REPEATABLE, CallResult, EffectClass, ExecutionContext
 from services.agent_loop.domain.run import PinnedTool
 from services.agent_loop.domain.tool import (
+    DecisionNote,
     Disposition,
     ExecutionPiece,
     ExecutionProgress,
@@ -49,6 +50,7 @@ class FakeRegistry:
     """How many of the next requests fail because nobody answers."""
     cancelled: list[str] = field(default_factory=list)
     asked: list[Execution] = field(default_factory=list)
+    decisions: list[DecisionNote] = field(default_factory=list)
     _journal: dict[str, asyncio.Task[ExecutionResult]] = field(default_factory=dict)
 
     async def resolve(
@@ -70,6 +72,10 @@ class FakeRegistry:
             )
             for call in calls
         )
+
+    async def record_decisions(self, context: OnBehalfOf, decisions: Sequence[DecisionNote]) -> None:
+        self._answer()
+        self.decisions += decisions
 
     async def execute(self, context: OnBehalfOf, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
         self._answer()

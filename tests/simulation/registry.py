@@ -20,6 +20,7 @@ from services.agent_loop.app.public_values import Verdict as EditVerdict
 from services.agent_loop.domain.call import REPEATABLE, CallResult, EffectClass
 from services.agent_loop.domain.run import PinnedTool
 from services.agent_loop.domain.tool import (
+    DecisionNote,
     Disposition,
     ExecutionPiece,
     ExecutionProgress,
@@ -63,6 +64,8 @@ class Journal:
     chance: Chance
     history: History
     entries: dict[str, _Entry] = field(default_factory=dict)
+    decided: set[tuple[str, str]] = field(default_factory=set)
+    """Calls and kinds of the decisions in the audit chain."""
 
 
 def _error(reason: str, outcome: Outcome = Outcome.FAILED) -> ExecutionResult:
@@ -97,6 +100,9 @@ class Server:
 
     async def check(self, context: OnBehalfOf, calls: Sequence[ProposedCall]) -> tuple[Verdict, ...]:
         return tuple(_verdict(context, call) for call in calls)
+
+    async def record_decisions(self, decisions: Sequence[DecisionNote]) -> None:
+        self._journal.decided.update((decision.call_id, decision.kind) for decision in decisions)
 
     async def execute(self, context: OnBehalfOf, execution: Execution) -> ExecutionResult:
         """Run a call, join it, or say what is in the journal."""
@@ -258,6 +264,10 @@ class Client:
     ) -> tuple[Verdict, ...]:
         server = self._current[-1]
         return await self._network.call(server.process, "check", lambda: server.check(context, calls))
+
+    async def record_decisions(self, context: OnBehalfOf, decisions: Sequence[DecisionNote]) -> None:
+        server = self._current[-1]
+        await self._network.call(server.process, "record_decisions", lambda: server.record_decisions(decisions))
 
     async def execute(self, context: OnBehalfOf, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
         server = self._current[-1]

@@ -14,6 +14,7 @@ from services.agent_loop.app.ports import Execution, OnBehalfOf
 from services.agent_loop.domain.call import OfferFallback
 from services.agent_loop.domain.run import PinnedTool
 from services.agent_loop.domain.tool import (
+    DecisionNote,
     Disposition,
     ExecutionPiece,
     ExecutionProgress,
@@ -67,6 +68,24 @@ class RegistryClient:
         with translating():
             response = await self._stub.CheckCalls(request)
         return tuple(map(_verdict, response.verdicts))
+
+    async def record_decisions(self, context: OnBehalfOf, decisions: Sequence[DecisionNote]) -> None:
+        request = execution_pb2.RecordDecisionsRequest(
+            context=_context(context),
+            decisions=[
+                execution_pb2.RecordedDecision(
+                    call_id=decision.call_id,
+                    tool_name=decision.tool_name,
+                    tool_version=decision.tool_version,
+                    kind=call_pb2.DecisionKind.Value(f"DECISION_KIND_{decision.kind}"),
+                    user_id=decision.user_id,
+                    arguments_json=decision.arguments_json,
+                )
+                for decision in decisions
+            ],
+        )
+        with translating():
+            await self._stub.RecordDecisions(request)
 
     async def execute(self, context: OnBehalfOf, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
         request = execution_pb2.ExecuteToolRequest(

@@ -20,6 +20,7 @@ from services.agent_loop.app.jobs import Jobs, Workshop
 from services.agent_loop.app.patience import Patience
 from services.agent_loop.app.ports import Claim, Loaded
 from services.agent_loop.domain import facts, planning, step
+from services.agent_loop.domain.commands import decisions
 from services.agent_loop.domain.decision import Finish, Park, StartModel, StopModel, Wait
 from services.agent_loop.domain.event import OutputDelta, OwnerEvent
 from services.agent_loop.domain.fact import CallExecuted, Fact, ModelAnswered, ModelCut, ModelFailed, RunRefused, Shown
@@ -59,6 +60,7 @@ class Drive:
         self._shown = Shown()
         self._poked = False
         self._handing_over = False
+        self._recorded: set[str] = set()
         self._refusals = 0
         self._has_written = False
         self._clock_offset = 0.0
@@ -108,6 +110,7 @@ class Drive:
             # Cut first: then one step says all.
             await self._cut_model(plan.state.loop.failure)
             return None
+        await self._record_decisions()
         planned = self._step(plan)
         if not planned.changes_nothing and not await self._commit(planned, plan.state, facts_taken=taken):
             return None
@@ -144,6 +147,14 @@ class Drive:
             await self._commit(shown, after)
         else:
             await self._wait(self._plan_again_at)
+
+    async def _record_decisions(self) -> None:
+        """Have the decisions that the next step consumes written down, each once."""
+        commands = [command for command in self._base.commands if command.command_id not in self._recorded]
+        decided = decisions(replace(self._base, commands=tuple(commands)))
+        if decided:
+            await self._jobs.record(decided)
+        self._recorded = {command.command_id for command in self._base.commands}
 
     # The ledger's side.
 
@@ -205,6 +216,7 @@ class Drive:
         await self._jobs.cut_all()
         self._collect(at_once=True)
         if self._facts or self._outbox:
+            await self._record_decisions()
             now = self._now()
             taken = _fitting(self._facts)
             state, events = planning.take_in(self._planning_base(taken), now), list(self._outbox)

@@ -13,6 +13,7 @@ from services.agent_loop.domain import settle
 from services.agent_loop.domain.call import REPEATABLE, Call, CallResult
 from services.agent_loop.domain.run import PinnedTool, Run
 from services.agent_loop.domain.tool import (
+    DecisionNote,
     Disposition,
     ExecutionProgress,
     ExecutionResult,
@@ -23,7 +24,7 @@ from services.agent_loop.domain.tool import (
     Verdict,
 )
 from services.chassis.clock import Clock
-from services.errors import DependencyUnavailable, PawlError, ToolNotFound
+from services.errors import DependencyUnavailable, MethodNotFound, PawlError, ToolNotFound
 
 _PATIENCE_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 2.0
@@ -82,6 +83,14 @@ class Hands:
             verdicts = ()
         found = {verdict.call_id: verdict for verdict in verdicts}
         return {call.call_id: found.get(call.call_id) or _no_verdict(call.call_id) for call in calls}
+
+    async def record(self, decisions: Sequence[DecisionNote]) -> None:
+        """Have decisions written to the audit chain, however long that takes: before that they have no effect."""
+        try:
+            await self._patience.until_answered(lambda: self._registry.record_decisions(self._context, decisions))
+        except MethodNotFound:
+            # While a deployment goes on: the registry before this version keeps no chain.
+            return
 
     async def execute(self, call: Call, unknowns_resolved: int, on_progress: OnProgress) -> ExecutionResult:
         """Run a call and return how it ended; never raises for the tool's or the registry's sake."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -33,7 +33,7 @@ from services.agent_loop.domain.model import ModelPort
 from services.agent_loop.domain.planning import Work
 from services.agent_loop.domain.run import PinnedTool, Run, RunFailure, Usage
 from services.agent_loop.domain.state import MODEL, PIN_TOOLS, State, check_of, stop_of
-from services.agent_loop.domain.tool import ExecutionProgress, ProposedCall, Tool
+from services.agent_loop.domain.tool import DecisionNote, ExecutionProgress, ProposedCall, Tool
 from services.chassis.clock import Clock
 from services.chassis.ids import IdSource
 from services.errors import ToolNotFound
@@ -123,6 +123,10 @@ class Jobs:
                     start(stop_of(call_id), self._stop(call_id, state))
             case _:
                 assert_never(work)
+
+    async def record(self, decisions: Sequence[DecisionNote]) -> None:
+        """Have what people decided written to the audit chain."""
+        await self._hands.record(decisions)
 
     async def cut_model(self) -> ModelCut | None:
         """Stop the model call; return what it had written, or None if it has ended by itself."""

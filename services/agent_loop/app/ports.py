@@ -12,7 +12,7 @@ from services.agent_loop.domain.loop_state import LoopState
 from services.agent_loop.domain.message import Message
 from services.agent_loop.domain.run import PinnedTool, Run, Usage
 from services.agent_loop.domain.step import Committed, Step
-from services.agent_loop.domain.tool import ExecutionPiece, ProposedCall, Stopped, Tool, Verdict
+from services.agent_loop.domain.tool import DecisionNote, ExecutionPiece, ProposedCall, Stopped, Tool, Verdict
 
 Randomness = Callable[[], float]
 """Gives numbers from 0 to 1."""
@@ -143,6 +143,14 @@ class Registry(Protocol):
         self, context: OnBehalfOf, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]
     ) -> tuple[Verdict, ...]:
         """Return a verdict on each call, in order. Executes nothing."""
+        ...
+
+    async def record_decisions(self, context: OnBehalfOf, decisions: Sequence[DecisionNote]) -> None:
+        """Write to the audit chain what people decided, before it takes effect. Idempotent.
+
+        Raises:
+            MethodNotFound: the registry is of a version that keeps no chain.
+        """
         ...
 
     def execute(self, context: OnBehalfOf, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:

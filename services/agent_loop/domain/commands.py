@@ -21,6 +21,7 @@ from services.agent_loop.domain.command import (
 )
 from services.agent_loop.domain.run import RunState
 from services.agent_loop.domain.state import State
+from services.agent_loop.domain.tool import DecisionNote
 from services.chassis import strict_json
 
 _WITHDRAWN = "The user sent a new message before this call was made; it was not made."
@@ -49,6 +50,24 @@ def apply_command(state: State, command: Command, now: float) -> State:
             return state
         case _:
             assert_never(command.kind)
+
+
+def decisions(state: State) -> tuple[DecisionNote, ...]:
+    """Return what the unconsumed commands of a state decide about gated calls."""
+    return tuple(
+        DecisionNote(
+            call_id=call.call_id,
+            tool_name=call.tool_name,
+            tool_version=call.tool_version,
+            kind=command.kind.kind,
+            user_id=command.user_id,
+            arguments_json=command.kind.arguments_json or call.arguments_json,
+        )
+        for command in state.commands
+        if isinstance(command.kind, Decide)
+        and (call := state.calls.get(command.kind.call_id)) is not None
+        and call.approval is not None
+    )
 
 
 def _with_result(state: State, command: ToolResult, now: float) -> State:

@@ -9,6 +9,7 @@ import msgspec
 
 from services.agent_loop.domain.call import (
     CallResult,
+    DecisionKind,
     EffectClass,
     ExecutionContext,
     OfferFallback,
@@ -33,6 +34,17 @@ class ProposedCall(msgspec.Struct, frozen=True, kw_only=True):
     call_id: str
     tool_name: str
     tool_version: int
+    arguments_json: bytes
+
+
+class DecisionNote(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person decided about a gated call, for the audit chain."""
+
+    call_id: str
+    tool_name: str
+    tool_version: int
+    kind: DecisionKind
+    user_id: str
     arguments_json: bytes
 
 

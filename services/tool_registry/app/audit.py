@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from services.tool_registry.app.policy_ports import AuditLog
-from services.tool_registry.domain.audit import AuditDraft, AuditKind, clean_name, sha256_hex
+from services.tool_registry.domain.audit import AuditDraft, AuditKind, DecisionRecord, clean_name, sha256_hex
 from services.tool_registry.domain.verdict import CallIdentity, Verdict
 
 _ENTRIES_PER_COMMIT_MAX: Final = 2000
@@ -63,6 +63,32 @@ class AuditTrail:
                     arguments_sha256=sha256_hex(verdict.accepted.canonical) if verdict.accepted else "",
                 )
                 for identity, tool_name, verdict in zip(identities, tool_names, verdicts, strict=True)
+            ]
+        )
+
+    async def decided(self, decisions: Sequence[tuple[CallIdentity, DecisionRecord]]) -> None:
+        """Write what people decided; what is there already is not written again.
+
+        Raises:
+            DependencyUnavailable: as `write`.
+        """
+        time_us = self.time_us()
+        await self.write(
+            [
+                AuditDraft(
+                    store_id=identity.store_id,
+                    kind=AuditKind.DECIDED,
+                    time_us=time_us,
+                    user_id=identity.user_id,
+                    run_id=identity.run_id,
+                    call_id=identity.call_id,
+                    tool_name=clean_name(decision.tool_name),
+                    tool_version=decision.tool_version,
+                    verdict=decision.kind,
+                    by_user_id=decision.by_user_id,
+                    arguments_sha256=sha256_hex(decision.arguments),
+                )
+                for identity, decision in decisions
             ]
         )
 

@@ -57,6 +57,17 @@ class AuditDraft:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionRecord:
+    """What a person decided about a call; `arguments` are those that the decision is about."""
+
+    tool_name: str
+    tool_version: int
+    kind: str
+    by_user_id: str
+    arguments: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
     """The last entry of a chain; number 0 and no hash for an empty one."""
 

@@ -11,6 +11,7 @@ from pawl.tool.v1 import execution_pb2, tool_pb2
 from services.chassis.ids import check_id
 from services.chassis.strict_json import dumps_canonical, loads
 from services.errors import InvalidField, InvalidJson, InvalidSchema, TooLarge
+from services.tool_registry.domain.audit import DecisionRecord
 from services.tool_registry.domain.definition import (
     Caller,
     Category,
@@ -161,6 +162,25 @@ def identity_from(context: execution_pb2.CallContext, call_id: str) -> CallIdent
         run_id=check_id(context.run_id, "run_id"),
         call_id=check_id(call_id, "call_id"),
         user_roles=frozenset(context.user_roles),
+    )
+
+
+def decision_from(message: execution_pb2.RecordedDecision) -> DecisionRecord:
+    """Return what a person decided.
+
+    Raises:
+        InvalidField, InvalidId: the kind is not one, or the person's id is malformed.
+    """
+    name = call_pb2.DecisionKind.Name(message.kind) if message.kind in call_pb2.DecisionKind.values() else ""
+    kind = name.removeprefix("DECISION_KIND_")
+    if kind in {"", "UNSPECIFIED"}:
+        raise InvalidField(f"kind: {message.kind} is not a value of it", field="kind")
+    return DecisionRecord(
+        tool_name=message.tool_name,
+        tool_version=message.tool_version,
+        kind=kind,
+        by_user_id=check_id(message.user_id, "user_id"),
+        arguments=message.arguments_json,
     )
 
 

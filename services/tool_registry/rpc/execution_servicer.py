@@ -12,6 +12,7 @@ from pawl.tool.v1 import execution_pb2, execution_pb2_grpc
 
 from services.chassis.ids import check_id
 from services.errors import InvalidField
+from services.tool_registry.app.audit import AuditTrail
 from services.tool_registry.app.catalog import Catalog
 from services.tool_registry.app.checking import Checker, ProposedCall
 from services.tool_registry.app.executor import Executor
@@ -29,7 +30,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
     """Translates between the wire and the use cases."""
 
-    def __init__(self, *, catalog: Catalog, checker: Checker, executor: Executor) -> None:
+    def __init__(self, *, catalog: Catalog, checker: Checker, executor: Executor, audit: AuditTrail) -> None:
+        self._audit = audit
         self._catalog = catalog
         self._checker = checker
         self._executor = executor
@@ -63,6 +65,19 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
         ]
         verdicts = await self._checker.check_batch(proposed, request.known_tool_names)
         return execution_pb2.CheckCallsResponse(verdicts=map(convert.verdict_message, verdicts))
+
+    async def RecordDecisions(
+        self, request: execution_pb2.RecordDecisionsRequest, context: Context
+    ) -> execution_pb2.RecordDecisionsResponse:
+        if not 1 <= len(request.decisions) <= CALLS_MAX:
+            raise InvalidField(f"decisions: must be 1 to {CALLS_MAX}", field="decisions")
+        await self._audit.decided(
+            [
+                (convert.identity_from(request.context, decision.call_id), convert.decision_from(decision))
+                for decision in request.decisions
+            ]
+        )
+        return execution_pb2.RecordDecisionsResponse()
 
     async def ExecuteTool(
         self, request: execution_pb2.ExecuteToolRequest, context: Context

@@ -92,7 +92,7 @@ async def attached(
     *tools: tool_pb2.ToolDefinition,
     worker: str = "w1",
     group: str = "billing",
-    key: str = "key-of-a-worker-of-acme",
+    key: str = "key-of-machine-of-acme",
     calls_max: int = 1,
     held: Mapping[str, int] | None = None,
 ) -> AsyncIterator[AttachedWorker]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import grpc
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from pawl.tool.v1 import execution_pb2, tool_pb2
+from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub, add_AuditServiceServicer_to_server
 from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub, add_ExecutionServiceServicer_to_server
 from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub, add_RuleServiceServicer_to_server
 from pawl.tool.v1.source_pb2_grpc import SourceServiceStub, add_SourceServiceServicer_to_server
@@ -27,10 +28,9 @@ from services.chassis.metrics import Metrics
 from services.chassis.rpc_client import open_channel
 from services.chassis.rpc_server import RpcServer
 from services.tool_registry.adapters.metrics import RegistryMetrics
-from services.tool_registry.adapters.postgres_audit import PostgresAuditLog
+from services.tool_registry.adapters.policy import policy_parts
 from services.tool_registry.adapters.postgres_journal import PostgresJournal
 from services.tool_registry.adapters.postgres_locks import PostgresResourceLocks
-from services.tool_registry.adapters.postgres_rates import PostgresRateLimits
 from services.tool_registry.adapters.postgres_rules import PostgresRuleBook
 from services.tool_registry.adapters.postgres_sources import PostgresSources
 from services.tool_registry.adapters.postgres_tools import PostgresToolBook
@@ -39,19 +39,17 @@ from services.tool_registry.adapters.process_runner import ProcessRunner
 from services.tool_registry.adapters.python_runner import PythonRunner
 from services.tool_registry.adapters.secret_file import FileSecrets
 from services.tool_registry.app.attempt import AttemptParts
-from services.tool_registry.app.audit import AuditTrail
 from services.tool_registry.app.catalog import Catalog
 from services.tool_registry.app.checking import Checker
 from services.tool_registry.app.executor import Executor, ExecutorOptions
 from services.tool_registry.app.permits import Permits
-from services.tool_registry.app.policy import CallPolicy
 from services.tool_registry.app.ports import Connector, Journal
-from services.tool_registry.app.result_cache import ResultCache
 from services.tool_registry.app.rules import Rules
 from services.tool_registry.app.sources import Sources
 from services.tool_registry.app.worker_tools import WorkerTools
 from services.tool_registry.app.workers import WorkerHub, WorkerOptions
 from services.tool_registry.domain.definition import Caller
+from services.tool_registry.rpc.audit_servicer import AuditServicer
 from services.tool_registry.rpc.execution_servicer import ExecutionServicer
 from services.tool_registry.rpc.rule_servicer import RuleServicer
 from services.tool_registry.rpc.source_servicer import SourceServicer
@@ -60,35 +58,37 @@ from services.tool_registry.rpc.worker_servicer import WorkerServicer
 from services.tool_registry.sdk import Tool
 
 if TYPE_CHECKING:
+    from pawl.tool.v1.audit_pb2_grpc import AuditServiceAsyncStub
     from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceAsyncStub
     from pawl.tool.v1.rule_pb2_grpc import RuleServiceAsyncStub
     from pawl.tool.v1.source_pb2_grpc import SourceServiceAsyncStub
     from pawl.tool.v1.tool_pb2_grpc import ToolServiceAsyncStub
 
 SERVICE_KEY = "the-key-of-the-services"
-KEYS = (
-    [
-        ApiKey(key=f"key-of-{user}-of-{store}", store_id=store, user_id=user, roles=[])
-        for store in ("acme", "other")
-        for user in ("ann", "bob")
-    ]
-    + [
-        ApiKey(key=f"key-of-a-worker-of-{store}", store_id=store, user_id="machine", roles=["worker"])
-        for store in ("acme", "other")
-    ]
-    + [
-        ApiKey(key=f"key-of-{role}-of-{store}", store_id=store, user_id=role, roles=[role])
-        for store in ("acme", "other")
-        for role in ("admin", "operator")
-    ]
-)
-KEYS.append(ApiKey(key="key-of-root-of-acme", store_id="acme", user_id="root", roles=["admin"]))
-KEYS.append(ApiKey(key="key-of-vic-of-acme", store_id="acme", user_id="vic", roles=["viewer"]))
+_ROLES = {
+    "ann": [],
+    "bob": [],
+    "vic": ["viewer"],
+    "root": ["admin"],
+    "admin": ["admin"],
+    "operator": ["operator"],
+    "olga": ["operator"],
+    "machine": ["worker"],
+}
+KEYS = [
+    ApiKey(key=f"key-of-{user}-of-{store}", store_id=store, user_id=user, roles=roles)
+    for store in ("acme", "other")
+    for user, roles in _ROLES.items()
+]
 
 
-def context(store: str = "acme", user: str = "ann", run: str = "run") -> execution_pb2.CallContext:
+def context(
+    store: str = "acme", user: str = "ann", run: str = "run", roles: Sequence[str] = ()
+) -> execution_pb2.CallContext:
     """On whose behalf a call is made."""
-    return execution_pb2.CallContext(store_id=store, user_id=user, conversation_id="conversation", run_id=run)
+    return execution_pb2.CallContext(
+        store_id=store, user_id=user, conversation_id="conversation", run_id=run, user_roles=roles
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +100,7 @@ class Registry:
     users: Mapping[tuple[str, str], ToolServiceAsyncStub]
     rules: Mapping[tuple[str, str], RuleServiceAsyncStub]
     sources: Mapping[tuple[str, str], SourceServiceAsyncStub]
+    auditors: Mapping[tuple[str, str], AuditServiceAsyncStub]
     executor: Executor
     catalog: Catalog
     metrics: Metrics
@@ -224,8 +225,7 @@ async def running(
         await catalog.load("module:test", tools)
         rules = Rules(PostgresRuleBook(database), catalog, ids, clock)
         observer = RegistryMetrics(metrics)
-        audit_log = PostgresAuditLog(database)
-        audit = AuditTrail(audit_log, clock.now)
+        policy = policy_parts(database, clock, store_calls_per_minute=store_calls_per_minute)
         executor = Executor(
             catalog=catalog,
             permits=Permits(rules, journal),
@@ -235,12 +235,7 @@ async def running(
                 locks=PostgresResourceLocks(database, instance_id=instance_id),
                 runner=processes,
                 secrets=known_secrets,
-                policy=CallPolicy(
-                    limits=PostgresRateLimits(database),
-                    audit=audit,
-                    cache=ResultCache(clock.monotonic),
-                    store_calls_per_minute=store_calls_per_minute,
-                ),
+                policy=policy.calls,
                 clock=clock,
             ),
             observer=observer,
@@ -253,18 +248,12 @@ async def running(
             threads_busy=lambda: threads.threads_busy,
             processes_busy=lambda: processes.processes_busy,
         )
-        server = RpcServer(
-            f"unix:{folder}/{name}",
-            authenticator=KeyAuthenticator(KEYS, service_key=SERVICE_KEY),
-            ids=ids,
-            metrics=metrics,
-            drain_seconds=drain_seconds,
-        )
+        server = _server(f"unix:{folder}/{name}", ids, metrics, drain_seconds)
         sources = Sources(store=source_store, book=book, catalog=catalog, connectors=kinds, clock=clock)
         workers = WorkerServicer(hub, WorkerTools(book, worker_book, catalog))
-        execution = ExecutionServicer(
-            catalog=catalog, checker=Checker(catalog, rules, observer, audit), executor=executor
-        )
+        checker = Checker(catalog, rules, observer, policy.audit)
+        server.add(add_AuditServiceServicer_to_server, AuditServicer(policy.log))
+        execution = ExecutionServicer(catalog=catalog, checker=checker, executor=executor, audit=policy.audit)
         server.add(add_ToolServiceServicer_to_server, ToolServicer(catalog))
         server.add(add_RuleServiceServicer_to_server, RuleServicer(rules))
         server.add(add_SourceServiceServicer_to_server, SourceServicer(sources))
@@ -277,6 +266,7 @@ async def running(
                 users=channels.stubs(ToolServiceStub),
                 rules=channels.stubs(RuleServiceStub),
                 sources=channels.stubs(SourceServiceStub),
+                auditors=channels.stubs(AuditServiceStub),
                 executor=executor,
                 catalog=catalog,
                 metrics=metrics,
@@ -285,6 +275,16 @@ async def running(
                 stop=stop.set,
             )
             stop.set()
+
+
+def _server(address: str, ids: IdSource, metrics: Metrics, drain_seconds: float) -> RpcServer:
+    return RpcServer(
+        address,
+        authenticator=KeyAuthenticator(KEYS, service_key=SERVICE_KEY),
+        ids=ids,
+        metrics=metrics,
+        drain_seconds=drain_seconds,
+    )
 
 
 class _Channels:

@@ -17,7 +17,7 @@ from tests.poll import until
 from tests.rpc.tool_registry.attached import Purpose, Status, attached, definition, hello, stream
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, reason, running
 
-OTHER_KEY = "key-of-a-worker-of-other"
+OTHER_KEY = "key-of-machine-of-other"
 
 
 @tool(category=Category.SAFE)
@@ -250,7 +250,7 @@ async def test_a_result_sent_twice_counts_once_and_gets_the_same_receipt(registr
 async def test_a_hello_that_cannot_be_is_refused(
     registry: Registry, first: dict[str, Any], code: str, expected: str
 ) -> None:
-    async with stream(registry, "key-of-a-worker-of-acme") as worker:
+    async with stream(registry, "key-of-machine-of-acme") as worker:
         await worker.send(**first)
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await worker.next()
@@ -259,7 +259,7 @@ async def test_a_hello_that_cannot_be_is_refused(
 
 async def test_a_name_belongs_to_the_group_that_has_it(registry: Registry) -> None:
     async with attached(registry):
-        async with stream(registry, "key-of-a-worker-of-acme") as thief:
+        async with stream(registry, "key-of-machine-of-acme") as thief:
             await thief.send(hello=hello([definition("also"), definition()], group="thieves"))
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await thief.next()

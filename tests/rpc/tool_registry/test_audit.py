@@ -1,0 +1,375 @@
+"""TOOL-6: the audit chain says what happened, before it happens, and shows every change that is made to it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import grpc
+import pytest
+from pawl.event.v1 import call_pb2
+from pawl.tool.v1 import audit_pb2, execution_pb2
+
+from services.chassis.database import Database
+from services.errors import DependencyUnavailable
+from services.tool_registry.adapters.postgres_audit import PostgresAuditLog
+from services.tool_registry.domain.audit import AuditDraft, AuditKind, Head, entry_hash
+from services.tool_registry.domain.definition import Effect
+from services.tool_registry.sdk import Category, Tool, tool
+from tests.rpc.tool_registry.registry import Registry, context, outcome, reason, running
+from tests.rpc.tool_registry.world import World, execute
+
+
+@tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+async def look(n: int = 0) -> int:
+    """Look."""
+    return n
+
+
+def tools() -> list[Tool[..., Any]]:
+    return [*World().tools(), look]
+
+
+async def listed(registry: Registry, *, store: str = "acme", **wanted: Any) -> list[audit_pb2.AuditEntry]:
+    """All entries that match, the oldest first."""
+    entries: list[audit_pb2.AuditEntry] = []
+    token = ""
+    while True:
+        request = audit_pb2.ListAuditRequest(page_size=2, page_token=token, **wanted)
+        page = await registry.auditors[store, "olga"].ListAudit(request)
+        entries += page.entries
+        token = page.next_page_token
+        if not token:
+            return entries[::-1]
+
+
+def said(entries: Sequence[audit_pb2.AuditEntry]) -> list[tuple[str, str, str, str]]:
+    return [
+        (audit_pb2.AuditKind.Name(entry.kind).removeprefix("AUDIT_KIND_"), entry.call_id, entry.verdict, entry.reason)
+        for entry in entries
+    ]
+
+
+async def verified(registry: Registry, **known: Any) -> audit_pb2.VerifyAuditResponse:
+    answers = [
+        answer async for answer in registry.auditors["acme", "olga"].VerifyAudit(audit_pb2.VerifyAuditRequest(**known))
+    ]
+    assert [answer.done for answer in answers] == [False] * (len(answers) - 1) + [True]
+    return answers[-1]
+
+
+async def decide(registry: Registry, call: str, kind: Any, *, by: str = "bob", tool_name: str = "delete") -> None:
+    await registry.execution.RecordDecisions(
+        execution_pb2.RecordDecisionsRequest(
+            context=context(),
+            decisions=[
+                execution_pb2.RecordedDecision(
+                    call_id=call, tool_name=tool_name, tool_version=1, kind=kind, user_id=by, arguments_json=b"{}"
+                )
+            ],
+        )
+    )
+
+
+async def test_the_chain_tells_the_story_of_each_call(database_url: str, tmp_path: Path) -> None:
+    async with running(database_url, tmp_path, tools()) as registry:
+        await registry.check("look", {"n": 7}, call="c1")
+        await registry.run("look", {"n": 7}, call="c1")
+        digest = (await registry.check("delete", {"path": "/tmp"}, call="c2")).digest
+        await decide(registry, "c2", call_pb2.DECISION_KIND_APPROVE)
+        await registry.run("delete", {"path": "/tmp"}, call="c2", approved_digest=digest)
+        await registry.check("nothing\0of the kind", call="c3")
+        entries = await listed(registry)
+    assert said(entries) == [
+        ("PROPOSED", "c1", "RUN", ""),
+        ("EXECUTED", "c1", "", ""),
+        ("RETURNED", "c1", "SUCCEEDED", ""),
+        ("PROPOSED", "c2", "APPROVE", "category DESTRUCTIVE"),
+        ("DECIDED", "c2", "APPROVE", ""),
+        ("EXECUTED", "c2", "APPROVED", ""),
+        ("RETURNED", "c2", "SUCCEEDED", ""),
+        ("PROPOSED", "c3", "REFUSE", "TOOL_NOT_FOUND"),
+    ]
+    assert [entry.seq for entry in entries] == list(range(1, 9))
+    assert entries[0].arguments_sha256 == entries[1].arguments_sha256 == hashlib.sha256(b'{"n":7}').hexdigest()
+    assert (entries[2].result_sha256, entries[2].result_bytes) == (hashlib.sha256(b"7").hexdigest(), 1)
+    assert (entries[4].user_id, entries[4].by_user_id) == ("ann", "bob")
+    assert all(
+        not entry.prev_hash or entry.prev_hash == before.hash
+        for before, entry in zip(entries, entries[1:], strict=False)
+    )
+
+
+async def test_entries_are_found_by_run_tool_user_kind_and_time(database_url: str, tmp_path: Path) -> None:
+    async with running(database_url, tmp_path, tools()) as registry:
+        await registry.check("look", call="c1")
+        await registry.check("pay", call="c2", run="other", user="bob")
+        first, second = await listed(registry)
+        assert said(await listed(registry, run_id="other")) == said(await listed(registry, tool_name="pay"))
+        assert said(await listed(registry, user_id="bob")) == said(await listed(registry, call_id="c2"))
+        assert await listed(registry, kind=audit_pb2.AUDIT_KIND_EXECUTED) == []
+        assert await listed(registry, since_time=second.time, before_time=first.time) == []
+        assert [entry.seq for entry in await listed(registry, since_time=second.time)] == [2]
+        assert [entry.seq for entry in await listed(registry, before_time=second.time)] == [1]
+
+
+async def test_only_operators_of_the_store_read_its_chain(database_url: str, tmp_path: Path) -> None:
+    async with running(database_url, tmp_path, tools()) as registry:
+        await registry.check("look", call="c1")
+        assert await listed(registry, store="other") == []
+        ann = registry.auditors["acme", "ann"]
+        for ask in (
+            ann.ListAudit(audit_pb2.ListAuditRequest()),
+            ann.GetToolAnalytics(audit_pb2.GetToolAnalyticsRequest()),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await ask
+            assert reason(error.value)[1] == "PERMISSION_DENIED"
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            async for _ in ann.VerifyAudit(audit_pb2.VerifyAuditRequest()):
+                pass
+        assert reason(error.value)[1] == "PERMISSION_DENIED"
+
+
+@pytest.mark.parametrize("fields", [{"page_size": 1001}, {"page_token": "x"}, {"kind": 9}, {"run_id": "\0"}])
+async def test_bad_questions_are_refused(database_url: str, tmp_path: Path, fields: dict[str, Any]) -> None:
+    async with running(database_url, tmp_path, tools()) as registry:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await registry.auditors["acme", "olga"].ListAudit(audit_pb2.ListAuditRequest(**fields))
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def chain_of_five(registry: Registry) -> Head:
+    for number in range(1, 6):
+        await registry.check("look", {"n": number}, call=f"c{number}")
+    answer = await verified(registry)
+    assert not answer.HasField("problem")
+    assert answer.verified_seq == 5
+    return Head(seq=5, hash=answer.verified_hash)
+
+
+ALL = (
+    "store_id, seq, kind, recorded_at, user_id, run_id, call_id, tool_name, tool_version, verdict, reason, by_user_id,"
+)
+ALL += " arguments_sha256, result_sha256, result_bytes, duration_us, prev_hash, hash"
+COPY_OF_FIVE = (
+    f"INSERT INTO tool_registry.audit SELECT {ALL.replace('seq', '{}', 1)} FROM tool_registry.audit WHERE seq = 5"  # noqa: S608
+)
+
+TAMPERINGS = {
+    "update": ("UPDATE tool_registry.audit SET verdict = 'APPROVE' WHERE seq = 3", 3, "HASH_MISMATCH"),
+    "update of a kind": ("UPDATE tool_registry.audit SET kind = 'WEIRD' WHERE seq = 2", 2, "HASH_MISMATCH"),
+    "update of a time": (
+        "UPDATE tool_registry.audit SET recorded_at = recorded_at + interval '1 microsecond' WHERE seq = 4",
+        4,
+        "HASH_MISMATCH",
+    ),
+    "delete": ("DELETE FROM tool_registry.audit WHERE seq = 2", 2, "GAP"),
+    "delete of the first": ("DELETE FROM tool_registry.audit WHERE seq = 1", 1, "GAP"),
+    "truncated tail": ("DELETE FROM tool_registry.audit WHERE seq >= 4", 4, "CUT_TAIL"),
+    "everything gone": ("DELETE FROM tool_registry.audit", 1, "CUT_TAIL"),
+    "swap": (
+        "UPDATE tool_registry.audit SET seq = seq + 100 WHERE seq IN (2, 3);"
+        "UPDATE tool_registry.audit SET seq = 3 WHERE seq = 102; UPDATE tool_registry.audit SET seq = 2 WHERE seq = 103",
+        2,
+        "HASH_MISMATCH",
+    ),
+    "insert in front": (COPY_OF_FIVE.format(0), 1, "GAP"),
+    "insert behind": (COPY_OF_FIVE.format(6), 6, "BEYOND_HEAD"),
+    "head moved back": ("UPDATE tool_registry.audit_heads SET seq = 4", 5, "BEYOND_HEAD"),
+    "head of something else": ("UPDATE tool_registry.audit_heads SET hash = 'x'", 5, "HEAD_MISMATCH"),
+    "head gone": ("DELETE FROM tool_registry.audit_heads", 1, "BEYOND_HEAD"),
+}
+
+
+@pytest.mark.parametrize("how", TAMPERINGS)
+async def test_tampering_is_found_at_the_first_bad_entry(database_url: str, tmp_path: Path, how: str) -> None:
+    sql, seq, kind = TAMPERINGS[how]
+    async with running(database_url, tmp_path, tools()) as registry:
+        await chain_of_five(registry)
+        await execute(database_url, sql)
+        answer = await verified(registry)
+    assert (answer.problem.seq, answer.problem.kind) == (seq, kind), answer.problem.explanation
+
+
+async def rewrite(database_url: str, from_seq: int, **changes: Any) -> None:
+    """Change an entry and make all hashes from there on anew, as somebody who knows how would."""
+    async with Database(database_url, application_name="test") as database:
+        entries = await PostgresAuditLog(database).page("acme", after_seq=None, up_to_seq=100, rows_max=100)
+    connection = await asyncpg.connect(database_url)
+    prev = entries[from_seq - 2].hash
+    try:
+        for entry in entries[from_seq - 1 :]:
+            for name, value in changes.items():
+                object.__setattr__(entry.draft, name, value)
+            new = entry_hash(entry.draft, entry.seq, prev)
+            await connection.execute(
+                "UPDATE tool_registry.audit SET verdict = $2, prev_hash = $3, hash = $4 WHERE seq = $1",
+                entry.seq,
+                entry.draft.verdict,
+                prev,
+                new,
+            )
+            prev, changes = new, {}
+        await connection.execute("UPDATE tool_registry.audit_heads SET hash = $1", prev)
+    finally:
+        await connection.close()
+
+
+async def test_a_chain_made_anew_is_found_with_a_head_that_was_kept(database_url: str, tmp_path: Path) -> None:
+    async with running(database_url, tmp_path, tools()) as registry:
+        head = await chain_of_five(registry)
+        kept = {"known_seq": head.seq, "known_hash": head.hash}
+        await registry.check("look", call="c6")
+        assert not (await verified(registry, **kept)).HasField("problem")
+        await rewrite(database_url, 3, verdict="REFUSE")
+        assert not (await verified(registry)).HasField("problem")  # Nothing inside the database shows it.
+        answer = await verified(registry, **kept)
+        assert (answer.problem.seq, answer.problem.kind) == (5, "HEAD_MISMATCH")
+        await execute(database_url, "DELETE FROM tool_registry.audit; DELETE FROM tool_registry.audit_heads")
+        answer = await verified(registry, **kept)
+        assert (answer.problem.seq, answer.problem.kind) == (1, "CUT_TAIL")
+
+
+async def test_one_entry_with_a_hash_of_its_own_does_not_fit_the_next(database_url: str, tmp_path: Path) -> None:
+    async with running(database_url, tmp_path, tools()) as registry:
+        await chain_of_five(registry)
+        async with Database(database_url, application_name="test") as database:
+            entry = (await PostgresAuditLog(database).page("acme", after_seq=2, up_to_seq=3, rows_max=1))[0]
+        object.__setattr__(entry.draft, "verdict", "REFUSE")
+        new = entry_hash(entry.draft, 3, entry.prev_hash)
+        await execute(database_url, f"UPDATE tool_registry.audit SET verdict = 'REFUSE', hash = '{new}' WHERE seq = 3")  # noqa: S608
+        answer = await verified(registry)
+    assert (answer.problem.seq, answer.problem.kind) == (4, "BROKEN_LINK")
+
+
+async def test_what_cannot_be_written_does_not_happen(database_url: str, tmp_path: Path) -> None:
+    """The table refuses entries: no verdict, and no effect."""
+    world = World()
+    async with running(database_url, tmp_path, world.tools()) as registry:
+        await registry.check("pay", call="c1")
+        await execute(database_url, "ALTER TABLE tool_registry.audit RENAME TO audit_away")
+        try:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await registry.check("pay", call="c2")
+            with pytest.raises(grpc.aio.AioRpcError):
+                await registry.run("pay", call="c1")
+            assert world.effects == []
+        finally:
+            await execute(database_url, "ALTER TABLE tool_registry.audit_away RENAME TO audit")
+
+
+async def test_a_call_whose_entry_could_not_be_written_runs_when_it_can(database_url: str, tmp_path: Path) -> None:
+    """Nothing ran, so nothing is in doubt: the same call runs once later."""
+    world = World()
+    async with running(database_url, tmp_path, world.tools()) as registry:
+        await execute(database_url, "UPDATE tool_registry.audit_heads SET seq = 0 WHERE store_id = 'acme'")
+        await registry.check("pay", call="c0")
+        # The head is moved back by one: each next entry has a number that is taken.
+        await execute(database_url, "UPDATE tool_registry.audit_heads SET seq = 0")
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await registry.run("pay", call="c1")
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert world.effects == []
+        await execute(database_url, "DELETE FROM tool_registry.audit; DELETE FROM tool_registry.audit_heads")
+        assert outcome(await registry.run("pay", call="c1")) == "SUCCEEDED"
+    assert world.effects == ["paid 1"]
+
+
+async def test_replicas_write_one_chain_without_gaps(database_url: str, tmp_path: Path) -> None:
+    async with (
+        running(database_url, tmp_path, tools(), name="a") as first,
+        running(database_url, tmp_path, tools(), name="b") as second,
+    ):
+        await asyncio.gather(
+            *(
+                (first if number % 2 else second).check(
+                    "look", call=f"c{number}", store="acme" if number % 3 else "other"
+                )
+                for number in range(60)
+            )
+        )
+        answer = await verified(first)
+        assert (answer.verified_seq, answer.HasField("problem")) == (40, False)
+        assert len(await listed(first, store="other")) == 20
+
+
+async def test_a_decision_is_written_once_whoever_reports_it(database_url: str, tmp_path: Path) -> None:
+    async with (
+        running(database_url, tmp_path, tools(), name="a") as first,
+        running(database_url, tmp_path, tools(), name="b") as second,
+    ):
+        reports = [decide(which, "c1", call_pb2.DECISION_KIND_EDIT) for which in (first, second) * 4]
+        await asyncio.gather(*reports, decide(first, "c1", call_pb2.DECISION_KIND_EDIT, by="eve"))
+        entries = await listed(first)
+        assert sorted((entry.verdict, entry.by_user_id) for entry in entries) == [("EDIT", "bob"), ("EDIT", "eve")]
+        assert not (await verified(first)).HasField("problem")
+
+
+@pytest.mark.parametrize("kind", [0, 99])
+async def test_a_decision_without_a_kind_is_refused(database_url: str, tmp_path: Path, kind: int) -> None:
+    async with running(database_url, tmp_path, tools()) as registry:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await decide(registry, "c1", kind)
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_analytics_count_what_each_tool_did(database_url: str, tmp_path: Path) -> None:
+    @tool(category=Category.SAFE)
+    async def fail() -> str:
+        """Fail."""
+        raise RuntimeError
+
+    async with running(database_url, tmp_path, [*tools(), fail]) as registry:
+        for number in range(3):
+            await registry.run("look", {"n": number}, call=f"l{number}")
+        await registry.run("fail", call="f")
+        for number, kind in enumerate((1, 1, 2, 3, 4)):
+            for _ in range(2):  # Asked again after a crash: counted once.
+                await registry.check("delete", {"path": "x"}, call=f"d{number}")
+                await decide(registry, f"d{number}", kind)
+        request = audit_pb2.GetToolAnalyticsRequest()
+        figures = {
+            found.tool_name: found
+            for found in (await registry.auditors["acme", "olga"].GetToolAnalytics(request)).tools
+        }
+        elsewhere = await registry.auditors["other", "olga"].GetToolAnalytics(request)
+    assert list(elsewhere.tools) == []
+    assert (figures["look"].execution_count, figures["look"].error_count, figures["look"].result_bytes) == (3, 0, 3)
+    assert 0 < figures["look"].p50_seconds <= figures["look"].p95_seconds
+    assert (figures["fail"].execution_count, figures["fail"].error_count) == (1, 1)
+    gated = figures["delete"]
+    assert (gated.approval_asked_count, gated.approved_count, gated.edited_count, gated.rejected_count) == (5, 2, 1, 1)
+
+
+async def test_a_failed_append_leaves_the_chain_whole(database_url: str) -> None:
+    """The process forgets where it thought the chain ends, and reads it anew."""
+    async with Database(database_url, application_name="test") as database:
+        log = PostgresAuditLog(database)
+        await log.append([draft("c1")])
+        await execute(database_url, "ALTER TABLE tool_registry.audit RENAME TO audit_away")
+        with pytest.raises((asyncpg.PostgresError, DependencyUnavailable)):
+            await log.append([draft("c2")])
+        await execute(database_url, "ALTER TABLE tool_registry.audit_away RENAME TO audit")
+        await log.append([draft("c3"), draft("c4", store="other")])
+        assert (await log.head("acme")).seq == 2
+        assert (await log.head("other")).seq == 1
+        assert await log.beyond_head("acme") == 0
+
+
+def draft(call: str, store: str = "acme") -> AuditDraft:
+    return AuditDraft(
+        store_id=store,
+        kind=AuditKind.PROPOSED,
+        time_us=1,
+        user_id="ann",
+        run_id="run",
+        call_id=call,
+        tool_name="look",
+        tool_version=1,
+        verdict="RUN",
+    )
