@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -79,9 +80,9 @@ async def test_the_chain_tells_the_story_of_each_call(database_url: str, tmp_pat
     async with running(database_url, tmp_path, tools()) as registry:
         await registry.check("look", {"n": 7}, call="c1")
         await registry.run("look", {"n": 7}, call="c1")
-        digest = (await registry.check("delete", {"path": "/tmp"}, call="c2")).digest
+        digest = (await registry.check("delete", {"path": "notes"}, call="c2")).digest
         await decide(registry, "c2", call_pb2.DECISION_KIND_APPROVE)
-        await registry.run("delete", {"path": "/tmp"}, call="c2", approved_digest=digest)
+        await registry.run("delete", {"path": "notes"}, call="c2", approved_digest=digest)
         await registry.check("nothing\0of the kind", call="c3")
         entries = await listed(registry)
     assert said(entries) == [
@@ -98,10 +99,7 @@ async def test_the_chain_tells_the_story_of_each_call(database_url: str, tmp_pat
     assert entries[0].arguments_sha256 == entries[1].arguments_sha256 == hashlib.sha256(b'{"n":7}').hexdigest()
     assert (entries[2].result_sha256, entries[2].result_bytes) == (hashlib.sha256(b"7").hexdigest(), 1)
     assert (entries[4].user_id, entries[4].by_user_id) == ("ann", "bob")
-    assert all(
-        not entry.prev_hash or entry.prev_hash == before.hash
-        for before, entry in zip(entries, entries[1:], strict=False)
-    )
+    assert all(not entry.prev_hash or entry.prev_hash == before.hash for before, entry in itertools.pairwise(entries))
 
 
 async def test_entries_are_found_by_run_tool_user_kind_and_time(database_url: str, tmp_path: Path) -> None:
@@ -173,8 +171,9 @@ TAMPERINGS = {
     "truncated tail": ("DELETE FROM tool_registry.audit WHERE seq >= 4", 4, "CUT_TAIL"),
     "everything gone": ("DELETE FROM tool_registry.audit", 1, "CUT_TAIL"),
     "swap": (
-        "UPDATE tool_registry.audit SET seq = seq + 100 WHERE seq IN (2, 3);"
-        "UPDATE tool_registry.audit SET seq = 3 WHERE seq = 102; UPDATE tool_registry.audit SET seq = 2 WHERE seq = 103",
+        """UPDATE tool_registry.audit SET seq = seq + 100 WHERE seq IN (2, 3);
+        UPDATE tool_registry.audit SET seq = 3 WHERE seq = 102;
+        UPDATE tool_registry.audit SET seq = 2 WHERE seq = 103""",
         2,
         "HASH_MISMATCH",
     ),
