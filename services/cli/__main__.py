@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from services.chassis.start import StartError
-from services.cli import attention, chat, decisions, demo, lists, resolving, rules, runs
+from services.cli import attention, audit, chat, decisions, demo, lists, resolving, rules, runs
 from services.cli.command import EXIT_IMPOSSIBLE, EXIT_INTERRUPTED, Flags, fail
 from services.launcher.options import read_options
 from services.launcher.up import up as run_suite
@@ -82,6 +82,8 @@ app.command()(resolving.resolve)
 app.command()(attention.redrive)
 app.command()(attention.end)
 app.command()(lists.tools)
+app.command()(audit.analytics)
+app.add_typer(audit.app)
 app.command()(lists.notifications)
 app.add_typer(rules.app, name="rules")
 app.command()(demo.demo)
