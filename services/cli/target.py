@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
-from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub
 from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub
+from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
 
 from services.chassis.rpc_client import open_channel
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
     from pawl.agent.v1.operator_pb2_grpc import OperatorServiceAsyncStub
     from pawl.notify.v1.notify_pb2_grpc import NotifyServiceAsyncStub
-    from pawl.tool.v1.rule_pb2_grpc import RuleServiceAsyncStub
     from pawl.tool.v1.audit_pb2_grpc import AuditServiceAsyncStub
+    from pawl.tool.v1.rule_pb2_grpc import RuleServiceAsyncStub
     from pawl.tool.v1.tool_pb2_grpc import ToolServiceAsyncStub
 
 DEADLINE_SECONDS: Final = 15.0
@@ -67,6 +67,8 @@ class Target:
         """Open RuleService, which tool-registry serves too."""
         async with self._channel(self.tools) as channel:
             yield RuleServiceStub(channel)
+
+    @asynccontextmanager
     async def auditor(self) -> AsyncIterator[AuditServiceAsyncStub]:
         """Open AuditService, which tool-registry serves too."""
         async with self._channel(self.tools) as channel:

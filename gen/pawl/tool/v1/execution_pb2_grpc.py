@@ -82,9 +82,10 @@ class ExecutionServiceServicer(object):
     def CheckCalls(self, request, context):
         """Checks the calls of one batch: existence, authorisation, schema (defaults
         applied, lossless coercions reported, all violations listed), category,
-        bulk rule, effect class, preview, and whether a call that is not READ_ONLY
-        stands in the batch before. Never executes anything; the verdicts are in
-        the audit chain before they are given. One bad call does not stop the
+        bulk rule, rules of people (RuleService), effect class, preview, and whether
+        a call that is not READ_ONLY stands in the batch before. Never executes
+        anything; the verdicts are in the audit chain before they are given.
+        Idempotent by call id. One bad call does not stop the
         others.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

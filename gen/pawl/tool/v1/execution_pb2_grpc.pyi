@@ -45,9 +45,10 @@ class ExecutionServiceStub:
     CheckCalls: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CheckCallsRequest, _execution_pb2.CheckCallsResponse]
     """Checks the calls of one batch: existence, authorisation, schema (defaults
     applied, lossless coercions reported, all violations listed), category,
-    bulk rule, effect class, preview, and whether a call that is not READ_ONLY
-    stands in the batch before. Never executes anything; the verdicts are in
-    the audit chain before they are given. One bad call does not stop the
+    bulk rule, rules of people (RuleService), effect class, preview, and whether
+    a call that is not READ_ONLY stands in the batch before. Never executes
+    anything; the verdicts are in the audit chain before they are given.
+    Idempotent by call id. One bad call does not stop the
     others.
     """
     RecordDecisions: _grpc.UnaryUnaryMultiCallable[_execution_pb2.RecordDecisionsRequest, _execution_pb2.RecordDecisionsResponse]
@@ -96,9 +97,10 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     CheckCalls: _aio.UnaryUnaryMultiCallable[_execution_pb2.CheckCallsRequest, _execution_pb2.CheckCallsResponse]  # type: ignore[assignment]
     """Checks the calls of one batch: existence, authorisation, schema (defaults
     applied, lossless coercions reported, all violations listed), category,
-    bulk rule, effect class, preview, and whether a call that is not READ_ONLY
-    stands in the batch before. Never executes anything; the verdicts are in
-    the audit chain before they are given. One bad call does not stop the
+    bulk rule, rules of people (RuleService), effect class, preview, and whether
+    a call that is not READ_ONLY stands in the batch before. Never executes
+    anything; the verdicts are in the audit chain before they are given.
+    Idempotent by call id. One bad call does not stop the
     others.
     """
     RecordDecisions: _aio.UnaryUnaryMultiCallable[_execution_pb2.RecordDecisionsRequest, _execution_pb2.RecordDecisionsResponse]  # type: ignore[assignment]
@@ -156,9 +158,10 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_execution_pb2.CheckCallsResponse, _abc.Awaitable[_execution_pb2.CheckCallsResponse]]:
         """Checks the calls of one batch: existence, authorisation, schema (defaults
         applied, lossless coercions reported, all violations listed), category,
-        bulk rule, effect class, preview, and whether a call that is not READ_ONLY
-        stands in the batch before. Never executes anything; the verdicts are in
-        the audit chain before they are given. One bad call does not stop the
+        bulk rule, rules of people (RuleService), effect class, preview, and whether
+        a call that is not READ_ONLY stands in the batch before. Never executes
+        anything; the verdicts are in the audit chain before they are given.
+        Idempotent by call id. One bad call does not stop the
         others.
         """
 
