@@ -78,6 +78,38 @@ RESOLUTION_TELL_MODEL: Resolution.ValueType  # 3
 """It did not happen: tell the model."""
 Global___Resolution: _TypeAlias = Resolution  # noqa: Y015
 
+class _PendingScope:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PendingScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PendingScope.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PENDING_SCOPE_UNSPECIFIED: _PendingScope.ValueType  # 0
+    """MINE."""
+    PENDING_SCOPE_MINE: _PendingScope.ValueType  # 1
+    """Calls of the caller's own runs."""
+    PENDING_SCOPE_STORE: _PendingScope.ValueType  # 2
+    """Calls of all users of the store that await an approval; for approvers.
+    Conversations stay private: of another user's call there are the tool, its
+    arguments, the preview, why it is gated, who approved it so far, when it
+    expires and who asks.
+    """
+
+class PendingScope(_PendingScope, metaclass=_PendingScopeEnumTypeWrapper):
+    """PendingScope is whose calls are listed."""
+
+PENDING_SCOPE_UNSPECIFIED: PendingScope.ValueType  # 0
+"""MINE."""
+PENDING_SCOPE_MINE: PendingScope.ValueType  # 1
+"""Calls of the caller's own runs."""
+PENDING_SCOPE_STORE: PendingScope.ValueType  # 2
+"""Calls of all users of the store that await an approval; for approvers.
+Conversations stay private: of another user's call there are the tool, its
+arguments, the preview, why it is gated, who approved it so far, when it
+expires and who asks.
+"""
+Global___PendingScope: _TypeAlias = PendingScope  # noqa: Y015
+
 @_typing.final
 class StartRunRequest(_message.Message):
     """StartRunRequest asks for a run."""
@@ -312,7 +344,9 @@ class DecideResponse(_message.Message):
 
     @_builtins.property
     def run(self) -> _run_pb2.Run:
-        """The run, with what is still pending."""
+        """The run, with what is still pending. Of another user's run only store, user,
+        run and state.
+        """
 
     def __init__(
         self,
@@ -327,6 +361,58 @@ class DecideResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DecideResponse: _TypeAlias = DecideResponse  # noqa: Y015
+
+@_typing.final
+class DecideCallsRequest(_message.Message):
+    """DecideCallsRequest is several decisions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    DECISIONS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """See the package comment. Each decision is known by request id and call id."""
+    @_builtins.property
+    def decisions(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.CallDecision]:
+        """1 to 64 decisions, each with its run, and at most one for a call."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        decisions: _abc.Iterable[_types_pb2.CallDecision] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecideCallsRequest: _TypeAlias = DecideCallsRequest  # noqa: Y015
+
+@_typing.final
+class DecideCallsResponse(_message.Message):
+    """DecideCallsResponse says what became of each decision."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECEIPTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def receipts(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Receipt]:
+        """One receipt a decision, in the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        receipts: _abc.Iterable[_types_pb2.Receipt] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipts", b"receipts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecideCallsResponse: _TypeAlias = DecideCallsResponse  # noqa: Y015
 
 @_typing.final
 class SendMessageRequest(_message.Message):
@@ -811,6 +897,44 @@ class ListMessagesResponse(_message.Message):
 Global___ListMessagesResponse: _TypeAlias = ListMessagesResponse  # noqa: Y015
 
 @_typing.final
+class PendingFilter(_message.Message):
+    """PendingFilter chooses among the calls that wait."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCOPE_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    TOOL_NAME_FIELD_NUMBER: _builtins.int
+    CONVERSATION_ID_FIELD_NUMBER: _builtins.int
+    scope: Global___PendingScope.ValueType
+    """Whose."""
+    tool_name: _builtins.str
+    """Only calls of this tool; empty for all."""
+    conversation_id: _builtins.str
+    """Only calls of this conversation; empty for all. Not with STORE."""
+    @_builtins.property
+    def states(self) -> _containers.RepeatedScalarFieldContainer[_call_pb2.CallState.ValueType]:
+        """Only calls in these states (AWAITING_APPROVAL, OFFERED, ASKED, or RUNNING
+        for calls in doubt); empty for all.
+        """
+
+    def __init__(
+        self,
+        *,
+        scope: Global___PendingScope.ValueType = ...,
+        states: _abc.Iterable[_call_pb2.CallState.ValueType] | None = ...,
+        tool_name: _builtins.str = ...,
+        conversation_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "scope", b"scope", "states", b"states", "tool_name", b"tool_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PendingFilter: _TypeAlias = PendingFilter  # noqa: Y015
+
+@_typing.final
 class ListPendingRequest(_message.Message):
     """ListPendingRequest lists what waits for the caller."""
 
@@ -818,19 +942,25 @@ class ListPendingRequest(_message.Message):
 
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
     """Calls a page, 1 to 200; 0 means 50."""
     page_token: _builtins.str
     """From the page before; empty for the first."""
+    @_builtins.property
+    def filter(self) -> Global___PendingFilter:
+        """Which calls; absent for all of the caller's own."""
+
     def __init__(
         self,
         *,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        filter: Global___PendingFilter | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -863,3 +993,68 @@ class ListPendingResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListPendingResponse: _TypeAlias = ListPendingResponse  # noqa: Y015
+
+@_typing.final
+class WatchPendingRequest(_message.Message):
+    """WatchPendingRequest asks for what waits and for what becomes of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILTER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def filter(self) -> Global___PendingFilter:
+        """Which calls; absent for all of the caller's own."""
+
+    def __init__(
+        self,
+        *,
+        filter: Global___PendingFilter | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchPendingRequest: _TypeAlias = WatchPendingRequest  # noqa: Y015
+
+@_typing.final
+class WatchPendingResponse(_message.Message):
+    """WatchPendingResponse is a part of what waits. The first ones bring all that
+    there is, the last of them with `complete`; those after it what is new. A
+    heartbeat (sent after 15 s of silence) is empty.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLS_FIELD_NUMBER: _builtins.int
+    GONE_CALL_IDS_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    TRUNCATED_FIELD_NUMBER: _builtins.int
+    complete: _builtins.bool
+    """True if the client has all that waits now."""
+    truncated: _builtins.bool
+    """True if more than 1000 calls wait: only the oldest are given."""
+    @_builtins.property
+    def calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
+        """Calls that wait now: new ones, and those that have changed."""
+
+    @_builtins.property
+    def gone_call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of calls that do not wait any more."""
+
+    def __init__(
+        self,
+        *,
+        calls: _abc.Iterable[_call_pb2.Call] | None = ...,
+        gone_call_ids: _abc.Iterable[_builtins.str] | None = ...,
+        complete: _builtins.bool = ...,
+        truncated: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "complete", b"complete", "gone_call_ids", b"gone_call_ids", "truncated", b"truncated"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchPendingResponse: _TypeAlias = WatchPendingResponse  # noqa: Y015

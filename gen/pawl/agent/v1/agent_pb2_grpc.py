@@ -61,6 +61,11 @@ class AgentServiceStub(object):
                 request_serializer=pawl_dot_agent_dot_v1_dot_agent__pb2.DecideRequest.SerializeToString,
                 response_deserializer=pawl_dot_agent_dot_v1_dot_agent__pb2.DecideResponse.FromString,
                 _registered_method=True)
+        self.DecideCalls = channel.unary_unary(
+                '/pawl.agent.v1.AgentService/DecideCalls',
+                request_serializer=pawl_dot_agent_dot_v1_dot_agent__pb2.DecideCallsRequest.SerializeToString,
+                response_deserializer=pawl_dot_agent_dot_v1_dot_agent__pb2.DecideCallsResponse.FromString,
+                _registered_method=True)
         self.SendMessage = channel.unary_unary(
                 '/pawl.agent.v1.AgentService/SendMessage',
                 request_serializer=pawl_dot_agent_dot_v1_dot_agent__pb2.SendMessageRequest.SerializeToString,
@@ -105,6 +110,11 @@ class AgentServiceStub(object):
                 '/pawl.agent.v1.AgentService/ListPending',
                 request_serializer=pawl_dot_agent_dot_v1_dot_agent__pb2.ListPendingRequest.SerializeToString,
                 response_deserializer=pawl_dot_agent_dot_v1_dot_agent__pb2.ListPendingResponse.FromString,
+                _registered_method=True)
+        self.WatchPending = channel.unary_stream(
+                '/pawl.agent.v1.AgentService/WatchPending',
+                request_serializer=pawl_dot_agent_dot_v1_dot_agent__pb2.WatchPendingRequest.SerializeToString,
+                response_deserializer=pawl_dot_agent_dot_v1_dot_agent__pb2.WatchPendingResponse.FromString,
                 _registered_method=True)
 
 
@@ -170,9 +180,26 @@ class AgentServiceServicer(object):
         is accepted once, is final, and applies to exactly what was shown. Edited
         arguments are validated before the decision is taken.
 
+        Gated calls are decided by users with the role approver or admin, of all
+        users of their store, and by users without any roles in their own runs. Of
+        calls that need several approvals none is by whoever started the run.
+        Questions are answered by whoever started the run alone.
+
         Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, DIGEST_REQUIRED, DIGEST_MISMATCH,
-        CALL_NOT_PENDING, ALREADY_DECIDED, DEADLINE_PASSED, INVALID_JSON,
-        INVALID_ARGUMENTS, REQUEST_ID_REUSED.
+        CALL_NOT_PENDING, ALREADY_DECIDED (also by the same person a second time),
+        DEADLINE_PASSED, INVALID_JSON, INVALID_ARGUMENTS, PERMISSION_DENIED,
+        REQUEST_ID_REUSED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DecideCalls(self, request, context):
+        """Takes several decisions, of one run or of many, each by the rules of Decide
+        and with a receipt of its own; a bad one does not stop the others.
+        Idempotent by request id and call.
+
+        Errors: none of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -268,7 +295,19 @@ class AgentServiceServicer(object):
         questions, front-end calls, calls in doubt; oldest first. A run that waits
         for a top-up has no such call: ListRuns shows it. Read-only.
 
-        Errors: INVALID_PAGE_TOKEN.
+        Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED (scope STORE without the role
+        approver or admin).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchPending(self, request, context):
+        """Streams what ListPending lists: first all of it, then what comes, changes
+        and goes, within about a second; never ends by itself. After a reconnect it
+        begins with all of it again.
+
+        Errors: PERMISSION_DENIED as ListPending, SLOW_CONSUMER, SHUTTING_DOWN.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -301,6 +340,11 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     servicer.Decide,
                     request_deserializer=pawl_dot_agent_dot_v1_dot_agent__pb2.DecideRequest.FromString,
                     response_serializer=pawl_dot_agent_dot_v1_dot_agent__pb2.DecideResponse.SerializeToString,
+            ),
+            'DecideCalls': grpc.unary_unary_rpc_method_handler(
+                    servicer.DecideCalls,
+                    request_deserializer=pawl_dot_agent_dot_v1_dot_agent__pb2.DecideCallsRequest.FromString,
+                    response_serializer=pawl_dot_agent_dot_v1_dot_agent__pb2.DecideCallsResponse.SerializeToString,
             ),
             'SendMessage': grpc.unary_unary_rpc_method_handler(
                     servicer.SendMessage,
@@ -346,6 +390,11 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     servicer.ListPending,
                     request_deserializer=pawl_dot_agent_dot_v1_dot_agent__pb2.ListPendingRequest.FromString,
                     response_serializer=pawl_dot_agent_dot_v1_dot_agent__pb2.ListPendingResponse.SerializeToString,
+            ),
+            'WatchPending': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchPending,
+                    request_deserializer=pawl_dot_agent_dot_v1_dot_agent__pb2.WatchPendingRequest.FromString,
+                    response_serializer=pawl_dot_agent_dot_v1_dot_agent__pb2.WatchPendingResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -484,6 +533,33 @@ class AgentService(object):
             '/pawl.agent.v1.AgentService/Decide',
             pawl_dot_agent_dot_v1_dot_agent__pb2.DecideRequest.SerializeToString,
             pawl_dot_agent_dot_v1_dot_agent__pb2.DecideResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DecideCalls(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.agent.v1.AgentService/DecideCalls',
+            pawl_dot_agent_dot_v1_dot_agent__pb2.DecideCallsRequest.SerializeToString,
+            pawl_dot_agent_dot_v1_dot_agent__pb2.DecideCallsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -727,6 +803,33 @@ class AgentService(object):
             '/pawl.agent.v1.AgentService/ListPending',
             pawl_dot_agent_dot_v1_dot_agent__pb2.ListPendingRequest.SerializeToString,
             pawl_dot_agent_dot_v1_dot_agent__pb2.ListPendingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchPending(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pawl.agent.v1.AgentService/WatchPending',
+            pawl_dot_agent_dot_v1_dot_agent__pb2.WatchPendingRequest.SerializeToString,
+            pawl_dot_agent_dot_v1_dot_agent__pb2.WatchPendingResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -101,9 +101,22 @@ class AgentServiceStub:
     is accepted once, is final, and applies to exactly what was shown. Edited
     arguments are validated before the decision is taken.
 
+    Gated calls are decided by users with the role approver or admin, of all
+    users of their store, and by users without any roles in their own runs. Of
+    calls that need several approvals none is by whoever started the run.
+    Questions are answered by whoever started the run alone.
+
     Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, DIGEST_REQUIRED, DIGEST_MISMATCH,
-    CALL_NOT_PENDING, ALREADY_DECIDED, DEADLINE_PASSED, INVALID_JSON,
-    INVALID_ARGUMENTS, REQUEST_ID_REUSED.
+    CALL_NOT_PENDING, ALREADY_DECIDED (also by the same person a second time),
+    DEADLINE_PASSED, INVALID_JSON, INVALID_ARGUMENTS, PERMISSION_DENIED,
+    REQUEST_ID_REUSED.
+    """
+    DecideCalls: _grpc.UnaryUnaryMultiCallable[_agent_pb2.DecideCallsRequest, _agent_pb2.DecideCallsResponse]
+    """Takes several decisions, of one run or of many, each by the rules of Decide
+    and with a receipt of its own; a bad one does not stop the others.
+    Idempotent by request id and call.
+
+    Errors: none of its own.
     """
     SendMessage: _grpc.UnaryUnaryMultiCallable[_agent_pb2.SendMessageRequest, _agent_pb2.SendMessageResponse]
     """Sends a message to a conversation. What it does while a run is active is
@@ -163,7 +176,15 @@ class AgentServiceStub:
     questions, front-end calls, calls in doubt; oldest first. A run that waits
     for a top-up has no such call: ListRuns shows it. Read-only.
 
-    Errors: INVALID_PAGE_TOKEN.
+    Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED (scope STORE without the role
+    approver or admin).
+    """
+    WatchPending: _grpc.UnaryStreamMultiCallable[_agent_pb2.WatchPendingRequest, _agent_pb2.WatchPendingResponse]
+    """Streams what ListPending lists: first all of it, then what comes, changes
+    and goes, within about a second; never ends by itself. After a reconnect it
+    begins with all of it again.
+
+    Errors: PERMISSION_DENIED as ListPending, SLOW_CONSUMER, SHUTTING_DOWN.
     """
 
 @_typing.type_check_only
@@ -213,9 +234,22 @@ class AgentServiceAsyncStub(AgentServiceStub):
     is accepted once, is final, and applies to exactly what was shown. Edited
     arguments are validated before the decision is taken.
 
+    Gated calls are decided by users with the role approver or admin, of all
+    users of their store, and by users without any roles in their own runs. Of
+    calls that need several approvals none is by whoever started the run.
+    Questions are answered by whoever started the run alone.
+
     Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, DIGEST_REQUIRED, DIGEST_MISMATCH,
-    CALL_NOT_PENDING, ALREADY_DECIDED, DEADLINE_PASSED, INVALID_JSON,
-    INVALID_ARGUMENTS, REQUEST_ID_REUSED.
+    CALL_NOT_PENDING, ALREADY_DECIDED (also by the same person a second time),
+    DEADLINE_PASSED, INVALID_JSON, INVALID_ARGUMENTS, PERMISSION_DENIED,
+    REQUEST_ID_REUSED.
+    """
+    DecideCalls: _aio.UnaryUnaryMultiCallable[_agent_pb2.DecideCallsRequest, _agent_pb2.DecideCallsResponse]  # type: ignore[assignment]
+    """Takes several decisions, of one run or of many, each by the rules of Decide
+    and with a receipt of its own; a bad one does not stop the others.
+    Idempotent by request id and call.
+
+    Errors: none of its own.
     """
     SendMessage: _aio.UnaryUnaryMultiCallable[_agent_pb2.SendMessageRequest, _agent_pb2.SendMessageResponse]  # type: ignore[assignment]
     """Sends a message to a conversation. What it does while a run is active is
@@ -275,7 +309,15 @@ class AgentServiceAsyncStub(AgentServiceStub):
     questions, front-end calls, calls in doubt; oldest first. A run that waits
     for a top-up has no such call: ListRuns shows it. Read-only.
 
-    Errors: INVALID_PAGE_TOKEN.
+    Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED (scope STORE without the role
+    approver or admin).
+    """
+    WatchPending: _aio.UnaryStreamMultiCallable[_agent_pb2.WatchPendingRequest, _agent_pb2.WatchPendingResponse]  # type: ignore[assignment]
+    """Streams what ListPending lists: first all of it, then what comes, changes
+    and goes, within about a second; never ends by itself. After a reconnect it
+    begins with all of it again.
+
+    Errors: PERMISSION_DENIED as ListPending, SLOW_CONSUMER, SHUTTING_DOWN.
     """
 
 class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -352,9 +394,28 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         is accepted once, is final, and applies to exactly what was shown. Edited
         arguments are validated before the decision is taken.
 
+        Gated calls are decided by users with the role approver or admin, of all
+        users of their store, and by users without any roles in their own runs. Of
+        calls that need several approvals none is by whoever started the run.
+        Questions are answered by whoever started the run alone.
+
         Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, DIGEST_REQUIRED, DIGEST_MISMATCH,
-        CALL_NOT_PENDING, ALREADY_DECIDED, DEADLINE_PASSED, INVALID_JSON,
-        INVALID_ARGUMENTS, REQUEST_ID_REUSED.
+        CALL_NOT_PENDING, ALREADY_DECIDED (also by the same person a second time),
+        DEADLINE_PASSED, INVALID_JSON, INVALID_ARGUMENTS, PERMISSION_DENIED,
+        REQUEST_ID_REUSED.
+        """
+
+    @_abc_1.abstractmethod
+    def DecideCalls(
+        self,
+        request: _agent_pb2.DecideCallsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agent_pb2.DecideCallsResponse, _abc.Awaitable[_agent_pb2.DecideCallsResponse]]:
+        """Takes several decisions, of one run or of many, each by the rules of Decide
+        and with a receipt of its own; a bad one does not stop the others.
+        Idempotent by request id and call.
+
+        Errors: none of its own.
         """
 
     @_abc_1.abstractmethod
@@ -468,7 +529,21 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         questions, front-end calls, calls in doubt; oldest first. A run that waits
         for a top-up has no such call: ListRuns shows it. Read-only.
 
-        Errors: INVALID_PAGE_TOKEN.
+        Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED (scope STORE without the role
+        approver or admin).
+        """
+
+    @_abc_1.abstractmethod
+    def WatchPending(
+        self,
+        request: _agent_pb2.WatchPendingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_agent_pb2.WatchPendingResponse], _abc.AsyncIterator[_agent_pb2.WatchPendingResponse]]:
+        """Streams what ListPending lists: first all of it, then what comes, changes
+        and goes, within about a second; never ends by itself. After a reconnect it
+        begins with all of it again.
+
+        Errors: PERMISSION_DENIED as ListPending, SLOW_CONSUMER, SHUTTING_DOWN.
         """
 
 def add_AgentServiceServicer_to_server(servicer: AgentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

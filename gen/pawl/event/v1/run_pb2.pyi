@@ -316,6 +316,36 @@ UNKNOWN_OUTCOME_POLICY_NEEDS_ATTENTION: UnknownOutcomePolicy.ValueType  # 2
 """The run parks as NEEDS_ATTENTION until an operator resolves the call."""
 Global___UnknownOutcomePolicy: _TypeAlias = UnknownOutcomePolicy  # noqa: Y015
 
+class _ApprovalExpiryPolicy:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ApprovalExpiryPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ApprovalExpiryPolicy.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    APPROVAL_EXPIRY_POLICY_UNSPECIFIED: _ApprovalExpiryPolicy.ValueType  # 0
+    """The default: DENY."""
+    APPROVAL_EXPIRY_POLICY_DENY: _ApprovalExpiryPolicy.ValueType  # 1
+    """The call is EXPIRED, and the model is told that nobody approved it."""
+    APPROVAL_EXPIRY_POLICY_ESCALATE: _ApprovalExpiryPolicy.ValueType  # 2
+    """Once, the request is escalated: it says so (ApprovalRequest.escalated,
+    event tool.awaiting_approval) and waits for as long again. Then as DENY.
+    """
+
+class ApprovalExpiryPolicy(_ApprovalExpiryPolicy, metaclass=_ApprovalExpiryPolicyEnumTypeWrapper):
+    """ApprovalExpiryPolicy says what happens when nobody has decided a gated call
+    within approval_expiry_seconds.
+    """
+
+APPROVAL_EXPIRY_POLICY_UNSPECIFIED: ApprovalExpiryPolicy.ValueType  # 0
+"""The default: DENY."""
+APPROVAL_EXPIRY_POLICY_DENY: ApprovalExpiryPolicy.ValueType  # 1
+"""The call is EXPIRED, and the model is told that nobody approved it."""
+APPROVAL_EXPIRY_POLICY_ESCALATE: ApprovalExpiryPolicy.ValueType  # 2
+"""Once, the request is escalated: it says so (ApprovalRequest.escalated,
+event tool.awaiting_approval) and waits for as long again. Then as DENY.
+"""
+Global___ApprovalExpiryPolicy: _TypeAlias = ApprovalExpiryPolicy  # noqa: Y015
+
 class _TokenBudgetPolicy:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -640,6 +670,8 @@ class RunOptions(_message.Message):
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_MAX_FIELD_NUMBER: _builtins.int
     TOKEN_BUDGET_POLICY_FIELD_NUMBER: _builtins.int
+    APPROVAL_EXPIRY_POLICY_FIELD_NUMBER: _builtins.int
+    APPROVALS_REQUIRED_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model name; empty means the deployment's model."""
     instructions: _builtins.str
@@ -660,6 +692,13 @@ class RunOptions(_message.Message):
     """
     token_budget_policy: Global___TokenBudgetPolicy.ValueType
     """What happens when the token budget is used up."""
+    approval_expiry_policy: Global___ApprovalExpiryPolicy.ValueType
+    """What happens when nobody decides a gated call in time."""
+    approvals_required: _builtins.int
+    """How many different people must approve each gated call of the run, 0 to 5;
+    0 means one. The largest of this, the tool's and the deployment's number
+    holds.
+    """
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the tools the model may call; empty means every tool that the
@@ -690,10 +729,12 @@ class RunOptions(_message.Message):
         temperature: _builtins.float | None = ...,
         output_tokens_max: _builtins.int | None = ...,
         token_budget_policy: Global___TokenBudgetPolicy.ValueType = ...,
+        approval_expiry_policy: Global___ApprovalExpiryPolicy.ValueType = ...,
+        approvals_required: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max", "_temperature", b"_temperature", "limits", b"limits", "output_tokens_max", b"output_tokens_max", "temperature", b"temperature", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max", "_temperature", b"_temperature", "batch_order", b"batch_order", "instructions", b"instructions", "limits", b"limits", "model", b"model", "output_tokens_max", b"output_tokens_max", "round_limit_policy", b"round_limit_policy", "temperature", b"temperature", "token_budget_policy", b"token_budget_policy", "tool_choice", b"tool_choice", "tool_names", b"tool_names", "unknown_outcome_policy", b"unknown_outcome_policy", "without_tools", b"without_tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max", "_temperature", b"_temperature", "approval_expiry_policy", b"approval_expiry_policy", "approvals_required", b"approvals_required", "batch_order", b"batch_order", "instructions", b"instructions", "limits", b"limits", "model", b"model", "output_tokens_max", b"output_tokens_max", "round_limit_policy", b"round_limit_policy", "temperature", b"temperature", "token_budget_policy", b"token_budget_policy", "tool_choice", b"tool_choice", "tool_names", b"tool_names", "unknown_outcome_policy", b"unknown_outcome_policy", "without_tools", b"without_tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__output_tokens_max: _TypeAlias = _typing.Literal["output_tokens_max"]  # noqa: Y015
     _WhichOneofArgType__output_tokens_max: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max"]  # noqa: Y015

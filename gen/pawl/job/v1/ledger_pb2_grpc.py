@@ -311,7 +311,8 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListPendingCalls(self, request, context):
-        """Lists the calls of a user that wait for someone, oldest first. Read-only.
+        """Lists the calls of a user that wait for someone, or the gated calls of a
+        store that wait for an approval, oldest first. Read-only.
 
         Errors: INVALID_PAGE_TOKEN.
         """

@@ -140,7 +140,8 @@ class LedgerServiceStub:
     Errors: RUN_NOT_FOUND, INVALID_PAGE_TOKEN.
     """
     ListPendingCalls: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListPendingCallsRequest, _ledger_pb2.ListPendingCallsResponse]
-    """Lists the calls of a user that wait for someone, oldest first. Read-only.
+    """Lists the calls of a user that wait for someone, or the gated calls of a
+    store that wait for an approval, oldest first. Read-only.
 
     Errors: INVALID_PAGE_TOKEN.
     """
@@ -262,7 +263,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     Errors: RUN_NOT_FOUND, INVALID_PAGE_TOKEN.
     """
     ListPendingCalls: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListPendingCallsRequest, _ledger_pb2.ListPendingCallsResponse]  # type: ignore[assignment]
-    """Lists the calls of a user that wait for someone, oldest first. Read-only.
+    """Lists the calls of a user that wait for someone, or the gated calls of a
+    store that wait for an approval, oldest first. Read-only.
 
     Errors: INVALID_PAGE_TOKEN.
     """
@@ -489,7 +491,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.ListPendingCallsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.ListPendingCallsResponse, _abc.Awaitable[_ledger_pb2.ListPendingCallsResponse]]:
-        """Lists the calls of a user that wait for someone, oldest first. Read-only.
+        """Lists the calls of a user that wait for someone, or the gated calls of a
+        store that wait for an approval, oldest first. Read-only.
 
         Errors: INVALID_PAGE_TOKEN.
         """
