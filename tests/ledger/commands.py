@@ -30,7 +30,15 @@ from services.job_store.domain.command import (
 from services.job_store.domain.commit import Commit, NewMessage
 from services.job_store.domain.events import OwnerEvent
 from services.job_store.domain.offers import LeaseOffer
-from services.job_store.domain.states import ActiveRunPolicy, CallState, DecisionKind, LeaseAction, RunState, StopCause
+from services.job_store.domain.states import (
+    ActiveRunPolicy,
+    CallState,
+    DecisionKind,
+    DecisionRight,
+    LeaseAction,
+    RunState,
+    StopCause,
+)
 from services.job_store.domain.submit import Submit
 from tests.ledger.model import Model, Row
 from tests.simulation.reference import CALL_MOVES, ENDED, RUN_MOVES, SETTLED
@@ -147,16 +155,20 @@ class Chooser:
             fitting = ["redrive", "cancel", *fitting]
         kind = self.pick([*fitting * 4, "decide", "result", "steer", "progress", "resolve", "cancel", "top_up"])
         client = self.pick(["", call["client"], *CLIENTS]) if kind == "result" else self.pick([call["client"], "tab_1"])
-        edits = self.pick(["APPROVE", "EDIT", "REJECT", "ANSWER"])
+        edits = self.pick(["APPROVE", "APPROVE", "EDIT", "REJECT", "ANSWER"])
         of_operator = kind == "redrive" or (kind in {"resolve", "cancel"} and self.pick([False, True]))
+        user = self.pick([run["user"]] * 9 + ["bob"])
+        if kind == "decide" and self.pick([False, True]):
+            user = self.pick(["cyd", "dan", "eve"])
         fresh = f"cmd{self._count}"
         return self._ask(
             "send",
             store=self.pick([run["store"]] * 9 + ["beta"]),
             run=run["id"],
-            user="olga" if of_operator else self.pick([run["user"]] * 9 + ["bob"]),
+            user="olga" if of_operator else user,
+            right=self.pick(["STORE", "STORE", "STORE", "OWN_RUNS", "QUESTIONS"]),
             operator=of_operator,
-            command=self.pick([fresh, fresh, "cmd_again", "cmd_more"]),
+            command=self.pick([fresh, fresh, fresh, "cmd_again", "cmd_more"]),
             fingerprint=self.pick(["f1", "f1", "f1", "f2"]),
             kind=kind,
             tokens=self.pick([10, 50]),
@@ -227,7 +239,7 @@ class Chooser:
     def cancel(self, run: Row) -> Row:
         """The user of a run stops it."""
         fresh = f"cmd{self._count}"
-        who = {"store": run["store"], "run": run["id"], "user": run["user"], "operator": False}
+        who = {"store": run["store"], "run": run["id"], "user": run["user"], "operator": False, "right": "OWN_RUNS"}
         return self._ask("send", kind="cancel", call="", command=fresh, fingerprint="f1", **who)
 
     def _step(self) -> str:
@@ -287,15 +299,18 @@ class Chooser:
             if self.pick([False] * 9 + [True]):
                 wish[self.pick(["digest", "arguments", "tool"])] = "ef" * 32
             wish["attempt"] = call["attempt"] + self.pick([1, 1, 0])
-            if state == "AWAITING_APPROVAL":
+            if state == "AWAITING_APPROVAL" != call["state"]:
                 wish["digest"] = self.pick([DIGESTS[0], DIGESTS[0], DIGESTS[1], ""])
         ended = state in SETTLED
         has_result = ended if self.pick([True] * 15 + [False]) else not ended
+        wish |= {"required": self.pick([1, 1, 2, 3]), "escalated": self.pick([True, False])}
+        wish["default"] = self.pick([False, False, True])
         return wish | {"call": name, "state": state, "has_result": has_result, "deadline": self.pick([None, 50.0])}
 
     def _as_it_is(self, call: Row) -> Row:
         kept = ("tool", "fallback", "arguments", "digest", "attempt")
-        return {name: call[name] for name in kept} | {"call": call["id"], "deadline": None}
+        more = {"required": call["required"], "escalated": call["escalated"], "default": False}
+        return {name: call[name] for name in kept} | more | {"call": call["id"], "deadline": None}
 
 
 def operation(ask: Row, now: datetime) -> Any:
@@ -395,6 +410,9 @@ def _change(wish: Row, now: datetime) -> CallChange:
         digest=wish["digest"],
         deadline_time=deadline,
         result=b"" if wish["has_result"] else None,
+        approvals_required=wish["required"],
+        escalated=wish["escalated"],
+        has_default=wish["default"],
     )
 
 
@@ -408,6 +426,7 @@ def _command(ask: Row) -> Command:
                 arguments=ask["arguments"].encode(),
                 edited_digest=ask["edited_digest"],
                 reason="",
+                right=DecisionRight[ask["right"]],
             )
         case "result":
             return ToolResult(call_id=ask["call"], client_id=ask["client"], offer_epoch=ask["offer_epoch"])

@@ -10,6 +10,8 @@ from dataclasses import fields
 from random import Random
 from typing import Any
 
+from services.job_store.app.reading import PendingFilter
+from services.job_store.domain.states import CallState
 from tests.ledger.commands import STORES, Chooser, Pick
 from tests.ledger.model import LIMITS, Model, Row
 from tests.ledger.product import Product, view_of_model, view_of_tables
@@ -27,6 +29,12 @@ _COMPARED = 5
 """Whole stores are compared after so many moves."""
 
 _STEPS = 60
+
+_PENDING = (
+    PendingFilter(user_id="ann"),
+    PendingFilter(user_id=""),
+    PendingFilter(user_id="ann", states=(CallState.OFFERED, CallState.ASKED), tool_name="tool", conversation_id="c1"),
+)
 
 _CHECKERS = (
     checkers.seqs_without_gaps,
@@ -114,7 +122,7 @@ class Game:
             conversation_id = run["conversation"]
             found.append(await reads.messages(store_id, run["user"], conversation_id, after=1, rows_max=2))
         for store_id in sorted(set(STORES)):
-            found.append(await reads.pending(store_id, "ann", after=None, rows_max=3))
+            found += [await reads.pending(store_id, wanted, after=None, rows_max=3) for wanted in _PENDING]
             found.append(await reads.runs(store_id, "ann", conversation_id="", states=(), before=None, rows_max=3))
             found.append(await store.attention_book.listed(store_id, run_id="", after=None, rows_max=2))
         return found

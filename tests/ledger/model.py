@@ -215,6 +215,7 @@ class Model:
     def post(self, run: Row, name: str, kind: str, **more: Any) -> None:
         """Remember a command and its receipt; an accepted one is unread."""
         row: Row = {"kind": kind, "call": "", "outcome": "ACCEPTED", "reason": "", "unread": True, "fingerprint": ""}
+        row["user"] = run["user"]
         run["commands"][name] = row | more
 
     def open_calls(self, run: Row) -> list[Row]:

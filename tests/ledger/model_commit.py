@@ -127,15 +127,29 @@ def _against_call(model: Model, run: Row, wish: Row, consumed: list[str]) -> set
         reasons.add(_CHANGED)
     # OFFERED to itself is the ledger's own: another client holds the call.
     itself = wish["state"] == call["state"]
-    if itself and (wish["state"] != "RUNNING" or wish["attempt"] <= call["attempt"]):
+    if itself and wish["state"] == "AWAITING_APPROVAL":
+        if not _may_be_shown_again(call, wish):
+            reasons.add(_ILLEGAL)
+    elif itself and (wish["state"] != "RUNNING" or wish["attempt"] <= call["attempt"]):
         reasons.add(_ILLEGAL)
     if not itself and wish["state"] not in CALL_MOVES.get(call["state"], "").split():
         reasons.add(_ILLEGAL)
-    if wish["state"] == "SUCCEEDED" and call["state"] in _WAITS_FOR_SOMEBODY and not call["reserved"]:
+    is_answered = call["reserved"] or (call["state"] == "ASKED" and call["default"])
+    if wish["state"] == "SUCCEEDED" and call["state"] in _WAITS_FOR_SOMEBODY and not is_answered:
         reasons.add(_ILLEGAL)
     if not _passes_the_gate(call, wish):
         reasons.add(_ILLEGAL)
     return reasons
+
+
+def _may_be_shown_again(call: Row, wish: Row) -> bool:
+    """D6: a request changes as somebody edited it, if further people are to approve that; or it is escalated, once."""
+    shown = (call["digest"], call["arguments"])
+    if call["decision"] == "EDIT" and call["required"] > 1:
+        shown = call["approved"]
+    elif call["reserved"] or call["escalated"] or not wish["escalated"]:
+        return False
+    return bool(wish["tool"] == call["tool"] and (wish["digest"], wish["arguments"]) == shown)
 
 
 def _passes_the_gate(call: Row, wish: Row) -> bool:
@@ -148,7 +162,9 @@ def _passes_the_gate(call: Row, wish: Row) -> bool:
     if call["state"] == "OFFERED" and falls_back:
         return True  # Another tool, gated on its own.
     approved = call["decision"] in {"APPROVE", "EDIT"}
-    if wish["state"] in _MAY_HAVE_ITS_EFFECT and not approved:
+    others = set(call["approvers"]) - {call["user"]}
+    enough = call["required"] == 1 or len(others) >= call["required"]
+    if wish["state"] in _MAY_HAVE_ITS_EFFECT and not (approved and enough):
         return False
     if wish["tool"] != call["tool"]:
         return False
@@ -199,14 +215,21 @@ _CALL_EVENTS = {"RUNNING": "executing", "SUCCEEDED": "completed"}
 def _put_call(model: Model, run: Row, wish: Row) -> None:
     state = wish["state"]
     nobody: Row = {"client": "", "offer_epoch": 0, "held_for": 0.0, "held_until": None}
-    new = {"store": run["store"], "id": wish["call"], "run": run["id"], "decision": "", "approved": None} | nobody
+    undecided: Row = {"decision": "", "approved": None, "approvers": [], "escalated": False}
+    new = {"store": run["store"], "id": wish["call"], "run": run["id"], "user": run["user"], "state": ""}
+    new |= undecided | nobody | {"required": wish["required"]}
     call = model.calls.setdefault((run["store"], wish["call"]), new)
+    if state == "AWAITING_APPROVAL" and call["state"] != state:
+        call |= undecided | {"required": wish["required"]}
+    elif state == "AWAITING_APPROVAL" and call["decision"]:
+        call |= {"decision": "", "approved": None}
+    elif state == "AWAITING_APPROVAL":
+        call["escalated"] = True
+    call["default"] = wish["default"]
     for name in ("state", "tool", "fallback", "arguments", "digest", "attempt"):
         call[name] = wish[name]
     call["deadline"] = None if wish["deadline"] is None else model.after(wish["deadline"])
     call["reserved"] = ""
-    if state == "AWAITING_APPROVAL":
-        call["decision"], call["approved"] = "", None
     if state == "OFFERED":
         call |= nobody | {"offer_epoch": call["offer_epoch"]}
     run["log"].append(f"tool.{_CALL_EVENTS.get(state, state.lower())}")

@@ -98,11 +98,11 @@ _TAKEN: Verdict = ("ACCEPTED", "")
 def send(model: Model, ask: Row) -> tuple[Any, ...]:
     """Answer with the receipt: outcome and reason."""
     run = model.runs.get((ask["store"], ask["run"]))
-    if run is None or not (ask["operator"] or run["user"] == ask["user"]):
+    if run is None or not (ask["operator"] or run["user"] == ask["user"] or _approves(model, run, ask)):
         return ("receipt", "UNKNOWN", "RUN_NOT_FOUND")
     earlier = run["commands"].get(ask["command"])
     if earlier is not None:
-        if earlier["fingerprint"] != ask["fingerprint"]:
+        if (earlier["fingerprint"], earlier["user"]) != (ask["fingerprint"], ask["user"]):
             raise Refusal("REQUEST_ID_REUSED")
         outcome = "DUPLICATE" if earlier["outcome"] == "ACCEPTED" else earlier["outcome"]
         return ("receipt", outcome, earlier["reason"])
@@ -116,8 +116,17 @@ def send(model: Model, ask: Row) -> tuple[Any, ...]:
         _accept(model, run, call, ask)
     else:
         more = {"outcome": outcome, "reason": reason, "unread": False, "fingerprint": ask["fingerprint"]}
+        more["user"] = ask["user"]
         model.post(run, ask["command"], ask["kind"], **more)
     return ("receipt", outcome, reason)
+
+
+def _approves(model: Model, run: Row, ask: Row) -> bool:
+    """D7: of the runs of others an approver knows the calls that need an approval, and nothing else."""
+    call = model.calls.get((ask["store"], ask["call"]))
+    if ask["kind"] != "decide" or ask["right"] != "STORE" or call is None or call["run"] != run["id"]:
+        return False
+    return bool(call["digest"]) and call["state"] != "ASKED"
 
 
 def _judge(model: Model, run: Row, call: Row | None, ask: Row) -> Verdict:
@@ -135,7 +144,7 @@ def _judge(model: Model, run: Row, call: Row | None, ask: Row) -> Verdict:
     if call["state"] in SETTLED or call["reserved"]:
         return "LATE", "ALREADY_DECIDED" if call["decision"] else "CALL_NOT_PENDING"
     if kind == "decide":
-        refused = _judge_decision(call, ask)
+        refused = _judge_decision(call, ask) or _judge_approver(call, ask)
         return refused or (("LATE", "DEADLINE_PASSED") if _is_over(model, call) else _TAKEN)
     if kind == "resolve":
         return _TAKEN if is_in_doubt(run) and call["state"] == "RUNNING" else ("REFUSED", "CALL_NOT_PENDING")
@@ -170,17 +179,37 @@ def _judge_decision(call: Row, ask: Row) -> Verdict | None:
         return None if ask["decision"] in {"ANSWER", "REJECT"} else ("REFUSED", "CALL_NOT_PENDING")
     if call["state"] != "AWAITING_APPROVAL":
         return ("LATE", "ALREADY_DECIDED") if call["decision"] else ("REFUSED", "CALL_NOT_PENDING")
+    return None
+
+
+def _judge_approver(call: Row, ask: Row) -> Verdict | None:
+    """D6: of calls that several people approve, who started the run decides none, and nobody approves twice."""
+    if call["state"] == "ASKED":
+        return None
+    if ask["right"] == "QUESTIONS" or (call["required"] > 1 and ask["user"] == call["user"]):
+        return "REFUSED", "PERMISSION_DENIED"
     if not ask["digest"]:
         return "REFUSED", "DIGEST_REQUIRED"
-    return None if ask["digest"] == call["digest"] else ("REFUSED", "DIGEST_MISMATCH")
+    if ask["digest"] != call["digest"]:
+        return "REFUSED", "DIGEST_MISMATCH"
+    again = ask["decision"] == "APPROVE" and ask["user"] in call["approvers"]
+    return ("LATE", "ALREADY_DECIDED") if again else None
+
+
+def _counts_only(call: Row | None, ask: Row) -> bool:
+    """Whether a decision is an approval that is not the last one needed."""
+    if call is None or ask["kind"] != "decide" or (call["state"], ask["decision"]) != ("AWAITING_APPROVAL", "APPROVE"):
+        return False
+    return len(call["approvers"]) + 1 < int(call["required"])
 
 
 def _accept(model: Model, run: Row, call: Row | None, ask: Row) -> None:
     kind = ask["kind"]
     # What the ledger has done when it answers is nothing that an owner has to read.
     at_once = kind in {"progress", "redrive"} or (kind == "cancel" and run["state"] == "CANCELLING")
+    at_once = at_once or _counts_only(call, ask)
     concerns = "" if call is None or at_once else call["id"]
-    more = {"unread": not at_once, "call": concerns, "fingerprint": ask["fingerprint"]}
+    more = {"unread": not at_once, "call": concerns, "fingerprint": ask["fingerprint"], "user": ask["user"]}
     model.post(run, ask["command"], kind, **more)
     if ask["operator"] and not (kind == "cancel" and at_once):
         run["log"].append("operator.acted")
@@ -206,9 +235,15 @@ def _apply_to_call(model: Model, run: Row, call: Row, ask: Row) -> None:
         call["held_until"] = model.after(call["held_for"])
         run["log"].append("tool.progress")
         return
+    if _counts_only(call, ask):
+        call["approvers"].append(ask["user"])
+        run["log"].append("tool.awaiting_approval")
+        return
     call["reserved"] = ask["command"]
     if ask["kind"] == "decide":
         edits = ask["decision"] == "EDIT"
+        if call["state"] == "AWAITING_APPROVAL" and ask["decision"] in {"APPROVE", "EDIT"}:
+            call["approvers"] = [ask["user"]] if edits else [*call["approvers"], ask["user"]]
         call["decision"] = ask["decision"]
         call["approved"] = (ask["edited_digest"], ask["arguments"]) if edits else (call["digest"], call["arguments"])
 

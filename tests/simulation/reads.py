@@ -10,7 +10,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from services.errors import CallNotFound, ConversationNotFound, LeaseLost, RunNotFound
-from services.job_store.app.reading import Claimed, Loaded, LogPart, Page, Renewed, RunView
+from services.job_store.app.reading import Claimed, Loaded, LogPart, Page, PendingFilter, Renewed, RunView
 from services.job_store.domain.attention import GRACE
 from services.job_store.domain.offers import is_pending
 from services.job_store.domain.places import DueRun, Line, PlaceLimits, share_out
@@ -194,10 +194,13 @@ class MemoryReads:
         await self._database.reach()
         return self._tables.unread(self._run(store_id, "", run_id).key)
 
-    async def call(self, store_id: str, user_id: str, call_id: str) -> CallRow:
+    async def call(self, store_id: str, user_id: str, call_id: str, *, for_approval: bool = False) -> CallRow:
         await self._database.reach()
         row = self._tables.calls.get((store_id, call_id))
-        if row is None or user_id not in {"", row.user_id}:
+        if row is None:
+            raise CallNotFound
+        is_shown = for_approval and row.state is CallState.AWAITING_APPROVAL
+        if user_id not in {"", row.user_id} and not is_shown:
             raise CallNotFound
         return row
 
@@ -230,13 +233,17 @@ class MemoryReads:
         return _page([row for row in rows if after is None or (row.round, row.index, row.call_id) > after], rows_max)
 
     async def pending(
-        self, store_id: str, user_id: str, *, after: tuple[datetime, str] | None, rows_max: int
+        self, store_id: str, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[CallRow]:
         await self._database.reach()
         rows = [
             row
             for row in self._tables.calls.values()
-            if (row.store_id, row.user_id) == (store_id, user_id)
+            if row.store_id == store_id
+            and (row.user_id == wanted.user_id or (not wanted.user_id and row.state is CallState.AWAITING_APPROVAL))
+            and (not wanted.states or row.state in wanted.states)
+            and wanted.tool_name in {"", row.tool_name}
+            and wanted.conversation_id in {"", row.conversation_id}
             and is_pending(self._tables.runs[row.store_id, row.run_id], row)
             and (after is None or (row.create_time, row.call_id) > after)
         ]

@@ -9,10 +9,10 @@ from typing import Final
 from services.chassis.database import Connection, Database
 from services.errors import CallNotFound, ConversationNotFound, LeaseLost, RunNotFound
 from services.job_store.adapters import log_reads, paging, tables
-from services.job_store.app.reading import Loaded, LogPart, Page, RunView
+from services.job_store.app.reading import Loaded, LogPart, Page, PendingFilter, RunView
 from services.job_store.domain.offers import is_pending
 from services.job_store.domain.rows import CallRow, CommandRow, MessageRow, RunRow
-from services.job_store.domain.states import RunState
+from services.job_store.domain.states import CallState, RunState
 
 # The statements are made from constants of this package only.
 # ruff: noqa: S608
@@ -55,18 +55,24 @@ _CALLS: Final = paging.statement(
     order="round, batch_index, call_id",
     size=_CALL_BYTES,
 )
-_PENDING: Final = paging.statement(
-    "job_store.calls",
-    tables.CALLS.names,
-    key=("store_id", "call_id"),
-    where="""store_id = $3 AND user_id = $4 AND state IN (2, 3, 4, 6) AND reserved_by = ''
-        AND (create_time, call_id) > (coalesce($5::timestamptz, '-infinity'), $6)
-        AND EXISTS (
-            SELECT FROM job_store.runs AS r WHERE r.store_id = t.store_id AND r.run_id = t.run_id
-            AND r.state < 10 AND r.stop_cause IS NULL AND (t.state <> 6 OR (r.state = 5 AND r.attention = 1))
-        )""",
-    order="create_time, call_id",
-    size=_CALL_BYTES,
+# A statement for each index. `$4` is empty in the second.
+_PENDING, _TO_APPROVE = (
+    paging.statement(
+        "job_store.calls",
+        tables.CALLS.names,
+        key=("store_id", "call_id"),
+        where=f"""store_id = $3 AND {of_whom} AND reserved_by = ''
+            AND (cardinality($5::smallint[]) = 0 OR state = ANY ($5))
+            AND ($6::bytea = '' OR tool_name = $6) AND ($7::text = '' OR conversation_id = $7)
+            AND (create_time, call_id) > (coalesce($8::timestamptz, '-infinity'), $9)
+            AND EXISTS (
+                SELECT FROM job_store.runs AS r WHERE r.store_id = t.store_id AND r.run_id = t.run_id
+                AND r.state < 10 AND r.stop_cause IS NULL AND (t.state <> 6 OR (r.state = 5 AND r.attention = 1))
+            )""",
+        order="create_time, call_id",
+        size=_CALL_BYTES,
+    )
+    for of_whom in ("user_id = $4 AND state IN (2, 3, 4, 6)", "$4 = '' AND state = 2")
 )
 _MESSAGES: Final = paging.statement(
     "job_store.messages",
@@ -146,12 +152,16 @@ class PostgresReads:
                 await _fetch_run(connection, store_id, "", run_id)
         return [tables.command(record) for record in records]
 
-    async def call(self, store_id: str, user_id: str, call_id: str) -> CallRow:
+    async def call(self, store_id: str, user_id: str, call_id: str, *, for_approval: bool = False) -> CallRow:
         async with self._database.acquire() as connection:
             record = await connection.fetchrow(_CALL, store_id, call_id)
-        if record is None or user_id not in {"", record["user_id"]}:
+        if record is None:
             raise CallNotFound
-        return tables.call(record)
+        row = tables.call(record)
+        is_shown = for_approval and row.state is CallState.AWAITING_APPROVAL
+        if user_id not in {"", row.user_id} and not is_shown:
+            raise CallNotFound
+        return row
 
     async def runs(
         self,
@@ -177,11 +187,19 @@ class PostgresReads:
             return await paging.fetch(connection, _CALLS, arguments, tables.call, rows_max=rows_max)
 
     async def pending(
-        self, store_id: str, user_id: str, *, after: tuple[datetime, str] | None, rows_max: int
+        self, store_id: str, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[CallRow]:
-        arguments = (store_id, user_id, *(after or (None, "")))
+        arguments = (
+            store_id,
+            wanted.user_id,
+            list(wanted.states),
+            wanted.tool_name.encode(),
+            wanted.conversation_id,
+            *(after or (None, "")),
+        )
+        statement = _PENDING if wanted.user_id else _TO_APPROVE
         async with self._database.acquire() as connection:
-            return await paging.fetch(connection, _PENDING, arguments, tables.call, rows_max=rows_max)
+            return await paging.fetch(connection, statement, arguments, tables.call, rows_max=rows_max)
 
     async def messages(
         self, store_id: str, user_id: str, conversation_id: str, *, after: int, rows_max: int

@@ -28,6 +28,7 @@ from services.job_store.domain.states import AttentionReason, CallState, Command
 
 _pack: Final = msgspec.msgpack.Encoder().encode
 _unpack_decision: Final = msgspec.msgpack.Decoder(Decision).decode
+_unpack_approvals: Final = msgspec.msgpack.Decoder(tuple[Decision, ...]).decode
 _unpack_last_commit: Final = msgspec.msgpack.Decoder(LastCommit).decode
 
 
@@ -176,6 +177,10 @@ CALLS: Final[Columns[CallRow]] = Columns(
         _fixed("create_time", "timestamptz"),
         _same("start_time", "timestamptz"),
         _same("end_time", "timestamptz"),
+        _same("approvals_required", "smallint"),
+        Column("approvals", "bytea", lambda row: _packed(row.approvals or None)),
+        _same("escalated", "boolean"),
+        _same("has_default", "boolean"),
     ],
     key_length=2,
 )
@@ -198,6 +203,8 @@ def call(record: Record) -> CallRow:
     fields["fallback_tool_name"] = fields["fallback_tool_name"].decode()
     decision = fields["decision"]
     fields["decision"] = None if decision is None else _unpack_decision(decision)
+    approvals = fields["approvals"]
+    fields["approvals"] = () if approvals is None else _unpack_approvals(approvals)
     return CallRow(**fields, offer=None if record["offer_client_id"] is None else offer)
 
 

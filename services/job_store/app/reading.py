@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Generic, Protocol, TypeVar
 
 from services.job_store.domain.rows import CallRow, CommandRow, MessageRow, RunRow
-from services.job_store.domain.states import RunState
+from services.job_store.domain.states import CallState, RunState
 
 R = TypeVar("R")
 
@@ -37,6 +37,19 @@ class RunView:
 
     run: RunRow
     pending: tuple[CallRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingFilter:
+    """Which of the calls that wait: of one user, or with no user those of all that await an approval.
+
+    Empty fields leave all.
+    """
+
+    user_id: str
+    states: tuple[CallState, ...] = ()
+    tool_name: str = ""
+    conversation_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,8 +163,8 @@ class Reads(Protocol):
         """
         ...
 
-    async def call(self, store_id: str, user_id: str, call_id: str) -> CallRow:
-        """Return a call.
+    async def call(self, store_id: str, user_id: str, call_id: str, *, for_approval: bool = False) -> CallRow:
+        """Return a call; with `for_approval` also one of another user, while it awaits its approval.
 
         Raises:
             CallNotFound: there is none for this user.
@@ -182,9 +195,9 @@ class Reads(Protocol):
         ...
 
     async def pending(
-        self, store_id: str, user_id: str, *, after: tuple[datetime, str] | None, rows_max: int
+        self, store_id: str, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[CallRow]:
-        """Return the calls of a user that wait for someone, the oldest first, from the one after `after` on."""
+        """Return the calls that wait for someone, the oldest first, from the one after `after` on."""
         ...
 
     async def messages(

@@ -27,6 +27,7 @@ TRANSITIONS: Final[Mapping[CallState, frozenset[CallState]]] = MappingProxyType(
         ),
         _S.AWAITING_APPROVAL: frozenset(
             {
+                _S.AWAITING_APPROVAL,
                 _S.OFFERED,
                 _S.RUNNABLE,
                 _S.RUNNING,
@@ -70,7 +71,10 @@ TRANSITIONS: Final[Mapping[CallState, frozenset[CallState]]] = MappingProxyType(
         _S.OUTCOME_UNKNOWN: frozenset(),
     }
 )
-"""To which states a call may go from each state. RUNNING to itself is a new attempt."""
+"""To which states a call may go from each state.
+
+RUNNING to itself is a new attempt; AWAITING_APPROVAL to itself is a request that is shown again: edited, or escalated.
+"""
 
 INITIAL: Final[frozenset[CallState]] = frozenset({_S.PROPOSED}) | TRANSITIONS[_S.PROPOSED]
 """The states in which a call may be created: PROPOSED, or one step from it."""

@@ -1,8 +1,8 @@
 """Judging what the owner of a run makes of its calls.
 
 A gated call has a digest: of the store, the run, the call, the tool and the
-arguments. It starts only as exactly that, and only after somebody approved it
-(I9, I10).
+arguments. It starts only as exactly that, and only after somebody approved it,
+or as many people as it needs (I9, I10).
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ class CallChange(msgspec.Struct, frozen=True, kw_only=True):
     deadline_time: datetime | None
     result: bytes | None
     spec: bytes
+    approvals_required: int = 1
+    escalated: bool = False
+    has_default: bool = False
 
 
 def arguments_sha256(arguments: bytes) -> bytes:
@@ -83,6 +86,8 @@ def create(run: RunRow, change: CallChange, *, now: datetime) -> CallRow:
         create_time=now,
         start_time=now if change.state is CallState.RUNNING else None,
         end_time=now if change.state.is_terminal else None,
+        approvals_required=max(1, change.approvals_required),
+        has_default=change.has_default,
     )
 
 
@@ -97,13 +102,15 @@ def move(call: CallRow, change: CallChange, consumed: Collection[str], *, now: d
     if call.reserved_by and call.reserved_by not in consumed:
         raise InboxChanged
     call_table.check(call.state, change.state)
-    if change.state is call.state and change.attempt <= call.attempt:
+    if change.state is call.state is CallState.RUNNING and change.attempt <= call.attempt:
         raise IllegalTransition("a call that runs again must have a higher attempt")
-    if change.state is CallState.SUCCEEDED and call.state in call_table.PENDING and not call.reserved_by:
+    if change.state is CallState.SUCCEEDED and call.state in call_table.PENDING and not _is_answered(call):
         raise IllegalTransition(f"nobody settled the call that is {call.state.name}")
     _check_result(change)
     _check_gate(call, change)
     begins = change.state is CallState.RUNNING
+    if change.state is CallState.AWAITING_APPROVAL:
+        call = _shown(call, change)
     return replace(
         call,
         state=change.state,
@@ -113,7 +120,6 @@ def move(call: CallRow, change: CallChange, consumed: Collection[str], *, now: d
         arguments=change.arguments,
         attempt=change.attempt,
         digest=change.digest,
-        decision=None if change.state is CallState.AWAITING_APPROVAL else call.decision,
         deadline_time=change.deadline_time,
         offer=_offer(change.state, call.offer),
         reserved_by="",
@@ -121,7 +127,22 @@ def move(call: CallRow, change: CallChange, consumed: Collection[str], *, now: d
         spec=change.spec,
         start_time=now if begins else call.start_time,
         end_time=now if change.state.is_terminal else None,
+        has_default=change.has_default,
     )
+
+
+def is_approved(call: CallRow) -> bool:
+    """Return whether enough people have approved the call as it was decided.
+
+    Of two and more that are needed none is whoever started the run.
+    """
+    decision = call.decision
+    if decision is None or decision.kind not in _APPROVALS:
+        return False
+    if call.approvals_required == 1:
+        return True
+    people = {approval.user_id for approval in call.approvals if approval.digest == decision.digest}
+    return len(people - {call.user_id}) >= call.approvals_required
 
 
 def changed(before: CallRow | None, call: CallRow) -> CallChanged:
@@ -131,6 +152,24 @@ def changed(before: CallRow | None, call: CallRow) -> CallChanged:
         began = call.start_time or call.create_time
         duration = max(0.0, ((call.end_time or began) - began).total_seconds())
     return CallChanged(from_state=before.state if before else None, call=call, duration_seconds=duration)
+
+
+def _shown(call: CallRow, change: CallChange) -> CallRow:
+    """Return the call as it is put to people now: for the first time, edited, or once more."""
+    if call.state is not CallState.AWAITING_APPROVAL:
+        return replace(
+            call, decision=None, approvals=(), approvals_required=max(1, change.approvals_required), escalated=False
+        )
+    edit = call.decision
+    if edit is not None:
+        # Who edited it has approved what is shown now.
+        return replace(call, decision=None, approvals=(edit,))
+    return replace(call, escalated=True)
+
+
+def _is_answered(call: CallRow) -> bool:
+    """Whether a call that waits for somebody has a result: of a command, or the one for the case that nobody answers."""
+    return bool(call.reserved_by) or (call.state is CallState.ASKED and call.has_default)
 
 
 def _offer(state: CallState, before: Offer | None) -> Offer | None:
@@ -154,6 +193,8 @@ def _check_gate_has_digest(change: CallChange) -> None:
 def _check_gate(call: CallRow, change: CallChange) -> None:
     if change.state is CallState.AWAITING_APPROVAL:
         _check_gate_has_digest(change)
+        if call.state is CallState.AWAITING_APPROVAL:
+            _check_shown_again(call, change)
         return
     if not call.digest:
         if change.digest:
@@ -162,8 +203,7 @@ def _check_gate(call: CallRow, change: CallChange) -> None:
     if _is_fallback(call, change):
         return
     decision = call.decision
-    approved = decision is not None and decision.kind in _APPROVALS
-    if change.state in call_table.STARTED and not approved:
+    if change.state in call_table.STARTED and not is_approved(call):
         raise IllegalTransition("a gated call cannot start before it was approved")
     digest, sha256 = call.digest, arguments_sha256(call.arguments)
     if decision is not None and decision.kind in _APPROVALS and not change.state.is_terminal:
@@ -171,6 +211,19 @@ def _check_gate(call: CallRow, change: CallChange) -> None:
     is_same_tool = (change.tool_name, change.tool_version) == (call.tool_name, call.tool_version)
     is_same_call = is_same_tool and change.digest == digest and arguments_sha256(change.arguments) == sha256
     if not is_same_call and not _is_settled_edit(call, change):
+        raise IllegalTransition("a gated call cannot become another call than the one that was shown")
+
+
+def _check_shown_again(call: CallRow, change: CallChange) -> None:
+    """Let a request be changed only as somebody edited it, or be escalated, once."""
+    digest, sha256 = call.digest, arguments_sha256(call.arguments)
+    edit = call.decision
+    if edit is not None and edit.kind is DecisionKind.EDIT and call.approvals_required > 1:
+        digest, sha256 = edit.digest, edit.arguments_sha256
+    elif call.reserved_by or call.escalated or not change.escalated:
+        raise IllegalTransition("a request for approval is shown again edited, or escalated once")
+    is_same_tool = (change.tool_name, change.tool_version) == (call.tool_name, call.tool_version)
+    if not is_same_tool or change.digest != digest or arguments_sha256(change.arguments) != sha256:
         raise IllegalTransition("a gated call cannot become another call than the one that was shown")
 
 

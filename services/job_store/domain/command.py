@@ -22,6 +22,7 @@ from services.errors import (
     DigestRequired,
     NoTokenBudget,
     PawlError,
+    PermissionDenied,
     RequestIdReused,
     RunEnded,
     RunNotFound,
@@ -30,12 +31,13 @@ from services.errors import (
 from services.job_store.domain import attention, inbox, log, offers, stop, turn
 from services.job_store.domain.book import Book, Ids, Names
 from services.job_store.domain.calls import arguments_sha256
-from services.job_store.domain.events import OperatorActed, ToolProgressed, ToppedUp
+from services.job_store.domain.events import CallChanged, OperatorActed, ToolProgressed, ToppedUp
 from services.job_store.domain.rows import TOKENS_MAX, CallRow, CommandRow, Decision, RunRow
 from services.job_store.domain.states import (
     CallState,
     CommandOutcome,
     DecisionKind,
+    DecisionRight,
     OperatorAct,
     RunState,
     StopCause,
@@ -52,7 +54,7 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decide(msgspec.Struct, frozen=True, kw_only=True):
-    """A person decides a gated call or answers a question."""
+    """A person decides a gated call or answers a question, as far as `right` goes."""
 
     name: ClassVar[str] = "decision"
     call_id: str
@@ -61,6 +63,7 @@ class Decide(msgspec.Struct, frozen=True, kw_only=True):
     arguments: bytes
     edited_digest: str
     reason: str
+    right: DecisionRight = DecisionRight.OWN_RUNS
 
 
 class Steer(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +138,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
     """Send `command` to a run, as `user_id`. `payload` is opaque: what the owner of the run will read.
 
     With `as_operator` the run may be of any user of the store, and its log says who did what.
+    So it may for a decision with the right STORE, if the call is one that people approve.
     """
 
     store_id: str
@@ -167,7 +171,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
             RequestIdReused: the command id came before with something else.
         """
         run = book.runs.get((self.store_id, self.run_id))
-        if run is None or not (self.as_operator or run.user_id == self.user_id):
+        if run is None or not (self.as_operator or run.user_id == self.user_id or self._approves(book, run)):
             return _unknown(RunNotFound())
         earlier = book.commands.get((self.store_id, self.run_id, self.command_id))
         if earlier is not None:
@@ -189,8 +193,17 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
             return _receipt(book, run, refusal.outcome, error.reason, error.message)
         return _receipt(book, run, CommandOutcome.ACCEPTED)
 
+    def _approves(self, book: Book, run: RunRow) -> bool:
+        """Whether somebody who may approve for the whole store decides a call of the run that needs it."""
+        command = self.command
+        if not isinstance(command, Decide) or command.right is not DecisionRight.STORE:
+            return False
+        call = book.calls.get((run.store_id, command.call_id))
+        is_of_run = call is not None and call.run_id == run.run_id
+        return call is not None and is_of_run and call.digest != "" and call.state is not CallState.ASKED
+
     def _repeat(self, book: Book, run: RunRow, earlier: CommandRow) -> Receipt:
-        if earlier.fingerprint != self.fingerprint:
+        if (earlier.fingerprint, earlier.user_id) != (self.fingerprint, self.user_id):
             raise RequestIdReused
         is_taken = earlier.outcome is CommandOutcome.ACCEPTED
         outcome = CommandOutcome.DUPLICATE if is_taken else earlier.outcome
@@ -222,6 +235,8 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
                 _check_result(call, command, now)
             case Decide():
                 call = self._decide(call, command, now)
+                if call.decision is None:
+                    return _count(book, run, call, letter, now=now, ids=ids)
             case Resolve():
                 _check_resolve(run, call)
                 run = self._tell(book, run, OperatorAct.RESOLVED, now=now, ids=ids, call_id=call.call_id)
@@ -263,8 +278,8 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         return log.write(book, run, [acted], now=now, ids=ids)
 
     def _decide(self, call: CallRow, command: Decide, now: datetime) -> CallRow:
-        """Return the call with the decision, if it can be taken."""
-        _check_decidable(call, command, now)
+        """Return the call with the decision, if it can be taken; without, if more people have to approve it."""
+        _check_decidable(call, command, self.user_id, now)
         edits = command.kind is DecisionKind.EDIT
         decision = Decision(
             command_id=self.command_id,
@@ -275,7 +290,11 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
             digest=command.edited_digest if edits else call.digest,
             arguments_sha256=arguments_sha256(command.arguments if edits else call.arguments),
         )
-        return replace(call, decision=decision)
+        if call.state is CallState.ASKED or command.kind not in {DecisionKind.APPROVE, DecisionKind.EDIT}:
+            return replace(call, decision=decision)
+        approvals = (decision,) if edits else (*call.approvals, decision)
+        is_last = edits or len(approvals) >= call.approvals_required
+        return replace(call, approvals=approvals, decision=decision if is_last else None)
 
 
 def _call_of(command: Command) -> str:
@@ -335,7 +354,7 @@ def _check_holder(call: CallRow, client_id: str, offer_epoch: int) -> None:
         raise _Refused(CommandOutcome.WRONG_HOLDER, CallNotPending("the client does not hold the call"))
 
 
-def _check_decidable(call: CallRow, command: Decide, now: datetime) -> None:
+def _check_decidable(call: CallRow, command: Decide, user_id: str, now: datetime) -> None:
     _check_open(call)
     if call.state is CallState.ASKED:
         if command.kind not in {DecisionKind.ANSWER, DecisionKind.REJECT}:
@@ -346,11 +365,32 @@ def _check_decidable(call: CallRow, command: Decide, now: datetime) -> None:
             CommandOutcome.LATE if decided else CommandOutcome.REFUSED,
             AlreadyDecided() if decided else CallNotPending(),
         )
-    elif not command.digest:
-        raise _Refused(CommandOutcome.REFUSED, DigestRequired())
-    elif command.digest != call.digest:
-        raise _Refused(CommandOutcome.REFUSED, DigestMismatch())
+    else:
+        _check_approver(call, command, user_id)
     _check_deadline(call, now)
+
+
+def _check_approver(call: CallRow, command: Decide, user_id: str) -> None:
+    if command.right is DecisionRight.QUESTIONS:
+        raise _Refused(CommandOutcome.REFUSED, PermissionDenied("this needs the role approver or admin"))
+    if call.approvals_required > 1 and user_id == call.user_id:
+        message = f"{call.approvals_required} people other than the one who started the run decide this call"
+        raise _Refused(CommandOutcome.REFUSED, PermissionDenied(message))
+    if not command.digest:
+        raise _Refused(CommandOutcome.REFUSED, DigestRequired())
+    if command.digest != call.digest:
+        raise _Refused(CommandOutcome.REFUSED, DigestMismatch())
+    has_approved = any(approval.user_id == user_id for approval in call.approvals)
+    if command.kind is DecisionKind.APPROVE and has_approved:
+        message = f"you have approved this call; {call.approvals_required} different people must"
+        raise _Refused(CommandOutcome.LATE, AlreadyDecided(message))
+
+
+def _count(book: Book, run: RunRow, call: CallRow, letter: inbox.Letter, *, now: datetime, ids: Ids) -> RunRow:
+    """Keep an approval that is not the last one that the call needs, and say so; its owner has nothing to do."""
+    book.put_call(call)
+    run = inbox.accept(book, run, letter, now=now, consumed=True)
+    return log.write(book, run, [CallChanged(from_state=call.state, call=call)], now=now, ids=ids)
 
 
 def _check_resolve(run: RunRow, call: CallRow) -> None:

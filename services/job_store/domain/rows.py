@@ -174,7 +174,10 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
 
     `reserved_by` is the command that settles or decides it and that the owner of
     the run has not consumed yet; empty if none. `digest` is empty if it was never
-    gated. `spec` is the rest of the call.
+    gated. `approvals` are those of the call as it is shown now, in order, each by
+    another person; it starts only once there are `approvals_required`. `escalated`
+    says that its approval was waited for twice, `has_default` that a question has
+    an answer for the case that nobody gives one. `spec` is the rest of the call.
     """
 
     store_id: str
@@ -200,6 +203,10 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     create_time: datetime
     start_time: datetime | None
     end_time: datetime | None
+    approvals_required: int = 1
+    approvals: tuple[Decision, ...] = ()
+    escalated: bool = False
+    has_default: bool = False
 
     @property
     def key(self) -> CallKey:

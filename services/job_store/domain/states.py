@@ -78,6 +78,14 @@ class DecisionKind(IntEnum):
     ANSWER = 4
 
 
+class DecisionRight(IntEnum):
+    """What a user may decide."""
+
+    OWN_RUNS = 1
+    STORE = 2
+    QUESTIONS = 3
+
+
 class ActiveRunPolicy(IntEnum):
     """What a message does while a run of its conversation is active."""
 

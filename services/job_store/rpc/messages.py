@@ -25,6 +25,27 @@ from services.job_store.domain.rows import CallRow, CommandRow, Decision, Messag
 EVENT_RESULT_BYTES_MAX: Final = 16 * 1024
 """Larger results are left out of events."""
 
+_FOR_APPROVERS: Final = frozenset(
+    {
+        "store_id",
+        "run_id",
+        "call_id",
+        "round",
+        "index",
+        "tool_name",
+        "tool_version",
+        "state",
+        "context",
+        "category",
+        "effect_class",
+        "arguments_json",
+        "timeout_seconds",
+        "deadline_time",
+        "approval",
+        "create_time",
+        "user_id",
+    }
+)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
@@ -85,8 +106,12 @@ def call(row: CallRow, *, result_bytes_max: int | None = None, omitted_bytes: in
     message.attempt = row.attempt
     if row.deadline_time is not None:
         message.deadline_time.CopyFrom(timestamp(row.deadline_time))
+    message.user_id = row.user_id
     if row.digest:
         message.approval.digest = row.digest
+        message.approval.approvals_required = row.approvals_required
+        message.approval.approvals.extend(map(_decision, row.approvals))
+        message.approval.escalated = row.escalated
     if row.decision is not None:
         message.approval.decision.CopyFrom(_decision(row.decision))
     if row.offer is not None:
@@ -102,6 +127,24 @@ def call(row: CallRow, *, result_bytes_max: int | None = None, omitted_bytes: in
         message.end_time.CopyFrom(timestamp(row.end_time))
     _put_result(message, row.result, result_bytes_max)
     return message
+
+
+def run_for_approver(row: RunRow) -> run_pb2.Run:
+    """Return what somebody who decided about the run of another user may know of it: conversations are private."""
+    return run_pb2.Run(
+        store_id=row.store_id,
+        user_id=row.user_id,
+        run_id=row.run_id,
+        state=row.state.value,  # type: ignore[arg-type]  # the same numbers
+    )
+
+
+def call_for_approver(row: CallRow) -> call_pb2.Call:
+    """Return what somebody who decides about a call of another user may see of it: conversations are private."""
+    shown = call(row)
+    for name in call_pb2.Call.DESCRIPTOR.fields_by_name.keys() - _FOR_APPROVERS:
+        shown.ClearField(name)  # type: ignore[arg-type]  # a field of the message
+    return shown
 
 
 def _put_result(message: call_pb2.Call, result: bytes | None, result_bytes_max: int | None) -> None:

@@ -15,6 +15,7 @@ from pawl.job.v1 import ledger_pb2
 
 from services.chassis.ids import check_id
 from services.errors import InvalidField
+from services.job_store.app.reading import PendingFilter
 from services.job_store.domain.calls import CallChange
 from services.job_store.domain.command import (
     Cancel,
@@ -32,7 +33,15 @@ from services.job_store.domain.commit import Commit, NewMessage
 from services.job_store.domain.events import OwnerEvent
 from services.job_store.domain.offers import LeaseOffer
 from services.job_store.domain.rows import TOKENS_MAX
-from services.job_store.domain.states import ActiveRunPolicy, CallState, DecisionKind, LeaseAction, RunState, StopCause
+from services.job_store.domain.states import (
+    ActiveRunPolicy,
+    CallState,
+    DecisionKind,
+    DecisionRight,
+    LeaseAction,
+    RunState,
+    StopCause,
+)
 from services.job_store.domain.submit import Submit
 
 E = TypeVar("E", bound=IntEnum)
@@ -61,6 +70,7 @@ _MESSAGE_HEADER: Final = (
 # What the ledger judges or gives itself, and so keeps outside of the opaque rest.
 _CALL_HEADER: Final = (
     "store_id",
+    "user_id",
     "conversation_id",
     "run_id",
     "call_id",
@@ -80,7 +90,10 @@ _CALL_HEADER: Final = (
     "start_time",
     "end_time",
 )
+_APPROVAL_HEADER: Final = ("digest", "decision", "approvals_required", "approvals", "escalated")
 _INT32_END: Final = 2**31
+APPROVALS_MAX: Final = 5
+"""Most people whose approval a call can need."""
 _DIGEST_CHARACTERS: Final = frozenset("0123456789abcdef")
 
 
@@ -164,7 +177,10 @@ def send(request: ledger_pb2.SendCommandRequest) -> Send:
     command_id = check_id(entry.command_id, "command.command_id")
     for field in ("command_id", "user_id", "time"):
         entry.ClearField(field)
-    command = _command(entry)
+    if request.decision_right and not entry.HasField("decision"):
+        raise InvalidField("a right to decide goes with a decision", field="decision_right")
+    right = _enum(DecisionRight, request.decision_right or DecisionRight.OWN_RUNS, "decision_right")
+    command = _command(entry, right)
     is_for_operators = isinstance(command, Resolve | Redrive | Cancel)
     if request.as_operator > is_for_operators or (isinstance(command, Redrive) and not request.as_operator):
         raise InvalidField("an operator resolves, re-drives and cancels, and only one re-drives", field="as_operator")
@@ -173,7 +189,8 @@ def send(request: ledger_pb2.SendCommandRequest) -> Send:
         run_id=request.run_id,
         user_id=request.user_id,
         command_id=command_id,
-        fingerprint=_fingerprint(entry),
+        # What a tool says of the same arguments may differ from one time to the next.
+        fingerprint=_fingerprint(_without_preview(entry)),
         command=command,
         payload=entry.SerializeToString(),
         as_operator=request.as_operator,
@@ -198,6 +215,20 @@ def lease_seconds(asked: float) -> float:
     if not LEASE_SECONDS_MIN <= asked <= LEASE_SECONDS_MAX:
         raise InvalidField("a lease is of 1 to 300 seconds", field="lease_seconds")
     return asked
+
+
+def pending_filter(request: ledger_pb2.ListPendingCallsRequest) -> PendingFilter:
+    """Return which calls a ListPendingCalls asks for."""
+    if request.conversation_id:
+        check_id(request.conversation_id, "conversation_id")
+        if request.of_all_users:
+            raise InvalidField("a conversation belongs to one user", field="conversation_id")
+    return PendingFilter(
+        user_id="" if request.of_all_users else check_id(request.user_id, "user_id"),
+        states=tuple(sorted({_enum(CallState, state, "states") for state in request.states})),
+        tool_name=request.tool_name,
+        conversation_id=request.conversation_id,
+    )
 
 
 def run_states(states: Sequence[int]) -> tuple[RunState, ...]:
@@ -247,16 +278,28 @@ def _call_change(call: call_pb2.Call) -> CallChange:
         "digest": _digest(digest, "calls.approval.digest") if digest else "",
         "deadline_time": _time(call.deadline_time) if call.HasField("deadline_time") else None,
         "result": call.result.SerializeToString() if call.HasField("result") else None,
+        "approvals_required": _approvals(call.approval.approvals_required),
+        "escalated": call.approval.escalated,
+        "has_default": bool(call.question.default_answer),
     }
     if call.HasField("approval"):
-        call.approval.ClearField("digest")
-        call.approval.ClearField("decision")
+        for part in _APPROVAL_HEADER:
+            call.approval.ClearField(part)
     for field in _CALL_HEADER:
         call.ClearField(field)
     return CallChange(**values, spec=call.SerializeToString())  # type: ignore[arg-type]  # checked by name
 
 
-def _command(entry: ledger_pb2.Command) -> Command:
+def _without_preview(entry: ledger_pb2.Command) -> ledger_pb2.Command:
+    if not entry.decision.edited_preview:
+        return entry
+    copy = ledger_pb2.Command()
+    copy.CopyFrom(entry)
+    copy.decision.ClearField("edited_preview")
+    return copy
+
+
+def _command(entry: ledger_pb2.Command, right: DecisionRight) -> Command:
     match entry.WhichOneof("kind"):
         case "tool_result":
             result = entry.tool_result
@@ -268,7 +311,7 @@ def _command(entry: ledger_pb2.Command) -> Command:
                 offer_epoch=result.offer_epoch,
             )
         case "decision":
-            return _decide(entry.decision)
+            return _decide(entry.decision, right)
         case "steer":
             if not entry.steer.text:
                 raise InvalidField("text is empty", field="command.steer.text")
@@ -290,7 +333,7 @@ def _command(entry: ledger_pb2.Command) -> Command:
             raise InvalidField("a command has a kind", field="command.kind")
 
 
-def _decide(decision: ledger_pb2.DecisionCommand) -> Decide:
+def _decide(decision: ledger_pb2.DecisionCommand, right: DecisionRight) -> Decide:
     kind = _enum(DecisionKind, decision.kind, "command.decision.kind")
     if kind is DecisionKind.EDIT:
         if not decision.arguments_json:
@@ -305,6 +348,7 @@ def _decide(decision: ledger_pb2.DecisionCommand) -> Decide:
         arguments=decision.arguments_json,
         edited_digest=decision.edited_digest,
         reason=decision.reason,
+        right=right,
     )
 
 
@@ -351,6 +395,12 @@ def _waits(waits: Sequence[int]) -> tuple[int, ...]:
     if any(wait not in run_pb2.WaitKind.values() or wait == 0 for wait in waits):
         raise InvalidField("a wait is of an unknown kind", field="waits")
     return tuple(sorted(set(waits)))
+
+
+def _approvals(value: int) -> int:
+    if value > APPROVALS_MAX:
+        raise InvalidField(f"at most {APPROVALS_MAX} people approve a call", field="calls.approval.approvals_required")
+    return max(1, value)
 
 
 def _digest(value: str, field: str) -> str:

@@ -96,8 +96,10 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             reason=receipt.reason,
             message=receipt.message,
         )
-        if receipt.run is not None:
+        if receipt.run is not None and (request.as_operator or receipt.run.user_id == request.user_id):
             response.run.CopyFrom(_run_view(RunView(run=receipt.run, pending=receipt.pending)))
+        elif receipt.run is not None:
+            response.run.CopyFrom(messages.run_for_approver(receipt.run))
         return response
 
     async def ListCommands(
@@ -181,8 +183,10 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
 
     async def GetCall(self, request: pb.GetCallRequest, context: Context) -> pb.GetCallResponse:
         store_id, user_id = _reader(request.store_id, request.user_id)
-        row = await self._ledger.reads.call(store_id, user_id, check_id(request.call_id, "call_id"))
-        return pb.GetCallResponse(call=messages.call(row))
+        call_id = check_id(request.call_id, "call_id")
+        row = await self._ledger.reads.call(store_id, user_id, call_id, for_approval=request.for_approval)
+        is_own = user_id in {"", row.user_id}
+        return pb.GetCallResponse(call=messages.call(row) if is_own else messages.call_for_approver(row))
 
     async def ListCalls(self, request: pb.ListCallsRequest, context: Context) -> pb.ListCallsResponse:
         store_id, user_id = _reader(request.store_id, request.user_id)
@@ -206,14 +210,25 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
     ) -> pb.ListPendingCallsResponse:
         check_id(request.store_id, "store_id")
         check_id(request.user_id, "user_id")
-        selection = (request.store_id, request.user_id)
+        wanted = operations.pending_filter(request)
+        selection = (
+            request.store_id,
+            wanted.user_id,
+            tuple(map(int, wanted.states)),
+            wanted.tool_name,
+            wanted.conversation_id,
+        )
         page = await self._ledger.reads.pending(
             request.store_id,
-            request.user_id,
+            wanted,
             after=read_token(request.page_token, "ListPendingCalls", selection, tuple[datetime, Id]),
             rows_max=page_size(request.page_size),
         )
-        response = pb.ListPendingCallsResponse(calls=map(messages.call, page.rows))
+        shown = [
+            messages.call(row) if row.user_id == request.user_id else messages.call_for_approver(row)
+            for row in page.rows
+        ]
+        response = pb.ListPendingCallsResponse(calls=shown)
         if page.has_more:
             last = page.rows[-1]
             position = (last.create_time, last.call_id)

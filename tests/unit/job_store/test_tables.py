@@ -21,7 +21,7 @@ RUN_MOVES = {
 }
 CALL_MOVES = {
     "PROPOSED": "AWAITING_APPROVAL OFFERED ASKED RUNNABLE RUNNING FAILED REJECTED CANCELLED",
-    "AWAITING_APPROVAL": "RUNNABLE RUNNING OFFERED REJECTED EXPIRED CANCELLED SUCCEEDED FAILED",
+    "AWAITING_APPROVAL": "AWAITING_APPROVAL RUNNABLE RUNNING OFFERED REJECTED EXPIRED CANCELLED SUCCEEDED FAILED",
     "OFFERED": "SUCCEEDED FAILED EXPIRED CANCELLED RUNNABLE RUNNING ASKED AWAITING_APPROVAL",
     "ASKED": "SUCCEEDED FAILED REJECTED EXPIRED CANCELLED",
     "RUNNABLE": "RUNNING FAILED CANCELLED",
@@ -93,7 +93,8 @@ def test_a_step_moves_a_call_only_along_the_table(before: CallState, after: Call
     run_id = world.begin()
     world.commit(run_id, calls=(change("call", CallState.PROPOSED),))
     # A command that settles the call is what lets an answer or a client's result in.
-    pending = before in call_table.PENDING
+    again = before is after is CallState.AWAITING_APPROVAL
+    pending = before in call_table.PENDING and not again
     world.book.put_call(replace(world.call("call"), state=before, reserved_by="cmd" if pending else ""))
     if pending:
         world.steer(run_id)
@@ -101,6 +102,10 @@ def test_a_step_moves_a_call_only_along_the_table(before: CallState, after: Call
         world.book.put_command(replace(command, command_id="cmd", name="tool_result", call_id="call"))
     untouched = world.call("call")
     step = change("call", after, attempt=2, digest="ab" * 32 if after is CallState.AWAITING_APPROVAL else "")
+    if again:
+        # It is the same request, escalated.
+        world.book.put_call(replace(world.call("call"), digest="ab" * 32))
+        step = replace(step, escalated=True)
     consumed = ("cmd",) if pending else ()
     if after in call_table.TRANSITIONS[before]:
         world.commit(run_id, calls=(step,), consumed=consumed)
