@@ -181,6 +181,51 @@ class Chooser:
             edited_digest=DIGESTS[1] if edits == "EDIT" else "",
         )
 
+    def approval(self) -> Row | None:
+        """Somebody who may approve decides a call that waits for that; None if none does."""
+        call = self._gated()
+        if call is None:
+            return None
+        decision = self.pick(["APPROVE", "APPROVE", "APPROVE", "APPROVE", "EDIT", "REJECT"])
+        edits = decision == "EDIT"
+        return self._ask(
+            "send",
+            store=call["store"],
+            run=call["run"],
+            user=self.pick(["cyd", "dan", "eve", call["user"]]),
+            right="STORE",
+            operator=False,
+            command=f"cmd{self._count}",
+            fingerprint="f1",
+            kind="decide",
+            call=call["id"],
+            decision=decision,
+            digest=call["digest"],
+            arguments=ARGUMENTS[1] if edits else "",
+            edited_digest=DIGESTS[1] if edits else "",
+        )
+
+    def shown_again(self) -> Row | None:
+        """The step of an owner that shows a request again: as it was edited, or escalated; None if none waits."""
+        call = self._gated()
+        run = self.model.runs[call["store"], call["run"]] if call else None
+        if call is None or run is None or not run["worker"]:
+            return None
+        wish = self._as_it_is(call) | {"state": "AWAITING_APPROVAL", "escalated": True, "has_result": False}
+        if call["decision"] == "EDIT":
+            wish["digest"], wish["arguments"] = call["approved"]
+        ask = self.settling_commit(run) | {"state": "", "messages": 0, "calls": [wish], "failure": False}
+        reserved = call["reserved"]
+        return ask | {"consumed": [reserved] if reserved in self.model.unread(run) else []}
+
+    def _gated(self) -> Row | None:
+        runs = self.model.runs
+        waiting = [call for call in self.model.calls.values() if call["state"] == "AWAITING_APPROVAL"]
+        waiting = [call for call in waiting if runs[call["store"], call["run"]]["state"] not in ENDED]
+        several = [call for call in waiting if call["required"] > 1]
+        chosen: Row | None = self.pick(several or waiting or [None])
+        return chosen
+
     def lease_offer(self) -> Row:
         """A client wants to run a call."""
         offered = [call for call in self.model.calls.values() if call["state"] == "OFFERED"]

@@ -151,6 +151,13 @@ class Game:
         """A command of somebody."""
         await self.play(self.choose.send())
 
+    async def approvals(self) -> None:
+        """Several people decide one call after the other, and its owner goes on with what they said."""
+        for choose in (self.choose.approval,) * 3 + (self.choose.shown_again, self.choose.approval):
+            ask = choose()
+            if ask is not None:
+                await self.play(ask)
+
     async def offer(self) -> None:
         """A client wants a call."""
         await self.play(self.choose.lease_offer())
@@ -223,6 +230,7 @@ class Game:
 MOVES = (
     *[Game.step] * 8,
     *[Game.command] * 6,
+    *[Game.approvals] * 2,
     *[Game.group] * 4,
     *[Game.submit] * 2,
     *[Game.settle] * 2,
