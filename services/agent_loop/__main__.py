@@ -22,6 +22,7 @@ from services.agent_loop.app.inbox import Inbox
 from services.agent_loop.app.jobs import Workshop
 from services.agent_loop.app.messages import Messages
 from services.agent_loop.app.operators import Operators
+from services.agent_loop.app.pending import Pending
 from services.agent_loop.app.session import Sessions
 from services.agent_loop.app.watch import Watches
 from services.agent_loop.app.worker import Worker, WorkerLimits
@@ -89,7 +90,12 @@ async def main(stop: Stop) -> None:
         watches = await service.enter(Watches(ledger=ledger, live=BusEvents(bus)))
         messages = Messages(
             ledger=ledger,
-            defaults=RunDefaults(model=settings.model, instructions=settings.instructions, limits=settings.limits),
+            defaults=RunDefaults(
+                model=settings.model,
+                instructions=settings.instructions,
+                limits=settings.limits,
+                approvals_required=settings.approvals_required,
+            ),
         )
         inbox = Inbox(ledger=ledger, checker=RegistryCallChecker(tool_registry), ids=service.ids)
         sessions = Sessions(
@@ -99,7 +105,14 @@ async def main(stop: Stop) -> None:
         server = service.rpc_server()
         server.add(
             add_AgentServiceServicer_to_server,
-            AgentServicer(ledger=ledger, messages=messages, inbox=inbox, watches=watches, sessions=sessions),
+            AgentServicer(
+                ledger=ledger,
+                messages=messages,
+                inbox=inbox,
+                pending=Pending(ledger=ledger, clock=service.clock),
+                watches=watches,
+                sessions=sessions,
+            ),
         )
         operators = Operators(ledger=ledger, ids=service.ids)
         server.add(add_OperatorServiceServicer_to_server, OperatorServicer(operators))

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from services.agent_loop.domain.history import ReasoningEcho
 from services.agent_loop.domain.limits import TOKENS_MAX, Limits
-from services.agent_loop.domain.options import INSTRUCTIONS_BYTES_MAX
+from services.agent_loop.domain.options import APPROVALS_MAX, INSTRUCTIONS_BYTES_MAX
 from services.chassis.settings import ListenAddress, PeerAddresses, ServiceSettings
 
 _LEASE_RENEWALS_MIN = 2
@@ -62,6 +62,7 @@ class AgentLoopSettings(ServiceSettings):
     model_attempts_max: int = Field(default=4, ge=1, le=20)
     result_bytes_per_round_max: int = Field(default=51_200, ge=1024)
     approval_expiry_seconds: float = Field(default=900.0, gt=0)
+    approvals_required: int = Field(default=1, ge=1, le=APPROVALS_MAX)
     offer_deadline_seconds: float = Field(default=600.0, gt=0)
     answer_timeout_seconds: float = Field(default=86_400.0, gt=0)
     context_bytes_max: int = Field(default=400_000, ge=10_000)

@@ -27,6 +27,7 @@ from services.agent_loop.app.public_values import (
     NewMessage,
     Outcome,
     Page,
+    PendingFilter,
     PublicCommand,
     RedriveCommand,
     Reply,
@@ -280,10 +281,14 @@ class FakeLedger:
     async def get_run(self, caller: Caller, run_id: str) -> RunView:
         return self._view(self._stored(caller, run_id))
 
-    async def get_call(self, caller: Caller, call_id: str) -> CallView:
+    async def get_call(self, caller: Caller, call_id: str, *, for_approval: bool = False) -> CallView:
         self._check_up()
         for stored in self.runs.values():
-            if call_id in stored.calls and self._belongs(stored, caller):
+            if call_id not in stored.calls:
+                continue
+            awaits = stored.calls[call_id].state == call_pb2.CALL_STATE_AWAITING_APPROVAL
+            is_shown = for_approval and awaits and stored.run.store_id == caller.store_id
+            if is_shown or self._belongs(stored, caller):
                 return call_view(_copy(stored.calls[call_id]))
         raise CallNotFound
 
@@ -340,11 +345,23 @@ class FakeLedger:
         ]
         return Page(items=tuple(run for run in runs if run_id in {"", run.run_id}), next_page_token="")
 
-    async def list_pending(self, caller: Caller, *, page_size: int, page_token: str) -> Page[CallView]:
+    async def list_pending(
+        self, caller: Caller, wanted: PendingFilter, *, page_size: int, page_token: str
+    ) -> Page[CallView]:
         self._check_page(page_token)
-        mine = [stored for stored in self.runs.values() if self._belongs(stored, caller)]
-        calls = [call for stored in mine for call in self._view(stored).pending_calls]
-        return Page(items=tuple(calls), next_page_token="")
+        if wanted.of_store:
+            of_store = [stored for stored in self.runs.values() if stored.run.store_id == caller.store_id]
+            calls = [call for stored in of_store for call in self._view(stored).pending_calls]
+            calls = [call for call in calls if call.state is CallState.AWAITING_APPROVAL]
+        else:
+            mine = [stored for stored in self.runs.values() if self._belongs(stored, caller)]
+            calls = [call for stored in mine for call in self._view(stored).pending_calls]
+        chosen = [
+            call
+            for call in calls
+            if (not wanted.states or call.state in wanted.states) and wanted.tool_name in {"", call.tool_name}
+        ]
+        return Page(items=tuple(chosen), next_page_token="")
 
     # Inside.
 

@@ -35,7 +35,7 @@ class User:
     def __init__(self, world: World, name: str, *, front_end: bool) -> None:
         self.world = world
         self.name = name
-        self.caller = Caller(store_id=STORE, user_id=name, roles=frozenset({"operator"}))
+        self.caller = Caller(store_id=STORE, user_id=name, roles=frozenset({"operator", "approver"}))
         self.run_ids: dict[str, None] = {}
         self.ended: set[str] = set()
         self.draw = world.chance.stream("user", name)

@@ -20,7 +20,8 @@ class RegistryCallChecker:
         request = execution_pb2.CheckCallsRequest(
             context=execution_pb2.CallContext(
                 store_id=caller.store_id,
-                user_id=caller.user_id,
+                # Who edits it decides for the user of the run: that user must be allowed to make the call.
+                user_id=call.user_id,
                 conversation_id=call.conversation_id,
                 run_id=call.run_id,
                 user_roles=sorted(caller.roles),
@@ -43,4 +44,4 @@ class RegistryCallChecker:
         verdict = response.verdicts[0]
         if verdict.disposition in {execution_pb2.DISPOSITION_REFUSE, execution_pb2.DISPOSITION_UNSPECIFIED}:
             raise InvalidArguments(verdict.error_message)
-        return Verdict(arguments_json=verdict.arguments_json, digest=verdict.digest)
+        return Verdict(arguments_json=verdict.arguments_json, digest=verdict.digest, preview=verdict.preview)

@@ -17,6 +17,7 @@ from services.agent_loop.app.public_values import (
     NewMessage,
     Outcome,
     Page,
+    PendingFilter,
     ProgressCommand,
     PublicCommand,
     RedriveCommand,
@@ -28,7 +29,7 @@ from services.agent_loop.app.public_values import (
 )
 from services.agent_loop.domain.limits import Limits
 from services.agent_loop.domain.options import AskedOptions
-from services.agent_loop.domain.run import RunOptions, RunState
+from services.agent_loop.domain.run import ApprovalExpiryPolicy, RunOptions, RunState
 from services.chassis.rpc_client import translating
 
 EVENTS_PER_PAGE = 256
@@ -67,6 +68,8 @@ class LedgerClient:
             command=_command(command_id, caller, command),
             as_operator=as_operator,
         )
+        if isinstance(command, DecisionCommand):
+            request.decision_right = ledger_pb2.DecisionRight.Value(f"DECISION_RIGHT_{command.right}")
         with translating():
             response = await self._stub.SendCommand(request)
         return Reply(
@@ -121,8 +124,10 @@ class LedgerClient:
             response = await self._stub.GetRun(request)
         return run_view(response.run)
 
-    async def get_call(self, caller: Caller, call_id: str) -> CallView:
-        request = ledger_pb2.GetCallRequest(store_id=caller.store_id, user_id=caller.user_id, call_id=call_id)
+    async def get_call(self, caller: Caller, call_id: str, *, for_approval: bool = False) -> CallView:
+        request = ledger_pb2.GetCallRequest(
+            store_id=caller.store_id, user_id=caller.user_id, call_id=call_id, for_approval=for_approval
+        )
         with translating():
             response = await self._stub.GetCall(request)
         return call_view(response.call)
@@ -193,9 +198,18 @@ class LedgerClient:
             response = await self._stub.ListAttention(request)
         return Page(items=tuple(run_view(run) for run in response.runs), next_page_token=response.next_page_token)
 
-    async def list_pending(self, caller: Caller, *, page_size: int, page_token: str) -> Page[CallView]:
+    async def list_pending(
+        self, caller: Caller, wanted: PendingFilter, *, page_size: int, page_token: str
+    ) -> Page[CallView]:
         request = ledger_pb2.ListPendingCallsRequest(
-            store_id=caller.store_id, user_id=caller.user_id, page_size=page_size, page_token=page_token
+            store_id=caller.store_id,
+            user_id=caller.user_id,
+            page_size=page_size,
+            page_token=page_token,
+            of_all_users=wanted.of_store,
+            states=[call_pb2.CallState.Value(f"CALL_STATE_{state}") for state in wanted.states],
+            tool_name=wanted.tool_name,
+            conversation_id=wanted.conversation_id,
         )
         with translating():
             response = await self._stub.ListPendingCalls(request)
@@ -220,7 +234,12 @@ def options_message(options: RunOptions) -> run_pb2.RunOptions:
             f"UNKNOWN_OUTCOME_POLICY_{options.unknown_outcome_policy}"
         ),
         token_budget_policy=run_pb2.TokenBudgetPolicy.Value(f"TOKEN_BUDGET_POLICY_{options.token_budget_policy}"),
+        approvals_required=options.approvals_required,
     )
+    if options.approval_expiry_policy is not ApprovalExpiryPolicy.DENY:
+        # Absent is DENY, so that a request stays the same request for versions that know nothing of it.
+        policy = f"APPROVAL_EXPIRY_POLICY_{options.approval_expiry_policy}"
+        message.approval_expiry_policy = run_pb2.ApprovalExpiryPolicy.Value(policy)
     if options.temperature is not None:
         message.temperature = options.temperature
     if options.output_tokens_max is not None:
@@ -293,6 +312,7 @@ def _command(command_id: str, caller: Caller, command: PublicCommand) -> ledger_
             message.decision.edited_digest = command.edited_digest
             message.decision.reason = command.reason
             message.decision.answer = command.answer
+            message.decision.edited_preview = command.edited_preview
         case CancelCommand():
             message.cancel.cause = run_pb2.StopCause.Value(f"STOP_CAUSE_{command.cause}")
             message.cancel.reason = command.reason

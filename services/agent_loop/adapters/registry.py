@@ -176,6 +176,7 @@ def _verdict(message: execution_pb2.Verdict) -> Verdict:
         error_reason=message.error_reason,
         error_message=message.error_message,
         rule_id=message.rule_id,
+        approvals_required=message.approvals_required,
     )
 
 

@@ -33,6 +33,10 @@ def call_view(call: call_pb2.Call) -> CallView:
         holder_client_id=call.offer.client_id,
         offer_epoch=call.offer.offer_epoch,
         offer_expire_time=_seconds(call.offer.expire_time),
+        user_id=call.user_id,
+        approval_digest=call.approval.digest,
+        approval_count=len(call.approval.approvals),
+        deadline_time=_seconds(call.deadline_time),
         document=call,
     )
 

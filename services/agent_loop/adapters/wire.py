@@ -28,6 +28,7 @@ from services.agent_loop.domain.failure import FailureClass
 from services.agent_loop.domain.limits import Limits
 from services.agent_loop.domain.message import Message, Role
 from services.agent_loop.domain.run import (
+    ApprovalExpiryPolicy,
     BatchOrder,
     PinnedTool,
     RoundLimitPolicy,
@@ -145,6 +146,14 @@ def _options(message: run_pb2.RunOptions) -> RunOptions:
             message.token_budget_policy,
             default=TokenBudgetPolicy.WAIT,
         ),
+        approval_expiry_policy=named(
+            ApprovalExpiryPolicy,
+            run_pb2.ApprovalExpiryPolicy,
+            "APPROVAL_EXPIRY_POLICY_",
+            message.approval_expiry_policy,
+            default=ApprovalExpiryPolicy.DENY,
+        ),
+        approvals_required=message.approvals_required,
         temperature=message.temperature if message.HasField("temperature") else None,
         output_tokens_max=message.output_tokens_max if message.HasField("output_tokens_max") else None,
     )
@@ -278,7 +287,14 @@ def question(message: call_pb2.Question) -> Question:
     kind = named(
         QuestionKind, call_pb2.QuestionKind, "QUESTION_KIND_", message.kind, default=QuestionKind.CLARIFICATION
     )
-    return Question(question=message.question, why=message.why, kind=kind, options=tuple(message.options))
+    return Question(
+        question=message.question,
+        why=message.why,
+        kind=kind,
+        options=tuple(message.options),
+        default_answer=message.default_answer,
+        timeout_seconds=message.timeout_seconds,
+    )
 
 
 def result(message: call_pb2.CallResult) -> CallResult:
@@ -299,15 +315,24 @@ def _left_out(size_bytes: int) -> CallResult | None:
 
 
 def _approval(message: call_pb2.ApprovalRequest) -> ApprovalRequest:
-    decision = None
-    if message.HasField("decision"):
-        decision = Decided(
-            kind=named(DecisionKind, call_pb2.DecisionKind, "DECISION_KIND_", message.decision.kind),
-            user_id=message.decision.user_id,
-            reason=message.decision.reason,
-            time=seconds(message.decision.time),
-        )
-    return ApprovalRequest(digest=message.digest, preview=message.preview, cause=message.cause, decision=decision)
+    return ApprovalRequest(
+        digest=message.digest,
+        preview=message.preview,
+        cause=message.cause,
+        decision=_decided(message.decision) if message.HasField("decision") else None,
+        approvals_required=max(1, message.approvals_required),
+        approvals=tuple(map(_decided, message.approvals)),
+        escalated=message.escalated,
+    )
+
+
+def _decided(message: call_pb2.Decision) -> Decided:
+    return Decided(
+        kind=named(DecisionKind, call_pb2.DecisionKind, "DECISION_KIND_", message.kind),
+        user_id=message.user_id,
+        reason=message.reason,
+        time=seconds(message.time),
+    )
 
 
 def _offer(message: call_pb2.OfferLease) -> OfferLease:
@@ -345,11 +370,15 @@ def call_message(call: Call) -> call_pb2.Call:
         message.approval.digest = call.approval.digest
         message.approval.preview = call.approval.preview
         message.approval.cause = call.approval.cause
+        message.approval.approvals_required = call.approval.approvals_required
+        message.approval.escalated = call.approval.escalated
     if call.question is not None:
         message.question.question = call.question.question
         message.question.why = call.question.why
         message.question.kind = call_pb2.QuestionKind.Value(f"QUESTION_KIND_{call.question.kind}")
         message.question.options.extend(call.question.options)
+        message.question.default_answer = call.question.default_answer
+        message.question.timeout_seconds = call.question.timeout_seconds
     if call.result is not None:
         message.result.content_json = call.result.content_json
         message.result.is_error = call.result.is_error

@@ -121,6 +121,7 @@ def _command_kind(message: ledger_pb2.Command) -> CommandKind:
                 edited_digest=decision.edited_digest,
                 reason=decision.reason,
                 answer=decision.answer,
+                edited_preview=decision.edited_preview,
             )
         case "steer":
             return Steer(text=message.steer.text)

@@ -11,13 +11,14 @@ import hashlib
 from collections.abc import Sequence
 from typing import Final
 
-from services.agent_loop.app import operators
+from services.agent_loop.app import approvers, operators
 from services.agent_loop.app.frames import CallDecision, ToolProgress, ToolResult
 from services.agent_loop.app.public_ports import CallChecker, PublicLedger
 from services.agent_loop.app.public_values import (
     Caller,
     CancelCommand,
     DecisionCommand,
+    DecisionRight,
     Outcome,
     ProgressCommand,
     Reply,
@@ -25,6 +26,7 @@ from services.agent_loop.app.public_values import (
     ResultCommand,
     RunView,
     TopUpCommand,
+    Verdict,
 )
 from services.agent_loop.domain import checks
 from services.agent_loop.domain.call import DecisionKind
@@ -144,23 +146,46 @@ class Inbox:
             InvalidArguments: the edited arguments may not run; the message lists why.
         """
         _check_decision(decision)
-        arguments_json, edited_digest = b"", ""
+        right = approvers.decision_right(caller)
+        verdict = Verdict(arguments_json=b"", digest="")
         if decision.kind is DecisionKind.EDIT:
-            call = await self._ledger.get_call(caller, decision.call_id)
+            for_approval = right is DecisionRight.STORE
+            call = await self._ledger.get_call(caller, decision.call_id, for_approval=for_approval)
             if call.run_id != decision.run_id:
                 raise CallNotFound
             verdict = await self._checker.check_edit(caller, call, decision.arguments_json)
-            arguments_json, edited_digest = verdict.arguments_json, verdict.digest
         command = DecisionCommand(
             call_id=decision.call_id,
             kind=decision.kind,
             digest=decision.digest,
-            arguments_json=arguments_json,
-            edited_digest=edited_digest,
+            arguments_json=verdict.arguments_json,
+            edited_digest=verdict.digest,
             reason=decision.reason,
             answer=decision.answer,
+            edited_preview=verdict.preview,
+            right=right,
         )
-        return await self._ledger.send_command(caller, decision.run_id, command_id or self._ids.new("cmd"), command)
+        # Request ids are known per run, and several people decide about one: each has ids of their own.
+        command_id = derived_id(caller.user_id, command_id) if command_id else self._ids.new("cmd")
+        return await self._ledger.send_command(caller, decision.run_id, command_id, command)
+
+    async def decide_calls(self, caller: Caller, *, request_id: str, decisions: Sequence[CallDecision]) -> list[Reply]:
+        """Bring several decisions; return one reply each, in order.
+
+        A decision that is wrong is refused alone. Idempotent by request id and call.
+        """
+        return await asyncio.gather(
+            *(
+                self._decide_one(caller, derived_id(request_id, decision.call_id) if request_id else "", decision)
+                for decision in decisions
+            )
+        )
+
+    async def _decide_one(self, caller: Caller, command_id: str, decision: CallDecision) -> Reply:
+        try:
+            return await self.decide(caller, command_id, decision)
+        except REFUSALS as error:
+            return refusal(error)
 
     async def cancel(self, caller: Caller, command_id: str, run_id: str, reason: str) -> Reply:
         """Stop a run. A run that has ended stays as it is: the outcome is LATE.

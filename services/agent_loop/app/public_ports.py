@@ -13,6 +13,7 @@ from services.agent_loop.app.public_values import (
     LoggedEvent,
     NewMessage,
     Page,
+    PendingFilter,
     PublicCommand,
     Reply,
     RunView,
@@ -41,7 +42,8 @@ class PublicLedger(Protocol):
     ) -> Reply:
         """Send a command and return the final word on it.
 
-        With `as_operator` the run may be of any user of the caller's store.
+        With `as_operator` the run may be of any user of the caller's store; so it may for a decision about a gated
+        call with the right STORE, and the reply then says of the run only where it stands.
 
         Raises:
             RequestIdReused: the id came before with another payload.
@@ -70,8 +72,8 @@ class PublicLedger(Protocol):
         """
         ...
 
-    async def get_call(self, caller: Caller, call_id: str) -> CallView:
-        """Read a call.
+    async def get_call(self, caller: Caller, call_id: str, *, for_approval: bool = False) -> CallView:
+        """Read a call; with `for_approval` also one of another user of the store, while it awaits its approval.
 
         Raises:
             CallNotFound
@@ -124,8 +126,10 @@ class PublicLedger(Protocol):
         """
         ...
 
-    async def list_pending(self, caller: Caller, *, page_size: int, page_token: str) -> Page[CallView]:
-        """Read the calls that wait for the user, oldest first.
+    async def list_pending(
+        self, caller: Caller, wanted: PendingFilter, *, page_size: int, page_token: str
+    ) -> Page[CallView]:
+        """Read the calls that wait, oldest first; those of other users without what belongs to their conversations.
 
         Raises:
             InvalidPageToken

@@ -50,6 +50,10 @@ class CallView:
     holder_client_id: str
     offer_epoch: int
     offer_expire_time: float
+    user_id: str
+    approval_digest: str
+    approval_count: int
+    deadline_time: float
     document: object = field(repr=False)
 
 
@@ -150,9 +154,17 @@ class ProgressCommand:
     message: str
 
 
+class DecisionRight(StrEnum):
+    """What a user may decide."""
+
+    OWN_RUNS = "OWN_RUNS"
+    STORE = "STORE"
+    QUESTIONS = "QUESTIONS"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionCommand:
-    """A decision. `arguments_json` and `edited_digest` go with EDIT."""
+    """A decision, of somebody with `right`. `arguments_json`, `edited_digest` and `edited_preview` go with EDIT."""
 
     call_id: str
     kind: DecisionKind
@@ -161,6 +173,21 @@ class DecisionCommand:
     edited_digest: str
     reason: str
     answer: str
+    edited_preview: str = ""
+    right: DecisionRight = DecisionRight.OWN_RUNS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingFilter:
+    """Which of the calls that wait: the caller's own, or with `of_store` all of the store that await an approval.
+
+    Empty fields leave all.
+    """
+
+    of_store: bool = False
+    states: tuple[CallState, ...] = ()
+    tool_name: str = ""
+    conversation_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,3 +262,4 @@ class Verdict:
 
     arguments_json: bytes
     digest: str
+    preview: str = ""

@@ -40,7 +40,9 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
         return _summarised(state, answer, opened.summarised_to_number), (ended,)
     limits = state.run.options.limits
     calls = tuple(
-        proposals.judged(call, fact.verdicts[call.call_id], limits, now) if call.state is CallState.PROPOSED else call
+        proposals.judged(call, fact.verdicts[call.call_id], state.run.options, now)
+        if call.state is CallState.PROPOSED
+        else call
         for call in fact.calls
     )
     notes = {key: verdict.note for key, verdict in fact.verdicts.items() if verdict.note}

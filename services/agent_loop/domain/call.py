@@ -105,12 +105,21 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person is asked to decide."""
+    """What people are asked to decide, and who approved it so far as this process knows: the ledger counts."""
 
     digest: str
     preview: str = ""
     cause: str = ""
     decision: Decided | None = None
+    approvals_required: int = 1
+    approvals: tuple[Decided, ...] = ()
+    escalated: bool = False
+
+    @property
+    def edited(self) -> bool:
+        """Whether somebody changed the arguments."""
+        decided = (*self.approvals, self.decision) if self.decision else self.approvals
+        return any(decision.kind is DecisionKind.EDIT for decision in decided)
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +129,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     kind: QuestionKind = QuestionKind.CLARIFICATION
     options: tuple[str, ...] = ()
+    default_answer: str = ""
+    timeout_seconds: float = 0.0
 
 
 class OfferLease(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,6 +35,7 @@ class Decide(msgspec.Struct, frozen=True, kw_only=True):
     edited_digest: str = ""
     reason: str = ""
     answer: str = ""
+    edited_preview: str = ""
 
 
 class Steer(msgspec.Struct, frozen=True, kw_only=True):

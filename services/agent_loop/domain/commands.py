@@ -87,6 +87,9 @@ def _decided(state: State, command: Command, decision: Decide, now: float) -> St
         return state
     if call.approval is not None:
         call = replace(call, approval=_approval(call.approval, command, decision))
+    if call.approval is not None and decision.kind is DecisionKind.EDIT and call.approval.decision is None:
+        # Others approve what it is now: the request is shown again.
+        return state.with_calls([replace(call, arguments_json=decision.arguments_json)])
     match decision.kind:
         case DecisionKind.ANSWER:
             call = _answered(call, decision.answer, now)
@@ -103,8 +106,17 @@ def _decided(state: State, command: Command, decision: Decide, now: float) -> St
 
 def _approval(approval: ApprovalRequest, command: Command, decision: Decide) -> ApprovalRequest:
     decided = Decided(kind=decision.kind, user_id=command.user_id, reason=decision.reason, time=command.time)
-    digest = decision.edited_digest if decision.kind is DecisionKind.EDIT else approval.digest
-    return replace(approval, decision=decided, digest=digest)
+    if decision.kind is not DecisionKind.EDIT:
+        approves = decision.kind is DecisionKind.APPROVE
+        approvals = (*approval.approvals, decided) if approves else approval.approvals
+        return replace(approval, decision=decided, approvals=approvals)
+    return replace(
+        approval,
+        decision=decided if approval.approvals_required == 1 else None,
+        digest=decision.edited_digest,
+        preview=decision.edited_preview,
+        approvals=(decided,),
+    )
 
 
 def _answered(call: Call, answer: str, now: float) -> Call:

@@ -146,8 +146,7 @@ def _go_on_with_batch(state: State, now: float) -> Decision:
     to_check = next((call for call in overdue if _falls_back(call)), None)
     if to_check is not None and check_of(to_check.call_id) not in state.under_way:
         return CheckFallback(call_id=to_check.call_id)
-    answer_timeout = state.run.options.limits.answer_timeout_seconds
-    lapsed = tuple(settle.expired(call, now, answer_timeout) for call in overdue if not _falls_back(call))
+    lapsed = tuple(settle.expired(call, state.run.options, now) for call in overdue if not _falls_back(call))
     if lapsed:
         return Settle(calls=lapsed)
     startable = tuple(call.call_id for call in state.open_calls if _can_start(call, state))

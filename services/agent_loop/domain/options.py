@@ -11,6 +11,7 @@ from msgspec import field
 from services.agent_loop.domain import checks
 from services.agent_loop.domain.limits import Limits
 from services.agent_loop.domain.run import (
+    ApprovalExpiryPolicy,
     BatchOrder,
     RoundLimitPolicy,
     RunOptions,
@@ -26,6 +27,8 @@ NAME_CHARACTERS_MAX: Final = 256
 """Most characters of the name of a model or a tool."""
 TOOL_NAMES_MAX: Final = 1000
 TEMPERATURE_MAX: Final = 2.0
+APPROVALS_MAX: Final = 5
+"""Most people whose approval a call can need."""
 
 
 class RunDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +37,7 @@ class RunDefaults(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     instructions: str = ""
     limits: Limits = field(default_factory=Limits)
+    approvals_required: int = 0
 
 
 class AskedOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +53,8 @@ class AskedOptions(msgspec.Struct, frozen=True, kw_only=True):
     batch_order: BatchOrder = BatchOrder.WAIT_FOR_DECISIONS
     unknown_outcome_policy: UnknownOutcomePolicy = UnknownOutcomePolicy.TELL_MODEL
     token_budget_policy: TokenBudgetPolicy = TokenBudgetPolicy.WAIT
+    approval_expiry_policy: ApprovalExpiryPolicy = ApprovalExpiryPolicy.DENY
+    approvals_required: int = 0
     temperature: float | None = None
     output_tokens_max: int | None = None
 
@@ -64,6 +70,9 @@ def complete(asked: AskedOptions, defaults: RunDefaults) -> RunOptions:
     checks.text(asked.instructions, "options.instructions", bytes_max=INSTRUCTIONS_BYTES_MAX, may_be_empty=True)
     if asked.temperature is not None and not 0 <= asked.temperature <= TEMPERATURE_MAX:
         raise InvalidField("temperature must be from 0 to 2", field="options.temperature")
+    if asked.approvals_required > APPROVALS_MAX:
+        message = f"approvals_required may be at most {APPROVALS_MAX}"
+        raise InvalidField(message, field="options.approvals_required")
     if asked.output_tokens_max == 0:
         raise InvalidField("output_tokens_max must be above 0", field="options.output_tokens_max")
     return RunOptions(
@@ -77,6 +86,8 @@ def complete(asked: AskedOptions, defaults: RunDefaults) -> RunOptions:
         batch_order=asked.batch_order,
         unknown_outcome_policy=asked.unknown_outcome_policy,
         token_budget_policy=asked.token_budget_policy,
+        approval_expiry_policy=asked.approval_expiry_policy,
+        approvals_required=max(asked.approvals_required, defaults.approvals_required),
         temperature=asked.temperature,
         output_tokens_max=asked.output_tokens_max,
     )

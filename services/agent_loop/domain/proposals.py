@@ -11,7 +11,7 @@ from services.agent_loop.domain import settle, text
 from services.agent_loop.domain.assembly import ARGUMENTS_BYTES_MAX, RawCall
 from services.agent_loop.domain.call import ApprovalRequest, Call, CallState, EffectClass, ExecutionContext, OfferLease
 from services.agent_loop.domain.limits import Limits
-from services.agent_loop.domain.run import Run
+from services.agent_loop.domain.run import Run, RunOptions
 from services.agent_loop.domain.tool import Disposition, ProposedCall, Verdict
 
 _KEPT_CHARACTERS: Final = 4096
@@ -77,12 +77,13 @@ def to_check(run: Run, calls: Sequence[Call]) -> tuple[ProposedCall, ...]:
     )
 
 
-def judged(call: Call, verdict: Verdict, limits: Limits, now: float) -> Call:
+def judged(call: Call, verdict: Verdict, options: RunOptions, now: float) -> Call:
     """Return a PROPOSED call, or one that falls back to a backend tool, as the registry's verdict leaves it.
 
     A call that may run at once is RUNNABLE; when it starts is a matter of its
     batch.
     """
+    limits = options.limits
     timeout = min(verdict.timeout_seconds or limits.tool_timeout_seconds, limits.tool_timeout_seconds)
     call = replace(
         call,
@@ -104,7 +105,12 @@ def judged(call: Call, verdict: Verdict, limits: Limits, now: float) -> Call:
             return replace(
                 with_offer(call, verdict),
                 state=CallState.AWAITING_APPROVAL,
-                approval=ApprovalRequest(digest=verdict.digest, preview=verdict.preview, cause=verdict.approval_cause),
+                approval=ApprovalRequest(
+                    digest=verdict.digest,
+                    preview=verdict.preview,
+                    cause=verdict.approval_cause,
+                    approvals_required=max(1, verdict.approvals_required, options.approvals_required),
+                ),
                 deadline_time=now + limits.approval_expiry_seconds,
             )
         case Disposition.OFFER | Disposition.ASK | Disposition.RUN:
@@ -125,7 +131,9 @@ def released(call: Call, limits: Limits, now: float) -> Call:
             deadline = now + limits.offer_deadline_seconds
             return replace(call, state=CallState.OFFERED, offer=OfferLease(), deadline_time=deadline)
         case ExecutionContext.HUMAN:
-            return replace(call, state=CallState.ASKED, deadline_time=now + limits.answer_timeout_seconds)
+            own = call.question.timeout_seconds if call.question else 0.0
+            seconds = min(own or limits.answer_timeout_seconds, limits.answer_timeout_seconds)
+            return replace(call, state=CallState.ASKED, deadline_time=now + seconds)
         case ExecutionContext.BACKEND | ExecutionContext.UNSPECIFIED:
             return replace(call, state=CallState.RUNNABLE, deadline_time=None)
 

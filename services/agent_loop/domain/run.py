@@ -75,6 +75,13 @@ class TokenBudgetPolicy(StrEnum):
     FAIL = "FAIL"
 
 
+class ApprovalExpiryPolicy(StrEnum):
+    """What happens when nobody decides a gated call in time."""
+
+    DENY = "DENY"
+    ESCALATE = "ESCALATE"
+
+
 class ToolChoiceMode(StrEnum):
     """How the first model call is constrained."""
 
@@ -104,6 +111,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     batch_order: BatchOrder = BatchOrder.WAIT_FOR_DECISIONS
     unknown_outcome_policy: UnknownOutcomePolicy = UnknownOutcomePolicy.TELL_MODEL
     token_budget_policy: TokenBudgetPolicy = TokenBudgetPolicy.WAIT
+    approval_expiry_policy: ApprovalExpiryPolicy = ApprovalExpiryPolicy.DENY
+    approvals_required: int = 0
     temperature: float | None = None
     output_tokens_max: int | None = None
 

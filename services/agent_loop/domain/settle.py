@@ -11,10 +11,10 @@ from services.agent_loop.domain.call import (
     Call,
     CallResult,
     CallState,
-    DecisionKind,
     OfferFallback,
     Question,
 )
+from services.agent_loop.domain.run import ApprovalExpiryPolicy, RunOptions
 from services.agent_loop.domain.tool import ExecutionResult, Outcome, Stopped
 from services.chassis import strict_json
 
@@ -29,6 +29,7 @@ _STATE_OF_OUTCOME: Final = {
 _UNKNOWN: Final = (
     "It is not known whether this call had its effect: the process that ran it died. Check before you repeat it."
 )
+_NOBODY_ANSWERED: Final = "Nobody answered in time: this is the default answer that the question came with."
 
 NOT_STOPPED: Final = "NOT_STOPPED"
 """Reason of the result of a call that may go on though its run was stopped."""
@@ -81,14 +82,24 @@ def withdrawn(call: Call, message: str, now: float) -> Call:
     return settled(call, CallState.CANCELLED, error("CANCELLED", message), now)
 
 
-def expired(call: Call, now: float, answer_timeout_seconds: float) -> Call:
+def expired(call: Call, options: RunOptions, now: float) -> Call:
     """Return the call after nobody decided, answered or ran it in time.
 
-    A front-end call that shall be put to the user becomes a question with its
-    own deadline; one that shall run in the backend instead is not for this
-    function.
+    A request for approval that is to be escalated waits once more. A question with
+    a default has that for its answer. A front-end call that shall be put to the
+    user becomes a question with its own deadline; one that shall run in the
+    backend instead is not for this function.
     """
     match call.state:
+        case CallState.AWAITING_APPROVAL if _escalates(call, options):
+            return replace(
+                call,
+                approval=replace(call.approval, escalated=True) if call.approval else None,
+                deadline_time=now + options.limits.approval_expiry_seconds,
+            )
+        case CallState.ASKED if call.question is not None and call.question.default_answer:
+            content = strict_json.dumps_canonical({"answer": call.question.default_answer})
+            return settled(call, CallState.SUCCEEDED, CallResult(content_json=content), now, _NOBODY_ANSWERED)
         case CallState.AWAITING_APPROVAL:
             message = "Nobody approved this call in time, so it was not run."
         case CallState.ASKED:
@@ -98,11 +109,16 @@ def expired(call: Call, now: float, answer_timeout_seconds: float) -> Call:
                 call,
                 state=CallState.ASKED,
                 question=Question(question=_ask_instead(call), why="No client ran this call in time."),
-                deadline_time=now + answer_timeout_seconds,
+                deadline_time=now + options.limits.answer_timeout_seconds,
             )
         case _:
             message = "No client ran this call in time."
     return settled(call, CallState.EXPIRED, error("EXPIRED", message), now)
+
+
+def _escalates(call: Call, options: RunOptions) -> bool:
+    escalated = call.approval is None or call.approval.escalated
+    return options.approval_expiry_policy is ApprovalExpiryPolicy.ESCALATE and not escalated
 
 
 def _ask_instead(call: Call) -> str:
@@ -110,8 +126,7 @@ def _ask_instead(call: Call) -> str:
 
 
 def _edit_note(call: Call) -> str:
-    decision = call.approval.decision if call.approval else None
-    if decision is None or decision.kind is not DecisionKind.EDIT:
+    if call.approval is None or not call.approval.edited:
         return ""
     return f"A reviewer edited this call. It was made with these arguments: {_short(call.arguments_json)}"
 

@@ -81,6 +81,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     error_reason: str = ""
     error_message: str = ""
     rule_id: str = ""
+    approvals_required: int = 0
 
 
 class Outcome(StrEnum):

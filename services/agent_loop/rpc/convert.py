@@ -10,11 +10,12 @@ from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.event.v1 import call_pb2, run_pb2
 
 from services.agent_loop.app.frames import CallDecision, ToolResult
-from services.agent_loop.app.public_values import ActiveRunPolicy, Caller
-from services.agent_loop.domain.call import DecisionKind
+from services.agent_loop.app.public_values import ActiveRunPolicy, Caller, PendingFilter
+from services.agent_loop.domain.call import CallState, DecisionKind
 from services.agent_loop.domain.command import CallResolution
-from services.agent_loop.domain.options import AskedOptions
+from services.agent_loop.domain.options import NAME_CHARACTERS_MAX, AskedOptions
 from services.agent_loop.domain.run import (
+    ApprovalExpiryPolicy,
     BatchOrder,
     RoundLimitPolicy,
     RunState,
@@ -143,6 +144,15 @@ def options(message: run_pb2.RunOptions) -> AskedOptions:
             field="options.token_budget_policy",
             default=TokenBudgetPolicy.WAIT,
         ),
+        approval_expiry_policy=enum(
+            ApprovalExpiryPolicy,
+            run_pb2.ApprovalExpiryPolicy,
+            "APPROVAL_EXPIRY_POLICY_",
+            message.approval_expiry_policy,
+            field="options.approval_expiry_policy",
+            default=ApprovalExpiryPolicy.DENY,
+        ),
+        approvals_required=message.approvals_required,
         temperature=message.temperature if message.HasField("temperature") else None,
         output_tokens_max=message.output_tokens_max if message.HasField("output_tokens_max") else None,
     )
@@ -184,6 +194,45 @@ def tool_result(message: types_pb2.ToolResult, *, run_id: str = "") -> ToolResul
         content_json=message.content_json,
         is_error=message.is_error,
         offer_epoch=message.offer_epoch,
+    )
+
+
+def decisions(messages: Sequence[types_pb2.CallDecision]) -> list[CallDecision]:
+    """Return the decisions of a request.
+
+    Raises:
+        InvalidId, InvalidField: one is wrong, there are none, more than 64, or two about one call.
+    """
+    if not 1 <= len(messages) <= RESULTS_MAX:
+        raise InvalidField(f"1 to {RESULTS_MAX} decisions", field="decisions")
+    found = [decision(message) for message in messages]
+    if len({decided.call_id for decided in found}) != len(found):
+        raise InvalidField("at most one decision about a call", field="decisions")
+    return found
+
+
+def pending_filter(message: agent_pb2.PendingFilter) -> PendingFilter:
+    """Return which of the calls that wait are asked for.
+
+    Raises:
+        InvalidId, InvalidField
+    """
+    scope = message.scope or agent_pb2.PENDING_SCOPE_MINE
+    if scope not in {agent_pb2.PENDING_SCOPE_MINE, agent_pb2.PENDING_SCOPE_STORE}:
+        raise InvalidField("scope has no known value", field="filter.scope")
+    of_store = scope == agent_pb2.PENDING_SCOPE_STORE
+    if of_store and message.conversation_id:
+        raise InvalidField("conversations are private: conversation_id goes with MINE", field="filter.conversation_id")
+    if len(message.tool_name) > NAME_CHARACTERS_MAX:
+        raise InvalidField("a tool's name has at most 256 characters", field="filter.tool_name")
+    return PendingFilter(
+        of_store=of_store,
+        states=tuple(
+            enum(CallState, call_pb2.CallState, "CALL_STATE_", number, field="filter.states")
+            for number in dict.fromkeys(message.states)
+        ),
+        tool_name=message.tool_name,
+        conversation_id=optional_id(message.conversation_id, "filter.conversation_id"),
     )
 
 

@@ -15,8 +15,9 @@ from services.agent_loop.app import inbox as commands
 from services.agent_loop.app.frames import Receipt, ServerFrame
 from services.agent_loop.app.inbox import Inbox
 from services.agent_loop.app.messages import Messages
+from services.agent_loop.app.pending import Pending
 from services.agent_loop.app.public_ports import PublicLedger
-from services.agent_loop.app.public_values import Caller, CallView, LogGap, LoggedEvent, Page, Reply, RunView
+from services.agent_loop.app.public_values import Caller, CallView, LogGap, LoggedEvent, Reply, RunView
 from services.agent_loop.app.session import Sessions
 from services.agent_loop.app.wait import wait_for_rest
 from services.agent_loop.app.watch import Watches
@@ -42,6 +43,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         ledger: PublicLedger,
         messages: Messages,
         inbox: Inbox,
+        pending: Pending,
         watches: Watches,
         sessions: Sessions,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
@@ -49,6 +51,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         self._ledger = ledger
         self._messages = messages
         self._inbox = inbox
+        self._pending = pending
         self._watches = watches
         self._sessions = sessions
         self._heartbeat_seconds = heartbeat_seconds
@@ -122,6 +125,19 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         run = commands.decided(reply)
         return agent_pb2.DecideResponse(receipt=_receipt(reply, decision.run_id, decision.call_id), run=_run(run))
 
+    async def DecideCalls(
+        self, request: agent_pb2.DecideCallsRequest, context: Context
+    ) -> agent_pb2.DecideCallsResponse:
+        decisions = convert.decisions(request.decisions)
+        replies = await self._inbox.decide_calls(
+            _caller(), request_id=convert.optional_id(request.request_id, "request_id"), decisions=decisions
+        )
+        receipts = [
+            _receipt(reply, decision.run_id, decision.call_id)
+            for reply, decision in zip(replies, decisions, strict=True)
+        ]
+        return agent_pb2.DecideCallsResponse(receipts=receipts)
+
     async def CancelRun(self, request: agent_pb2.CancelRunRequest, context: Context) -> agent_pb2.CancelRunResponse:
         run_id = check_id(request.run_id, "run_id")
         request_id = convert.optional_id(request.request_id, "request_id")
@@ -178,7 +194,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
             page_size=checks.page_size(request.page_size),
             page_token=request.page_token,
         )
-        return agent_pb2.ListCallsResponse(calls=_calls(page), next_page_token=page.next_page_token)
+        return agent_pb2.ListCallsResponse(calls=_calls(page.items), next_page_token=page.next_page_token)
 
     async def ListMessages(
         self, request: agent_pb2.ListMessagesRequest, context: Context
@@ -196,10 +212,27 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     async def ListPending(
         self, request: agent_pb2.ListPendingRequest, context: Context
     ) -> agent_pb2.ListPendingResponse:
-        page = await self._ledger.list_pending(
-            _caller(), page_size=checks.page_size(request.page_size), page_token=request.page_token
+        page = await self._pending.page(
+            _caller(),
+            convert.pending_filter(request.filter),
+            page_size=checks.page_size(request.page_size),
+            page_token=request.page_token,
         )
-        return agent_pb2.ListPendingResponse(calls=_calls(page), next_page_token=page.next_page_token)
+        return agent_pb2.ListPendingResponse(calls=_calls(page.items), next_page_token=page.next_page_token)
+
+    async def WatchPending(  # type: ignore[override]
+        self, request: agent_pb2.WatchPendingRequest, context: Context
+    ) -> None:
+        wanted = convert.pending_filter(request.filter)
+        async with aclosing(self._pending.watch(_caller(), wanted, silence_seconds=self._heartbeat_seconds)) as parts:
+            async for part in parts:
+                response = agent_pb2.WatchPendingResponse(
+                    calls=_calls(part.calls),
+                    gone_call_ids=part.gone,
+                    complete=part.complete,
+                    truncated=part.truncated,
+                )
+                await _write(context, response)
 
 
 def _watch_response(page: Sequence[LoggedEvent] | LogGap) -> agent_pb2.WatchRunResponse:
@@ -216,8 +249,8 @@ def _run(run: RunView) -> run_pb2.Run:
     return convert.run_message(cast("run_pb2.Run", run.document))
 
 
-def _calls(page: Page[CallView]) -> list[call_pb2.Call]:
-    return [cast("call_pb2.Call", call.document) for call in page.items]
+def _calls(calls: Sequence[CallView]) -> list[call_pb2.Call]:
+    return [cast("call_pb2.Call", call.document) for call in calls]
 
 
 def _receipt(reply: Reply, run_id: str, call_id: str) -> types_pb2.Receipt:
@@ -233,7 +266,10 @@ def _receipt(reply: Reply, run_id: str, call_id: str) -> types_pb2.Receipt:
     )
 
 
-async def _write(context: Context, response: session_pb2.SessionResponse | agent_pb2.WatchRunResponse) -> None:
+async def _write(
+    context: Context,
+    response: session_pb2.SessionResponse | agent_pb2.WatchRunResponse | agent_pb2.WatchPendingResponse,
+) -> None:
     """Write, or give up on a client that does not read.
 
     Raises:

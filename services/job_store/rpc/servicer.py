@@ -185,8 +185,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         store_id, user_id = _reader(request.store_id, request.user_id)
         call_id = check_id(request.call_id, "call_id")
         row = await self._ledger.reads.call(store_id, user_id, call_id, for_approval=request.for_approval)
-        is_own = user_id in {"", row.user_id}
-        return pb.GetCallResponse(call=messages.call(row) if is_own else messages.call_for_approver(row))
+        return pb.GetCallResponse(call=messages.call(row))
 
     async def ListCalls(self, request: pb.ListCallsRequest, context: Context) -> pb.ListCallsResponse:
         store_id, user_id = _reader(request.store_id, request.user_id)

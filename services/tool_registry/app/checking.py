@@ -112,6 +112,7 @@ class Checker:
             digest=digest_of(identity, tool, checked) if cause else "",
             preview=_preview(tool, checked) if cause else "",
             approval_cause=cause,
+            approvals_required=_approvals_required(tool) if cause else 0,
             question=(
                 question_of(definition, checked.arguments) if definition.context is ExecutionContext.HUMAN else None
             ),
@@ -164,6 +165,12 @@ def _items(tool: CatalogTool, accepted: Accepted) -> int:
         _log.warning("tool.bulk_count_failed", tool=tool.definition.name, error=type(error).__name__)
         return items
     return items if count is None else count
+
+
+def _approvals_required(tool: CatalogTool) -> int:
+    """Return how many people must approve, by the pinned definition or by the one in force: the larger number."""
+    loaded = tool.loaded.tool.definition.approvals_required if tool.loaded is not None else 0
+    return max(1, tool.definition.approvals_required, loaded)
 
 
 def digest_of(identity: CallIdentity, tool: CatalogTool, accepted: Accepted) -> str:

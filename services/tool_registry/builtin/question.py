@@ -16,6 +16,15 @@ Kind = Annotated[
 ]
 Options = Annotated[list[str], msgspec.Meta(max_length=20), "answers to choose from; the user may always answer freely"]
 
+Default = Annotated[
+    str,
+    msgspec.Meta(max_length=4000),
+    "the answer to go on with if nobody answers in time; empty to be told so instead",
+]
+Minutes = Annotated[
+    float, msgspec.Meta(ge=0, le=525_600), "how long to wait for the answer; 0 for as long as the run allows"
+]
+
 
 def question_tools() -> list[Tool[..., Any]]:
     """Return ask_user."""
@@ -26,6 +35,8 @@ def question_tools() -> list[Tool[..., Any]]:
         why: Why = "",  # noqa: ARG001
         kind: Kind = "clarification",  # noqa: ARG001
         options: Options = [],  # noqa: ARG001, B006
+        default: Default = "",  # noqa: ARG001
+        timeout_minutes: Minutes = 0,  # noqa: ARG001
     ) -> str:
         """Ask the user a question and wait for the answer.
 

@@ -20,6 +20,10 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     kind: str = "clarification"
     options: tuple[str, ...] = ()
+    default_answer: str = ""
+    """Taken when nobody answers in time."""
+    timeout_seconds: float = 0.0
+    """How long it waits; 0 means as long as the run says."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,6 +51,7 @@ class Verdict:
     digest: str = ""
     preview: str = ""
     approval_cause: str = ""
+    approvals_required: int = 0
     question: Question | None = None
     error_reason: str = ""
     error_message: str = ""
@@ -60,16 +61,20 @@ class Verdict:
 def question_of(definition: ToolDefinition, arguments: dict[str, JsonValue]) -> Question:
     """Return the question that a HUMAN call asks.
 
-    Its arguments `question`, `why`, `kind` and `options` are what the question is
-    made of; a tool with other arguments asks with its description.
+    Its arguments `question`, `why`, `kind`, `options`, `default` and
+    `timeout_minutes` are what the question is made of; a tool with other arguments
+    asks with its description.
     """
     kind = arguments.get("kind")
+    minutes = arguments.get("timeout_minutes")
     options = arguments.get("options")
     return Question(
         question=_text(arguments.get("question")) or definition.description,
         why=_text(arguments.get("why")),
         kind=kind if isinstance(kind, str) and kind in KINDS else "clarification",
         options=tuple(_text(option) for option in options) if isinstance(options, list) else (),
+        default_answer=_text(arguments.get("default")),
+        timeout_seconds=minutes * 60.0 if isinstance(minutes, int | float) and minutes > 0 else 0.0,
     )
 
 

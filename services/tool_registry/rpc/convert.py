@@ -194,6 +194,7 @@ def verdict_message(verdict: Verdict) -> execution_pb2.Verdict:
         digest=verdict.digest,
         preview=verdict.preview,
         approval_cause=verdict.approval_cause,
+        approvals_required=verdict.approvals_required,
         error_reason=verdict.error_reason,
         error_message=verdict.error_message,
         rule_id=verdict.rule_id,
@@ -222,6 +223,8 @@ def _question_message(question: Question) -> call_pb2.Question:
         why=question.why,
         kind=call_pb2.QuestionKind.Value(f"QUESTION_KIND_{question.kind.upper()}"),
         options=question.options,
+        default_answer=question.default_answer,
+        timeout_seconds=question.timeout_seconds,
     )
 
 

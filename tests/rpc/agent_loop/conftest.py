@@ -14,6 +14,7 @@ from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub, add_OperatorSer
 from services.agent_loop.app.inbox import Inbox
 from services.agent_loop.app.messages import Messages
 from services.agent_loop.app.operators import Operators
+from services.agent_loop.app.pending import Pending
 from services.agent_loop.app.session import Sessions
 from services.agent_loop.app.stream import SessionTimes
 from services.agent_loop.app.watch import Watches
@@ -82,7 +83,13 @@ def servicer(
         ledger=ledger, watches=watches, messages=messages, inbox=inbox, clock=clock, ids=ids, times=times
     )
     return AgentServicer(
-        ledger=ledger, messages=messages, inbox=inbox, watches=watches, sessions=sessions, heartbeat_seconds=0.05
+        ledger=ledger,
+        messages=messages,
+        inbox=inbox,
+        pending=Pending(ledger=ledger, clock=SystemClock(), poll_seconds=0.02),
+        watches=watches,
+        sessions=sessions,
+        heartbeat_seconds=0.05,
     )
 
 

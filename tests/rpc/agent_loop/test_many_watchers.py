@@ -18,6 +18,7 @@ from pawl.event.v1 import event_pb2, run_pb2
 
 from services.agent_loop.app.inbox import Inbox
 from services.agent_loop.app.messages import Messages
+from services.agent_loop.app.pending import Pending
 from services.agent_loop.app.session import Sessions
 from services.agent_loop.app.stream import SessionTimes
 from services.agent_loop.app.watch import Watches
@@ -72,7 +73,10 @@ class Replicas:
             ids=self._ids,
             times=SessionTimes(),
         )
-        servicer = AgentServicer(ledger=self.ledger, messages=messages, inbox=inbox, watches=watches, sessions=sessions)
+        pending = Pending(ledger=self.ledger, clock=self._clock)
+        servicer = AgentServicer(
+            ledger=self.ledger, messages=messages, inbox=inbox, pending=pending, watches=watches, sessions=sessions
+        )
         server = RpcServer(
             address,
             authenticator=KeyAuthenticator(KEYS),

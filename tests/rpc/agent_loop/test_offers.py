@@ -15,6 +15,7 @@ from pawl.event.v1 import call_pb2
 
 from services.agent_loop.app.inbox import Inbox
 from services.agent_loop.app.messages import Messages
+from services.agent_loop.app.pending import Pending
 from services.agent_loop.app.public_values import ResultCommand
 from services.agent_loop.app.session import Sessions
 from services.agent_loop.app.watch import Watches
@@ -65,7 +66,10 @@ async def other_replica(
     messages = Messages(ledger=ledger, defaults=RunDefaults(model="the-model"))
     inbox = Inbox(ledger=ledger, checker=FakeChecker(), ids=ids)
     sessions = Sessions(ledger=ledger, watches=watches, messages=messages, inbox=inbox, clock=clock, ids=ids)
-    servicer = AgentServicer(ledger=ledger, messages=messages, inbox=inbox, watches=watches, sessions=sessions)
+    pending = Pending(ledger=ledger, clock=clock)
+    servicer = AgentServicer(
+        ledger=ledger, messages=messages, inbox=inbox, pending=pending, watches=watches, sessions=sessions
+    )
     server = RpcServer(
         f"unix:{tmp_path}/other",
         authenticator=KeyAuthenticator(KEYS),

@@ -24,6 +24,7 @@ from services.agent_loop.adapters.live import BusEvents
 from services.agent_loop.adapters.public_ledger import LedgerClient
 from services.agent_loop.app.inbox import Inbox
 from services.agent_loop.app.messages import Messages
+from services.agent_loop.app.pending import Pending
 from services.agent_loop.app.session import Sessions
 from services.agent_loop.app.watch import Watches
 from services.agent_loop.domain.options import RunDefaults
@@ -128,7 +129,14 @@ async def _replica(
     )
     server.add(
         add_AgentServiceServicer_to_server,
-        AgentServicer(ledger=ledger, messages=messages, inbox=inbox, watches=watches, sessions=sessions),
+        AgentServicer(
+            ledger=ledger,
+            messages=messages,
+            inbox=inbox,
+            pending=Pending(ledger=ledger, clock=clock),
+            watches=watches,
+            sessions=sessions,
+        ),
     )
     await stack.enter_async_context(server)
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(server.address))

@@ -211,7 +211,7 @@ async def strangers(stage: Stage) -> Observations:
             await outcome(ledger.list_calls(caller, run_id, page_size=0, page_token="")),
             seen(await ledger.send_command(caller, run_id, "c1", result("call_1"))),
             lease(await ledger.lease_offer(caller, run_id, "call_1", client=session("a"), lease_seconds=30)),
-            (await ledger.list_pending(caller, page_size=0, page_token="")).items,
+            (await ledger.list_pending(caller, PendingFilter(), page_size=0, page_token="")).items,
         ]
     return observations
 

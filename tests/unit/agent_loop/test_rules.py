@@ -174,7 +174,7 @@ class TestProposals:
     def test_the_shorter_timeout_wins(self, own: float, seconds: float) -> None:
         run = started(("serial",))
         verdict = Verdict(call_id="", disposition=Disposition.RUN, timeout_seconds=own)
-        assert proposals.judged(run.calls[0], verdict, Limits(), 0.0).timeout_seconds == seconds
+        assert proposals.judged(run.calls[0], verdict, RunOptions(), 0.0).timeout_seconds == seconds
 
 
 class TestStuckLoops:

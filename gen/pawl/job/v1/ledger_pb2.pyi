@@ -1694,7 +1694,8 @@ class GetCallRequest(_message.Message):
     """The call."""
     for_approval: _builtins.bool
     """True for a user who may decide the gated calls of all users of the store:
-    then the call may be of any of them while it awaits its approval.
+    then the call may be of any of them while it awaits its approval. It comes
+    whole: it is for checking an edit, not for showing.
     """
     def __init__(
         self,
