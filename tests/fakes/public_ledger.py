@@ -36,7 +36,7 @@ from services.agent_loop.app.public_values import (
     TopUpCommand,
     Verdict,
 )
-from services.agent_loop.domain.call import DecisionKind
+from services.agent_loop.domain.call import CallState, DecisionKind
 from services.agent_loop.domain.run import ENDED, RunState, StopCause
 from services.errors import (
     AttentionNotNeeded,

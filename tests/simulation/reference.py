@@ -25,7 +25,7 @@ CALL_MOVES: dict[str, str] = {
     "RUNNABLE": "RUNNING FAILED CANCELLED",
     "RUNNING": f"RUNNABLE RUNNING OUTCOME_UNKNOWN {_CALL_ENDS}",
 }
-"""OFFERED to itself: another client holds it, or none does. AWAITING_APPROVAL to itself: approved, edited, escalated."""
+"""OFFERED to itself: another client holds it, or none does. AWAITING_APPROVAL to itself: a request goes on."""
 
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "EXPIRED"})
 SETTLED = frozenset({"SUCCEEDED", "FAILED", "REJECTED", "EXPIRED", "CANCELLED", "OUTCOME_UNKNOWN"})

@@ -168,7 +168,7 @@ def _shown(call: CallRow, change: CallChange) -> CallRow:
 
 
 def _is_answered(call: CallRow) -> bool:
-    """Whether a call that waits for somebody has a result: of a command, or the one for the case that nobody answers."""
+    """Whether a call that waits for somebody has a result: of a command, or the default of a question."""
     return bool(call.reserved_by) or (call.state is CallState.ASKED and call.has_default)
 
 

@@ -19,7 +19,7 @@ Options = Annotated[list[str], msgspec.Meta(max_length=20), "answers to choose f
 Default = Annotated[
     str,
     msgspec.Meta(max_length=4000),
-    "the answer to go on with if nobody answers in time; empty to be told so instead",
+    "the answer to go on with if nobody answers in time; empty for none",
 ]
 Minutes = Annotated[
     float, msgspec.Meta(ge=0, le=525_600), "how long to wait for the answer; 0 for as long as the run allows"
@@ -30,7 +30,7 @@ def question_tools() -> list[Tool[..., Any]]:
     """Return ask_user."""
 
     @tool(category=Category.SAFE, effect=Effect.READ_ONLY, context=ExecutionContext.HUMAN)
-    def ask_user(  # the arguments are what the user is shown
+    def ask_user(  # noqa: PLR0917  # the arguments are what the user is shown
         question: Question,  # noqa: ARG001
         why: Why = "",  # noqa: ARG001
         kind: Kind = "clarification",  # noqa: ARG001

@@ -22,6 +22,7 @@ from services.agent_loop.domain.options import RunDefaults
 from services.agent_loop.rpc.operator_servicer import OperatorServicer
 from services.agent_loop.rpc.servicer import AgentServicer
 from services.chassis.auth import ApiKey, KeyAuthenticator
+from services.chassis.clock import SystemClock
 from services.chassis.ids import IdSource
 from services.chassis.metrics import Metrics
 from services.chassis.rpc_server import RpcServer

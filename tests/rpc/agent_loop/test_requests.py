@@ -298,6 +298,7 @@ async def test_edited_arguments_are_checked_and_made_canonical(stub: AgentServic
             edited_digest="digest of the edit",
             reason="typo",
             answer="",
+            right=DecisionRight.QUESTIONS,
         )
     ]
 

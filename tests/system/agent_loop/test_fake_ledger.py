@@ -19,6 +19,7 @@ from services.agent_loop.app.public_values import (
     ClientSession,
     DecisionCommand,
     NewMessage,
+    PendingFilter,
     Reply,
     ResultCommand,
 )
