@@ -77,6 +77,12 @@ class _ExecutionOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Exec
     """The process that ran it died in the middle; it is unknown whether the
     effect happened.
     """
+    EXECUTION_OUTCOME_INPUT_REQUIRED: _ExecutionOutcome.ValueType  # 5
+    """It has not ended: the tool asks a person something, `question`. Run the call
+    again with all answers so far. READ_ONLY and IDEMPOTENT tools begin anew
+    then; the others go on where they are, and their time stands still until
+    then.
+    """
 
 class ExecutionOutcome(_ExecutionOutcome, metaclass=_ExecutionOutcomeEnumTypeWrapper):
     """ExecutionOutcome is how an execution ended."""
@@ -94,6 +100,12 @@ still have its effect.
 EXECUTION_OUTCOME_UNKNOWN: ExecutionOutcome.ValueType  # 4
 """The process that ran it died in the middle; it is unknown whether the
 effect happened.
+"""
+EXECUTION_OUTCOME_INPUT_REQUIRED: ExecutionOutcome.ValueType  # 5
+"""It has not ended: the tool asks a person something, `question`. Run the call
+again with all answers so far. READ_ONLY and IDEMPOTENT tools begin anew
+then; the others go on where they are, and their time stands still until
+then.
 """
 Global___ExecutionOutcome: _TypeAlias = ExecutionOutcome  # noqa: Y015
 
@@ -229,6 +241,7 @@ class ProposedCall(_message.Message):
     TOOL_NAME_FIELD_NUMBER: _builtins.int
     TOOL_VERSION_FIELD_NUMBER: _builtins.int
     ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    EDITED_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """Pawl's id of the call."""
     tool_name: _builtins.str
@@ -239,6 +252,10 @@ class ProposedCall(_message.Message):
     """Arguments as the model wrote them: should be a JSON object. Empty means
     an empty object.
     """
+    edited: _builtins.bool
+    """True if a reviewer wrote the arguments: then no rule allows the call in
+    place of the reviewer.
+    """
     def __init__(
         self,
         *,
@@ -246,10 +263,11 @@ class ProposedCall(_message.Message):
         tool_name: _builtins.str = ...,
         tool_version: _builtins.int = ...,
         arguments_json: _builtins.bytes = ...,
+        edited: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "tool_name", b"tool_name", "tool_version", b"tool_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "edited", b"edited", "tool_name", b"tool_name", "tool_version", b"tool_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -316,6 +334,95 @@ class CheckCallsResponse(_message.Message):
 Global___CheckCallsResponse: _TypeAlias = CheckCallsResponse  # noqa: Y015
 
 @_typing.final
+class RecordDecisionsRequest(_message.Message):
+    """RecordDecisionsRequest has decisions about calls of one run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    DECISIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def context(self) -> Global___CallContext:
+        """On whose behalf the calls are made."""
+
+    @_builtins.property
+    def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordedDecision]:
+        """The decisions, 1 to 1000."""
+
+    def __init__(
+        self,
+        *,
+        context: Global___CallContext | None = ...,
+        decisions: _abc.Iterable[Global___RecordedDecision] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "decisions", b"decisions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordDecisionsRequest: _TypeAlias = RecordDecisionsRequest  # noqa: Y015
+
+@_typing.final
+class RecordedDecision(_message.Message):
+    """RecordedDecision is what a person decided about a call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    TOOL_NAME_FIELD_NUMBER: _builtins.int
+    TOOL_VERSION_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.str
+    """The call."""
+    tool_name: _builtins.str
+    """Its tool."""
+    tool_version: _builtins.int
+    """The version of the tool."""
+    kind: _call_pb2.DecisionKind.ValueType
+    """What was decided."""
+    user_id: _builtins.str
+    """Who decided."""
+    arguments_json: _builtins.bytes
+    """Arguments that the decision is about: the edited ones of an EDIT."""
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.str = ...,
+        tool_name: _builtins.str = ...,
+        tool_version: _builtins.int = ...,
+        kind: _call_pb2.DecisionKind.ValueType = ...,
+        user_id: _builtins.str = ...,
+        arguments_json: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "kind", b"kind", "tool_name", b"tool_name", "tool_version", b"tool_version", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordedDecision: _TypeAlias = RecordedDecision  # noqa: Y015
+
+@_typing.final
+class RecordDecisionsResponse(_message.Message):
+    """RecordDecisionsResponse is empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordDecisionsResponse: _TypeAlias = RecordDecisionsResponse  # noqa: Y015
+
+@_typing.final
 class Verdict(_message.Message):
     """Verdict is what the registry says of a call."""
 
@@ -340,6 +447,7 @@ class Verdict(_message.Message):
     FALLBACK_TOOL_NAME_FIELD_NUMBER: _builtins.int
     ERROR_REASON_FIELD_NUMBER: _builtins.int
     ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+    RULE_ID_FIELD_NUMBER: _builtins.int
     APPROVALS_REQUIRED_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call."""
@@ -374,9 +482,13 @@ class Verdict(_message.Message):
     fallback_tool_name: _builtins.str
     """OFFER: the tool that runs instead."""
     error_reason: _builtins.str
-    """REFUSE: TOOL_NOT_FOUND, INVALID_JSON, INVALID_ARGUMENTS, NOT_ALLOWED."""
+    """REFUSE: TOOL_NOT_FOUND, INVALID_JSON, INVALID_ARGUMENTS, DUPLICATE_CALL."""
     error_message: _builtins.str
     """REFUSE: every violation and, for unknown names, near matches."""
+    rule_id: _builtins.str
+    """The rule that decided (RuleService); empty if none did. One that allowed the
+    call has counted it, once for the call however often it is checked.
+    """
     approvals_required: _builtins.int
     """APPROVE: how many different people must approve it, as the tool's
     definition says; 0 means one.
@@ -411,11 +523,12 @@ class Verdict(_message.Message):
         fallback_tool_name: _builtins.str = ...,
         error_reason: _builtins.str = ...,
         error_message: _builtins.str = ...,
+        rule_id: _builtins.str = ...,
         approvals_required: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["question", b"question"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["approval_cause", b"approval_cause", "approvals_required", b"approvals_required", "arguments_json", b"arguments_json", "call_id", b"call_id", "category", b"category", "context", b"context", "digest", b"digest", "disposition", b"disposition", "effect_class", b"effect_class", "error_message", b"error_message", "error_reason", b"error_reason", "fallback_tool_name", b"fallback_tool_name", "note", b"note", "offer_fallback", b"offer_fallback", "parallel", b"parallel", "preview", b"preview", "question", b"question", "resource_keys", b"resource_keys", "timeout_seconds", b"timeout_seconds", "tool_version", b"tool_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approval_cause", b"approval_cause", "approvals_required", b"approvals_required", "arguments_json", b"arguments_json", "call_id", b"call_id", "category", b"category", "context", b"context", "digest", b"digest", "disposition", b"disposition", "effect_class", b"effect_class", "error_message", b"error_message", "error_reason", b"error_reason", "fallback_tool_name", b"fallback_tool_name", "note", b"note", "offer_fallback", b"offer_fallback", "parallel", b"parallel", "preview", b"preview", "question", b"question", "resource_keys", b"resource_keys", "rule_id", b"rule_id", "timeout_seconds", b"timeout_seconds", "tool_version", b"tool_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -436,6 +549,8 @@ class ExecuteToolRequest(_message.Message):
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     APPROVED_DIGEST_FIELD_NUMBER: _builtins.int
     UNKNOWNS_RESOLVED_FIELD_NUMBER: _builtins.int
+    RULE_ID_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call; also the idempotency key."""
     tool_name: _builtins.str
@@ -455,9 +570,19 @@ class ExecuteToolRequest(_message.Message):
     happened. A call whose outcome is UNKNOWN runs again if all of its unknown
     outcomes are among them; otherwise the stored result is returned.
     """
+    rule_id: _builtins.str
+    """The rule that the verdict named. One that allowed the call must still be in
+    force: otherwise APPROVAL_REQUIRED.
+    """
     @_builtins.property
     def context(self) -> Global___CallContext:
         """On whose behalf."""
+
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Answer]:
+        """Answers to the questions that the tool has asked so far, in order; see
+        EXECUTION_OUTCOME_INPUT_REQUIRED.
+        """
 
     def __init__(
         self,
@@ -471,14 +596,46 @@ class ExecuteToolRequest(_message.Message):
         timeout_seconds: _builtins.float = ...,
         approved_digest: _builtins.str = ...,
         unknowns_resolved: _builtins.int = ...,
+        rule_id: _builtins.str = ...,
+        answers: _abc.Iterable[Global___Answer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["approved_digest", b"approved_digest", "arguments_json", b"arguments_json", "call_id", b"call_id", "context", b"context", "earlier_attempts", b"earlier_attempts", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "tool_version", b"tool_version", "unknowns_resolved", b"unknowns_resolved"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "approved_digest", b"approved_digest", "arguments_json", b"arguments_json", "call_id", b"call_id", "context", b"context", "earlier_attempts", b"earlier_attempts", "rule_id", b"rule_id", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "tool_version", b"tool_version", "unknowns_resolved", b"unknowns_resolved"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExecuteToolRequest: _TypeAlias = ExecuteToolRequest  # noqa: Y015
+
+@_typing.final
+class Answer(_message.Message):
+    """Answer is what became of a question that a running tool asked."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUESTION_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    DECLINED_FIELD_NUMBER: _builtins.int
+    question: _builtins.str
+    """The question as it was asked."""
+    answer: _builtins.str
+    """What the person said; empty if `declined`."""
+    declined: _builtins.bool
+    """True if nobody answers: it was refused, withdrawn, or its time is over."""
+    def __init__(
+        self,
+        *,
+        question: _builtins.str = ...,
+        answer: _builtins.str = ...,
+        declined: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "declined", b"declined", "question", b"question"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Answer: _TypeAlias = Answer  # noqa: Y015
 
 @_typing.final
 class ExecuteToolResponse(_message.Message):
@@ -549,6 +706,7 @@ class ExecutionResult(_message.Message):
     OUTCOME_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     DURATION_SECONDS_FIELD_NUMBER: _builtins.int
+    QUESTION_FIELD_NUMBER: _builtins.int
     outcome: Global___ExecutionOutcome.ValueType
     """How it ended."""
     duration_seconds: _builtins.float
@@ -557,16 +715,21 @@ class ExecutionResult(_message.Message):
     def result(self) -> _call_pb2.CallResult:
         """The call's result."""
 
+    @_builtins.property
+    def question(self) -> _call_pb2.Question:
+        """INPUT_REQUIRED: what is asked."""
+
     def __init__(
         self,
         *,
         outcome: Global___ExecutionOutcome.ValueType = ...,
         result: _call_pb2.CallResult | None = ...,
         duration_seconds: _builtins.float = ...,
+        question: _call_pb2.Question | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["question", b"question", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_seconds", b"duration_seconds", "outcome", b"outcome", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_seconds", b"duration_seconds", "outcome", b"outcome", "question", b"question", "result", b"result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
