@@ -32,6 +32,7 @@ a reason that comes from a peer back into the same class.
         SourceExists
       FailedPrecondition
         RunEnded
+        RunNotEnded
         CallNotPending
         AlreadyDecided
         DigestMismatch
@@ -282,6 +283,12 @@ class RunEnded(FailedPrecondition):
     """The run has ended. Its state never changes again."""
 
     reason = "RUN_ENDED"
+
+
+class RunNotEnded(FailedPrecondition):
+    """The run has not ended: only one that has can be undone."""
+
+    reason = "RUN_NOT_ENDED"
 
 
 class NoTokenBudget(FailedPrecondition):
