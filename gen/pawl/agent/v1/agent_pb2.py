@@ -23,7 +23,9 @@ _sym_db = _symbol_database.Default()
 
 
 from pawl.agent.v1 import session_pb2 as pawl_dot_agent_dot_v1_dot_session__pb2
+from pawl.agent.v1 import steps_pb2 as pawl_dot_agent_dot_v1_dot_steps__pb2
 from pawl.agent.v1 import types_pb2 as pawl_dot_agent_dot_v1_dot_types__pb2
+from pawl.agent.v1 import undo_pb2 as pawl_dot_agent_dot_v1_dot_undo__pb2
 from pawl.event.v1 import call_pb2 as pawl_dot_event_dot_v1_dot_call__pb2
 from pawl.event.v1 import event_pb2 as pawl_dot_event_dot_v1_dot_event__pb2
 from pawl.event.v1 import gap_pb2 as pawl_dot_event_dot_v1_dot_gap__pb2
@@ -31,79 +33,67 @@ from pawl.event.v1 import message_pb2 as pawl_dot_event_dot_v1_dot_message__pb2
 from pawl.event.v1 import run_pb2 as pawl_dot_event_dot_v1_dot_run__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pawl/agent/v1/agent.proto\x12\rpawl.agent.v1\x1a\x1bpawl/agent/v1/session.proto\x1a\x19pawl/agent/v1/types.proto\x1a\x18pawl/event/v1/call.proto\x1a\x19pawl/event/v1/event.proto\x1a\x17pawl/event/v1/gap.proto\x1a\x1bpawl/event/v1/message.proto\x1a\x17pawl/event/v1/run.proto\"\xa6\x01\n\x0fStartRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12*\n\x07options\x18\x04 \x01(\x0b\x32\x19.pawl.event.v1.RunOptions\x12,\n\x06policy\x18\x05 \x01(\x0e\x32\x1c.pawl.agent.v1.MessagePolicy\"3\n\x10StartRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.pawl.event.v1.Run\"4\n\x0fWatchRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tafter_seq\x18\x02 \x01(\x04\"\\\n\x10WatchRunResponse\x12\'\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x17.pawl.event.v1.RunEvent\x12\x1f\n\x03gap\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Gap\"j\n\x18SubmitToolResultsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12*\n\x07results\x18\x03 \x03(\x0b\x32\x19.pawl.agent.v1.ToolResult\"f\n\x19SubmitToolResultsResponse\x12(\n\x08receipts\x18\x01 \x03(\x0b\x32\x16.pawl.agent.v1.Receipt\x12\x1f\n\x03run\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Run\"b\n\rDecideRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12-\n\x08\x64\x65\x63ision\x18\x03 \x01(\x0b\x32\x1b.pawl.agent.v1.CallDecision\"Z\n\x0e\x44\x65\x63ideResponse\x12\'\n\x07receipt\x18\x01 \x01(\x0b\x32\x16.pawl.agent.v1.Receipt\x12\x1f\n\x03run\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Run\"X\n\x12\x44\x65\x63ideCallsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12.\n\tdecisions\x18\x02 \x03(\x0b\x32\x1b.pawl.agent.v1.CallDecision\"?\n\x13\x44\x65\x63ideCallsResponse\x12(\n\x08receipts\x18\x01 \x03(\x0b\x32\x16.pawl.agent.v1.Receipt\"\xa9\x01\n\x12SendMessageRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12,\n\x06policy\x18\x04 \x01(\x0e\x32\x1c.pawl.agent.v1.MessagePolicy\x12*\n\x07options\x18\x05 \x01(\x0b\x32\x19.pawl.event.v1.RunOptions\"G\n\x13SendMessageResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.pawl.event.v1.Run\x12\x0f\n\x07steered\x18\x02 \x01(\x08\"F\n\x10\x43\x61ncelRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"4\n\x11\x43\x61ncelRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.pawl.event.v1.Run\"\x8e\x01\n\x12ResolveCallRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x03 \x01(\t\x12-\n\nresolution\x18\x04 \x01(\x0e\x32\x19.pawl.agent.v1.Resolution\x12\x14\n\x0c\x63ontent_json\x18\x05 \x01(\x0c\"_\n\x13ResolveCallResponse\x12\'\n\x07receipt\x18\x01 \x01(\x0b\x32\x16.pawl.agent.v1.Receipt\x12\x1f\n\x03run\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Run\"E\n\x0fTopUpRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\"\\\n\x10TopUpRunResponse\x12\'\n\x07receipt\x18\x01 \x01(\x0b\x32\x16.pawl.agent.v1.Receipt\x12\x1f\n\x03run\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Run\"5\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x14\n\x0cwait_seconds\x18\x02 \x01(\x01\"1\n\x0eGetRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.pawl.event.v1.Run\"z\n\x0fListRunsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x03 \x01(\t\x12\'\n\x06states\x18\x04 \x03(\x0e\x32\x17.pawl.event.v1.RunState\"M\n\x10ListRunsResponse\x12 \n\x04runs\x18\x01 \x03(\x0b\x32\x12.pawl.event.v1.Run\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"I\n\x10ListCallsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"P\n\x11ListCallsResponse\x12\"\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x13.pawl.event.v1.Call\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"U\n\x13ListMessagesRequest\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"Y\n\x14ListMessagesResponse\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.pawl.event.v1.Message\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x91\x01\n\rPendingFilter\x12*\n\x05scope\x18\x01 \x01(\x0e\x32\x1b.pawl.agent.v1.PendingScope\x12(\n\x06states\x18\x02 \x03(\x0e\x32\x18.pawl.event.v1.CallState\x12\x11\n\ttool_name\x18\x03 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x04 \x01(\t\"i\n\x12ListPendingRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12,\n\x06\x66ilter\x18\x03 \x01(\x0b\x32\x1c.pawl.agent.v1.PendingFilter\"R\n\x13ListPendingResponse\x12\"\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x13.pawl.event.v1.Call\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"C\n\x13WatchPendingRequest\x12,\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1c.pawl.agent.v1.PendingFilter\"v\n\x14WatchPendingResponse\x12\"\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x13.pawl.event.v1.Call\x12\x15\n\rgone_call_ids\x18\x02 \x03(\t\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\x12\x11\n\ttruncated\x18\x04 \x01(\x08*v\n\nResolution\x12\x1a\n\x16RESOLUTION_UNSPECIFIED\x10\x00\x12\x17\n\x13RESOLUTION_HAPPENED\x10\x01\x12\x18\n\x14RESOLUTION_RUN_AGAIN\x10\x02\x12\x19\n\x15RESOLUTION_TELL_MODEL\x10\x03*^\n\x0cPendingScope\x12\x1d\n\x19PENDING_SCOPE_UNSPECIFIED\x10\x00\x12\x16\n\x12PENDING_SCOPE_MINE\x10\x01\x12\x17\n\x13PENDING_SCOPE_STORE\x10\x02\x32\xb4\n\n\x0c\x41gentService\x12K\n\x08StartRun\x12\x1e.pawl.agent.v1.StartRunRequest\x1a\x1f.pawl.agent.v1.StartRunResponse\x12L\n\x07Session\x12\x1d.pawl.agent.v1.SessionRequest\x1a\x1e.pawl.agent.v1.SessionResponse(\x01\x30\x01\x12M\n\x08WatchRun\x12\x1e.pawl.agent.v1.WatchRunRequest\x1a\x1f.pawl.agent.v1.WatchRunResponse0\x01\x12\x66\n\x11SubmitToolResults\x12\'.pawl.agent.v1.SubmitToolResultsRequest\x1a(.pawl.agent.v1.SubmitToolResultsResponse\x12\x45\n\x06\x44\x65\x63ide\x12\x1c.pawl.agent.v1.DecideRequest\x1a\x1d.pawl.agent.v1.DecideResponse\x12T\n\x0b\x44\x65\x63ideCalls\x12!.pawl.agent.v1.DecideCallsRequest\x1a\".pawl.agent.v1.DecideCallsResponse\x12T\n\x0bSendMessage\x12!.pawl.agent.v1.SendMessageRequest\x1a\".pawl.agent.v1.SendMessageResponse\x12N\n\tCancelRun\x12\x1f.pawl.agent.v1.CancelRunRequest\x1a .pawl.agent.v1.CancelRunResponse\x12T\n\x0bResolveCall\x12!.pawl.agent.v1.ResolveCallRequest\x1a\".pawl.agent.v1.ResolveCallResponse\x12K\n\x08TopUpRun\x12\x1e.pawl.agent.v1.TopUpRunRequest\x1a\x1f.pawl.agent.v1.TopUpRunResponse\x12\x45\n\x06GetRun\x12\x1c.pawl.agent.v1.GetRunRequest\x1a\x1d.pawl.agent.v1.GetRunResponse\x12K\n\x08ListRuns\x12\x1e.pawl.agent.v1.ListRunsRequest\x1a\x1f.pawl.agent.v1.ListRunsResponse\x12N\n\tListCalls\x12\x1f.pawl.agent.v1.ListCallsRequest\x1a .pawl.agent.v1.ListCallsResponse\x12W\n\x0cListMessages\x12\".pawl.agent.v1.ListMessagesRequest\x1a#.pawl.agent.v1.ListMessagesResponse\x12T\n\x0bListPending\x12!.pawl.agent.v1.ListPendingRequest\x1a\".pawl.agent.v1.ListPendingResponse\x12Y\n\x0cWatchPending\x12\".pawl.agent.v1.WatchPendingRequest\x1a#.pawl.agent.v1.WatchPendingResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pawl/agent/v1/agent.proto\x12\rpawl.agent.v1\x1a\x1bpawl/agent/v1/session.proto\x1a\x19pawl/agent/v1/steps.proto\x1a\x19pawl/agent/v1/types.proto\x1a\x18pawl/agent/v1/undo.proto\x1a\x18pawl/event/v1/call.proto\x1a\x19pawl/event/v1/event.proto\x1a\x17pawl/event/v1/gap.proto\x1a\x1bpawl/event/v1/message.proto\x1a\x17pawl/event/v1/run.proto\"\xa6\x01\n\x0fStartRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12*\n\x07options\x18\x04 \x01(\x0b\x32\x19.pawl.event.v1.RunOptions\x12,\n\x06policy\x18\x05 \x01(\x0e\x32\x1c.pawl.agent.v1.MessagePolicy\"3\n\x10StartRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.pawl.event.v1.Run\"4\n\x0fWatchRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tafter_seq\x18\x02 \x01(\x04\"\\\n\x10WatchRunResponse\x12\'\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x17.pawl.event.v1.RunEvent\x12\x1f\n\x03gap\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Gap\"j\n\x18SubmitToolResultsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12*\n\x07results\x18\x03 \x03(\x0b\x32\x19.pawl.agent.v1.ToolResult\"f\n\x19SubmitToolResultsResponse\x12(\n\x08receipts\x18\x01 \x03(\x0b\x32\x16.pawl.agent.v1.Receipt\x12\x1f\n\x03run\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Run\"b\n\rDecideRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12-\n\x08\x64\x65\x63ision\x18\x03 \x01(\x0b\x32\x1b.pawl.agent.v1.CallDecision\"Z\n\x0e\x44\x65\x63ideResponse\x12\'\n\x07receipt\x18\x01 \x01(\x0b\x32\x16.pawl.agent.v1.Receipt\x12\x1f\n\x03run\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Run\"\xa9\x01\n\x12SendMessageRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12,\n\x06policy\x18\x04 \x01(\x0e\x32\x1c.pawl.agent.v1.MessagePolicy\x12*\n\x07options\x18\x05 \x01(\x0b\x32\x19.pawl.event.v1.RunOptions\"G\n\x13SendMessageResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.pawl.event.v1.Run\x12\x0f\n\x07steered\x18\x02 \x01(\x08\"F\n\x10\x43\x61ncelRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"4\n\x11\x43\x61ncelRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.pawl.event.v1.Run\"\x8e\x01\n\x12ResolveCallRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x03 \x01(\t\x12-\n\nresolution\x18\x04 \x01(\x0e\x32\x19.pawl.agent.v1.Resolution\x12\x14\n\x0c\x63ontent_json\x18\x05 \x01(\x0c\"_\n\x13ResolveCallResponse\x12\'\n\x07receipt\x18\x01 \x01(\x0b\x32\x16.pawl.agent.v1.Receipt\x12\x1f\n\x03run\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Run\"E\n\x0fTopUpRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\"\\\n\x10TopUpRunResponse\x12\'\n\x07receipt\x18\x01 \x01(\x0b\x32\x16.pawl.agent.v1.Receipt\x12\x1f\n\x03run\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Run\"5\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x14\n\x0cwait_seconds\x18\x02 \x01(\x01\"1\n\x0eGetRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.pawl.event.v1.Run\"z\n\x0fListRunsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x03 \x01(\t\x12\'\n\x06states\x18\x04 \x03(\x0e\x32\x17.pawl.event.v1.RunState\"M\n\x10ListRunsResponse\x12 \n\x04runs\x18\x01 \x03(\x0b\x32\x12.pawl.event.v1.Run\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"I\n\x10ListCallsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"P\n\x11ListCallsResponse\x12\"\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x13.pawl.event.v1.Call\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"U\n\x13ListMessagesRequest\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"Y\n\x14ListMessagesResponse\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.pawl.event.v1.Message\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\";\n\x12ListPendingRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"R\n\x13ListPendingResponse\x12\"\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x13.pawl.event.v1.Call\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*v\n\nResolution\x12\x1a\n\x16RESOLUTION_UNSPECIFIED\x10\x00\x12\x17\n\x13RESOLUTION_HAPPENED\x10\x01\x12\x18\n\x14RESOLUTION_RUN_AGAIN\x10\x02\x12\x19\n\x15RESOLUTION_TELL_MODEL\x10\x03\x32\xf1\x0c\n\x0c\x41gentService\x12K\n\x08StartRun\x12\x1e.pawl.agent.v1.StartRunRequest\x1a\x1f.pawl.agent.v1.StartRunResponse\x12L\n\x07Session\x12\x1d.pawl.agent.v1.SessionRequest\x1a\x1e.pawl.agent.v1.SessionResponse(\x01\x30\x01\x12M\n\x08WatchRun\x12\x1e.pawl.agent.v1.WatchRunRequest\x1a\x1f.pawl.agent.v1.WatchRunResponse0\x01\x12\x66\n\x11SubmitToolResults\x12\'.pawl.agent.v1.SubmitToolResultsRequest\x1a(.pawl.agent.v1.SubmitToolResultsResponse\x12\x45\n\x06\x44\x65\x63ide\x12\x1c.pawl.agent.v1.DecideRequest\x1a\x1d.pawl.agent.v1.DecideResponse\x12T\n\x0bSendMessage\x12!.pawl.agent.v1.SendMessageRequest\x1a\".pawl.agent.v1.SendMessageResponse\x12N\n\tCancelRun\x12\x1f.pawl.agent.v1.CancelRunRequest\x1a .pawl.agent.v1.CancelRunResponse\x12T\n\x0bResolveCall\x12!.pawl.agent.v1.ResolveCallRequest\x1a\".pawl.agent.v1.ResolveCallResponse\x12K\n\x08TopUpRun\x12\x1e.pawl.agent.v1.TopUpRunRequest\x1a\x1f.pawl.agent.v1.TopUpRunResponse\x12T\n\x0bPreviewUndo\x12!.pawl.agent.v1.PreviewUndoRequest\x1a\".pawl.agent.v1.PreviewUndoResponse\x12H\n\x07UndoRun\x12\x1d.pawl.agent.v1.UndoRunRequest\x1a\x1e.pawl.agent.v1.UndoRunResponse\x12K\n\x08UndoCall\x12\x1e.pawl.agent.v1.UndoCallRequest\x1a\x1f.pawl.agent.v1.UndoCallResponse\x12Z\n\rGetUndoReport\x12#.pawl.agent.v1.GetUndoReportRequest\x1a$.pawl.agent.v1.GetUndoReportResponse\x12\x45\n\x06GetRun\x12\x1c.pawl.agent.v1.GetRunRequest\x1a\x1d.pawl.agent.v1.GetRunResponse\x12K\n\x08ListRuns\x12\x1e.pawl.agent.v1.ListRunsRequest\x1a\x1f.pawl.agent.v1.ListRunsResponse\x12N\n\tListCalls\x12\x1f.pawl.agent.v1.ListCallsRequest\x1a .pawl.agent.v1.ListCallsResponse\x12N\n\tListSteps\x12\x1f.pawl.agent.v1.ListStepsRequest\x1a .pawl.agent.v1.ListStepsResponse\x12S\n\nWatchSteps\x12 .pawl.agent.v1.WatchStepsRequest\x1a!.pawl.agent.v1.WatchStepsResponse0\x01\x12W\n\x0cListMessages\x12\".pawl.agent.v1.ListMessagesRequest\x1a#.pawl.agent.v1.ListMessagesResponse\x12T\n\x0bListPending\x12!.pawl.agent.v1.ListPendingRequest\x1a\".pawl.agent.v1.ListPendingResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pawl.agent.v1.agent_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RESOLUTION']._serialized_start=3111
-  _globals['_RESOLUTION']._serialized_end=3229
-  _globals['_PENDINGSCOPE']._serialized_start=3231
-  _globals['_PENDINGSCOPE']._serialized_end=3325
-  _globals['_STARTRUNREQUEST']._serialized_start=233
-  _globals['_STARTRUNREQUEST']._serialized_end=399
-  _globals['_STARTRUNRESPONSE']._serialized_start=401
-  _globals['_STARTRUNRESPONSE']._serialized_end=452
-  _globals['_WATCHRUNREQUEST']._serialized_start=454
-  _globals['_WATCHRUNREQUEST']._serialized_end=506
-  _globals['_WATCHRUNRESPONSE']._serialized_start=508
-  _globals['_WATCHRUNRESPONSE']._serialized_end=600
-  _globals['_SUBMITTOOLRESULTSREQUEST']._serialized_start=602
-  _globals['_SUBMITTOOLRESULTSREQUEST']._serialized_end=708
-  _globals['_SUBMITTOOLRESULTSRESPONSE']._serialized_start=710
-  _globals['_SUBMITTOOLRESULTSRESPONSE']._serialized_end=812
-  _globals['_DECIDEREQUEST']._serialized_start=814
-  _globals['_DECIDEREQUEST']._serialized_end=912
-  _globals['_DECIDERESPONSE']._serialized_start=914
-  _globals['_DECIDERESPONSE']._serialized_end=1004
-  _globals['_DECIDECALLSREQUEST']._serialized_start=1006
-  _globals['_DECIDECALLSREQUEST']._serialized_end=1094
-  _globals['_DECIDECALLSRESPONSE']._serialized_start=1096
-  _globals['_DECIDECALLSRESPONSE']._serialized_end=1159
-  _globals['_SENDMESSAGEREQUEST']._serialized_start=1162
-  _globals['_SENDMESSAGEREQUEST']._serialized_end=1331
-  _globals['_SENDMESSAGERESPONSE']._serialized_start=1333
-  _globals['_SENDMESSAGERESPONSE']._serialized_end=1404
-  _globals['_CANCELRUNREQUEST']._serialized_start=1406
-  _globals['_CANCELRUNREQUEST']._serialized_end=1476
-  _globals['_CANCELRUNRESPONSE']._serialized_start=1478
-  _globals['_CANCELRUNRESPONSE']._serialized_end=1530
-  _globals['_RESOLVECALLREQUEST']._serialized_start=1533
-  _globals['_RESOLVECALLREQUEST']._serialized_end=1675
-  _globals['_RESOLVECALLRESPONSE']._serialized_start=1677
-  _globals['_RESOLVECALLRESPONSE']._serialized_end=1772
-  _globals['_TOPUPRUNREQUEST']._serialized_start=1774
-  _globals['_TOPUPRUNREQUEST']._serialized_end=1843
-  _globals['_TOPUPRUNRESPONSE']._serialized_start=1845
-  _globals['_TOPUPRUNRESPONSE']._serialized_end=1937
-  _globals['_GETRUNREQUEST']._serialized_start=1939
-  _globals['_GETRUNREQUEST']._serialized_end=1992
-  _globals['_GETRUNRESPONSE']._serialized_start=1994
-  _globals['_GETRUNRESPONSE']._serialized_end=2043
-  _globals['_LISTRUNSREQUEST']._serialized_start=2045
-  _globals['_LISTRUNSREQUEST']._serialized_end=2167
-  _globals['_LISTRUNSRESPONSE']._serialized_start=2169
-  _globals['_LISTRUNSRESPONSE']._serialized_end=2246
-  _globals['_LISTCALLSREQUEST']._serialized_start=2248
-  _globals['_LISTCALLSREQUEST']._serialized_end=2321
-  _globals['_LISTCALLSRESPONSE']._serialized_start=2323
-  _globals['_LISTCALLSRESPONSE']._serialized_end=2403
-  _globals['_LISTMESSAGESREQUEST']._serialized_start=2405
-  _globals['_LISTMESSAGESREQUEST']._serialized_end=2490
-  _globals['_LISTMESSAGESRESPONSE']._serialized_start=2492
-  _globals['_LISTMESSAGESRESPONSE']._serialized_end=2581
-  _globals['_PENDINGFILTER']._serialized_start=2584
-  _globals['_PENDINGFILTER']._serialized_end=2729
-  _globals['_LISTPENDINGREQUEST']._serialized_start=2731
-  _globals['_LISTPENDINGREQUEST']._serialized_end=2836
-  _globals['_LISTPENDINGRESPONSE']._serialized_start=2838
-  _globals['_LISTPENDINGRESPONSE']._serialized_end=2920
-  _globals['_WATCHPENDINGREQUEST']._serialized_start=2922
-  _globals['_WATCHPENDINGREQUEST']._serialized_end=2989
-  _globals['_WATCHPENDINGRESPONSE']._serialized_start=2991
-  _globals['_WATCHPENDINGRESPONSE']._serialized_end=3109
-  _globals['_AGENTSERVICE']._serialized_start=3328
-  _globals['_AGENTSERVICE']._serialized_end=4660
+  _globals['_RESOLUTION']._serialized_start=2626
+  _globals['_RESOLUTION']._serialized_end=2744
+  _globals['_STARTRUNREQUEST']._serialized_start=286
+  _globals['_STARTRUNREQUEST']._serialized_end=452
+  _globals['_STARTRUNRESPONSE']._serialized_start=454
+  _globals['_STARTRUNRESPONSE']._serialized_end=505
+  _globals['_WATCHRUNREQUEST']._serialized_start=507
+  _globals['_WATCHRUNREQUEST']._serialized_end=559
+  _globals['_WATCHRUNRESPONSE']._serialized_start=561
+  _globals['_WATCHRUNRESPONSE']._serialized_end=653
+  _globals['_SUBMITTOOLRESULTSREQUEST']._serialized_start=655
+  _globals['_SUBMITTOOLRESULTSREQUEST']._serialized_end=761
+  _globals['_SUBMITTOOLRESULTSRESPONSE']._serialized_start=763
+  _globals['_SUBMITTOOLRESULTSRESPONSE']._serialized_end=865
+  _globals['_DECIDEREQUEST']._serialized_start=867
+  _globals['_DECIDEREQUEST']._serialized_end=965
+  _globals['_DECIDERESPONSE']._serialized_start=967
+  _globals['_DECIDERESPONSE']._serialized_end=1057
+  _globals['_SENDMESSAGEREQUEST']._serialized_start=1060
+  _globals['_SENDMESSAGEREQUEST']._serialized_end=1229
+  _globals['_SENDMESSAGERESPONSE']._serialized_start=1231
+  _globals['_SENDMESSAGERESPONSE']._serialized_end=1302
+  _globals['_CANCELRUNREQUEST']._serialized_start=1304
+  _globals['_CANCELRUNREQUEST']._serialized_end=1374
+  _globals['_CANCELRUNRESPONSE']._serialized_start=1376
+  _globals['_CANCELRUNRESPONSE']._serialized_end=1428
+  _globals['_RESOLVECALLREQUEST']._serialized_start=1431
+  _globals['_RESOLVECALLREQUEST']._serialized_end=1573
+  _globals['_RESOLVECALLRESPONSE']._serialized_start=1575
+  _globals['_RESOLVECALLRESPONSE']._serialized_end=1670
+  _globals['_TOPUPRUNREQUEST']._serialized_start=1672
+  _globals['_TOPUPRUNREQUEST']._serialized_end=1741
+  _globals['_TOPUPRUNRESPONSE']._serialized_start=1743
+  _globals['_TOPUPRUNRESPONSE']._serialized_end=1835
+  _globals['_GETRUNREQUEST']._serialized_start=1837
+  _globals['_GETRUNREQUEST']._serialized_end=1890
+  _globals['_GETRUNRESPONSE']._serialized_start=1892
+  _globals['_GETRUNRESPONSE']._serialized_end=1941
+  _globals['_LISTRUNSREQUEST']._serialized_start=1943
+  _globals['_LISTRUNSREQUEST']._serialized_end=2065
+  _globals['_LISTRUNSRESPONSE']._serialized_start=2067
+  _globals['_LISTRUNSRESPONSE']._serialized_end=2144
+  _globals['_LISTCALLSREQUEST']._serialized_start=2146
+  _globals['_LISTCALLSREQUEST']._serialized_end=2219
+  _globals['_LISTCALLSRESPONSE']._serialized_start=2221
+  _globals['_LISTCALLSRESPONSE']._serialized_end=2301
+  _globals['_LISTMESSAGESREQUEST']._serialized_start=2303
+  _globals['_LISTMESSAGESREQUEST']._serialized_end=2388
+  _globals['_LISTMESSAGESRESPONSE']._serialized_start=2390
+  _globals['_LISTMESSAGESRESPONSE']._serialized_end=2479
+  _globals['_LISTPENDINGREQUEST']._serialized_start=2481
+  _globals['_LISTPENDINGREQUEST']._serialized_end=2540
+  _globals['_LISTPENDINGRESPONSE']._serialized_start=2542
+  _globals['_LISTPENDINGRESPONSE']._serialized_end=2624
+  _globals['_AGENTSERVICE']._serialized_start=2747
+  _globals['_AGENTSERVICE']._serialized_end=4396
 # @@protoc_insertion_point(module_scope)

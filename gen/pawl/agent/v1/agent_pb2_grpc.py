@@ -5,6 +5,8 @@ import warnings
 
 from pawl.agent.v1 import agent_pb2 as pawl_dot_agent_dot_v1_dot_agent__pb2
 from pawl.agent.v1 import session_pb2 as pawl_dot_agent_dot_v1_dot_session__pb2
+from pawl.agent.v1 import steps_pb2 as pawl_dot_agent_dot_v1_dot_steps__pb2
+from pawl.agent.v1 import undo_pb2 as pawl_dot_agent_dot_v1_dot_undo__pb2
 
 GRPC_GENERATED_VERSION = '1.75.1'
 GRPC_VERSION = grpc.__version__
@@ -86,6 +88,26 @@ class AgentServiceStub(object):
                 request_serializer=pawl_dot_agent_dot_v1_dot_agent__pb2.TopUpRunRequest.SerializeToString,
                 response_deserializer=pawl_dot_agent_dot_v1_dot_agent__pb2.TopUpRunResponse.FromString,
                 _registered_method=True)
+        self.PreviewUndo = channel.unary_unary(
+                '/pawl.agent.v1.AgentService/PreviewUndo',
+                request_serializer=pawl_dot_agent_dot_v1_dot_undo__pb2.PreviewUndoRequest.SerializeToString,
+                response_deserializer=pawl_dot_agent_dot_v1_dot_undo__pb2.PreviewUndoResponse.FromString,
+                _registered_method=True)
+        self.UndoRun = channel.unary_unary(
+                '/pawl.agent.v1.AgentService/UndoRun',
+                request_serializer=pawl_dot_agent_dot_v1_dot_undo__pb2.UndoRunRequest.SerializeToString,
+                response_deserializer=pawl_dot_agent_dot_v1_dot_undo__pb2.UndoRunResponse.FromString,
+                _registered_method=True)
+        self.UndoCall = channel.unary_unary(
+                '/pawl.agent.v1.AgentService/UndoCall',
+                request_serializer=pawl_dot_agent_dot_v1_dot_undo__pb2.UndoCallRequest.SerializeToString,
+                response_deserializer=pawl_dot_agent_dot_v1_dot_undo__pb2.UndoCallResponse.FromString,
+                _registered_method=True)
+        self.GetUndoReport = channel.unary_unary(
+                '/pawl.agent.v1.AgentService/GetUndoReport',
+                request_serializer=pawl_dot_agent_dot_v1_dot_undo__pb2.GetUndoReportRequest.SerializeToString,
+                response_deserializer=pawl_dot_agent_dot_v1_dot_undo__pb2.GetUndoReportResponse.FromString,
+                _registered_method=True)
         self.GetRun = channel.unary_unary(
                 '/pawl.agent.v1.AgentService/GetRun',
                 request_serializer=pawl_dot_agent_dot_v1_dot_agent__pb2.GetRunRequest.SerializeToString,
@@ -100,6 +122,16 @@ class AgentServiceStub(object):
                 '/pawl.agent.v1.AgentService/ListCalls',
                 request_serializer=pawl_dot_agent_dot_v1_dot_agent__pb2.ListCallsRequest.SerializeToString,
                 response_deserializer=pawl_dot_agent_dot_v1_dot_agent__pb2.ListCallsResponse.FromString,
+                _registered_method=True)
+        self.ListSteps = channel.unary_unary(
+                '/pawl.agent.v1.AgentService/ListSteps',
+                request_serializer=pawl_dot_agent_dot_v1_dot_steps__pb2.ListStepsRequest.SerializeToString,
+                response_deserializer=pawl_dot_agent_dot_v1_dot_steps__pb2.ListStepsResponse.FromString,
+                _registered_method=True)
+        self.WatchSteps = channel.unary_stream(
+                '/pawl.agent.v1.AgentService/WatchSteps',
+                request_serializer=pawl_dot_agent_dot_v1_dot_steps__pb2.WatchStepsRequest.SerializeToString,
+                response_deserializer=pawl_dot_agent_dot_v1_dot_steps__pb2.WatchStepsResponse.FromString,
                 _registered_method=True)
         self.ListMessages = channel.unary_unary(
                 '/pawl.agent.v1.AgentService/ListMessages',
@@ -253,6 +285,47 @@ class AgentServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PreviewUndo(self, request, context):
+        """Says for each call of a run what UndoRun would do now. Read-only.
+
+        Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, RUN_NOT_ENDED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UndoRun(self, request, context):
+        """Undoes a run: creates a run of the same conversation, behind those that are
+        active or queued, that takes the effects back (see undo.proto). It belongs to
+        the user of the run, who gets its approvals. Needs that user, or the role
+        admin. Idempotent by request id; undoing again is harmless.
+
+        Errors: RUN_NOT_FOUND, RUN_NOT_ENDED, QUEUE_FULL, REQUEST_ID_REUSED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UndoCall(self, request, context):
+        """Undoes one call of a run. As UndoRun.
+
+        Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, RUN_NOT_ENDED, QUEUE_FULL,
+        REQUEST_ID_REUSED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetUndoReport(self, request, context):
+        """Says what an undo has come to, call by call, while it goes on and after.
+        Read-only.
+
+        Errors: RUN_NOT_FOUND, INVALID_FIELD (the run is no undo).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetRun(self, request, context):
         """Reads a run with its pending calls. Can wait until the run needs input or
         has ended. Read-only.
@@ -276,6 +349,28 @@ class AgentServiceServicer(object):
         """Lists the calls of a run in call order, with whole results. Read-only.
 
         Errors: RUN_NOT_FOUND, INVALID_PAGE_TOKEN.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSteps(self, request, context):
+        """Lists what a run did, step by step: the reasoning of the model, what it
+        wrote, its calls and questions and what they came to. Works while the run
+        goes on and after. Of a run whose events are not kept any more, the steps
+        are made from the messages and calls that are. Read-only.
+
+        Errors: RUN_NOT_FOUND, INVALID_PAGE_TOKEN.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchSteps(self, request, context):
+        """Streams the steps of a run whenever they are new or changed, and ends with
+        OK after the end of the run. Safe to repeat from the last seq seen.
+
+        Errors: as WatchRun.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -366,6 +461,26 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     request_deserializer=pawl_dot_agent_dot_v1_dot_agent__pb2.TopUpRunRequest.FromString,
                     response_serializer=pawl_dot_agent_dot_v1_dot_agent__pb2.TopUpRunResponse.SerializeToString,
             ),
+            'PreviewUndo': grpc.unary_unary_rpc_method_handler(
+                    servicer.PreviewUndo,
+                    request_deserializer=pawl_dot_agent_dot_v1_dot_undo__pb2.PreviewUndoRequest.FromString,
+                    response_serializer=pawl_dot_agent_dot_v1_dot_undo__pb2.PreviewUndoResponse.SerializeToString,
+            ),
+            'UndoRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.UndoRun,
+                    request_deserializer=pawl_dot_agent_dot_v1_dot_undo__pb2.UndoRunRequest.FromString,
+                    response_serializer=pawl_dot_agent_dot_v1_dot_undo__pb2.UndoRunResponse.SerializeToString,
+            ),
+            'UndoCall': grpc.unary_unary_rpc_method_handler(
+                    servicer.UndoCall,
+                    request_deserializer=pawl_dot_agent_dot_v1_dot_undo__pb2.UndoCallRequest.FromString,
+                    response_serializer=pawl_dot_agent_dot_v1_dot_undo__pb2.UndoCallResponse.SerializeToString,
+            ),
+            'GetUndoReport': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUndoReport,
+                    request_deserializer=pawl_dot_agent_dot_v1_dot_undo__pb2.GetUndoReportRequest.FromString,
+                    response_serializer=pawl_dot_agent_dot_v1_dot_undo__pb2.GetUndoReportResponse.SerializeToString,
+            ),
             'GetRun': grpc.unary_unary_rpc_method_handler(
                     servicer.GetRun,
                     request_deserializer=pawl_dot_agent_dot_v1_dot_agent__pb2.GetRunRequest.FromString,
@@ -380,6 +495,16 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     servicer.ListCalls,
                     request_deserializer=pawl_dot_agent_dot_v1_dot_agent__pb2.ListCallsRequest.FromString,
                     response_serializer=pawl_dot_agent_dot_v1_dot_agent__pb2.ListCallsResponse.SerializeToString,
+            ),
+            'ListSteps': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSteps,
+                    request_deserializer=pawl_dot_agent_dot_v1_dot_steps__pb2.ListStepsRequest.FromString,
+                    response_serializer=pawl_dot_agent_dot_v1_dot_steps__pb2.ListStepsResponse.SerializeToString,
+            ),
+            'WatchSteps': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchSteps,
+                    request_deserializer=pawl_dot_agent_dot_v1_dot_steps__pb2.WatchStepsRequest.FromString,
+                    response_serializer=pawl_dot_agent_dot_v1_dot_steps__pb2.WatchStepsResponse.SerializeToString,
             ),
             'ListMessages': grpc.unary_unary_rpc_method_handler(
                     servicer.ListMessages,
@@ -679,6 +804,114 @@ class AgentService(object):
             _registered_method=True)
 
     @staticmethod
+    def PreviewUndo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.agent.v1.AgentService/PreviewUndo',
+            pawl_dot_agent_dot_v1_dot_undo__pb2.PreviewUndoRequest.SerializeToString,
+            pawl_dot_agent_dot_v1_dot_undo__pb2.PreviewUndoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UndoRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.agent.v1.AgentService/UndoRun',
+            pawl_dot_agent_dot_v1_dot_undo__pb2.UndoRunRequest.SerializeToString,
+            pawl_dot_agent_dot_v1_dot_undo__pb2.UndoRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UndoCall(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.agent.v1.AgentService/UndoCall',
+            pawl_dot_agent_dot_v1_dot_undo__pb2.UndoCallRequest.SerializeToString,
+            pawl_dot_agent_dot_v1_dot_undo__pb2.UndoCallResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUndoReport(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.agent.v1.AgentService/GetUndoReport',
+            pawl_dot_agent_dot_v1_dot_undo__pb2.GetUndoReportRequest.SerializeToString,
+            pawl_dot_agent_dot_v1_dot_undo__pb2.GetUndoReportResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetRun(request,
             target,
             options=(),
@@ -749,6 +982,60 @@ class AgentService(object):
             '/pawl.agent.v1.AgentService/ListCalls',
             pawl_dot_agent_dot_v1_dot_agent__pb2.ListCallsRequest.SerializeToString,
             pawl_dot_agent_dot_v1_dot_agent__pb2.ListCallsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSteps(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.agent.v1.AgentService/ListSteps',
+            pawl_dot_agent_dot_v1_dot_steps__pb2.ListStepsRequest.SerializeToString,
+            pawl_dot_agent_dot_v1_dot_steps__pb2.ListStepsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchSteps(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pawl.agent.v1.AgentService/WatchSteps',
+            pawl_dot_agent_dot_v1_dot_steps__pb2.WatchStepsRequest.SerializeToString,
+            pawl_dot_agent_dot_v1_dot_steps__pb2.WatchStepsResponse.FromString,
             options,
             channel_credentials,
             insecure,

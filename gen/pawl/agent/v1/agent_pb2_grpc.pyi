@@ -32,6 +32,8 @@ from collections import abc as _abc
 from grpc import aio as _aio
 from pawl.agent.v1 import agent_pb2 as _agent_pb2
 from pawl.agent.v1 import session_pb2 as _session_pb2
+from pawl.agent.v1 import steps_pb2 as _steps_pb2
+from pawl.agent.v1 import undo_pb2 as _undo_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -150,6 +152,31 @@ class AgentServiceStub:
     Errors: RUN_NOT_FOUND, RUN_ENDED, NO_TOKEN_BUDGET, TOKEN_CEILING,
     REQUEST_ID_REUSED.
     """
+    PreviewUndo: _grpc.UnaryUnaryMultiCallable[_undo_pb2.PreviewUndoRequest, _undo_pb2.PreviewUndoResponse]
+    """Says for each call of a run what UndoRun would do now. Read-only.
+
+    Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, RUN_NOT_ENDED.
+    """
+    UndoRun: _grpc.UnaryUnaryMultiCallable[_undo_pb2.UndoRunRequest, _undo_pb2.UndoRunResponse]
+    """Undoes a run: creates a run of the same conversation, behind those that are
+    active or queued, that takes the effects back (see undo.proto). It belongs to
+    the user of the run, who gets its approvals. Needs that user, or the role
+    admin. Idempotent by request id; undoing again is harmless.
+
+    Errors: RUN_NOT_FOUND, RUN_NOT_ENDED, QUEUE_FULL, REQUEST_ID_REUSED.
+    """
+    UndoCall: _grpc.UnaryUnaryMultiCallable[_undo_pb2.UndoCallRequest, _undo_pb2.UndoCallResponse]
+    """Undoes one call of a run. As UndoRun.
+
+    Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, RUN_NOT_ENDED, QUEUE_FULL,
+    REQUEST_ID_REUSED.
+    """
+    GetUndoReport: _grpc.UnaryUnaryMultiCallable[_undo_pb2.GetUndoReportRequest, _undo_pb2.GetUndoReportResponse]
+    """Says what an undo has come to, call by call, while it goes on and after.
+    Read-only.
+
+    Errors: RUN_NOT_FOUND, INVALID_FIELD (the run is no undo).
+    """
     GetRun: _grpc.UnaryUnaryMultiCallable[_agent_pb2.GetRunRequest, _agent_pb2.GetRunResponse]
     """Reads a run with its pending calls. Can wait until the run needs input or
     has ended. Read-only.
@@ -165,6 +192,20 @@ class AgentServiceStub:
     """Lists the calls of a run in call order, with whole results. Read-only.
 
     Errors: RUN_NOT_FOUND, INVALID_PAGE_TOKEN.
+    """
+    ListSteps: _grpc.UnaryUnaryMultiCallable[_steps_pb2.ListStepsRequest, _steps_pb2.ListStepsResponse]
+    """Lists what a run did, step by step: the reasoning of the model, what it
+    wrote, its calls and questions and what they came to. Works while the run
+    goes on and after. Of a run whose events are not kept any more, the steps
+    are made from the messages and calls that are. Read-only.
+
+    Errors: RUN_NOT_FOUND, INVALID_PAGE_TOKEN.
+    """
+    WatchSteps: _grpc.UnaryStreamMultiCallable[_steps_pb2.WatchStepsRequest, _steps_pb2.WatchStepsResponse]
+    """Streams the steps of a run whenever they are new or changed, and ends with
+    OK after the end of the run. Safe to repeat from the last seq seen.
+
+    Errors: as WatchRun.
     """
     ListMessages: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ListMessagesRequest, _agent_pb2.ListMessagesResponse]
     """Lists the messages of a conversation in order. Read-only.
@@ -283,6 +324,31 @@ class AgentServiceAsyncStub(AgentServiceStub):
     Errors: RUN_NOT_FOUND, RUN_ENDED, NO_TOKEN_BUDGET, TOKEN_CEILING,
     REQUEST_ID_REUSED.
     """
+    PreviewUndo: _aio.UnaryUnaryMultiCallable[_undo_pb2.PreviewUndoRequest, _undo_pb2.PreviewUndoResponse]  # type: ignore[assignment]
+    """Says for each call of a run what UndoRun would do now. Read-only.
+
+    Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, RUN_NOT_ENDED.
+    """
+    UndoRun: _aio.UnaryUnaryMultiCallable[_undo_pb2.UndoRunRequest, _undo_pb2.UndoRunResponse]  # type: ignore[assignment]
+    """Undoes a run: creates a run of the same conversation, behind those that are
+    active or queued, that takes the effects back (see undo.proto). It belongs to
+    the user of the run, who gets its approvals. Needs that user, or the role
+    admin. Idempotent by request id; undoing again is harmless.
+
+    Errors: RUN_NOT_FOUND, RUN_NOT_ENDED, QUEUE_FULL, REQUEST_ID_REUSED.
+    """
+    UndoCall: _aio.UnaryUnaryMultiCallable[_undo_pb2.UndoCallRequest, _undo_pb2.UndoCallResponse]  # type: ignore[assignment]
+    """Undoes one call of a run. As UndoRun.
+
+    Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, RUN_NOT_ENDED, QUEUE_FULL,
+    REQUEST_ID_REUSED.
+    """
+    GetUndoReport: _aio.UnaryUnaryMultiCallable[_undo_pb2.GetUndoReportRequest, _undo_pb2.GetUndoReportResponse]  # type: ignore[assignment]
+    """Says what an undo has come to, call by call, while it goes on and after.
+    Read-only.
+
+    Errors: RUN_NOT_FOUND, INVALID_FIELD (the run is no undo).
+    """
     GetRun: _aio.UnaryUnaryMultiCallable[_agent_pb2.GetRunRequest, _agent_pb2.GetRunResponse]  # type: ignore[assignment]
     """Reads a run with its pending calls. Can wait until the run needs input or
     has ended. Read-only.
@@ -298,6 +364,20 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """Lists the calls of a run in call order, with whole results. Read-only.
 
     Errors: RUN_NOT_FOUND, INVALID_PAGE_TOKEN.
+    """
+    ListSteps: _aio.UnaryUnaryMultiCallable[_steps_pb2.ListStepsRequest, _steps_pb2.ListStepsResponse]  # type: ignore[assignment]
+    """Lists what a run did, step by step: the reasoning of the model, what it
+    wrote, its calls and questions and what they came to. Works while the run
+    goes on and after. Of a run whose events are not kept any more, the steps
+    are made from the messages and calls that are. Read-only.
+
+    Errors: RUN_NOT_FOUND, INVALID_PAGE_TOKEN.
+    """
+    WatchSteps: _aio.UnaryStreamMultiCallable[_steps_pb2.WatchStepsRequest, _steps_pb2.WatchStepsResponse]  # type: ignore[assignment]
+    """Streams the steps of a run whenever they are new or changed, and ends with
+    OK after the end of the run. Safe to repeat from the last seq seen.
+
+    Errors: as WatchRun.
     """
     ListMessages: _aio.UnaryUnaryMultiCallable[_agent_pb2.ListMessagesRequest, _agent_pb2.ListMessagesResponse]  # type: ignore[assignment]
     """Lists the messages of a conversation in order. Read-only.
@@ -475,6 +555,55 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def PreviewUndo(
+        self,
+        request: _undo_pb2.PreviewUndoRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_undo_pb2.PreviewUndoResponse, _abc.Awaitable[_undo_pb2.PreviewUndoResponse]]:
+        """Says for each call of a run what UndoRun would do now. Read-only.
+
+        Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, RUN_NOT_ENDED.
+        """
+
+    @_abc_1.abstractmethod
+    def UndoRun(
+        self,
+        request: _undo_pb2.UndoRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_undo_pb2.UndoRunResponse, _abc.Awaitable[_undo_pb2.UndoRunResponse]]:
+        """Undoes a run: creates a run of the same conversation, behind those that are
+        active or queued, that takes the effects back (see undo.proto). It belongs to
+        the user of the run, who gets its approvals. Needs that user, or the role
+        admin. Idempotent by request id; undoing again is harmless.
+
+        Errors: RUN_NOT_FOUND, RUN_NOT_ENDED, QUEUE_FULL, REQUEST_ID_REUSED.
+        """
+
+    @_abc_1.abstractmethod
+    def UndoCall(
+        self,
+        request: _undo_pb2.UndoCallRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_undo_pb2.UndoCallResponse, _abc.Awaitable[_undo_pb2.UndoCallResponse]]:
+        """Undoes one call of a run. As UndoRun.
+
+        Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, RUN_NOT_ENDED, QUEUE_FULL,
+        REQUEST_ID_REUSED.
+        """
+
+    @_abc_1.abstractmethod
+    def GetUndoReport(
+        self,
+        request: _undo_pb2.GetUndoReportRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_undo_pb2.GetUndoReportResponse, _abc.Awaitable[_undo_pb2.GetUndoReportResponse]]:
+        """Says what an undo has come to, call by call, while it goes on and after.
+        Read-only.
+
+        Errors: RUN_NOT_FOUND, INVALID_FIELD (the run is no undo).
+        """
+
+    @_abc_1.abstractmethod
     def GetRun(
         self,
         request: _agent_pb2.GetRunRequest,
@@ -506,6 +635,32 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         """Lists the calls of a run in call order, with whole results. Read-only.
 
         Errors: RUN_NOT_FOUND, INVALID_PAGE_TOKEN.
+        """
+
+    @_abc_1.abstractmethod
+    def ListSteps(
+        self,
+        request: _steps_pb2.ListStepsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_steps_pb2.ListStepsResponse, _abc.Awaitable[_steps_pb2.ListStepsResponse]]:
+        """Lists what a run did, step by step: the reasoning of the model, what it
+        wrote, its calls and questions and what they came to. Works while the run
+        goes on and after. Of a run whose events are not kept any more, the steps
+        are made from the messages and calls that are. Read-only.
+
+        Errors: RUN_NOT_FOUND, INVALID_PAGE_TOKEN.
+        """
+
+    @_abc_1.abstractmethod
+    def WatchSteps(
+        self,
+        request: _steps_pb2.WatchStepsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_steps_pb2.WatchStepsResponse], _abc.AsyncIterator[_steps_pb2.WatchStepsResponse]]:
+        """Streams the steps of a run whenever they are new or changed, and ends with
+        OK after the end of the run. Safe to repeat from the last seq seen.
+
+        Errors: as WatchRun.
         """
 
     @_abc_1.abstractmethod

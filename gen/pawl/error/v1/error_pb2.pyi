@@ -93,6 +93,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_RUN_ENDED: _ErrorReason.ValueType  # 60
     """FAILED_PRECONDITION. The run has ended; its state never changes again."""
+    ERROR_REASON_RUN_NOT_ENDED: _ErrorReason.ValueType  # 79
+    """FAILED_PRECONDITION. The run has not ended: only one that has can be undone."""
     ERROR_REASON_CALL_NOT_PENDING: _ErrorReason.ValueType  # 61
     """FAILED_PRECONDITION. The call is not waiting for what was sent."""
     ERROR_REASON_ALREADY_DECIDED: _ErrorReason.ValueType  # 62
@@ -243,6 +245,8 @@ and `replace` was not set.
 """
 ERROR_REASON_RUN_ENDED: ErrorReason.ValueType  # 60
 """FAILED_PRECONDITION. The run has ended; its state never changes again."""
+ERROR_REASON_RUN_NOT_ENDED: ErrorReason.ValueType  # 79
+"""FAILED_PRECONDITION. The run has not ended: only one that has can be undone."""
 ERROR_REASON_CALL_NOT_PENDING: ErrorReason.ValueType  # 61
 """FAILED_PRECONDITION. The call is not waiting for what was sent."""
 ERROR_REASON_ALREADY_DECIDED: ErrorReason.ValueType  # 62

@@ -304,9 +304,6 @@ class ApprovalRequest(_message.Message):
     PREVIEW_FIELD_NUMBER: _builtins.int
     CAUSE_FIELD_NUMBER: _builtins.int
     DECISION_FIELD_NUMBER: _builtins.int
-    APPROVALS_REQUIRED_FIELD_NUMBER: _builtins.int
-    APPROVALS_FIELD_NUMBER: _builtins.int
-    ESCALATED_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     """SHA-256, in hex, of store, run, call, tool, tool version and canonical
     arguments. A decision must carry it.
@@ -315,24 +312,9 @@ class ApprovalRequest(_message.Message):
     """What the call would do, in the words of the tool; may be empty."""
     cause: _builtins.str
     """Why it is gated, for example "category SENSITIVE" or "bulk of 5"."""
-    approvals_required: _builtins.int
-    """How many different people must approve it, from 1; 0 was written before
-    this was known and means 1. From 2 on, whoever started the run is none of
-    them.
-    """
-    escalated: _builtins.bool
-    """True once nobody decided in time and the request got a second period
-    (ApprovalExpiryPolicy ESCALATE).
-    """
     @_builtins.property
     def decision(self) -> Global___Decision:
         """Set once decided."""
-
-    @_builtins.property
-    def approvals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]:
-        """Who approved it so far, the last one included, in order. An edit empties it
-        and is the first entry for the edited call.
-        """
 
     def __init__(
         self,
@@ -341,13 +323,10 @@ class ApprovalRequest(_message.Message):
         preview: _builtins.str = ...,
         cause: _builtins.str = ...,
         decision: Global___Decision | None = ...,
-        approvals_required: _builtins.int = ...,
-        approvals: _abc.Iterable[Global___Decision] | None = ...,
-        escalated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["approvals", b"approvals", "approvals_required", b"approvals_required", "cause", b"cause", "decision", b"decision", "digest", b"digest", "escalated", b"escalated", "preview", b"preview"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "decision", b"decision", "digest", b"digest", "preview", b"preview"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -399,22 +378,12 @@ class Question(_message.Message):
     WHY_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
-    DEFAULT_ANSWER_FIELD_NUMBER: _builtins.int
-    TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     question: _builtins.str
     """The question."""
     why: _builtins.str
     """Why it is asked; may be empty."""
     kind: Global___QuestionKind.ValueType
     """What it wants."""
-    default_answer: _builtins.str
-    """The answer that is taken if nobody answers in time; empty for none: then
-    the call is EXPIRED.
-    """
-    timeout_seconds: _builtins.float
-    """Seconds it may wait; 0 means the run's answer_timeout_seconds, which also
-    bounds it.
-    """
     @_builtins.property
     def options(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Answers to choose from; free text is always allowed."""
@@ -426,12 +395,10 @@ class Question(_message.Message):
         why: _builtins.str = ...,
         kind: Global___QuestionKind.ValueType = ...,
         options: _abc.Iterable[_builtins.str] | None = ...,
-        default_answer: _builtins.str = ...,
-        timeout_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_answer", b"default_answer", "kind", b"kind", "options", b"options", "question", b"question", "timeout_seconds", b"timeout_seconds", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "options", b"options", "question", b"question", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -488,7 +455,7 @@ class CallResult(_message.Message):
     """For programs, when `is_error`: INVALID_ARGUMENTS, TOOL_NOT_FOUND,
     TOOL_TIMEOUT, TOOL_ERROR, RESULT_TOO_LARGE, NOT_ALLOWED, REJECTED,
     EXPIRED, CANCELLED, OUTCOME_UNKNOWN, NOT_STOPPED, TOO_MANY_CALLS,
-    INVALID_JSON, RATE_LIMITED, DUPLICATE_CALL. More may be added.
+    INVALID_JSON. More may be added.
     """
     note: _builtins.str
     """Remark for the model that goes with the result, for example that a
@@ -560,6 +527,7 @@ class Call(_message.Message):
     ROUND_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
     PROVIDER_CALL_ID_FIELD_NUMBER: _builtins.int
+    UNDOES_CALL_ID_FIELD_NUMBER: _builtins.int
     TOOL_NAME_FIELD_NUMBER: _builtins.int
     TOOL_VERSION_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
@@ -583,8 +551,6 @@ class Call(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     START_TIME_FIELD_NUMBER: _builtins.int
     END_TIME_FIELD_NUMBER: _builtins.int
-    RULE_ID_FIELD_NUMBER: _builtins.int
-    USER_ID_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store of the call."""
     conversation_id: _builtins.str
@@ -599,6 +565,8 @@ class Call(_message.Message):
     """Position in its batch, from 0."""
     provider_call_id: _builtins.str
     """Id that the model server gave; unique only within its batch, may be empty."""
+    undoes_call_id: _builtins.str
+    """The call whose effect this one takes back; only in an undo."""
     tool_name: _builtins.str
     """Name of the tool as the model wrote it."""
     tool_version: _builtins.int
@@ -629,12 +597,6 @@ class Call(_message.Message):
     """The tool that runs instead, with BACKEND_TOOL."""
     result_omitted_bytes: _builtins.int
     """Size of the result that was left out."""
-    rule_id: _builtins.str
-    """The rule that decided about it in place of a person, or that asked for the
-    person (pawl.tool.v1.RuleService); empty if none did.
-    """
-    user_id: _builtins.str
-    """User who started its run."""
     @_builtins.property
     def resource_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Calls with a common resource key run one at a time, over all runs of the
@@ -685,6 +647,7 @@ class Call(_message.Message):
         round: _builtins.int = ...,
         index: _builtins.int = ...,
         provider_call_id: _builtins.str = ...,
+        undoes_call_id: _builtins.str = ...,
         tool_name: _builtins.str = ...,
         tool_version: _builtins.int = ...,
         state: Global___CallState.ValueType = ...,
@@ -708,12 +671,10 @@ class Call(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         start_time: _timestamp_pb2.Timestamp | None = ...,
         end_time: _timestamp_pb2.Timestamp | None = ...,
-        rule_id: _builtins.str = ...,
-        user_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["approval", b"approval", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "offer", b"offer", "question", b"question", "result", b"result", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["approval", b"approval", "arguments_json", b"arguments_json", "attempt", b"attempt", "call_id", b"call_id", "category", b"category", "context", b"context", "conversation_id", b"conversation_id", "create_time", b"create_time", "deadline_time", b"deadline_time", "effect_class", b"effect_class", "end_time", b"end_time", "fallback_tool_name", b"fallback_tool_name", "index", b"index", "offer", b"offer", "offer_fallback", b"offer_fallback", "parallel", b"parallel", "proposed_arguments", b"proposed_arguments", "provider_call_id", b"provider_call_id", "question", b"question", "resource_keys", b"resource_keys", "result", b"result", "result_omitted_bytes", b"result_omitted_bytes", "round", b"round", "rule_id", b"rule_id", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "store_id", b"store_id", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "tool_version", b"tool_version", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approval", b"approval", "arguments_json", b"arguments_json", "attempt", b"attempt", "call_id", b"call_id", "category", b"category", "context", b"context", "conversation_id", b"conversation_id", "create_time", b"create_time", "deadline_time", b"deadline_time", "effect_class", b"effect_class", "end_time", b"end_time", "fallback_tool_name", b"fallback_tool_name", "index", b"index", "offer", b"offer", "offer_fallback", b"offer_fallback", "parallel", b"parallel", "proposed_arguments", b"proposed_arguments", "provider_call_id", b"provider_call_id", "question", b"question", "resource_keys", b"resource_keys", "result", b"result", "result_omitted_bytes", b"result_omitted_bytes", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "store_id", b"store_id", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "tool_version", b"tool_version", "undoes_call_id", b"undoes_call_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

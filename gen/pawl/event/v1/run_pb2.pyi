@@ -316,36 +316,6 @@ UNKNOWN_OUTCOME_POLICY_NEEDS_ATTENTION: UnknownOutcomePolicy.ValueType  # 2
 """The run parks as NEEDS_ATTENTION until an operator resolves the call."""
 Global___UnknownOutcomePolicy: _TypeAlias = UnknownOutcomePolicy  # noqa: Y015
 
-class _ApprovalExpiryPolicy:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _ApprovalExpiryPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ApprovalExpiryPolicy.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    APPROVAL_EXPIRY_POLICY_UNSPECIFIED: _ApprovalExpiryPolicy.ValueType  # 0
-    """The default: DENY."""
-    APPROVAL_EXPIRY_POLICY_DENY: _ApprovalExpiryPolicy.ValueType  # 1
-    """The call is EXPIRED, and the model is told that nobody approved it."""
-    APPROVAL_EXPIRY_POLICY_ESCALATE: _ApprovalExpiryPolicy.ValueType  # 2
-    """Once, the request is escalated: it says so (ApprovalRequest.escalated,
-    event tool.awaiting_approval) and waits for as long again. Then as DENY.
-    """
-
-class ApprovalExpiryPolicy(_ApprovalExpiryPolicy, metaclass=_ApprovalExpiryPolicyEnumTypeWrapper):
-    """ApprovalExpiryPolicy says what happens when nobody has decided a gated call
-    within approval_expiry_seconds.
-    """
-
-APPROVAL_EXPIRY_POLICY_UNSPECIFIED: ApprovalExpiryPolicy.ValueType  # 0
-"""The default: DENY."""
-APPROVAL_EXPIRY_POLICY_DENY: ApprovalExpiryPolicy.ValueType  # 1
-"""The call is EXPIRED, and the model is told that nobody approved it."""
-APPROVAL_EXPIRY_POLICY_ESCALATE: ApprovalExpiryPolicy.ValueType  # 2
-"""Once, the request is escalated: it says so (ApprovalRequest.escalated,
-event tool.awaiting_approval) and waits for as long again. Then as DENY.
-"""
-Global___ApprovalExpiryPolicy: _TypeAlias = ApprovalExpiryPolicy  # noqa: Y015
-
 class _TokenBudgetPolicy:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -670,8 +640,6 @@ class RunOptions(_message.Message):
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_MAX_FIELD_NUMBER: _builtins.int
     TOKEN_BUDGET_POLICY_FIELD_NUMBER: _builtins.int
-    APPROVAL_EXPIRY_POLICY_FIELD_NUMBER: _builtins.int
-    APPROVALS_REQUIRED_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model name; empty means the deployment's model."""
     instructions: _builtins.str
@@ -692,13 +660,6 @@ class RunOptions(_message.Message):
     """
     token_budget_policy: Global___TokenBudgetPolicy.ValueType
     """What happens when the token budget is used up."""
-    approval_expiry_policy: Global___ApprovalExpiryPolicy.ValueType
-    """What happens when nobody decides a gated call in time."""
-    approvals_required: _builtins.int
-    """How many different people must approve each gated call of the run, 0 to 5;
-    0 means one. The largest of this, the tool's and the deployment's number
-    holds.
-    """
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the tools the model may call; empty means every tool that the
@@ -729,12 +690,10 @@ class RunOptions(_message.Message):
         temperature: _builtins.float | None = ...,
         output_tokens_max: _builtins.int | None = ...,
         token_budget_policy: Global___TokenBudgetPolicy.ValueType = ...,
-        approval_expiry_policy: Global___ApprovalExpiryPolicy.ValueType = ...,
-        approvals_required: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max", "_temperature", b"_temperature", "limits", b"limits", "output_tokens_max", b"output_tokens_max", "temperature", b"temperature", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max", "_temperature", b"_temperature", "approval_expiry_policy", b"approval_expiry_policy", "approvals_required", b"approvals_required", "batch_order", b"batch_order", "instructions", b"instructions", "limits", b"limits", "model", b"model", "output_tokens_max", b"output_tokens_max", "round_limit_policy", b"round_limit_policy", "temperature", b"temperature", "token_budget_policy", b"token_budget_policy", "tool_choice", b"tool_choice", "tool_names", b"tool_names", "unknown_outcome_policy", b"unknown_outcome_policy", "without_tools", b"without_tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max", "_temperature", b"_temperature", "batch_order", b"batch_order", "instructions", b"instructions", "limits", b"limits", "model", b"model", "output_tokens_max", b"output_tokens_max", "round_limit_policy", b"round_limit_policy", "temperature", b"temperature", "token_budget_policy", b"token_budget_policy", "tool_choice", b"tool_choice", "tool_names", b"tool_names", "unknown_outcome_policy", b"unknown_outcome_policy", "without_tools", b"without_tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__output_tokens_max: _TypeAlias = _typing.Literal["output_tokens_max"]  # noqa: Y015
     _WhichOneofArgType__output_tokens_max: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max"]  # noqa: Y015
@@ -854,6 +813,36 @@ class PinnedTool(_message.Message):
 Global___PinnedTool: _TypeAlias = PinnedTool  # noqa: Y015
 
 @_typing.final
+class Undo(_message.Message):
+    """Undo says what a run takes back (AgentService.UndoRun)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """The run whose calls are undone."""
+    call_id: _builtins.str
+    """The only call of it that is undone; empty for all."""
+    user_id: _builtins.str
+    """Who asked for it: the user of the run, or an admin."""
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        call_id: _builtins.str = ...,
+        user_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "run_id", b"run_id", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Undo: _TypeAlias = Undo  # noqa: Y015
+
+@_typing.final
 class Run(_message.Message):
     """Run is one execution on a conversation."""
 
@@ -880,7 +869,7 @@ class Run(_message.Message):
     END_TIME_FIELD_NUMBER: _builtins.int
     PENDING_CALLS_FIELD_NUMBER: _builtins.int
     UNSTOPPED_CALL_IDS_FIELD_NUMBER: _builtins.int
-    USER_ROLES_FIELD_NUMBER: _builtins.int
+    UNDO_FIELD_NUMBER: _builtins.int
     ATTENTION_FIELD_NUMBER: _builtins.int
     CRASH_COUNT_FIELD_NUMBER: _builtins.int
     TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
@@ -963,9 +952,9 @@ class Run(_message.Message):
         """
 
     @_builtins.property
-    def user_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Roles of the user when the run was started: they decide which tools it may
-        call. A message that enters the run later does not change them.
+    def undo(self) -> Global___Undo:
+        """Present if the run undoes another one: it calls no model for that, and
+        `output_text` is a report.
         """
 
     @_builtins.property
@@ -996,14 +985,14 @@ class Run(_message.Message):
         end_time: _timestamp_pb2.Timestamp | None = ...,
         pending_calls: _abc.Iterable[_call_pb2.Call] | None = ...,
         unstopped_call_ids: _abc.Iterable[_builtins.str] | None = ...,
-        user_roles: _abc.Iterable[_builtins.str] | None = ...,
+        undo: Global___Undo | None = ...,
         attention: Global___Attention | None = ...,
         crash_count: _builtins.int = ...,
         token_budget: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "create_time", b"create_time", "end_time", b"end_time", "failure", b"failure", "options", b"options", "start_time", b"start_time", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "create_time", b"create_time", "end_time", b"end_time", "failure", b"failure", "options", b"options", "start_time", b"start_time", "undo", b"undo", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_seconds", b"active_seconds", "attention", b"attention", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "last_seq", b"last_seq", "options", b"options", "output_text", b"output_text", "pending_calls", b"pending_calls", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "user_id", b"user_id", "user_roles", b"user_roles", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_seconds", b"active_seconds", "attention", b"attention", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "last_seq", b"last_seq", "options", b"options", "output_text", b"output_text", "pending_calls", b"pending_calls", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tools", b"tools", "undo", b"undo", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "user_id", b"user_id", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

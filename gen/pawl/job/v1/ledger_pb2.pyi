@@ -125,38 +125,6 @@ CALL_RESOLUTION_TELL_MODEL: CallResolution.ValueType  # 3
 """Tell the model that it did not happen."""
 Global___CallResolution: _TypeAlias = CallResolution  # noqa: Y015
 
-class _DecisionRight:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _DecisionRightEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DecisionRight.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    DECISION_RIGHT_UNSPECIFIED: _DecisionRight.ValueType  # 0
-    """OWN_RUNS."""
-    DECISION_RIGHT_OWN_RUNS: _DecisionRight.ValueType  # 1
-    """Gated calls and questions of the user's own runs."""
-    DECISION_RIGHT_STORE: _DecisionRight.ValueType  # 2
-    """Those, and gated calls of all users of the store."""
-    DECISION_RIGHT_QUESTIONS: _DecisionRight.ValueType  # 3
-    """Questions of the user's own runs. A gated call is refused with
-    PERMISSION_DENIED.
-    """
-
-class DecisionRight(_DecisionRight, metaclass=_DecisionRightEnumTypeWrapper):
-    """DecisionRight is what a user may decide."""
-
-DECISION_RIGHT_UNSPECIFIED: DecisionRight.ValueType  # 0
-"""OWN_RUNS."""
-DECISION_RIGHT_OWN_RUNS: DecisionRight.ValueType  # 1
-"""Gated calls and questions of the user's own runs."""
-DECISION_RIGHT_STORE: DecisionRight.ValueType  # 2
-"""Those, and gated calls of all users of the store."""
-DECISION_RIGHT_QUESTIONS: DecisionRight.ValueType  # 3
-"""Questions of the user's own runs. A gated call is refused with
-PERMISSION_DENIED.
-"""
-Global___DecisionRight: _TypeAlias = DecisionRight  # noqa: Y015
-
 class _CommandOutcome:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -212,7 +180,7 @@ class SubmitMessageRequest(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     ASKED_OPTIONS_FIELD_NUMBER: _builtins.int
-    USER_ROLES_FIELD_NUMBER: _builtins.int
+    UNDO_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     user_id: _builtins.str
@@ -240,10 +208,8 @@ class SubmitMessageRequest(_message.Message):
         """Options as the user asked for them."""
 
     @_builtins.property
-    def user_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Roles of the user. A run that is created keeps them; one that is entered
-        keeps its own. No part of what tells one request from another.
-        """
+    def undo(self) -> _run_pb2.Undo:
+        """What the new run takes back; absent unless it is an undo."""
 
     def __init__(
         self,
@@ -257,11 +223,11 @@ class SubmitMessageRequest(_message.Message):
         options: _run_pb2.RunOptions | None = ...,
         policy: Global___ActiveRunPolicy.ValueType = ...,
         asked_options: _run_pb2.RunOptions | None = ...,
-        user_roles: _abc.Iterable[_builtins.str] | None = ...,
+        undo: _run_pb2.Undo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["asked_options", b"asked_options", "options", b"options"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["asked_options", b"asked_options", "options", b"options", "undo", b"undo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_options", b"asked_options", "conversation_id", b"conversation_id", "conversation_must_exist", b"conversation_must_exist", "options", b"options", "policy", b"policy", "request_id", b"request_id", "store_id", b"store_id", "text", b"text", "user_id", b"user_id", "user_roles", b"user_roles"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_options", b"asked_options", "conversation_id", b"conversation_id", "conversation_must_exist", b"conversation_must_exist", "options", b"options", "policy", b"policy", "request_id", b"request_id", "store_id", b"store_id", "text", b"text", "undo", b"undo", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -978,7 +944,6 @@ class DecisionCommand(_message.Message):
     EDITED_DIGEST_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
-    EDITED_PREVIEW_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call."""
     kind: _call_pb2.DecisionKind.ValueType
@@ -993,8 +958,6 @@ class DecisionCommand(_message.Message):
     """The reason or note."""
     answer: _builtins.str
     """ANSWER: the answer."""
-    edited_preview: _builtins.str
-    """EDIT: what the edited call would do, in the words of the tool."""
     def __init__(
         self,
         *,
@@ -1005,11 +968,10 @@ class DecisionCommand(_message.Message):
         edited_digest: _builtins.str = ...,
         reason: _builtins.str = ...,
         answer: _builtins.str = ...,
-        edited_preview: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "arguments_json", b"arguments_json", "call_id", b"call_id", "digest", b"digest", "edited_digest", b"edited_digest", "edited_preview", b"edited_preview", "kind", b"kind", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "arguments_json", b"arguments_json", "call_id", b"call_id", "digest", b"digest", "edited_digest", b"edited_digest", "kind", b"kind", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1166,7 +1128,6 @@ class SendCommandRequest(_message.Message):
     USER_ID_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
     AS_OPERATOR_FIELD_NUMBER: _builtins.int
-    DECISION_RIGHT_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     run_id: _builtins.str
@@ -1177,10 +1138,6 @@ class SendCommandRequest(_message.Message):
     """True if the user acts as an operator of the store: the run may be of any of
     its users, and its log says who did it. For resolve, redrive and cancel
     only, and for redrive always; a cancel is then for runs that need attention.
-    """
-    decision_right: Global___DecisionRight.ValueType
-    """What the user may decide; for decisions only. With STORE the run may be of
-    any user of the store, if the call is or was gated.
     """
     @_builtins.property
     def command(self) -> Global___Command:
@@ -1194,11 +1151,10 @@ class SendCommandRequest(_message.Message):
         user_id: _builtins.str = ...,
         command: Global___Command | None = ...,
         as_operator: _builtins.bool = ...,
-        decision_right: Global___DecisionRight.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_operator", b"as_operator", "command", b"command", "decision_right", b"decision_right", "run_id", b"run_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_operator", b"as_operator", "command", b"command", "run_id", b"run_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1222,9 +1178,7 @@ class SendCommandResponse(_message.Message):
     """For people."""
     @_builtins.property
     def run(self) -> _run_pb2.Run:
-        """The run after the command, with pending calls; absent if UNKNOWN. Of a run
-        that another user decided about only store, user, run and state.
-        """
+        """The run after the command, with pending calls; absent if UNKNOWN."""
 
     def __init__(
         self,
@@ -1685,29 +1639,22 @@ class GetCallRequest(_message.Message):
     STORE_ID_FIELD_NUMBER: _builtins.int
     USER_ID_FIELD_NUMBER: _builtins.int
     CALL_ID_FIELD_NUMBER: _builtins.int
-    FOR_APPROVAL_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     user_id: _builtins.str
     """The user; must be the run's. Empty reads for a service."""
     call_id: _builtins.str
     """The call."""
-    for_approval: _builtins.bool
-    """True for a user who may decide the gated calls of all users of the store:
-    then the call may be of any of them while it awaits its approval. It comes
-    whole: it is for checking an edit, not for showing.
-    """
     def __init__(
         self,
         *,
         store_id: _builtins.str = ...,
         user_id: _builtins.str = ...,
         call_id: _builtins.str = ...,
-        for_approval: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "for_approval", b"for_approval", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1813,10 +1760,6 @@ class ListPendingCallsRequest(_message.Message):
     USER_ID_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
-    OF_ALL_USERS_FIELD_NUMBER: _builtins.int
-    STATES_FIELD_NUMBER: _builtins.int
-    TOOL_NAME_FIELD_NUMBER: _builtins.int
-    CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     user_id: _builtins.str
@@ -1825,18 +1768,6 @@ class ListPendingCallsRequest(_message.Message):
     """Calls a page, 1 to 200; 0 means 50."""
     page_token: _builtins.str
     """From the page before."""
-    of_all_users: _builtins.bool
-    """True for the calls of all users of the store that await an approval, as an
-    approver may see them: without what belongs to the conversation.
-    """
-    tool_name: _builtins.str
-    """Only calls of this tool; empty for all."""
-    conversation_id: _builtins.str
-    """Only calls of this conversation; empty for all. Not with `of_all_users`."""
-    @_builtins.property
-    def states(self) -> _containers.RepeatedScalarFieldContainer[_call_pb2.CallState.ValueType]:
-        """Only calls in these states; empty for all."""
-
     def __init__(
         self,
         *,
@@ -1844,14 +1775,10 @@ class ListPendingCallsRequest(_message.Message):
         user_id: _builtins.str = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
-        of_all_users: _builtins.bool = ...,
-        states: _abc.Iterable[_call_pb2.CallState.ValueType] | None = ...,
-        tool_name: _builtins.str = ...,
-        conversation_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "of_all_users", b"of_all_users", "page_size", b"page_size", "page_token", b"page_token", "states", b"states", "store_id", b"store_id", "tool_name", b"tool_name", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
