@@ -24,6 +24,7 @@ from services.agent_loop.app.messages import Messages
 from services.agent_loop.app.operators import Operators
 from services.agent_loop.app.pending import Pending
 from services.agent_loop.app.session import Sessions
+from services.agent_loop.app.undoing import Undoing
 from services.agent_loop.app.watch import Watches
 from services.agent_loop.app.worker import Worker, WorkerLimits
 from services.agent_loop.domain.history import Dialect
@@ -88,15 +89,13 @@ async def main(stop: Stop) -> None:
 
         ledger = LedgerClient(job_store)
         watches = await service.enter(Watches(ledger=ledger, live=BusEvents(bus)))
-        messages = Messages(
-            ledger=ledger,
-            defaults=RunDefaults(
-                model=settings.model,
-                instructions=settings.instructions,
-                limits=settings.limits,
-                approvals_required=settings.approvals_required,
-            ),
+        defaults = RunDefaults(
+            model=settings.model,
+            instructions=settings.instructions,
+            limits=settings.limits,
+            approvals_required=settings.approvals_required,
         )
+        messages = Messages(ledger=ledger, defaults=defaults)
         inbox = Inbox(ledger=ledger, checker=RegistryCallChecker(tool_registry), ids=service.ids)
         sessions = Sessions(
             ledger=ledger, watches=watches, messages=messages, inbox=inbox, clock=service.clock, ids=service.ids
@@ -112,6 +111,7 @@ async def main(stop: Stop) -> None:
                 pending=Pending(ledger=ledger, clock=service.clock),
                 watches=watches,
                 sessions=sessions,
+                undoing=Undoing(ledger=ledger, defaults=defaults),
             ),
         )
         operators = Operators(ledger=ledger, ids=service.ids)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from services.agent_loop.app.ports import Claim, Loaded, Renewal, RunKey
-from services.agent_loop.domain import loop_state
+from services.agent_loop.domain import loop_state, undo
 from services.agent_loop.domain.call import Call, CallState
 from services.agent_loop.domain.command import (
     Cancel,
@@ -27,8 +27,9 @@ from services.agent_loop.domain.command import (
 from services.agent_loop.domain.event import OwnerEvent as DomainEvent
 from services.agent_loop.domain.event import RoundStarted
 from services.agent_loop.domain.message import Message, Role
-from services.agent_loop.domain.run import Run, RunFailure, RunOptions, RunState, StopCause, Usage, WaitKind
+from services.agent_loop.domain.run import Run, RunFailure, RunOptions, RunState, StopCause, Undo, Usage, WaitKind
 from services.agent_loop.domain.step import Committed, Step
+from services.agent_loop.domain.undo import UndoSource
 from services.errors import LeaseLost, PawlError, RunNotFound
 from services.job_store.domain import command as commands
 from services.job_store.domain import states
@@ -37,7 +38,7 @@ from services.job_store.domain.book import Book
 from services.job_store.domain.calls import CallChange
 from services.job_store.domain.commit import ROUND_STARTED, Commit, NewMessage
 from services.job_store.domain.events import MessageAdded, OwnerEvent, RunChanged
-from services.job_store.domain.rows import RunRow
+from services.job_store.domain.rows import CallRow, RunRow
 from services.job_store.domain.submit import Submit
 
 # A request and its answer take this long each.
@@ -78,7 +79,9 @@ class FakeLedger:
 
     # What tests do.
 
-    def submit(self, text: str, options: RunOptions | None = None, conversation_id: str = "") -> RunKey:
+    def submit(
+        self, text: str, options: RunOptions | None = None, conversation_id: str = "", undo: Undo | None = None
+    ) -> RunKey:
         """Bring a message of the user; return the run that it started."""
         submitted = self._apply(
             Submit(
@@ -92,7 +95,7 @@ class FakeLedger:
                 message=pickle.dumps(Message(role=Role.USER, run_id="", text=text)),
                 steer=b"",
                 interrupt=b"",
-                options=pickle.dumps(options or RunOptions()),
+                options=pickle.dumps((options or RunOptions(), undo)),
                 queue_max=10,
                 store_queue_max=1000,
                 token_budget=options.limits.total_tokens_max if options else 0,
@@ -128,6 +131,7 @@ class FakeLedger:
         """Return a run as the loop sees it."""
         row = self.row(key)
         output: str = pickle.loads(row.output) if row.output else ""  # noqa: S301  # our own
+        options, undo = pickle.loads(row.options)  # noqa: S301
         failure: RunFailure | None = pickle.loads(row.failure) if row.failure else None  # noqa: S301
         return Run(
             store_id=row.store_id,
@@ -136,7 +140,8 @@ class FakeLedger:
             run_id=row.run_id,
             state=RunState[row.state.name],
             waits=tuple(list(WaitKind)[number] for number in row.waits),
-            options=pickle.loads(row.options),  # noqa: S301
+            options=options,
+            undo=undo,
             tools=pickle.loads(row.tools) if row.tools else (),  # noqa: S301
             round=row.round,
             last_seq=row.last_seq,
@@ -151,11 +156,7 @@ class FakeLedger:
     def calls(self, key: RunKey) -> list[Call]:
         """Return the calls of a run, in order."""
         rows = [row for _, row in self.book.calls.items() if row.run_id == key.run_id]
-        found = []
-        for row in sorted(rows, key=lambda row: (row.round, row.index)):
-            call: Call = pickle.loads(row.spec)  # noqa: S301
-            found.append(replace(call, state=CallState[row.state.name], attempt=row.attempt))
-        return found
+        return [_call(row) for row in sorted(rows, key=lambda row: (row.round, row.index))]
 
     def messages(self, key: RunKey) -> list[Message]:
         """Return the messages of the run's conversation, with their numbers."""
@@ -240,6 +241,15 @@ class FakeLedger:
         )
         return quarantined
 
+    async def undo_sources(self, store_id: str, user_id: str, run_id: str) -> tuple[UndoSource, ...]:
+        await self._maybe_fail("undo_sources", done=False)
+        found = []
+        for call in self.calls(RunKey(store_id=store_id, run_id=run_id)):
+            ids = (undo.undo_call_id(call.call_id, attempt) for attempt in itertools.count(1))
+            rows = itertools.takewhile(bool, (self.book.calls.get((store_id, call_id)) for call_id in ids))
+            found.append(UndoSource(call=call, tries=tuple(_call(row) for row in rows if row)))
+        return tuple(found)
+
     async def list_commands(self, claim: Claim) -> tuple[Command, ...]:
         await self._maybe_fail("list_commands", done=False)
         return self._inbox(claim.key)
@@ -271,6 +281,11 @@ class FakeLedger:
         await asyncio.sleep(_WAY_SECONDS)
         if self.fault is not None:
             await self.fault(name, done)
+
+
+def _call(row: CallRow) -> Call:
+    call: Call = pickle.loads(row.spec)  # noqa: S301
+    return replace(call, state=CallState[row.state.name], attempt=row.attempt)
 
 
 def _shown(messages: list[Message]) -> Iterable[Message]:

@@ -6,6 +6,7 @@ Only what clients can observe: a test plays the worker by calling `append`,
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from google.protobuf.timestamp_pb2 import Timestamp
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 
+from services.agent_loop.adapters import wire
 from services.agent_loop.adapters.public_ledger import options_message
 from services.agent_loop.adapters.views import call_view, log_gap, logged_event, run_view
 from services.agent_loop.app.public_values import (
@@ -36,8 +38,10 @@ from services.agent_loop.app.public_values import (
     TopUpCommand,
     Verdict,
 )
+from services.agent_loop.domain import undo
 from services.agent_loop.domain.call import CallState, DecisionKind
 from services.agent_loop.domain.run import ENDED, RunState, StopCause
+from services.agent_loop.domain.undo import UndoSource
 from services.errors import (
     AttentionNotNeeded,
     CallNotFound,
@@ -218,6 +222,8 @@ class FakeLedger:
         number = len(self.runs) + 1
         stored = await self.add_run(f"run_{number}", caller, message.conversation_id or f"conv_{number}")
         stored.run.options.CopyFrom(options_message(message.options))
+        if message.undo is not None:
+            stored.run.undo.CopyFrom(wire.undo_message(message.undo))
         if message.request_id:
             self._requests[message.request_id] = (message, stored.run.run_id)
         return self._view(stored), message.policy is ActiveRunPolicy.STEER
@@ -327,6 +333,15 @@ class FakeLedger:
         self._check_page(page_token)
         stored = self._stored(caller, run_id)
         return Page(items=tuple(call_view(_copy(call)) for call in stored.calls.values()), next_page_token="")
+
+    async def undo_sources(self, caller: Caller, run_id: str) -> tuple[UndoSource, ...]:
+        calls = {call.call_id: wire.call(call) for each in self.runs.values() for call in each.calls.values()}
+        found = []
+        for call_id in self._stored(caller, run_id).calls:
+            ids = (undo.undo_call_id(call_id, attempt) for attempt in itertools.count(1))
+            tries = itertools.takewhile(bool, map(calls.get, ids))
+            found.append(UndoSource(call=calls[call_id], tries=tuple(each for each in tries if each)))
+        return tuple(found)
 
     async def list_messages(
         self, caller: Caller, conversation_id: str, *, page_size: int, page_token: str
@@ -440,7 +455,7 @@ class FakeLedger:
 
     @staticmethod
     def _belongs(stored: StoredRun, caller: Caller) -> bool:
-        return (stored.run.store_id, stored.run.user_id) == (caller.store_id, caller.user_id)
+        return stored.run.store_id == caller.store_id and caller.user_id in {"", stored.run.user_id}
 
     def _extend(self, call: call_pb2.Call, lease_seconds: float) -> None:
         call.offer.expire_time.CopyFrom(Timestamp(seconds=int(self._clock.now() + lease_seconds)))

@@ -6,6 +6,7 @@ import grpc
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2, ledger_pb2_grpc
 
+from services.agent_loop.adapters import undo_reads, wire
 from services.agent_loop.adapters.views import call_view, log_gap, logged_event, run_view
 from services.agent_loop.app.public_values import (
     Caller,
@@ -30,6 +31,7 @@ from services.agent_loop.app.public_values import (
 from services.agent_loop.domain.limits import Limits
 from services.agent_loop.domain.options import AskedOptions
 from services.agent_loop.domain.run import ApprovalExpiryPolicy, RunOptions, RunState
+from services.agent_loop.domain.undo import UndoSource
 from services.chassis.rpc_client import translating
 
 EVENTS_PER_PAGE = 256
@@ -53,6 +55,7 @@ class LedgerClient:
             asked_options=asked_message(message.asked),
             policy=ledger_pb2.ActiveRunPolicy.Value(f"ACTIVE_RUN_POLICY_{message.policy}"),
             user_roles=sorted(caller.roles),
+            undo=wire.undo_message(message.undo) if message.undo else None,
         )
         with translating():
             response = await self._stub.SubmitMessage(request)
@@ -175,6 +178,9 @@ class LedgerClient:
         with translating():
             response = await self._stub.ListCalls(request)
         return Page(items=tuple(call_view(call) for call in response.calls), next_page_token=response.next_page_token)
+
+    async def undo_sources(self, caller: Caller, run_id: str) -> tuple[UndoSource, ...]:
+        return await undo_reads.sources(self._stub, caller.store_id, caller.user_id, run_id)
 
     async def list_messages(
         self, caller: Caller, conversation_id: str, *, page_size: int, page_token: str

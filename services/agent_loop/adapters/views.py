@@ -5,6 +5,7 @@ from __future__ import annotations
 from google.protobuf.timestamp_pb2 import Timestamp
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
 
+from services.agent_loop.adapters import wire
 from services.agent_loop.app.public_values import CallView, LogGap, LoggedEvent, RunView
 from services.agent_loop.domain.call import CallState
 from services.agent_loop.domain.run import RunState
@@ -45,8 +46,11 @@ def run_view(run: run_pb2.Run) -> RunView:
     """Return the view of a run."""
     return RunView(
         run_id=run.run_id,
+        conversation_id=run.conversation_id,
+        user_id=run.user_id,
         state=_RUN_STATES.get(run.state, RunState.QUEUED),
         last_seq=run.last_seq,
+        undo=wire.undo(run.undo) if run.HasField("undo") else None,
         pending_calls=tuple(call_view(call) for call in run.pending_calls),
         document=run,
     )

@@ -18,6 +18,7 @@ from services.agent_loop.domain.call import (
     DecisionKind,
     EffectClass,
     ExecutionContext,
+    Inverse,
     OfferFallback,
     OfferLease,
     Question,
@@ -40,6 +41,7 @@ from services.agent_loop.domain.run import (
     TokenBudgetPolicy,
     ToolChoice,
     ToolChoiceMode,
+    Undo,
     UnknownOutcomePolicy,
     Usage,
     WaitKind,
@@ -99,7 +101,18 @@ def run(message: run_pb2.Run) -> Run:
         active_seconds=message.active_seconds,
         unstopped_call_ids=tuple(message.unstopped_call_ids),
         user_roles=tuple(message.user_roles),
+        undo=undo(message.undo) if message.HasField("undo") else None,
     )
+
+
+def undo(message: run_pb2.Undo) -> Undo:
+    """Return what a run takes back."""
+    return Undo(run_id=message.run_id, call_id=message.call_id, user_id=message.user_id)
+
+
+def undo_message(undo: Undo) -> run_pb2.Undo:
+    """Return what a run takes back as the contract words it."""
+    return run_pb2.Undo(run_id=undo.run_id, call_id=undo.call_id, user_id=undo.user_id)
 
 
 def stop_cause(number: int) -> StopCause:
@@ -241,6 +254,7 @@ def call(message: call_pb2.Call) -> Call:
         round=message.round,
         index=message.index,
         provider_call_id=message.provider_call_id,
+        undoes_call_id=message.undoes_call_id,
         tool_name=message.tool_name,
         tool_version=message.tool_version,
         state=named(CallState, call_pb2.CallState, "CALL_STATE_", message.state),
@@ -304,7 +318,12 @@ def result(message: call_pb2.CallResult) -> CallResult:
         is_error=message.is_error,
         error_reason=message.error_reason,
         note=message.note,
+        inverse=_inverse(message.inverse) if message.HasField("inverse") else None,
     )
+
+
+def _inverse(message: call_pb2.Inverse) -> Inverse:
+    return Inverse(tool_name=message.tool_name, arguments_json=message.arguments_json, summary=message.summary)
 
 
 def _left_out(size_bytes: int) -> CallResult | None:
@@ -348,6 +367,7 @@ def call_message(call: Call) -> call_pb2.Call:
         round=call.round,
         index=call.index,
         provider_call_id=call.provider_call_id,
+        undoes_call_id=call.undoes_call_id,
         tool_name=call.tool_name,
         tool_version=call.tool_version,
         state=call_pb2.CallState.Value(f"CALL_STATE_{call.state}"),
@@ -384,4 +404,8 @@ def call_message(call: Call) -> call_pb2.Call:
         message.result.is_error = call.result.is_error
         message.result.error_reason = call.result.error_reason
         message.result.note = call.result.note
+        if call.result.inverse is not None:
+            message.result.inverse.tool_name = call.result.inverse.tool_name
+            message.result.inverse.arguments_json = call.result.inverse.arguments_json
+            message.result.inverse.summary = call.result.inverse.summary
     return message

@@ -8,11 +8,12 @@ import grpc
 from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2, ledger_pb2_grpc
 
-from services.agent_loop.adapters import wire, wire_events
+from services.agent_loop.adapters import undo_reads, wire, wire_events
 from services.agent_loop.app.ports import Claim, Loaded, Renewal, RunKey
 from services.agent_loop.domain import loop_state
 from services.agent_loop.domain.command import Command
 from services.agent_loop.domain.step import Committed, Step
+from services.agent_loop.domain.undo import UndoSource
 from services.chassis.rpc_client import translating
 
 LEDGER_MESSAGE_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -89,6 +90,9 @@ class WorkerLedgerClient:
                     for command in part.commands
                 ]
             )
+
+    async def undo_sources(self, store_id: str, user_id: str, run_id: str) -> tuple[UndoSource, ...]:
+        return await undo_reads.sources(self._stub, store_id, user_id, run_id)
 
 
 def commit_request(claim: Claim, commit_id: str, step: Step) -> ledger_pb2.CommitRunRequest:

@@ -12,9 +12,10 @@ from services.agent_loop.app.model_call import ModelCall, request_of
 from services.agent_loop.app.patience import Patience
 from services.agent_loop.app.ports import Meter, Randomness, Registry, WorkerLedger
 from services.agent_loop.app.tasks import Tasks
+from services.agent_loop.app.unwinding import Unwinding
 from services.agent_loop.domain import proposals
 from services.agent_loop.domain.answering import usage_of
-from services.agent_loop.domain.decision import CheckFallback, Execute, PinTools, StartModel, StopCalls
+from services.agent_loop.domain.decision import CheckFallback, CheckInverse, Execute, PinTools, StartModel, StopCalls
 from services.agent_loop.domain.event import OutputDelta, ToolProgress
 from services.agent_loop.domain.fact import (
     CallExecuted,
@@ -69,6 +70,7 @@ class Jobs:
         self._hands = Hands(run, registry=shop.registry, patience=patience, clock=shop.clock)
         self._tasks = Tasks(signal)
         self._progress: dict[str, ToolProgress] = {}
+        self._unwinding = Unwinding(run, ledger=shop.ledger, hands=self._hands, patience=patience)
         self._tools: tuple[Tool, ...] | None = None
         self._model_call: ModelCall | None = None
 
@@ -107,7 +109,7 @@ class Jobs:
         start = self._tasks.start
         match work:
             case PinTools():
-                start(PIN_TOOLS, self._pin_tools(state))
+                start(PIN_TOOLS, self._pin_tools(state) if state.run.undo is None else self._unwinding.plan())
             case StartModel():
                 self._model_call = ModelCall(
                     state, model=self._shop.model, monotonic=self._shop.clock.monotonic, on_output=self._signal.set
@@ -118,6 +120,8 @@ class Jobs:
                     start(call_id, self._execute(call_id, state))
             case CheckFallback():
                 start(check_of(work.call_id), self._check_fallback(work.call_id, state))
+            case CheckInverse():
+                start(check_of(work.step.undo_call_id), self._unwinding.check(work.step, state.run, self._now()))
             case StopCalls():
                 for call_id in work.call_ids:
                     start(stop_of(call_id), self._stop(call_id, state))

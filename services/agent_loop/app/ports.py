@@ -13,6 +13,7 @@ from services.agent_loop.domain.message import Message
 from services.agent_loop.domain.run import PinnedTool, Run, Usage
 from services.agent_loop.domain.step import Committed, Step
 from services.agent_loop.domain.tool import DecisionNote, ExecutionPiece, ProposedCall, Stopped, Tool, Verdict
+from services.agent_loop.domain.undo import UndoSource
 
 Randomness = Callable[[], float]
 """Gives numbers from 0 to 1."""
@@ -96,6 +97,14 @@ class WorkerLedger(Protocol):
 
     async def list_commands(self, claim: Claim) -> tuple[Command, ...]:
         """Read the unconsumed commands of a run, in order of arrival."""
+        ...
+
+    async def undo_sources(self, store_id: str, user_id: str, run_id: str) -> tuple[UndoSource, ...]:
+        """Read the calls of a run, each with the calls that have tried to undo it.
+
+        Raises:
+            RunNotFound: the user has no such run.
+        """
         ...
 
 

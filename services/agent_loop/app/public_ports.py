@@ -20,6 +20,7 @@ from services.agent_loop.app.public_values import (
     Verdict,
 )
 from services.agent_loop.domain.run import RunState
+from services.agent_loop.domain.undo import UndoSource
 
 
 class PublicLedger(Protocol):
@@ -103,6 +104,14 @@ class PublicLedger(Protocol):
 
         Raises:
             RunNotFound, InvalidPageToken
+        """
+        ...
+
+    async def undo_sources(self, caller: Caller, run_id: str) -> tuple[UndoSource, ...]:
+        """Read the calls of a run, each with the calls that have tried to undo it.
+
+        Raises:
+            RunNotFound
         """
         ...
 

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from services.agent_loop.domain.call import CallState, DecisionKind
 from services.agent_loop.domain.command import CallResolution
 from services.agent_loop.domain.options import AskedOptions
-from services.agent_loop.domain.run import RunOptions, RunState, StopCause
+from services.agent_loop.domain.run import RunOptions, RunState, StopCause, Undo
 from services.errors import PawlError, by_reason
 
 T = TypeVar("T")
@@ -62,8 +62,11 @@ class RunView:
     """What the use cases look at in a run. `pending_calls` wait for someone."""
 
     run_id: str
+    conversation_id: str
+    user_id: str
     state: RunState
     last_seq: int
+    undo: Undo | None
     pending_calls: tuple[CallView, ...]
     document: object = field(repr=False)
 
@@ -121,7 +124,10 @@ class ActiveRunPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewMessage:
-    """A message of a user, checked, with options complete; `asked` is what the user said of them."""
+    """A message of a user, checked, with options complete; `asked` is what the user said of them.
+
+    With `undo` the run that it starts takes another one back.
+    """
 
     request_id: str
     conversation_id: str
@@ -130,6 +136,7 @@ class NewMessage:
     asked: AskedOptions
     options: RunOptions
     policy: ActiveRunPolicy
+    undo: Undo | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

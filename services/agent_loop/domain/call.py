@@ -141,13 +141,22 @@ class OfferLease(msgspec.Struct, frozen=True, kw_only=True):
     expire_time: float = 0.0
 
 
+class Inverse(msgspec.Struct, frozen=True, kw_only=True):
+    """The call that takes the effect of another one back; `summary` says to people, in one line, what it does."""
+
+    tool_name: str
+    arguments_json: bytes
+    summary: str = ""
+
+
 class CallResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a call returned; `content_json` is strict JSON."""
+    """What a call returned; `content_json` is strict JSON. The model is not told of `inverse`."""
 
     content_json: bytes
     is_error: bool = False
     error_reason: str = ""
     note: str = ""
+    inverse: Inverse | None = None
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,6 +171,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     tool_name: str
     state: CallState
     provider_call_id: str = ""
+    undoes_call_id: str = ""
+    """The call whose effect this one takes back; empty unless the run is an undo."""
     tool_version: int = 0
     context: ExecutionContext = ExecutionContext.UNSPECIFIED
     category: ToolCategory = ToolCategory.UNSPECIFIED

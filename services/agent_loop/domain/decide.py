@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from services.agent_loop.domain import budget, history, order, settle
+from services.agent_loop.domain import budget, history, order, settle, undo
 from services.agent_loop.domain.call import Call, CallState, OfferFallback
 from services.agent_loop.domain.decision import (
     CallModel,
     CheckFallback,
+    CheckInverse,
     Decision,
     EnterSteers,
     Execute,
@@ -72,6 +73,8 @@ def decide(state: State, now: float) -> Decision:
 
 def _has_begun(state: State) -> bool:
     """A run has begun once its tools are pinned, and that is committed with its first round."""
+    if state.run.undo is not None:
+        return state.loop.undo is not None
     return state.run.round > 0 or bool(state.run.tools) or state.tools_pinned
 
 
@@ -184,6 +187,8 @@ def _deadlines(state: State, *, after: float) -> list[float]:
 
 
 def _after_batch(state: State, now: float) -> Decision:
+    if state.loop.undo is not None:
+        return _after_inverse(state, state.loop.undo, now)
     if state.loop.steers:
         return EnterSteers()
     run, last = state.run, state.last_message
@@ -200,6 +205,26 @@ def _after_batch(state: State, now: float) -> Decision:
     without_tools = run.round >= limits.rounds_max
     to_number = history.summarise_to(state) if state.loop.summarised_round <= run.round else 0
     return CallModel(round=run.round + 1, without_tools=without_tools, summarise_to_number=to_number)
+
+
+def _after_inverse(state: State, planned: undo.UndoPlan, now: float) -> Decision:
+    """Go on with an undo: one inverse after the other, no model call, unless the user says something meanwhile."""
+    if state.loop.steers:
+        # What was not begun is left as it is: the user has something to say about it.
+        return EnterSteers()
+    if not planned.reported:
+        step = undo.following(planned, state.calls)
+        if step is None:
+            return Finish(state=RunState.COMPLETED)
+        is_asked = check_of(step.undo_call_id) in state.under_way
+        left = state.run.options.limits.run_timeout_seconds - state.active_seconds(now)
+        return Wait(until=now + max(0.0, left)) if is_asked else CheckInverse(step=step)
+    last = state.last_message
+    if last is not None and last.role is Role.ASSISTANT:
+        return Finish(state=RunState.COMPLETED)
+    if budget.is_used_up(state):
+        return _without_tokens(state, now)
+    return CallModel(round=state.run.round + 1, without_tools=True)
 
 
 def _round_limit(rounds_max: int) -> Fail:

@@ -8,6 +8,7 @@ import msgspec
 
 from services.agent_loop.domain.call import Call
 from services.agent_loop.domain.run import RunFailure, RunState, WaitKind
+from services.agent_loop.domain.undo import PlannedUndo
 
 
 class Settle(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +28,13 @@ class Fail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PinTools(msgspec.Struct, frozen=True, kw_only=True):
-    """Ask the registry which tools the run may use."""
+    """Ask the registry which tools the run may use; in an undo, first find out what it takes back."""
+
+
+class CheckInverse(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask the registry about the inverse that an undo runs next."""
+
+    step: PlannedUndo
 
 
 class CallModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +107,7 @@ Decision: TypeAlias = (
     | EnterSteers
     | Fail
     | PinTools
+    | CheckInverse
     | CallModel
     | TakeOver
     | StartModel

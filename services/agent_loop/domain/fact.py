@@ -13,6 +13,7 @@ from services.agent_loop.domain.call import Call
 from services.agent_loop.domain.retry import Problem
 from services.agent_loop.domain.run import PinnedTool, RunFailure
 from services.agent_loop.domain.tool import ExecutionResult, Stopped, Verdict
+from services.agent_loop.domain.undo import UndoPlan
 
 
 class ToolsPinned(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +82,29 @@ class FallbackChecked(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
 
 
+class UndoPlanned(msgspec.Struct, frozen=True, kw_only=True):
+    """It was found out what an undo takes back; `tools` are those of the inverses, as far as they exist."""
+
+    plan: UndoPlan
+    tools: tuple[PinnedTool, ...]
+
+
+class InverseChecked(msgspec.Struct, frozen=True, kw_only=True):
+    """The registry judged the inverse that an undo runs next."""
+
+    call: Call
+    verdict: Verdict
+
+
 Fact: TypeAlias = (
-    ToolsPinned | RunRefused | ModelAnswered | ModelFailed | ModelCut | CallExecuted | CallStopped | FallbackChecked
+    ToolsPinned
+    | RunRefused
+    | ModelAnswered
+    | ModelFailed
+    | ModelCut
+    | CallExecuted
+    | CallStopped
+    | FallbackChecked
+    | UndoPlanned
+    | InverseChecked
 )

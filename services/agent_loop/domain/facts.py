@@ -14,13 +14,15 @@ from services.agent_loop.domain.fact import (
     CallStopped,
     Fact,
     FallbackChecked,
+    InverseChecked,
     ModelAnswered,
     ModelCut,
     ModelFailed,
     RunRefused,
     ToolsPinned,
+    UndoPlanned,
 )
-from services.agent_loop.domain.run import UnknownOutcomePolicy
+from services.agent_loop.domain.run import RunState, UnknownOutcomePolicy
 from services.agent_loop.domain.state import State
 from services.agent_loop.domain.tool import Outcome
 
@@ -47,6 +49,11 @@ def apply_fact(state: State, fact: Fact, now: float) -> tuple[State, tuple[Owner
             return _stopped(state, fact, now)
         case FallbackChecked():
             return _fallen_back(state, fact, now), ()
+        case UndoPlanned():
+            run = replace(state.run, tools=fact.tools)
+            return replace(state, run=run, loop=replace(state.loop, undo=fact.plan), tools_pinned=True), ()
+        case InverseChecked():
+            return _inverse_checked(state, fact, now), ()
         case _:
             assert_never(fact)
 
@@ -76,6 +83,25 @@ def _stopped(state: State, fact: CallStopped, now: float) -> tuple[State, tuple[
     run = replace(state.run, unstopped_call_ids=(*state.run.unstopped_call_ids, call.call_id))
     warned = Warned(reason=settle.NOT_STOPPED, message=f"{call.tool_name} could not be stopped: it may go on.")
     return replace(state, run=run), (warned,)
+
+
+def _inverse_checked(state: State, fact: InverseChecked, now: float) -> State:
+    """Begin the round of an inverse; one that began before, or comes too late, changes nothing."""
+    planned = state.loop.undo
+    is_stopped = state.run.state is RunState.CANCELLING or state.loop.failure is not None
+    if is_stopped or state.loop.steers or planned is None or planned.reported or fact.call.call_id in state.calls:
+        return state
+    call = proposals.judged(fact.call, fact.verdict, state.run.options.limits, now)
+    notes = {call.call_id: fact.verdict.note} if fact.verdict.note else {}
+    loop = replace(
+        state.loop,
+        notes=notes,
+        unknowns_resolved={},
+        in_doubt=(),
+        round_began_active_seconds=state.active_seconds(now),
+    )
+    run = replace(state.run, state=RunState.RUNNING, waits=(), round=call.round)
+    return replace(state, run=run, loop=loop).with_calls([call])
 
 
 def _settle(state: State, call: Call) -> State:

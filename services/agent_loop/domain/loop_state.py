@@ -13,6 +13,7 @@ import msgspec
 from msgspec import field
 
 from services.agent_loop.domain.run import RunFailure, Usage
+from services.agent_loop.domain.undo import UndoPlan
 
 
 class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +70,8 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     """What top-ups have added to the token budget."""
     top_up_deadline_time: float | None = None
     """Until when the run waits for a top-up; None if it does not."""
+    undo: UndoPlan | None = None
+    """What the run takes back, once that is known; only in an undo."""
 
 
 _decoder: Final = msgspec.json.Decoder(LoopState)

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from services.agent_loop.domain import answering, budget
+from services.agent_loop.domain import answering, budget, undo
 from services.agent_loop.domain.call import CallState
 from services.agent_loop.domain.command import Steer
 from services.agent_loop.domain.commands import apply_command
@@ -17,6 +17,7 @@ from services.agent_loop.domain.decide import decide
 from services.agent_loop.domain.decision import (
     CallModel,
     CheckFallback,
+    CheckInverse,
     Decision,
     EnterSteers,
     Execute,
@@ -43,7 +44,7 @@ _ROUNDS_NEAR_LIMIT: Final = 0.8
 # More decisions in a row than this, without any work, cannot be right.
 _DECISIONS_MAX: Final = 1000
 
-Work: TypeAlias = PinTools | StartModel | Execute | CheckFallback | StopCalls
+Work: TypeAlias = PinTools | StartModel | Execute | CheckFallback | CheckInverse | StopCalls
 """Decisions that are work to be done, after the step is durable."""
 
 Rest: TypeAlias = Wait | Park | Finish | StopModel
@@ -88,7 +89,7 @@ def advance(state: State, events: Sequence[OwnerEvent], now: float) -> Plan:
     work: list[Work] = []
     for _ in range(_DECISIONS_MAX):
         decision = decide(state, now)
-        if isinstance(decision, PinTools | StartModel | Execute | CheckFallback | StopCalls):
+        if isinstance(decision, PinTools | StartModel | Execute | CheckFallback | CheckInverse | StopCalls):
             work.append(decision)
         state, more = enact(state, decision, now)
         told += more
@@ -103,7 +104,7 @@ def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[Ow
         case Settle():
             return state.with_calls(decision.calls), ()
         case EnterSteers():
-            return _enter_steers(state), ()
+            return _enter_steers(_with_report(state, goes_on=True)), ()
         case Fail():
             return replace(state, loop=replace(state.loop, failure=decision.failure)), ()
         case PinTools():
@@ -118,6 +119,8 @@ def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[Ow
             return _start_calls(state, decision, now), ()
         case CheckFallback():
             return _with_work(state, check_of(decision.call_id)), ()
+        case CheckInverse():
+            return _with_work(state, check_of(decision.step.undo_call_id)), ()
         case StopCalls():
             return _with_work(state, *map(stop_of, decision.call_ids)), ()
         case Park():
@@ -167,8 +170,23 @@ def _finish(state: State, decision: Finish) -> State:
         # It is not made any more; what an earlier attempt had written is kept.
         state = answering.with_partial(state, Shown())
     # What its user said meanwhile is kept, though only the next run answers it.
-    state = _enter_steers(state)
+    state = _enter_steers(_with_report(state))
     return replace(state, run=replace(state.run, state=decision.state, waits=(), failure=decision.failure))
+
+
+def _with_report(state: State, *, goes_on: bool = False) -> State:
+    """Return the state of an undo with its report in the conversation; other runs have none.
+
+    The report is a round of its own if the model answers what the user has said meanwhile.
+    """
+    planned = state.loop.undo
+    if state.run.undo is None or (planned is not None and planned.reported):
+        return state
+    said = undo.report(planned, state.run, state.calls)
+    planned = replace(planned or undo.UndoPlan(), reported=True)
+    run = replace(state.run, output_text=said, round=state.run.round + goes_on)
+    state = replace(state, run=run, loop=replace(state.loop, undo=planned))
+    return state.with_message(Message(role=Role.ASSISTANT, run_id=run.run_id, text=said))
 
 
 def _running(state: State) -> State:
@@ -212,7 +230,7 @@ def _warnings(state: State, decision: CallModel) -> tuple[Warned, ...]:
     rounds_max = state.run.options.limits.rounds_max
     if decision.summarise_to_number:
         return (Warned(reason="HISTORY_SUMMARISED", message="The oldest messages are being replaced by a summary."),)
-    if decision.without_tools:
+    if decision.without_tools and state.run.undo is None:
         message = f"After {rounds_max} rounds the model answers without tools."
         return (Warned(reason="FINAL_ROUND", message=message),)
     if decision.round == math.ceil(_ROUNDS_NEAR_LIMIT * rounds_max):

@@ -171,8 +171,16 @@ class PinnedTool(msgspec.Struct, frozen=True, kw_only=True):
     version: int
 
 
+class Undo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run takes back: the calls of a run, or the one named; `user_id` asked for it."""
+
+    run_id: str
+    call_id: str = ""
+    user_id: str = ""
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One execution on a conversation."""
+    """One execution on a conversation; with `undo` it takes another one back and calls no model for that."""
 
     store_id: str
     user_id: str
@@ -192,6 +200,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     unstopped_call_ids: tuple[str, ...] = ()
     user_roles: tuple[str, ...] = ()
     """Roles of the user when the run was started."""
+    undo: Undo | None = None
 
     def tool_version(self, name: str) -> int:
         """Return the pinned version of a tool, 0 if the run has no such tool."""

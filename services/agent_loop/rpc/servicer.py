@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any, Final, TypeAlias, cast
 
 import grpc
-from pawl.agent.v1 import agent_pb2, agent_pb2_grpc, session_pb2, types_pb2
+from pawl.agent.v1 import agent_pb2, agent_pb2_grpc, session_pb2, types_pb2, undo_pb2
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 
 from services.agent_loop.app import inbox as commands
@@ -19,10 +19,11 @@ from services.agent_loop.app.pending import Pending
 from services.agent_loop.app.public_ports import PublicLedger
 from services.agent_loop.app.public_values import Caller, CallView, LogGap, LoggedEvent, Reply, RunView
 from services.agent_loop.app.session import Sessions
+from services.agent_loop.app.undoing import Undoing
 from services.agent_loop.app.wait import wait_for_rest
 from services.agent_loop.app.watch import Watches
 from services.agent_loop.domain import checks
-from services.agent_loop.rpc import convert, convert_session
+from services.agent_loop.rpc import convert, convert_session, convert_undo
 from services.chassis import auth
 from services.chassis.ids import check_id
 from services.errors import SlowConsumer
@@ -46,6 +47,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         pending: Pending,
         watches: Watches,
         sessions: Sessions,
+        undoing: Undoing,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
     ) -> None:
         self._ledger = ledger
@@ -54,6 +56,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         self._pending = pending
         self._watches = watches
         self._sessions = sessions
+        self._undoing = undoing
         self._heartbeat_seconds = heartbeat_seconds
 
     async def StartRun(self, request: agent_pb2.StartRunRequest, context: Context) -> agent_pb2.StartRunResponse:
@@ -166,6 +169,35 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         reply = await self._inbox.top_up(_caller(), request_id, run_id, request.tokens)
         run = commands.topped_up(reply)
         return agent_pb2.TopUpRunResponse(receipt=_receipt(reply, run_id, ""), run=_run(run))
+
+    async def PreviewUndo(self, request: undo_pb2.PreviewUndoRequest, context: Context) -> undo_pb2.PreviewUndoResponse:
+        run_id, call_id = check_id(request.run_id, "run_id"), convert.optional_id(request.call_id, "call_id")
+        found = await self._undoing.preview(_caller(), run_id, call_id)
+        return undo_pb2.PreviewUndoResponse(calls=convert_undo.calls(found))
+
+    async def UndoRun(self, request: undo_pb2.UndoRunRequest, context: Context) -> undo_pb2.UndoRunResponse:
+        run = await self._undoing.start(
+            _caller(),
+            request_id=convert.optional_id(request.request_id, "request_id"),
+            run_id=check_id(request.run_id, "run_id"),
+            call_id="",
+        )
+        return undo_pb2.UndoRunResponse(run=_run(run))
+
+    async def UndoCall(self, request: undo_pb2.UndoCallRequest, context: Context) -> undo_pb2.UndoCallResponse:
+        run = await self._undoing.start(
+            _caller(),
+            request_id=convert.optional_id(request.request_id, "request_id"),
+            run_id=check_id(request.run_id, "run_id"),
+            call_id=check_id(request.call_id, "call_id"),
+        )
+        return undo_pb2.UndoCallResponse(run=_run(run))
+
+    async def GetUndoReport(
+        self, request: undo_pb2.GetUndoReportRequest, context: Context
+    ) -> undo_pb2.GetUndoReportResponse:
+        found = await self._undoing.report(_caller(), check_id(request.run_id, "run_id"))
+        return undo_pb2.GetUndoReportResponse(calls=convert_undo.calls(found))
 
     async def GetRun(self, request: agent_pb2.GetRunRequest, context: Context) -> agent_pb2.GetRunResponse:
         run = await wait_for_rest(

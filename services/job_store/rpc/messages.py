@@ -152,7 +152,7 @@ def _put_result(message: call_pb2.Call, result: bytes | None, result_bytes_max: 
         return
     message.result.MergeFromString(result)
     message.result.SetInParent()
-    size_bytes = len(message.result.content_json)
+    size_bytes = len(message.result.content_json) + len(message.result.inverse.arguments_json)
     if result_bytes_max is not None and size_bytes > result_bytes_max:
         message.ClearField("result")
         message.result_omitted_bytes = size_bytes

@@ -110,6 +110,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, *, queue_max: int, store_qu
     steer = ledger_pb2.Command(steer=ledger_pb2.SteerCommand(text=request.text))
     interrupt = ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_SUPERSEDED))
     message = message_pb2.Message(role=message_pb2.ROLE_USER, text=request.text)
+    undo = request.undo if request.HasField("undo") else None
     return Submit(
         store_id=request.store_id,
         user_id=request.user_id,
@@ -122,7 +123,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, *, queue_max: int, store_qu
         message=message.SerializeToString(),
         steer=steer.SerializeToString(),
         interrupt=interrupt.SerializeToString(),
-        options=run_pb2.Run(options=request.options, user_roles=request.user_roles).SerializeToString(),
+        options=run_pb2.Run(options=request.options, user_roles=request.user_roles, undo=undo).SerializeToString(),
         queue_max=queue_max,
         store_queue_max=store_queue_max,
         token_budget=_tokens(request.options.limits.total_tokens_max, "options.limits.total_tokens_max"),
