@@ -17,6 +17,7 @@ from services.agent_loop.app.operators import Operators
 from services.agent_loop.app.pending import Pending
 from services.agent_loop.app.session import Sessions
 from services.agent_loop.app.stream import SessionTimes
+from services.agent_loop.app.undoing import Undoing
 from services.agent_loop.app.watch import Watches
 from services.agent_loop.domain.options import RunDefaults
 from services.agent_loop.rpc.operator_servicer import OperatorServicer
@@ -78,7 +79,8 @@ async def watches(ledger: FakeLedger, live: FakeLive) -> AsyncIterator[Watches]:
 def servicer(
     ledger: FakeLedger, watches: Watches, times: SessionTimes, clock: ManualClock, ids: IdSource
 ) -> AgentServicer:
-    messages = Messages(ledger=ledger, defaults=RunDefaults(model="the-model", instructions="Be brief."))
+    defaults = RunDefaults(model="the-model", instructions="Be brief.")
+    messages = Messages(ledger=ledger, defaults=defaults)
     inbox = Inbox(ledger=ledger, checker=FakeChecker(), ids=ids)
     sessions = Sessions(
         ledger=ledger, watches=watches, messages=messages, inbox=inbox, clock=clock, ids=ids, times=times
@@ -90,6 +92,7 @@ def servicer(
         pending=Pending(ledger=ledger, clock=SystemClock(), poll_seconds=0.02),
         watches=watches,
         sessions=sessions,
+        undoing=Undoing(ledger=ledger, defaults=defaults),
         heartbeat_seconds=0.05,
     )
 

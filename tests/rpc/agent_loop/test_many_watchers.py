@@ -21,6 +21,7 @@ from services.agent_loop.app.messages import Messages
 from services.agent_loop.app.pending import Pending
 from services.agent_loop.app.session import Sessions
 from services.agent_loop.app.stream import SessionTimes
+from services.agent_loop.app.undoing import Undoing
 from services.agent_loop.app.watch import Watches
 from services.agent_loop.domain.options import RunDefaults
 from services.agent_loop.rpc.servicer import HEARTBEAT_SECONDS, AgentServicer
@@ -62,7 +63,8 @@ class Replicas:
         watches = await stack.enter_async_context(
             Watches(ledger=self.ledger, live=self.live, poll_seconds=0.05, connected_poll_seconds=0.05)
         )
-        messages = Messages(ledger=self.ledger, defaults=RunDefaults(model="the-model", instructions="Be brief."))
+        defaults = RunDefaults(model="the-model", instructions="Be brief.")
+        messages = Messages(ledger=self.ledger, defaults=defaults)
         inbox = Inbox(ledger=self.ledger, checker=FakeChecker(), ids=self._ids)
         sessions = Sessions(
             ledger=self.ledger,
@@ -73,9 +75,14 @@ class Replicas:
             ids=self._ids,
             times=SessionTimes(),
         )
-        pending = Pending(ledger=self.ledger, clock=self._clock)
         servicer = AgentServicer(
-            ledger=self.ledger, messages=messages, inbox=inbox, pending=pending, watches=watches, sessions=sessions
+            ledger=self.ledger,
+            messages=messages,
+            inbox=inbox,
+            pending=Pending(ledger=self.ledger, clock=self._clock),
+            watches=watches,
+            sessions=sessions,
+            undoing=Undoing(ledger=self.ledger, defaults=defaults),
         )
         server = RpcServer(
             address,
