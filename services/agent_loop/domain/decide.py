@@ -21,6 +21,7 @@ from services.agent_loop.domain.decision import (
     Finish,
     Park,
     PinTools,
+    Resume,
     Settle,
     StartModel,
     StopCalls,
@@ -44,6 +45,8 @@ _WAITS: Final = {
     CallState.AWAITING_APPROVAL: WaitKind.APPROVAL,
     CallState.ASKED: WaitKind.ANSWER,
 }
+
+_IN_MOTION: Final = frozenset({RunState.QUEUED, RunState.RUNNING})
 
 
 def decide(state: State, now: float) -> Decision:
@@ -215,7 +218,7 @@ def _after_inverse(state: State, planned: undo.UndoPlan, now: float) -> Decision
     if not planned.reported:
         step = undo.following(planned, state.calls)
         if step is None:
-            return Finish(state=RunState.COMPLETED)
+            return Finish(state=RunState.COMPLETED) if state.run.state in _IN_MOTION else Resume()
         is_asked = check_of(step.undo_call_id) in state.under_way
         left = state.run.options.limits.run_timeout_seconds - state.active_seconds(now)
         return Wait(until=now + max(0.0, left)) if is_asked else CheckInverse(step=step)

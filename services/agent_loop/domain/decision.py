@@ -37,6 +37,10 @@ class CheckInverse(msgspec.Struct, frozen=True, kw_only=True):
     step: PlannedUndo
 
 
+class Resume(msgspec.Struct, frozen=True, kw_only=True):
+    """Make it durable that a parked run goes on. Then decide again: it cannot complete from where it was."""
+
+
 class CallModel(msgspec.Struct, frozen=True, kw_only=True):
     """Announce a model call. Then decide again.
 
@@ -108,6 +112,7 @@ Decision: TypeAlias = (
     | Fail
     | PinTools
     | CheckInverse
+    | Resume
     | CallModel
     | TakeOver
     | StartModel

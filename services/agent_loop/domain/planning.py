@@ -25,6 +25,7 @@ from services.agent_loop.domain.decision import (
     Finish,
     Park,
     PinTools,
+    Resume,
     Settle,
     StartModel,
     StopCalls,
@@ -95,6 +96,8 @@ def advance(state: State, events: Sequence[OwnerEvent], now: float) -> Plan:
         told += more
         if isinstance(decision, Wait | Park | Finish | StopModel):
             return Plan(state=state, events=tuple(told), work=tuple(work), rest=decision)
+        if isinstance(decision, Resume):
+            return Plan(state=state, events=tuple(told), work=tuple(work), rest=Wait(until=now))
     raise RuntimeError("the rules of the loop do not come to an end")
 
 
@@ -109,6 +112,8 @@ def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[Ow
             return replace(state, loop=replace(state.loop, failure=decision.failure)), ()
         case PinTools():
             return _with_work(state, PIN_TOOLS), ()
+        case Resume():
+            return _running(state), ()
         case CallModel():
             return _announce(state, decision, now)
         case TakeOver():

@@ -1,0 +1,471 @@
+"""Undo: the inverses of a run's calls, run as a run of its own over the real rules of the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.agent_loop.app.drive import Left
+from services.agent_loop.app.ports import RunKey
+from services.agent_loop.domain import undo
+from services.agent_loop.domain.call import (
+    ApprovalRequest,
+    Call,
+    CallResult,
+    CallState,
+    Decided,
+    DecisionKind,
+    EffectClass,
+    ExecutionContext,
+    Inverse,
+    Question,
+)
+from services.agent_loop.domain.command import Cancel, Decide, Steer
+from services.agent_loop.domain.message import Role
+from services.agent_loop.domain.run import Run, RunOptions, RunState, StopCause, Undo
+from services.agent_loop.domain.undo import CallUndo, UndoSource, UndoState
+from services.errors import DependencyUnavailable
+from tests.fakes import virtual_time
+from tests.fakes.ledger import STORE, USER
+from tests.fakes.loop_world import World
+from tests.fakes.model import Script, calls, says
+from tests.fakes.registry import tool
+
+DIGEST = "d" * 64
+VERDICTS = {
+    "write": tool(),
+    "note": tool(parallel=True),
+    "look": tool(effect="READ_ONLY"),
+    "mail": tool(),
+    "strange": tool(),
+    "ask": tool("ASK", context="HUMAN", question=Question(question="Which colour?")),
+    "unwrite": tool(parallel=True),
+    "unnote": tool(),
+}
+THREE_ROUNDS: list[Script] = [
+    calls('write {"n":1}', 'look {"n":1}', 'ask {"n":1}'),
+    calls('write {"n":2}', 'mail {"n":1}'),
+    says("Done."),
+]
+
+
+def new_world(scripts: list[Script] | None = None) -> World:
+    world = World(dict(VERDICTS), list(scripts or THREE_ROUNDS))
+    world.registry.results = {
+        name: CallResult(
+            content_json=b'"done"',
+            inverse=Inverse(tool_name=f"un{name}", arguments_json=b'{"n":1}', summary=f"Take the {name} back"),
+        )
+        for name in ("write", "note", "strange")
+    }
+    return world
+
+
+async def undo_of(world: World, key: RunKey, call_id: str = "") -> RunKey:
+    """Ask for the undo of a run."""
+    asked = Undo(run_id=key.run_id, call_id=call_id, user_id=USER)
+    conversation = world.ledger.run(key).conversation_id
+    return world.ledger.submit(undo.request_text(key.run_id, call_id), conversation_id=conversation, undo=asked)
+
+
+async def finished(world: World) -> RunKey:
+    """A run that has ended."""
+    key = world.ledger.submit("hello")
+    await world.finish(key)
+    return key
+
+
+async def report(world: World, undone: RunKey, by: RunKey) -> list[tuple[str, UndoState]]:
+    """What became of each call, in order."""
+    sources = undo.in_order(await world.ledger.undo_sources(STORE, USER, undone.run_id))
+    found = [undo.judged(source, by.run_id) for source in sources]
+    return [(each.tool_name, each.state) for each in found]
+
+
+def test_an_undo_runs_the_inverses_in_reverse_order_across_questions_and_calls_no_model() -> None:
+    async def main() -> None:
+        world = new_world()
+        key = await finished(world)
+        asked_models = len(world.model.requests)
+        began = len(world.registry.order)
+
+        by = await undo_of(world, key)
+        await world.finish(by)
+
+        done = world.ledger.calls(by)
+        writes = [call.call_id for call in world.ledger.calls(key) if call.tool_name == "write"]
+        assert [call.undoes_call_id for call in done] == writes[::-1]
+        assert world.registry.order[began:] == [call.call_id for call in done]
+        assert [call.tool_name for call in done] == ["unwrite", "unwrite"]
+        assert world.registry.running_max == 2, "the run had two at once, its undo never"
+        assert len(world.model.requests) == asked_models
+        assert await report(world, key, by) == [
+            ("mail", UndoState.CANNOT_BE_UNDONE),
+            ("write", UndoState.UNDONE),
+            ("ask", UndoState.NOTHING_TO_UNDO),
+            ("write", UndoState.UNDONE),
+            ("look", UndoState.NOTHING_TO_UNDO),
+        ]
+        run = world.ledger.run(by)
+        assert run.state is RunState.COMPLETED
+        assert run.output_text.splitlines() == [
+            f"Undo of run {key.run_id}: 2 of 3 calls with effects were undone.",
+            "- write (Take the write back) undone",
+            "- write (Take the write back) undone",
+            "- mail cannot be undone: Its tool gives no way back.",
+        ]
+
+    virtual_time.run(main())
+
+
+def test_an_undo_leaves_a_conversation_that_the_next_run_goes_on_with() -> None:
+    async def main() -> None:
+        world = new_world()
+        key = await finished(world)
+        by = await undo_of(world, key)
+        after = world.ledger.submit("and now?", conversation_id=world.ledger.run(key).conversation_id)
+
+        await world.finish(by)
+        await world.finish(after)
+
+        # The fake model refuses histories that a strict provider refuses.
+        told = [message.get("content") for message in world.model.requests[-1].messages]
+        assert told[-3:] == [f"[Undo of run {key.run_id}]", world.ledger.run(by).output_text, "and now?"]
+        assert not any("inverse" in str(message) for message in world.model.requests[-1].messages)
+
+    virtual_time.run(main())
+
+
+def test_nothing_is_undone_twice() -> None:
+    async def main() -> None:
+        world = new_world()
+        key = await finished(world)
+
+        first, second = await undo_of(world, key), await undo_of(world, key)
+        await world.finish(first)
+        await world.finish(second)
+
+        assert world.ledger.calls(second) == []
+        assert [state for name, state in await report(world, key, second) if name == "write"] == [
+            UndoState.ALREADY_UNDONE,
+            UndoState.ALREADY_UNDONE,
+        ]
+        assert world.ledger.run(second).output_text.count("was undone before") == 2
+        assert Counter(world.registry.effects.values()) == {1: len(world.registry.effects)}
+
+    virtual_time.run(main())
+
+
+def test_one_call_is_undone_alone() -> None:
+    async def main() -> None:
+        world = new_world()
+        key = await finished(world)
+        chosen = world.ledger.calls(key)[0].call_id
+
+        by = await undo_of(world, key, chosen)
+        await world.finish(by)
+
+        assert [call.undoes_call_id for call in world.ledger.calls(by)] == [chosen]
+
+    virtual_time.run(main())
+
+
+def test_a_gated_inverse_waits_for_its_approval_and_one_that_was_refused_is_tried_again() -> None:
+    async def main() -> None:
+        world = new_world()
+        world.registry.verdicts["unwrite"] = tool("APPROVE", digest=DIGEST)
+        key = await finished(world)
+        by = await undo_of(world, key)
+
+        assert await world.drive() is Left.PARKED
+        assert world.ledger.run(by).state is RunState.WAITING
+        assert (await report(world, key, by))[1] == ("write", UndoState.NEEDS_APPROVAL)
+        waiting = world.ledger.calls(by)[0]
+        await world.ledger.send(by, Decide(call_id=waiting.call_id, kind=DecisionKind.REJECT, reason="keep it"))
+        await world.finish(by)
+        again = await undo_of(world, key)
+        await world.finish(again)
+
+        assert [state for name, state in await report(world, key, by) if name == "write"] == [
+            UndoState.FAILED,
+            UndoState.UNDONE,
+        ]
+        assert [state for name, state in await report(world, key, again) if name == "write"] == [
+            UndoState.UNDONE,
+            UndoState.ALREADY_UNDONE,
+        ]
+        assert "could not be undone now: The user refused to approve this call. Reason: keep it" in (
+            world.ledger.run(by).output_text
+        )
+
+    virtual_time.run(main())
+
+
+def test_an_inverse_that_was_answered_instead_of_run_has_undone_nothing() -> None:
+    async def main() -> None:
+        world = new_world()
+        world.registry.verdicts["unwrite"] = tool("APPROVE", digest=DIGEST)
+        key = await finished(world)
+        by = await undo_of(world, key, world.ledger.calls(key)[0].call_id)
+        await world.drive()
+        answer = Decide(call_id=world.ledger.calls(by)[0].call_id, kind=DecisionKind.ANSWER, answer="never mind")
+        await world.ledger.send(by, answer)
+        await world.finish(by)
+
+        assert UndoState.FAILED in {state for _, state in await report(world, key, by)}
+
+    virtual_time.run(main())
+
+
+def test_an_inverse_whose_tool_is_gone_cannot_run_and_the_others_do() -> None:
+    async def main() -> None:
+        world = new_world([calls("write", "strange"), says("Done.")])
+        key = await finished(world)
+        by = await undo_of(world, key)
+        await world.finish(by)
+
+        assert await report(world, key, by) == [
+            ("strange", UndoState.CANNOT_BE_UNDONE),
+            ("write", UndoState.UNDONE),
+        ]
+        assert "There is no tool unstrange" in world.ledger.run(by).output_text
+
+    virtual_time.run(main())
+
+
+def test_an_inverse_of_unknown_outcome_is_never_run_again() -> None:
+    async def main() -> None:
+        world = new_world([calls("write"), says("Done.")])
+        world.registry.forgets = {"unwrite"}
+        key = await finished(world)
+        by = await undo_of(world, key)
+        await world.finish(by)
+        again = await undo_of(world, key)
+        await world.finish(again)
+
+        assert await report(world, key, again) == [("write", UndoState.CANNOT_BE_UNDONE)]
+        assert world.ledger.calls(again) == []
+        assert "It is not known" in world.ledger.run(again).output_text
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("stop_at", range(12))
+def test_an_undo_whose_worker_dies_at_any_request_goes_on_and_runs_each_inverse_once(stop_at: int) -> None:
+    async def main() -> None:
+        world = new_world()
+        key = await finished(world)
+        by = await undo_of(world, key)
+        requests = 0
+
+        async def fault(name: str, done: bool) -> None:  # noqa: FBT001
+            nonlocal requests
+            requests += 1
+            if requests > stop_at:
+                raise asyncio.CancelledError
+
+        world.ledger.fault = fault
+        with pytest.raises(asyncio.CancelledError):
+            await world.drive()
+        world.ledger.fault = None
+        await world.finish(by)
+
+        assert [state for name, state in await report(world, key, by) if name == "write"] == [UndoState.UNDONE] * 2
+        own = [call.call_id for call in world.ledger.calls(by)]
+        assert [world.registry.effects[call_id] for call_id in own] == [1, 1]
+
+    virtual_time.run(main())
+
+
+def test_an_undo_waits_for_a_ledger_and_a_registry_that_do_not_answer() -> None:
+    async def main() -> None:
+        world = new_world()
+        key = await finished(world)
+        by = await undo_of(world, key)
+        failures = iter([True] * 4)
+
+        async def fault(name: str, done: bool) -> None:  # noqa: FBT001
+            if name == "undo_sources" and next(failures, False):
+                raise DependencyUnavailable
+
+        world.ledger.fault = fault
+        world.registry.unreachable = 3
+        await world.finish(by)
+
+        assert len(world.ledger.calls(by)) == 2
+
+    virtual_time.run(main())
+
+
+def test_a_cancelled_undo_says_what_it_has_undone() -> None:
+    async def main() -> None:
+        world = new_world()
+        world.registry.verdicts["unwrite"] = tool("APPROVE", digest=DIGEST)
+        key = await finished(world)
+        by = await undo_of(world, key)
+        await world.drive()
+        await world.respond(by)
+        await world.drive()
+        await world.ledger.send(by, Cancel(cause=StopCause.USER))
+        await world.finish(by)
+
+        run = world.ledger.run(by)
+        assert run.state is RunState.CANCELLED
+        assert "1 of 3 calls with effects was undone" in run.output_text
+        assert [state for name, state in await report(world, key, by) if name == "write"] == [
+            UndoState.UNDONE,
+            UndoState.FAILED,
+        ]
+
+    virtual_time.run(main())
+
+
+def test_what_the_user_says_during_an_undo_stops_it_and_is_answered() -> None:
+    async def main() -> None:
+        world = new_world([*THREE_ROUNDS, says("I stopped.")])
+        world.registry.verdicts["unwrite"] = tool("APPROVE", digest=DIGEST)
+        key = await finished(world)
+        by = await undo_of(world, key)
+        await world.drive()
+        await world.ledger.send(by, Steer(text="wait"))
+        await world.finish(by)
+
+        said = [(message.role, message.text) for message in world.ledger.messages(by) if message.run_id == by.run_id]
+        assert [role for role, _ in said] == [Role.USER, Role.ASSISTANT, Role.USER, Role.ASSISTANT]
+        assert said[-1][1] == "I stopped."
+        assert "- write (Take the write back) not undone" in said[1][1]
+        assert world.model.requests[-1].tools == ()
+        assert len(world.ledger.calls(by)) == 1
+
+    virtual_time.run(main())
+
+
+def test_an_undo_can_be_undone() -> None:
+    async def main() -> None:
+        world = new_world([calls("note"), says("Done.")])
+        world.registry.results["unnote"] = CallResult(
+            content_json=b"null", inverse=Inverse(tool_name="note", arguments_json=b"{}", summary="Note it again")
+        )
+        key = await finished(world)
+        by = await undo_of(world, key)
+        await world.finish(by)
+        redo = await undo_of(world, by)
+        await world.finish(redo)
+
+        assert [call.tool_name for call in world.ledger.calls(redo)] == ["note"]
+        assert await report(world, by, redo) == [("unnote", UndoState.UNDONE)]
+        assert await report(world, key, by) == [("note", UndoState.UNDONE)]
+
+    virtual_time.run(main())
+
+
+def test_an_undo_of_a_run_that_is_gone_fails() -> None:
+    async def main() -> None:
+        world = new_world()
+        key = await finished(world)
+        by = await undo_of(world, key)
+
+        async def gone(name: str, done: bool) -> None:  # noqa: FBT001
+            if name == "undo_sources":
+                from services.errors import RunNotFound
+
+                raise RunNotFound
+
+        world.ledger.fault = gone
+        await world.finish(by)
+
+        run = world.ledger.run(by)
+        assert run.failure is not None
+        assert run.failure.reason == "RUN_NOT_FOUND"
+        assert run.output_text == f"Undo of run {key.run_id}: nothing was undone."
+
+    virtual_time.run(main())
+
+
+# The rules alone.
+
+INVERSE = Inverse(tool_name="back", arguments_json=b"{}", summary="back")
+APPROVED = Decided(kind=DecisionKind.APPROVE, user_id="me")
+
+
+@st.composite
+def any_call(draw: st.DrawFn, call_id: str = "", run_id: str = "run_1") -> Call:
+    state = draw(st.sampled_from([state for state in CallState if state not in {CallState.PROPOSED}]))
+    reason = draw(st.sampled_from(["TOOL_ERROR", "NOT_STOPPED", "TOOL_TIMEOUT", "TOOL_NOT_FOUND", "CANCELLED"]))
+    inverse = INVERSE if draw(st.booleans()) and state is CallState.SUCCEEDED else None
+    is_error = state is not CallState.SUCCEEDED
+    result = CallResult(content_json=b"{}", is_error=is_error, error_reason=reason * is_error, inverse=inverse)
+    kind = draw(st.sampled_from([None, *DecisionKind]))
+    return Call(
+        store_id="store",
+        conversation_id="conv",
+        run_id=run_id,
+        call_id=call_id or f"call_{draw(st.integers(1, 10**9))}",
+        round=draw(st.integers(1, 5)),
+        index=draw(st.integers(0, 5)),
+        tool_name="do",
+        state=state,
+        effect_class=draw(st.sampled_from(list(EffectClass))),
+        context=draw(st.sampled_from([ExecutionContext.BACKEND, ExecutionContext.FRONTEND])),
+        attempt=draw(st.integers(0, 2)),
+        approval=ApprovalRequest(digest=DIGEST, decision=Decided(kind=kind, user_id="me")) if kind else None,
+        result=result,
+        end_time=draw(st.sampled_from([1.0, 2.0, 3.0, 4.0])),
+    )
+
+
+@st.composite
+def any_source(draw: st.DrawFn) -> UndoSource:
+    call = draw(any_call())
+    count = draw(st.integers(0, 3))
+    tries = [
+        draw(any_call(call_id=undo.undo_call_id(call.call_id, attempt), run_id=f"run_{attempt + 1}"))
+        for attempt in range(1, count + 1)
+    ]
+    return UndoSource(call=call, tries=tuple(tries))
+
+
+@given(st.lists(any_source(), unique_by=lambda source: source.call.call_id, max_size=12))
+def test_a_plan_is_the_reverse_of_the_ends_with_each_call_at_most_once(sources: list[UndoSource]) -> None:
+    run = Run(store_id="s", user_id="u", conversation_id="c", run_id="run_9", undo=Undo(run_id="run_1"))
+
+    planned = undo.plan(sources, run)
+
+    of = {source.call.call_id: source for source in sources}
+    chosen = [of[step.call_id] for step in planned.steps]
+    assert len(set(map(id, chosen))) == len(chosen)
+    ends = [(each.call.end_time or 0.0, each.call.round, each.call.index) for each in chosen]
+    assert ends == sorted(ends, reverse=True)
+    for step, source in zip(planned.steps, chosen, strict=True):
+        assert undo.inverse_of(source.call) is not None
+        assert step.undo_call_id not in {each.call_id for each in source.tries}
+        assert not any(_may_have_had_its_effect(each) for each in source.tries[-1:])
+    skipped = [source for source in sources if source not in chosen and undo.inverse_of(source.call) is not None]
+    assert all(source.tries for source in skipped)
+
+
+@given(any_source())
+def test_every_call_is_said_to_be_one_thing_and_why(source: UndoSource) -> None:
+    for run_id in ("", "run_2", "run_9"):
+        found: CallUndo = undo.judged(source, run_id)
+        clear = {UndoState.UNDONE, UndoState.ALREADY_UNDONE, UndoState.RUNNING, UndoState.NEEDS_APPROVAL}
+        if found.state not in {*clear, UndoState.TO_UNDO}:
+            assert found.reason
+        if found.state in clear:
+            assert found.undo_call_id
+
+
+def _may_have_had_its_effect(call: Call) -> bool:
+    decision = call.approval.decision if call.approval else None
+    answered = decision is not None and decision.kind is DecisionKind.ANSWER
+    return (call.state is CallState.SUCCEEDED and not answered) or (
+        call.state is CallState.OUTCOME_UNKNOWN and call.effect_class is not EffectClass.READ_ONLY
+    )
+
+
+def test_options_of_an_undo_are_those_of_any_run() -> None:
+    assert RunOptions().limits.run_timeout_seconds > 0
