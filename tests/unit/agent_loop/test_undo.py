@@ -26,9 +26,9 @@ from services.agent_loop.domain.call import (
 )
 from services.agent_loop.domain.command import Cancel, Decide, Steer
 from services.agent_loop.domain.message import Role
-from services.agent_loop.domain.run import Run, RunOptions, RunState, StopCause, Undo
+from services.agent_loop.domain.run import Run, RunState, StopCause, Undo
 from services.agent_loop.domain.undo import CallUndo, UndoSource, UndoState
-from services.errors import DependencyUnavailable
+from services.errors import DependencyUnavailable, RunNotFound
 from tests.fakes import virtual_time
 from tests.fakes.ledger import STORE, USER
 from tests.fakes.loop_world import World
@@ -262,15 +262,17 @@ def test_an_undo_whose_worker_dies_at_any_request_goes_on_and_runs_each_inverse_
         by = await undo_of(world, key)
         requests = 0
 
-        async def fault(name: str, done: bool) -> None:  # noqa: FBT001
+        async def fault(name: str, done: bool) -> None:
             nonlocal requests
             requests += 1
             if requests > stop_at:
-                raise asyncio.CancelledError
+                driving.cancel()
+                await asyncio.sleep(1.0)
 
+        driving = asyncio.create_task(world.drive())
         world.ledger.fault = fault
         with pytest.raises(asyncio.CancelledError):
-            await world.drive()
+            await driving
         world.ledger.fault = None
         await world.finish(by)
 
@@ -288,7 +290,7 @@ def test_an_undo_waits_for_a_ledger_and_a_registry_that_do_not_answer() -> None:
         by = await undo_of(world, key)
         failures = iter([True] * 4)
 
-        async def fault(name: str, done: bool) -> None:  # noqa: FBT001
+        async def fault(name: str, done: bool) -> None:
             if name == "undo_sources" and next(failures, False):
                 raise DependencyUnavailable
 
@@ -369,10 +371,8 @@ def test_an_undo_of_a_run_that_is_gone_fails() -> None:
         key = await finished(world)
         by = await undo_of(world, key)
 
-        async def gone(name: str, done: bool) -> None:  # noqa: FBT001
+        async def gone(name: str, done: bool) -> None:
             if name == "undo_sources":
-                from services.errors import RunNotFound
-
                 raise RunNotFound
 
         world.ledger.fault = gone
@@ -389,12 +389,11 @@ def test_an_undo_of_a_run_that_is_gone_fails() -> None:
 # The rules alone.
 
 INVERSE = Inverse(tool_name="back", arguments_json=b"{}", summary="back")
-APPROVED = Decided(kind=DecisionKind.APPROVE, user_id="me")
 
 
 @st.composite
 def any_call(draw: st.DrawFn, call_id: str = "", run_id: str = "run_1") -> Call:
-    state = draw(st.sampled_from([state for state in CallState if state not in {CallState.PROPOSED}]))
+    state = draw(st.sampled_from([state for state in CallState if state is not CallState.PROPOSED]))
     reason = draw(st.sampled_from(["TOOL_ERROR", "NOT_STOPPED", "TOOL_TIMEOUT", "TOOL_NOT_FOUND", "CANCELLED"]))
     inverse = INVERSE if draw(st.booleans()) and state is CallState.SUCCEEDED else None
     is_error = state is not CallState.SUCCEEDED
@@ -465,7 +464,3 @@ def _may_have_had_its_effect(call: Call) -> bool:
     return (call.state is CallState.SUCCEEDED and not answered) or (
         call.state is CallState.OUTCOME_UNKNOWN and call.effect_class is not EffectClass.READ_ONLY
     )
-
-
-def test_options_of_an_undo_are_those_of_any_run() -> None:
-    assert RunOptions().limits.run_timeout_seconds > 0
