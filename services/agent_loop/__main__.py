@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from pawl.agent.v1.agent_pb2_grpc import add_AgentServiceServicer_to_server
 from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
 
+from services.agent_loop.adapters import step_log
 from services.agent_loop.adapters.call_checker import RegistryCallChecker
 from services.agent_loop.adapters.live import BusEvents
 from services.agent_loop.adapters.meter import PrometheusMeter
@@ -23,6 +24,7 @@ from services.agent_loop.app.jobs import Workshop
 from services.agent_loop.app.messages import Messages
 from services.agent_loop.app.operators import Operators
 from services.agent_loop.app.pending import Pending
+from services.agent_loop.app.run_steps import RunSteps
 from services.agent_loop.app.session import Sessions
 from services.agent_loop.app.undoing import Undoing
 from services.agent_loop.app.watch import Watches
@@ -112,6 +114,7 @@ async def main(stop: Stop) -> None:
                 watches=watches,
                 sessions=sessions,
                 undoing=Undoing(ledger=ledger, defaults=defaults),
+                steps=RunSteps(ledger=ledger, watches=watches, take_in=step_log.take_in),
             ),
         )
         operators = Operators(ledger=ledger, ids=service.ids)

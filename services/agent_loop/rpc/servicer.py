@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any, Final, TypeAlias, cast
 
 import grpc
-from pawl.agent.v1 import agent_pb2, agent_pb2_grpc, session_pb2, types_pb2, undo_pb2
+from pawl.agent.v1 import agent_pb2, agent_pb2_grpc, session_pb2, steps_pb2, types_pb2, undo_pb2
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 
 from services.agent_loop.app import inbox as commands
@@ -17,13 +17,14 @@ from services.agent_loop.app.inbox import Inbox
 from services.agent_loop.app.messages import Messages
 from services.agent_loop.app.pending import Pending
 from services.agent_loop.app.public_ports import PublicLedger
-from services.agent_loop.app.public_values import Caller, CallView, LogGap, LoggedEvent, Reply, RunView
+from services.agent_loop.app.public_values import Caller, CallView, LogGap, LoggedEvent, Page, Reply, RunView
+from services.agent_loop.app.run_steps import RunSteps
 from services.agent_loop.app.session import Sessions
 from services.agent_loop.app.undoing import Undoing
 from services.agent_loop.app.wait import wait_for_rest
 from services.agent_loop.app.watch import Watches
 from services.agent_loop.domain import checks
-from services.agent_loop.rpc import convert, convert_session, convert_undo
+from services.agent_loop.rpc import convert, convert_session, convert_steps, convert_undo
 from services.chassis import auth
 from services.chassis.ids import check_id
 from services.errors import SlowConsumer
@@ -48,6 +49,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         watches: Watches,
         sessions: Sessions,
         undoing: Undoing,
+        steps: RunSteps,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
     ) -> None:
         self._ledger = ledger
@@ -57,6 +59,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         self._watches = watches
         self._sessions = sessions
         self._undoing = undoing
+        self._steps = steps
         self._heartbeat_seconds = heartbeat_seconds
 
     async def StartRun(self, request: agent_pb2.StartRunRequest, context: Context) -> agent_pb2.StartRunResponse:
@@ -228,6 +231,21 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         )
         return agent_pb2.ListCallsResponse(calls=_calls(page.items), next_page_token=page.next_page_token)
 
+    async def ListSteps(self, request: steps_pb2.ListStepsRequest, context: Context) -> steps_pb2.ListStepsResponse:
+        steps = await self._steps.list(_caller(), check_id(request.run_id, "run_id"))
+        page_size = checks.page_size(request.page_size)
+        return convert_steps.page(steps, page_size=page_size, page_token=request.page_token)
+
+    async def WatchSteps(  # type: ignore[override]
+        self, request: steps_pb2.WatchStepsRequest, context: Context
+    ) -> None:
+        run_id = check_id(request.run_id, "run_id")
+        after_seq = convert.seq(request.after_seq, "after_seq")
+        parts = self._steps.watch(_caller(), run_id, after_seq, silence_seconds=self._heartbeat_seconds)
+        async with aclosing(parts):
+            async for changes, seq in parts:
+                await _write(context, convert_steps.watch_response(changes, seq))
+
     async def ListMessages(
         self, request: agent_pb2.ListMessagesRequest, context: Context
     ) -> agent_pb2.ListMessagesResponse:
@@ -300,7 +318,10 @@ def _receipt(reply: Reply, run_id: str, call_id: str) -> types_pb2.Receipt:
 
 async def _write(
     context: Context,
-    response: session_pb2.SessionResponse | agent_pb2.WatchRunResponse | agent_pb2.WatchPendingResponse,
+    response: session_pb2.SessionResponse
+    | agent_pb2.WatchRunResponse
+    | agent_pb2.WatchPendingResponse
+    | steps_pb2.WatchStepsResponse,
 ) -> None:
     """Write, or give up on a client that does not read.
 
