@@ -17,7 +17,7 @@ from services.agent_loop.app.inbox import Inbox
 from services.agent_loop.app.messages import Messages
 from services.agent_loop.app.pending import Pending
 from services.agent_loop.app.public_ports import PublicLedger
-from services.agent_loop.app.public_values import Caller, CallView, LogGap, LoggedEvent, Page, Reply, RunView
+from services.agent_loop.app.public_values import Caller, CallView, LogGap, LoggedEvent, Reply, RunView
 from services.agent_loop.app.run_steps import RunSteps
 from services.agent_loop.app.session import Sessions
 from services.agent_loop.app.undoing import Undoing

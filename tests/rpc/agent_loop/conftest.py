@@ -11,10 +11,12 @@ import pytest
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
 from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub, add_OperatorServiceServicer_to_server
 
+from services.agent_loop.adapters import step_log
 from services.agent_loop.app.inbox import Inbox
 from services.agent_loop.app.messages import Messages
 from services.agent_loop.app.operators import Operators
 from services.agent_loop.app.pending import Pending
+from services.agent_loop.app.run_steps import RunSteps
 from services.agent_loop.app.session import Sessions
 from services.agent_loop.app.stream import SessionTimes
 from services.agent_loop.app.undoing import Undoing
@@ -93,6 +95,7 @@ def servicer(
         watches=watches,
         sessions=sessions,
         undoing=Undoing(ledger=ledger, defaults=defaults),
+        steps=RunSteps(ledger=ledger, watches=watches, take_in=step_log.take_in),
         heartbeat_seconds=0.05,
     )
 

@@ -16,9 +16,11 @@ from pawl.agent.v1 import agent_pb2, session_pb2
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
 from pawl.event.v1 import event_pb2, run_pb2
 
+from services.agent_loop.adapters import step_log
 from services.agent_loop.app.inbox import Inbox
 from services.agent_loop.app.messages import Messages
 from services.agent_loop.app.pending import Pending
+from services.agent_loop.app.run_steps import RunSteps
 from services.agent_loop.app.session import Sessions
 from services.agent_loop.app.stream import SessionTimes
 from services.agent_loop.app.undoing import Undoing
@@ -83,6 +85,7 @@ class Replicas:
             watches=watches,
             sessions=sessions,
             undoing=Undoing(ledger=self.ledger, defaults=defaults),
+            steps=RunSteps(ledger=self.ledger, watches=watches, take_in=step_log.take_in),
         )
         server = RpcServer(
             address,

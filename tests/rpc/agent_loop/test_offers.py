@@ -13,11 +13,14 @@ from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
 from pawl.event.v1 import call_pb2
 
+from services.agent_loop.adapters import step_log
 from services.agent_loop.app.inbox import Inbox
 from services.agent_loop.app.messages import Messages
 from services.agent_loop.app.pending import Pending
 from services.agent_loop.app.public_values import ResultCommand
+from services.agent_loop.app.run_steps import RunSteps
 from services.agent_loop.app.session import Sessions
+from services.agent_loop.app.undoing import Undoing
 from services.agent_loop.app.watch import Watches
 from services.agent_loop.domain.options import RunDefaults
 from services.agent_loop.rpc.servicer import AgentServicer
@@ -63,12 +66,20 @@ async def other_replica(
     ledger: FakeLedger, watches: Watches, clock: ManualClock, ids: IdSource, tmp_path: Path
 ) -> AsyncIterator[AgentServiceAsyncStub]:
     """One more agent-loop at the same ledger."""
-    messages = Messages(ledger=ledger, defaults=RunDefaults(model="the-model"))
+    defaults = RunDefaults(model="the-model")
+    messages = Messages(ledger=ledger, defaults=defaults)
     inbox = Inbox(ledger=ledger, checker=FakeChecker(), ids=ids)
     sessions = Sessions(ledger=ledger, watches=watches, messages=messages, inbox=inbox, clock=clock, ids=ids)
     pending = Pending(ledger=ledger, clock=clock)
     servicer = AgentServicer(
-        ledger=ledger, messages=messages, inbox=inbox, pending=pending, watches=watches, sessions=sessions
+        ledger=ledger,
+        messages=messages,
+        inbox=inbox,
+            pending=pending,
+        watches=watches,
+        sessions=sessions,
+        undoing=Undoing(ledger=ledger, defaults=defaults),
+        steps=RunSteps(ledger=ledger, watches=watches, take_in=step_log.take_in),
     )
     server = RpcServer(
         f"unix:{tmp_path}/other",

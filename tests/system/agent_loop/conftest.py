@@ -20,12 +20,15 @@ import pytest
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
 from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub
 
+from services.agent_loop.adapters import step_log
 from services.agent_loop.adapters.live import BusEvents
 from services.agent_loop.adapters.public_ledger import LedgerClient
 from services.agent_loop.app.inbox import Inbox
 from services.agent_loop.app.messages import Messages
 from services.agent_loop.app.pending import Pending
+from services.agent_loop.app.run_steps import RunSteps
 from services.agent_loop.app.session import Sessions
+from services.agent_loop.app.undoing import Undoing
 from services.agent_loop.app.watch import Watches
 from services.agent_loop.domain.options import RunDefaults
 from services.agent_loop.rpc.servicer import AgentServicer
@@ -121,7 +124,8 @@ async def _replica(
     await bus.wait_connected()
     ledger = LedgerClient(ledger_channel)
     watches = await stack.enter_async_context(Watches(ledger=ledger, live=BusEvents(bus)))
-    messages = Messages(ledger=ledger, defaults=RunDefaults(model="the-model"))
+    defaults = RunDefaults(model="the-model")
+    messages = Messages(ledger=ledger, defaults=defaults)
     inbox = Inbox(ledger=ledger, checker=FakeChecker(), ids=ids)
     sessions = Sessions(ledger=ledger, watches=watches, messages=messages, inbox=inbox, clock=clock, ids=ids)
     server = RpcServer(
@@ -136,6 +140,8 @@ async def _replica(
             pending=Pending(ledger=ledger, clock=clock),
             watches=watches,
             sessions=sessions,
+            undoing=Undoing(ledger=ledger, defaults=defaults),
+            steps=RunSteps(ledger=ledger, watches=watches, take_in=step_log.take_in),
         ),
     )
     await stack.enter_async_context(server)

@@ -1,0 +1,219 @@
+"""Steps: the same whenever they are made from the log, as they come and afterwards."""
+
+from __future__ import annotations
+
+from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
+
+from services.agent_loop.adapters import step_log
+from services.agent_loop.adapters.views import log_gap, logged_event
+from services.agent_loop.domain.steps import Step, StepChange, Steps, StepStatus, StepType
+
+NOW = 1_700_000_000
+
+
+def events(*kinds: event_pb2.RunEvent) -> list[event_pb2.RunEvent]:
+    for seq, event in enumerate(kinds, 1):
+        event.seq = seq
+        event.time.seconds = NOW + seq
+    return list(kinds)
+
+
+def delta(round_number: int, *, text: str = "", reasoning: str = "", tool: str = "") -> event_pb2.RunEvent:
+    fragments = [event_pb2.CallFragment(tool_name=tool)] if tool else []
+    return event_pb2.RunEvent(
+        output_delta=event_pb2.OutputDelta(round=round_number, text=text, reasoning=reasoning, calls=fragments)
+    )
+
+
+def said(text: str, *, reasoning: str = "", calls: tuple[str, ...] = (), seq: int = 0) -> event_pb2.RunEvent:
+    message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=text, reasoning=reasoning, call_ids=calls)
+    message.create_time.seconds = NOW + seq
+    return event_pb2.RunEvent(message_added=event_pb2.MessageAdded(message=message))
+
+
+def called(
+    call_id: str,
+    state: call_pb2.CallState.ValueType,
+    *,
+    round_number: int = 1,
+    index: int = 0,
+    question: str = "",
+    omitted_bytes: int = 0,
+) -> event_pb2.RunEvent:
+    call = call_pb2.Call(
+        call_id=call_id,
+        round=round_number,
+        index=index,
+        tool_name="ask_user" if question else "write",
+        state=state,
+        arguments_json=b'{"n":1}',
+        result_omitted_bytes=omitted_bytes,
+    )
+    if question:
+        call.question.question = question
+    if state >= call_pb2.CALL_STATE_SUCCEEDED and not omitted_bytes:
+        call.result.content_json = b'"done"'
+        call.end_time.seconds = NOW
+    return event_pb2.RunEvent(call_changed=event_pb2.CallChanged(call=call))
+
+
+def retrying(round_number: int) -> event_pb2.RunEvent:
+    return event_pb2.RunEvent(round_retrying=event_pb2.RoundRetrying(round=round_number, void_from_seq=1))
+
+
+def ended() -> event_pb2.RunEvent:
+    run = run_pb2.Run(state=run_pb2.RUN_STATE_COMPLETED)
+    return event_pb2.RunEvent(run_changed=event_pb2.RunChanged(run=run))
+
+
+def whole_run() -> list[event_pb2.RunEvent]:
+    """A run with a void attempt, two calls, a question and an answer."""
+    user = message_pb2.Message(role=message_pb2.ROLE_USER, text="hello")
+    return events(
+        event_pb2.RunEvent(message_added=event_pb2.MessageAdded(message=user)),
+        delta(1, reasoning="No, "),
+        delta(1, text="Hm"),
+        retrying(1),
+        delta(1, reasoning="First I "),
+        delta(1, reasoning="look.\n\u00e9"),
+        delta(1, text="Let me"),
+        delta(1, text=" see.", tool="write"),
+        said("Let me see.", reasoning="First I look.\n\u00e9", calls=("call_b", "call_a"), seq=9),
+        called("call_b", call_pb2.CALL_STATE_RUNNING),
+        called("call_a", call_pb2.CALL_STATE_ASKED, index=1, question="Which?"),
+        called("call_b", call_pb2.CALL_STATE_SUCCEEDED),
+        called("call_a", call_pb2.CALL_STATE_SUCCEEDED, index=1, question="Which?"),
+        delta(2, reasoning="Now all is known."),
+        delta(2, text="Done."),
+        said("Done.", reasoning="Now all is known.", seq=16),
+        ended(),
+    )
+
+
+def steps_of(log: list[event_pb2.RunEvent]) -> Steps:
+    steps = Steps()
+    step_log.take_in(steps, [logged_event(event) for event in log])
+    return steps
+
+
+def applied(shown: dict[str, Step], changes: tuple[StepChange, ...]) -> None:
+    """What a client does with changes."""
+    for change in changes:
+        step, old = change.step, shown.get(change.step.step_id)
+        content = old.content + step.content if change.appends and old else step.content
+        shown[step.step_id] = Step(
+            **{name: getattr(step, name) for name in Step.__struct_fields__} | {"content": content}
+        )
+
+
+def test_a_run_is_told_in_steps() -> None:
+    told = [(step.step_id, step.type, step.status, step.content) for step in steps_of(whole_run()).all()]
+
+    assert told == [
+        ("1-reasoning", StepType.REASONING, StepStatus.DONE, "First I look.\n\u00e9"),
+        ("1-text", StepType.PLANNING, StepStatus.DONE, "Let me see."),
+        ("call_b", StepType.TOOL_CALL, StepStatus.DONE, '{"n":1}'),
+        ("call_b-result", StepType.RESULT, StepStatus.DONE, '"done"'),
+        ("call_a", StepType.QUESTION, StepStatus.DONE, "Which?"),
+        ("call_a-result", StepType.RESULT, StepStatus.DONE, '"done"'),
+        ("2-reasoning", StepType.REASONING, StepStatus.DONE, "Now all is known."),
+        ("2-text", StepType.ANSWER, StepStatus.DONE, "Done."),
+    ]
+
+
+def test_reasoning_is_there_while_it_is_written() -> None:
+    live = steps_of(whole_run()[:6]).all()
+
+    assert [(step.step_id, step.status, step.content) for step in live] == [
+        ("1-reasoning", StepStatus.ACTIVE, "First I look.\n\u00e9")
+    ]
+
+
+def test_what_is_written_with_calls_is_planning_as_soon_as_calls_are_written() -> None:
+    kinds = [steps_of(whole_run()[:end]).all()[-1].type for end in (7, 8)]
+
+    assert kinds == [StepType.ANSWER, StepType.PLANNING]
+
+
+def test_what_an_attempt_that_failed_wrote_is_void() -> None:
+    steps = Steps()
+    log = [logged_event(event) for event in whole_run()]
+    step_log.take_in(steps, log[:3])
+
+    changes = step_log.take_in(steps, log[3:4])
+
+    assert [(change.step.step_id, change.step.status, change.step.content) for change in changes] == [
+        ("1-reasoning", StepStatus.VOID, ""),
+        ("1-text", StepStatus.VOID, ""),
+    ]
+    assert steps.all() == ()
+
+
+def test_changes_lead_to_the_steps_from_any_point_of_the_log_in_any_parts() -> None:
+    log = [logged_event(event) for event in whole_run()]
+    whole = steps_of(whole_run()).all()
+    for start in range(len(log)):
+        for size in (1, 2, 5, len(log)):
+            steps = Steps()
+            step_log.take_in(steps, log[:start])
+            shown = {step.step_id: step for step in steps.all()}
+            for first in range(start, len(log), size):
+                applied(shown, step_log.take_in(steps, log[first : first + size]))
+            assert tuple(shown[step.step_id] for step in whole) == whole
+            assert all(step.status is StepStatus.VOID for step in shown.values() if step not in whole)
+
+
+def test_output_is_sent_once_and_not_again_with_every_piece() -> None:
+    steps = Steps()
+    log = [logged_event(event) for event in events(*(delta(1, reasoning="x" * 100) for _ in range(50)))]
+
+    sent = [change.step.content for event in log for change in step_log.take_in(steps, [event])]
+
+    assert sum(map(len, sent)) == 5000
+
+
+def test_a_run_whose_events_are_gone_has_the_same_steps() -> None:
+    log = whole_run()
+    messages = [event.message_added.message for event in log if event.HasField("message_added")]
+    newest = {
+        event.call_changed.call.call_id: event.call_changed.call for event in log if event.HasField("call_changed")
+    }
+    snapshot = gap_pb2.RunSnapshot(messages=messages, calls=newest.values())
+    steps = Steps()
+
+    changes = step_log.take_in(steps, log_gap(gap_pb2.Gap(to_seq=16, snapshot=snapshot)))
+
+    assert steps.all() == steps_of(log).all()
+    assert [change.step for change in changes] == list(steps.all())
+
+
+def test_the_report_of_an_undo_stands_behind_its_calls_also_when_events_are_gone() -> None:
+    calls = [
+        called("undo_b", call_pb2.CALL_STATE_SUCCEEDED, round_number=1),
+        called("undo_a", call_pb2.CALL_STATE_FAILED, round_number=2),
+    ]
+    log = events(*calls, said("Undo of run run_1"), ended())
+    snapshot = gap_pb2.RunSnapshot(
+        messages=[log[2].message_added.message], calls=[event.call_changed.call for event in log[:2]]
+    )
+    steps = Steps()
+    step_log.take_in(steps, log_gap(gap_pb2.Gap(to_seq=3, snapshot=snapshot)))
+
+    ids = [step.step_id for step in steps_of(log).all()]
+
+    assert ids == ["undo_b", "undo_b-result", "undo_a", "undo_a-result", "3-text"]
+    assert [step.step_id for step in steps.all()] == ids
+
+
+def test_a_result_that_the_log_leaves_out_says_how_large_it_is() -> None:
+    log = events(called("call_1", call_pb2.CALL_STATE_SUCCEEDED, omitted_bytes=20_000))
+
+    result = steps_of(log).all()[1]
+
+    assert (result.content, result.content_omitted_bytes) == ("", 20_000)
+
+
+def test_what_was_open_when_the_run_ended_was_stopped() -> None:
+    steps = steps_of(events(delta(1, reasoning="Well"), ended())).all()
+
+    assert [(step.content, step.status) for step in steps] == [("Well", StepStatus.STOPPED)]
