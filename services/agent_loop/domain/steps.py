@@ -156,8 +156,10 @@ class Steps:
         self._last_call_round = max(
             (each.call.round for each in called if each.call.call_id not in followed), default=0
         )
-        for fact in (*said, *called):
-            self._take(fact)
+        for entry in said:
+            self._said(entry)
+        for each in called:
+            self._called(each)
 
     def _take(self, fact: StepFact) -> None:
         match fact:
