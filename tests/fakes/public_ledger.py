@@ -146,6 +146,10 @@ class FakeLedger:
         for _ in range(count):
             await self._log(self.runs[run_id], event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text=text)))
 
+    async def tell(self, event: event_pb2.RunEvent, run_id: str = "run_1") -> None:
+        """Append an event of the owner."""
+        await self._log(self.runs[run_id], event)
+
     async def change(self, run_id: str, state: RunState) -> None:
         """Let the run change its state."""
         await self._changed(self.runs[run_id], run_pb2.RunState.Value(f"RUN_STATE_{state}"))

@@ -1,0 +1,103 @@
+"""ListSteps and WatchSteps over a log that grows."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from pawl.agent.v1 import steps_pb2
+from pawl.event.v1 import call_pb2, event_pb2
+
+from tests.fakes.public_ledger import FakeLedger
+from tests.rpc.agent_loop.conftest import ME, STRANGERS
+from tests.rpc.agent_loop.errors import reason
+
+if TYPE_CHECKING:
+    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+
+
+@pytest.fixture(autouse=True)
+async def run(ledger: FakeLedger) -> None:
+    await ledger.add_run()
+
+
+async def think(ledger: FakeLedger, *pieces: str) -> None:
+    for piece in pieces:
+        await ledger.tell(event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(round=1, reasoning=piece)))
+
+
+async def listed(stub: AgentServiceAsyncStub, page_size: int = 0) -> list[steps_pb2.Step]:
+    found: list[steps_pb2.Step] = []
+    token = ""
+    while True:
+        request = steps_pb2.ListStepsRequest(run_id="run_1", page_size=page_size, page_token=token)
+        page = await stub.ListSteps(request, metadata=ME)
+        found += page.steps
+        token = page.next_page_token
+        if not token:
+            return found
+
+
+async def test_steps_are_listed_while_the_run_goes_on_and_after(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger
+) -> None:
+    await think(ledger, "First ", "I look.")
+    [step] = await listed(stub)
+    assert (step.content, step.status) == ("First I look.", steps_pb2.STEP_STATUS_ACTIVE)
+    call = call_pb2.Call(call_id="call_1", round=1, state=call_pb2.CALL_STATE_SUCCEEDED)
+    await ledger.tell(event_pb2.RunEvent(call_changed=event_pb2.CallChanged(call=call)))
+    await ledger.finish()
+
+    for page_size in (0, 1, 2):
+        assert [step.step_id for step in await listed(stub, page_size)] == ["1-reasoning", "call_1", "call_1-result"]
+
+
+async def test_a_watcher_gets_reasoning_as_it_is_written_and_goes_on_where_it_was(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger
+) -> None:
+    await think(ledger, "First ")
+    stream = stub.WatchSteps(steps_pb2.WatchStepsRequest(run_id="run_1"), metadata=ME)
+    first = await stream.read()
+    assert isinstance(first, steps_pb2.WatchStepsResponse)
+    await think(ledger, "I look.")
+    second = await changed(stream)
+    stream.cancel()
+    assert [change.step.content for change in (*first.changes, *second.changes)] == ["First ", "I look."]
+    assert second.changes[0].appends
+
+    await think(ledger, " Then")
+    again = stub.WatchSteps(steps_pb2.WatchStepsRequest(run_id="run_1", after_seq=second.seq), metadata=ME)
+    third = await changed(again)
+    assert [(change.appends, change.step.content) for change in third.changes] == [(True, " Then")]
+    await ledger.finish()
+    last = await changed(again)
+    assert [change.step.status for change in last.changes] == [steps_pb2.STEP_STATUS_STOPPED]
+    assert await again.read() is grpc.aio.EOF
+
+
+async def changed(stream: object) -> steps_pb2.WatchStepsResponse:
+    """The next response that is no heartbeat."""
+    async with asyncio.timeout(5):
+        while True:
+            response = await stream.read()  # type: ignore[attr-defined]
+            assert isinstance(response, steps_pb2.WatchStepsResponse)
+            if response.changes:
+                return response
+
+
+async def test_steps_of_others_are_not_found(stub: AgentServiceAsyncStub) -> None:
+    """I8"""
+    for stranger in STRANGERS:
+        request = steps_pb2.ListStepsRequest(run_id="run_1")
+        assert await reason(stub.ListSteps(request, metadata=stranger)) == "RUN_NOT_FOUND"
+        stream = stub.WatchSteps(steps_pb2.WatchStepsRequest(run_id="run_1"), metadata=stranger)
+        assert await reason(stream.read()) == "RUN_NOT_FOUND"
+
+
+async def test_a_position_or_page_that_is_not_there_is_refused(stub: AgentServiceAsyncStub) -> None:
+    stream = stub.WatchSteps(steps_pb2.WatchStepsRequest(run_id="run_1", after_seq=99), metadata=ME)
+    assert await reason(stream.read()) == "SEQ_BEYOND_END"
+    request = steps_pb2.ListStepsRequest(run_id="run_1", page_token="nonsense")
+    assert await reason(stub.ListSteps(request, metadata=ME)) == "INVALID_PAGE_TOKEN"

@@ -1,0 +1,160 @@
+"""PreviewUndo, UndoRun, UndoCall and GetUndoReport: who may, when, and what is said."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from pawl.agent.v1 import undo_pb2
+from pawl.event.v1 import call_pb2, run_pb2
+
+from services.agent_loop.domain.undo import undo_call_id
+from tests.fakes.public_ledger import FakeLedger
+from tests.rpc.agent_loop.conftest import ADMIN, FOREIGN_BOSS, ME, OPERATOR, STRANGERS
+from tests.rpc.agent_loop.errors import reason
+
+if TYPE_CHECKING:
+    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+
+RUN = undo_pb2.UndoRunRequest(run_id="run_1")
+
+
+@pytest.fixture(autouse=True)
+async def run(ledger: FakeLedger) -> None:
+    """A run that has ended, with a call that can be undone and two that cannot."""
+    await ledger.add_run()
+    for number, name in enumerate(("write", "mail", "look"), 1):
+        await ledger.add_call(f"call_{number}", call_pb2.CALL_STATE_SUCCEEDED, tool_name=name)
+        call = ledger.runs["run_1"].calls[f"call_{number}"]
+        call.result.content_json = b"null"
+        call.end_time.seconds = number
+        if name == "write":
+            call.result.inverse.tool_name = "unwrite"
+            call.result.inverse.arguments_json = b'{"n":1}'
+            call.result.inverse.summary = "Take it back"
+        if name == "look":
+            call.effect_class = call_pb2.EFFECT_CLASS_READ_ONLY
+    await ledger.finish()
+
+
+async def tried(ledger: FakeLedger, state: call_pb2.CallState.ValueType, run_id: str = "run_2") -> None:
+    """Let a run have made the call that undoes the first one."""
+    await ledger.add_call(undo_call_id("call_1", 1), state, run_id=run_id, tool_name="unwrite")
+    if state >= call_pb2.CALL_STATE_SUCCEEDED:
+        ledger.runs[run_id].calls[undo_call_id("call_1", 1)].result.content_json = b"null"
+
+
+async def preview(stub: AgentServiceAsyncStub) -> list[tuple[str, str]]:
+    response = await stub.PreviewUndo(undo_pb2.PreviewUndoRequest(run_id="run_1"), metadata=ME)
+    return [(call.call_id, undo_pb2.UndoState.Name(call.state).removeprefix("UNDO_STATE_")) for call in response.calls]
+
+
+async def test_a_preview_says_for_each_call_what_an_undo_would_do(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger
+) -> None:
+    assert await preview(stub) == [
+        ("call_3", "NOTHING_TO_UNDO"),
+        ("call_2", "CANNOT_BE_UNDONE"),
+        ("call_1", "TO_UNDO"),
+    ]
+    assert list(ledger.runs) == ["run_1"]
+    response = await stub.PreviewUndo(undo_pb2.PreviewUndoRequest(run_id="run_1", call_id="call_1"), metadata=ME)
+    assert [call.summary for call in response.calls] == ["Take it back"]
+
+
+async def test_an_undo_is_a_run_in_the_same_conversation(stub: AgentServiceAsyncStub) -> None:
+    undoing = (await stub.UndoRun(RUN, metadata=ME)).run
+
+    assert (undoing.conversation_id, undoing.user_id) == ("conv_1", "me")
+    assert undoing.undo == run_pb2.Undo(run_id="run_1", user_id="me")
+    assert undoing.options.limits.run_timeout_seconds == 300.0
+
+
+async def test_one_call_can_be_undone_alone(stub: AgentServiceAsyncStub) -> None:
+    request = undo_pb2.UndoCallRequest(run_id="run_1", call_id="call_1")
+    undoing = (await stub.UndoCall(request, metadata=ME)).run
+
+    assert undoing.undo == run_pb2.Undo(run_id="run_1", call_id="call_1", user_id="me")
+
+
+async def test_the_same_request_id_makes_one_undo(stub: AgentServiceAsyncStub) -> None:
+    """I2"""
+    request = undo_pb2.UndoRunRequest(request_id="r1", run_id="run_1")
+    first, second = [await stub.UndoRun(request, metadata=ME) for _ in range(2)]
+
+    assert first.run.run_id == second.run.run_id
+    other = undo_pb2.UndoCallRequest(request_id="r1", run_id="run_1", call_id="call_1")
+    assert await reason(stub.UndoCall(other, metadata=ME)) == "REQUEST_ID_REUSED"
+
+
+async def test_a_run_that_has_not_ended_cannot_be_undone(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+    await ledger.add_run("run_5", conversation_id="conv_5")
+    request = undo_pb2.UndoRunRequest(run_id="run_5")
+
+    assert await reason(stub.UndoRun(request, metadata=ME)) == "RUN_NOT_ENDED"
+    assert await reason(stub.PreviewUndo(undo_pb2.PreviewUndoRequest(run_id="run_5"), metadata=ME)) == "RUN_NOT_ENDED"
+
+
+async def test_a_call_that_is_not_of_the_run_is_not_found(stub: AgentServiceAsyncStub) -> None:
+    request = undo_pb2.UndoCallRequest(run_id="run_1", call_id="call_9")
+
+    assert await reason(stub.UndoCall(request, metadata=ME)) == "CALL_NOT_FOUND"
+
+
+@pytest.mark.parametrize("stranger", [*STRANGERS, FOREIGN_BOSS])
+async def test_runs_of_others_are_not_found(stub: AgentServiceAsyncStub, stranger: tuple[tuple[str, str]]) -> None:
+    """I8"""
+    undoing = (await stub.UndoRun(RUN, metadata=ME)).run.run_id
+    for request in (
+        stub.UndoRun(RUN, metadata=stranger),
+        stub.UndoCall(undo_pb2.UndoCallRequest(run_id="run_1", call_id="call_1"), metadata=stranger),
+        stub.PreviewUndo(undo_pb2.PreviewUndoRequest(run_id="run_1"), metadata=stranger),
+        stub.GetUndoReport(undo_pb2.GetUndoReportRequest(run_id=undoing), metadata=stranger),
+    ):
+        assert await reason(request) == "RUN_NOT_FOUND"
+
+
+async def test_an_admin_undoes_in_the_name_of_the_user_and_the_run_says_so(stub: AgentServiceAsyncStub) -> None:
+    undoing = (await stub.UndoRun(RUN, metadata=ADMIN)).run
+
+    assert (undoing.user_id, undoing.undo.user_id) == ("me", "root")
+    report = await stub.GetUndoReport(undo_pb2.GetUndoReportRequest(run_id=undoing.run_id), metadata=ADMIN)
+    assert len(report.calls) == 3
+
+
+async def test_an_operator_is_no_admin(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+    await ledger.add_run("run_7", conversation_id="conv_7")
+    ledger.runs["run_7"].run.user_id = "you"
+    await ledger.finish("run_7")
+
+    assert await reason(stub.UndoRun(undo_pb2.UndoRunRequest(run_id="run_7"), metadata=OPERATOR)) == "RUN_NOT_FOUND"
+
+
+@pytest.mark.parametrize(
+    ("state", "told", "later"),
+    [
+        (call_pb2.CALL_STATE_AWAITING_APPROVAL, "NEEDS_APPROVAL", "NEEDS_APPROVAL"),
+        (call_pb2.CALL_STATE_RUNNING, "RUNNING", "RUNNING"),
+        (call_pb2.CALL_STATE_SUCCEEDED, "UNDONE", "ALREADY_UNDONE"),
+        (call_pb2.CALL_STATE_REJECTED, "FAILED", "TO_UNDO"),
+        (call_pb2.CALL_STATE_OUTCOME_UNKNOWN, "CANNOT_BE_UNDONE", "CANNOT_BE_UNDONE"),
+    ],
+)
+async def test_a_report_says_what_became_of_each_call(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger, state: call_pb2.CallState.ValueType, told: str, later: str
+) -> None:
+    undoing = (await stub.UndoRun(RUN, metadata=ME)).run.run_id
+    await tried(ledger, state, undoing)
+
+    report = await stub.GetUndoReport(undo_pb2.GetUndoReportRequest(run_id=undoing), metadata=ME)
+
+    found = next(call for call in report.calls if call.call_id == "call_1")
+    assert undo_pb2.UndoState.Name(found.state) == f"UNDO_STATE_{told}"
+    assert (found.undo_run_id, found.undo_call_id) == (undoing, undo_call_id("call_1", 1))
+    assert (await preview(stub))[-1] == ("call_1", later)
+
+
+async def test_only_an_undo_has_a_report(stub: AgentServiceAsyncStub) -> None:
+    assert await reason(stub.GetUndoReport(undo_pb2.GetUndoReportRequest(run_id="run_1"), metadata=ME)) == (
+        "INVALID_FIELD"
+    )
