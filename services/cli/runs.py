@@ -69,7 +69,7 @@ def run(
         if detach:
             console.print(started.run_id)
             return 0
-        return await _follow(target, console, started.run_id, 0, json=json, reasoning=reasoning)
+        return await follow(target, console, started.run_id, 0, json=json, reasoning=reasoning)
 
     perform(context, work)
 
@@ -88,12 +88,15 @@ def watch(
     """
 
     async def work(target: Target, console: Console) -> int:
-        return await _follow(target, console, run_id, after, json=json, reasoning=reasoning)
+        return await follow(target, console, run_id, after, json=json, reasoning=reasoning)
 
     perform(context, work)
 
 
-async def _follow(target: Target, console: Console, run_id: str, after_seq: int, *, json: bool, reasoning: bool) -> int:
+async def follow(
+    target: Target, console: Console, run_id: str, after_seq: int, *, json: bool = False, reasoning: bool = False
+) -> int:
+    """Show a run after an event to its end; returns the exit code."""
     transcript = Transcript(console, whole_reasoning=reasoning, hints=True)
     state = run_pb2.RUN_STATE_UNSPECIFIED
     try:
