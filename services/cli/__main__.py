@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from services.chassis.start import StartError
-from services.cli import attention, audit, chat, decisions, demo, lists, resolving, rules, runs
+from services.cli import attention, audit, chat, decisions, demo, lists, resolving, rules, runs, steps, undoing
 from services.cli.command import EXIT_IMPOSSIBLE, EXIT_INTERRUPTED, Flags, fail
 from services.launcher.options import read_options
 from services.launcher.up import up as run_suite
@@ -77,6 +77,8 @@ app.command()(decisions.inbox)
 app.command()(decisions.approve)
 app.command()(runs.top_up)
 app.command()(runs.cancel)
+app.command()(undoing.undo)
+app.command()(steps.steps)
 app.command()(attention.attention)
 app.command()(resolving.resolve)
 app.command()(attention.redrive)

@@ -75,7 +75,7 @@ async def other_replica(
         ledger=ledger,
         messages=messages,
         inbox=inbox,
-            pending=pending,
+        pending=pending,
         watches=watches,
         sessions=sessions,
         undoing=Undoing(ledger=ledger, defaults=defaults),
