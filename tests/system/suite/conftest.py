@@ -26,7 +26,9 @@ async def suite() -> AsyncIterator[Suite]:
         options = SuiteOptions(
             data=Path(folder),
             replicas={"agent-loop": 2},
-            service_environment={"tool-registry": {"PAWL_TOOLS": "tests.system.suite.slow_tools"}},
+            service_environment={
+                "tool-registry": {"PAWL_TOOLS": "tests.system.suite.slow_tools,tests.system.suite.reversible_tools"}
+            },
         )
         async with Suite(options) as suite:
             await _register_panel(suite.endpoints.services["tool-registry"][0].grpc)
