@@ -91,7 +91,7 @@ def _inverse_checked(state: State, fact: InverseChecked, now: float) -> State:
     is_stopped = state.run.state is RunState.CANCELLING or state.loop.failure is not None
     if is_stopped or state.loop.steers or planned is None or planned.reported or fact.call.call_id in state.calls:
         return state
-    call = proposals.judged(fact.call, fact.verdict, state.run.options.limits, now)
+    call = proposals.judged(fact.call, fact.verdict, state.run.options, now)
     notes = {call.call_id: fact.verdict.note} if fact.verdict.note else {}
     loop = replace(
         state.loop,

@@ -90,6 +90,10 @@ class StandIn(execution_pb2_grpc.ExecutionServiceServicer):
         finally:
             self.left.set()
 
+    async def RecordDecisions(self, request: Any, context: Any) -> execution_pb2.RecordDecisionsResponse:
+        self.asked.append(request)
+        return execution_pb2.RecordDecisionsResponse()
+
     async def CancelExecution(self, request: Any, context: Any) -> execution_pb2.CancelExecutionResponse:
         self.asked.append(request)
         return execution_pb2.CancelExecutionResponse(stopped=True)

@@ -11,7 +11,7 @@ import pytest
 from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.event.v1 import call_pb2, run_pb2
 
-from services.agent_loop.app.public_values import Caller, DecisionCommand, ResultCommand
+from services.agent_loop.app.public_values import Caller, DecisionCommand, DecisionRight, ResultCommand
 from services.agent_loop.domain.call import DecisionKind
 from services.agent_loop.domain.run import RunState
 from services.chassis.rpc_server import RpcServer
