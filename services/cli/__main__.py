@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from services.chassis.start import StartError
-from services.cli import attention, audit, chat, decisions, demo, lists, resolving, rules, runs, steps, undoing
+from services.cli import attention, audit, chat, decisions, demo, lists, resolving, rules, runs, steps, tools_check, undoing
 from services.cli.command import EXIT_IMPOSSIBLE, EXIT_INTERRUPTED, Flags, fail
 from services.launcher.options import read_options
 from services.launcher.up import up as run_suite
@@ -83,9 +83,14 @@ app.command()(attention.attention)
 app.command()(resolving.resolve)
 app.command()(attention.redrive)
 app.command()(attention.end)
-app.command()(lists.tools)
 app.command()(audit.analytics)
 app.add_typer(audit.app)
+tools = typer.Typer(invoke_without_command=True)
+tools.callback()(lists.tools)
+tools.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    tools_check.check
+)
+app.add_typer(tools, name="tools")
 app.command()(lists.notifications)
 app.add_typer(rules.app, name="rules")
 app.command()(demo.demo)

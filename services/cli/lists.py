@@ -20,6 +20,8 @@ _PAGE = 200
 
 def tools(context: typer.Context) -> None:
     """List the tools that the model may be given."""
+    if context.invoked_subcommand is not None:
+        return
 
     async def work(target: Target, console: Console) -> int:
         found: list[tool_pb2.Tool] = []
