@@ -209,6 +209,7 @@ def _crash(error: BaseException, kind: Literal["CRASHED", "BROKEN"]) -> Raised:
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         _use_reserve()
         return Raised(kind="MEMORY")
+    traceback.print_exception(error)  # Seen where the output is shown.
     frames = traceback.extract_tb(error.__traceback__)[-_FRAMES_MAX:]
     named = (f"{place.filename}:{place.lineno} {place.name}"[-_FRAME_CHARACTERS_MAX:] for place in frames)
     return Raised(kind=kind, text=type(error).__name__, frames=tuple(named))

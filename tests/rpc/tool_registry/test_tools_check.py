@@ -1,0 +1,143 @@
+"""`pawl tools check`, as people call it: without a suite and without a model. TOOL-3."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GOOD = '''
+from typing import Annotated
+from services.tool_registry.sdk import Category, Effect, ToolContext, ToolError, tool
+
+@tool(category=Category.SAFE, effect=Effect.READ_ONLY, preview=lambda amount, to: f"convert {amount}")
+def convert(amount: float, context: ToolContext, to: Annotated[str, "for example EUR"] = "EUR") -> dict[str, object]:
+    """Convert money."""
+    context.progress(0.5, "half way")
+    if amount < 0:
+        raise ToolError("less than nothing")
+    if amount == 0:
+        raise ValueError("for the author only")
+    return {"amount": amount, "to": to, "user": context.user_id, "key": context.secret("key") if amount == 7 else ""}
+'''
+
+TWINS = '''
+from services.tool_registry.sdk import ProcessLimits, tool
+
+@tool
+def convert(count: int = "many") -> int:
+    """Convert again."""
+
+def _made():
+    @tool
+    def inner() -> int:
+        """Be within."""
+        return 1
+    return inner
+
+made = _made()
+
+@tool(process=ProcessLimits())
+def apart() -> str:
+    """Run apart."""
+    print("seen")
+    return "apart"
+'''
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Path:
+    folder = tmp_path / "kit"
+    folder.mkdir()
+    (folder / "a_good.py").write_text(GOOD)
+    return tmp_path
+
+
+def check(folder: Path, *arguments: str, **environment: str) -> tuple[int, str, str]:
+    """Run the command in a folder; gives its exit code and what it wrote."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PAWL_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "services.cli", "tools", "check", *arguments],
+        cwd=folder,
+        env=kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_what_the_registry_would_load_is_shown_with_what_could_be_better(kit: Path) -> None:
+    code, output, _ = check(kit, PAWL_TOOLS="./kit")
+    assert code == 0
+    assert output.splitlines() == [
+        "kit.a_good",
+        "  convert  safe, read only",
+        "    warning: parameter amount has no description (Args: of the docstring, or a text in Annotated)",
+        "1 tool, 0 errors, 1 warning",
+    ]
+
+
+def test_broken_modules_and_names_taken_twice_are_errors(kit: Path) -> None:
+    (kit / "kit/b_broken.py").write_text("x = 1\nimport nothing_like_this\n")
+    (kit / "kit/c_twins.py").write_text(TWINS)
+    code, output, _ = check(kit, "./kit")
+    assert code == 1
+    assert f"  error: {kit}/kit/b_broken.py:2: ModuleNotFoundError: No module named 'nothing_like_this'" in output
+    assert "    error: the name is taken by a tool of kit.a_good; this one would be left out" in output
+    assert "    warning: the default of parameter count does not fit its own type" in output
+    assert "  apart  sensitive, at most once, process of its own" in output
+    assert output.endswith("3 tools, 2 errors, 3 warnings\n")
+
+
+def test_a_call_is_checked_and_run_like_one_of_the_model(kit: Path) -> None:
+    secrets = kit / "secrets.json"
+    secrets.write_text('{"acme": {"key": "hunter2"}}')
+    given = ("./kit", "--call", "convert", "--args", '{"amount": "7"}', "--store", "acme", "--user", "ann")
+    code, output, _ = check(kit, *given, PAWL_TOOL_SECRETS_FILE=str(secrets))
+    assert code == 0
+    lines = output.splitlines()[4:]
+    assert lines[:-1] == [
+        "",
+        'arguments: {"amount":7,"to":"EUR"}',
+        'note: Arguments were adjusted: amount: "7" was read as 7',
+        "approval: not needed",
+        "preview: convert 7.0",
+        "progress: 50% half way",
+        'result: {"amount":7.0,"key":"[secret]","to":"EUR","user":"ann"}',
+    ]
+    assert lines[-1].startswith("duration: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ('{"amonut": 1}', "refused: INVALID_ARGUMENTS: "),
+        ("{", "refused: INVALID_JSON: "),
+        ('{"amount": -1}', 'failed: {"error":"less than nothing"}'),
+        ('{"amount": 0}', 'failed: {"error":"TOOL_ERROR: ValueError.'),
+    ],
+)
+def test_a_call_that_fails_says_why(kit: Path, arguments: str, said: str) -> None:
+    code, output, errors = check(kit, "./kit", "--call", "convert", "--args", arguments)
+    assert code == 1
+    assert said in output
+    assert ("ValueError: for the author only" in errors) == ("ValueError" in said)
+
+
+def test_a_call_in_a_process_of_its_own_shows_what_it_prints(kit: Path) -> None:
+    (kit / "twins.py").write_text(TWINS)
+    code, output, _ = check(kit, "twins", "--call", "apart")
+    assert code == 0
+    assert "seen\n" in output
+    assert 'result: "apart"\n' in output
+
+
+def test_what_is_not_there_is_said(kit: Path) -> None:
+    assert check(kit)[0] == 2
+    code, _, errors = check(kit, "./kit", "--call", "konvert")
+    assert code == 2
+    assert errors == "there is no tool 'konvert'; did you mean 'convert'?\n"
