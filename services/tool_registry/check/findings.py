@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from services.errors import InvalidSchema
 from services.tool_registry.domain.pointers import resolve
-from services.tool_registry.domain.schema import compile_schema
 from services.tool_registry.sdk import Tool
 
 
@@ -28,8 +26,6 @@ def find(tool: Tool[..., Any]) -> Iterator[Finding]:
         if "description" not in part and "description" not in _target(schema, part):
             text = f"parameter {name} has no description (Args: of the docstring, or a text in Annotated)"
             yield Finding(is_error=False, text=text)
-        if "default" in part and not _fits(schema, name, part["default"]):
-            yield Finding(is_error=False, text=f"the default of parameter {name} does not fit its own type")
     if tool.process is not None and not _is_found(tool):
         yield Finding(
             is_error=True,
@@ -40,14 +36,6 @@ def find(tool: Tool[..., Any]) -> Iterator[Finding]:
 def _target(schema: Any, part: Any) -> Any:
     resolved = resolve(schema, part)
     return resolved if isinstance(resolved, dict) else {}
-
-
-def _fits(schema: Any, name: str, default: Any) -> bool:
-    try:
-        validator = compile_schema({**schema, "required": [], "properties": {name: schema["properties"][name]}})
-    except InvalidSchema:  # it contains itself, which is allowed: its default is not looked at
-        return True
-    return validator.is_valid({name: default})
 
 
 def _is_found(tool: Tool[..., Any]) -> bool:

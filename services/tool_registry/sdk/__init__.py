@@ -16,10 +16,10 @@ from services.tool_registry.sdk.context import (
     ToolContext,
     ToolError,
 )
+from services.tool_registry.sdk.hints import ToolDefinitionError
 from services.tool_registry.sdk.inverse import Inverse, Reversible
 from services.tool_registry.sdk.process import ProcessLimits
 from services.tool_registry.sdk.reconciling import ReconcileResult, cannot_say, did_not_happen, happened
-from services.tool_registry.sdk.signature import ToolDefinitionError
 from services.tool_registry.sdk.tool import Tool, tool
 
 __all__ = [

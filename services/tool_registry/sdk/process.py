@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from services.tool_registry.domain.definition import ExecutionContext
-from services.tool_registry.sdk.signature import ToolDefinitionError
+from services.tool_registry.sdk.hints import ToolDefinitionError
 
 MEMORY_BYTES_MIN: Final = 1024 * 1024
 MEMORY_BYTES_MAX: Final = 2**40

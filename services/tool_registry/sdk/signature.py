@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, get_args, get_origin
+from typing import Any, Final
 
 import msgspec
 import pydantic
-from pydantic.fields import FieldInfo
 
-from services.tool_registry.sdk.context import ToolContext
+from services.chassis.strict_json import JsonValue
+from services.errors import PawlError
+from services.tool_registry.domain.schema import compile_schema
 from services.tool_registry.sdk.docstring import read_docstring
+from services.tool_registry.sdk.hints import ToolDefinitionError, is_context, is_of_pydantic, read_hints, shown, text_of
 from services.tool_registry.sdk.values import plain
 
 _REFERENCES: Final = "#/$defs/{name}"
+_USABLE: Final = (
+    "str, int, float, bool, list, dict, Literal, Enum, Optional, date, datetime, a dataclass, a TypedDict or a"
+    " pydantic model"
+)
 
-
-class ToolDefinitionError(TypeError):
-    """A function cannot become a tool as it is written; the message says why."""
+Models = dict[str, "pydantic.TypeAdapter[Any]"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +36,13 @@ class Signature:
     context_parameter: str
     """Name of the parameter that gets the ToolContext; empty if none does."""
     _struct: type[msgspec.Struct]
-    _models: Mapping[str, pydantic.TypeAdapter[Any]]
+    _models: Models
+    _defaults: Mapping[str, Any]
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the parameters, with their types, for arguments that fit the schema.
+
+        Defaults are copies: no call sees what another one did to them.
 
         Raises:
             msgspec.ValidationError, pydantic.ValidationError: a type asks for more
@@ -43,9 +50,11 @@ class Signature:
         """
         struct = msgspec.convert(dict(arguments), self._struct)
         values = {name: getattr(struct, name) for name in self._struct.__struct_fields__}
-        for name, model in self._models.items():
-            if name in arguments:
-                values[name] = model.validate_python(arguments[name])
+        for name, value in values.items():
+            if value is msgspec.UNSET:
+                values[name] = copy.deepcopy(self._defaults[name])
+            elif name in self._models:
+                values[name] = self._models[name].validate_python(value)
         return values
 
 
@@ -58,69 +67,75 @@ def read_signature(function: Callable[..., Any]) -> Signature:
     a text in Annotated.
 
     Raises:
-        ToolDefinitionError: a parameter has no type, or one without a schema.
+        ToolDefinitionError: a parameter has no type, one without a schema, or a
+            default that does not fit it.
     """
     name = getattr(function, "__name__", "tool")
     description, documented = read_docstring(function)
-    hints = _hints(function, name)
     context_parameter = ""
     fields: list[Any] = []
     descriptions: dict[str, str] = {}
-    models: dict[str, pydantic.TypeAdapter[Any]] = {}
+    models: Models = {}
     defaults: dict[str, Any] = {}
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise ToolDefinitionError(f"{name}: {parameter} cannot be described to a model; name each parameter")
-        if parameter.name not in hints:
-            raise ToolDefinitionError(f"{name}: parameter {parameter.name} has no type")
-        hint = hints[parameter.name]
-        if hint is ToolContext:
+    for parameter, hint in read_hints(function, name):
+        if is_context(hint):
+            if context_parameter:
+                raise ToolDefinitionError(f"{name}: both {context_parameter} and {parameter.name} are a ToolContext")
             context_parameter = parameter.name
             continue
-        text = documented.get(parameter.name) or _annotated_text(hint)
+        text = documented.get(parameter.name) or text_of(hint)
         if text:
             descriptions[parameter.name] = text
-        if _mentions_pydantic(hint):
-            models[parameter.name] = pydantic.TypeAdapter(hint)
-            hint = Any
-        fields.append(_field(parameter, hint))
-        if parameter.default is not parameter.empty:
+        model = _model(hint, f"{name}: parameter {parameter.name}")
+        if model is not None:
+            models[parameter.name] = model
+        kept = hint if model is None else Any
+        if parameter.default is inspect.Parameter.empty:
+            fields.append((parameter.name, kept))
+        else:
+            fields.append((parameter.name, kept | msgspec.UnsetType, msgspec.UNSET))
             defaults[parameter.name] = parameter.default
     struct = msgspec.defstruct(f"{name}_arguments", fields, forbid_unknown_fields=True, kw_only=True)
+    schema = _schema(name, struct, models)
+    for parameter_name, default in defaults.items():
+        _add_default(schema, parameter_name, default, models.get(parameter_name), name)
+    for parameter_name, text in descriptions.items():
+        schema["properties"][parameter_name] = {"description": text} | schema["properties"][parameter_name]
     return Signature(
         description=description,
-        arguments_schema=_schema(name, struct, models, descriptions, defaults),
+        arguments_schema=schema,
         context_parameter=context_parameter,
         _struct=struct,
         _models=models,
+        _defaults=defaults,
     )
 
 
-def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
+def _model(hint: Any, place: str) -> pydantic.TypeAdapter[Any] | None:
+    """Return what reads a parameter if that is not msgspec.
+
+    Raises:
+        ToolDefinitionError: neither can.
+    """
+    if not is_of_pydantic(hint):
+        try:
+            msgspec.json.schema_components((hint,), ref_template=_REFERENCES)
+        except TypeError:
+            pass
+        else:
+            return None
     try:
-        return typing.get_type_hints(function, include_extras=True)
-    except NameError as error:
-        raise ToolDefinitionError(
-            f"{name}: {error}; types of a tool's parameters must be importable names of its module"
-        ) from None
+        model = pydantic.TypeAdapter(hint)
+        model.json_schema()
+    except (pydantic.PydanticUserError, pydantic.PydanticUndefinedAnnotation) as error:
+        # Of what pydantic says only this tells the author of a tool what to do.
+        said = str(error).partition("\n")[0].rstrip(".")
+        instead = said.replace("Please use", "write") if said.startswith("Please use") else f"write {_USABLE}"
+        raise ToolDefinitionError(f"{place}: {shown(hint)} has no JSON Schema; {instead}") from None
+    return model
 
 
-def _field(parameter: inspect.Parameter, hint: Any) -> tuple[str, Any] | tuple[str, Any, Any]:
-    if parameter.default is parameter.empty:
-        return (parameter.name, hint)
-    default = parameter.default
-    if isinstance(default, list | dict | set):
-        return (parameter.name, hint, msgspec.field(default_factory=default.copy))
-    return (parameter.name, hint, default)
-
-
-def _schema(
-    name: str,
-    struct: type[msgspec.Struct],
-    models: Mapping[str, pydantic.TypeAdapter[Any]],
-    descriptions: Mapping[str, str],
-    defaults: Mapping[str, Any],
-) -> dict[str, Any]:
+def _schema(name: str, struct: type[msgspec.Struct], models: Models) -> dict[str, Any]:
     try:
         (_,), components = msgspec.json.schema_components((struct,), ref_template=_REFERENCES)
     except TypeError as error:
@@ -128,25 +143,52 @@ def _schema(
     schema: dict[str, Any] = components.pop(struct.__name__)
     schema.pop("title", None)
     definitions: dict[str, Any] = dict(components)
+    for definition in definitions.values():
+        if "properties" in definition:
+            # Fields that there are not would be dropped without a word.
+            definition.setdefault("additionalProperties", False)
     for parameter, model in models.items():
         made = model.json_schema(ref_template="#/$defs/{model}")
-        definitions |= made.pop("$defs", {})
+        own = made.pop("$defs", {})
+        if any(definitions.get(key, value) != value for key, value in own.items()):
+            # Another class of that name is there already.
+            made = model.json_schema(ref_template=f"#/$defs/{parameter}_{{model}}")
+            own = {f"{parameter}_{key}": value for key, value in made.pop("$defs", {}).items()}
+        definitions |= own
         schema["properties"][parameter] = made | schema["properties"][parameter]
-    for parameter, default in defaults.items():
-        schema["properties"][parameter]["default"] = plain(default)
-    for parameter, text in descriptions.items():
-        schema["properties"][parameter] = {"description": text} | schema["properties"][parameter]
     return schema | ({"$defs": definitions} if definitions else {})
 
 
-def _annotated_text(hint: Any) -> str:
-    """Return the first text in an Annotated: what the parameter is for."""
-    if get_origin(hint) is not Annotated:
-        return ""
-    return next((extra for extra in get_args(hint)[1:] if isinstance(extra, str)), "")
+def _add_default(
+    schema: dict[str, Any], parameter: str, default: Any, model: pydantic.TypeAdapter[Any] | None, name: str
+) -> None:
+    """Write a default into the schema.
+
+    Raises:
+        ToolDefinitionError: it is not JSON, or does not fit its own type.
+    """
+    place = f"{name}: parameter {parameter}"
+    if isinstance(default, pydantic.fields.FieldInfo):
+        raise ToolDefinitionError(f"{place}: write its Field within Annotated, as in Annotated[int, Field(ge=1)] = 1")
+    try:
+        value = _json_of(default, model)
+    except (TypeError, ValueError):
+        raise ToolDefinitionError(
+            f"{place}: its default {default!r} is not JSON; write None, and replace it in the function"
+        ) from None
+    part = schema["properties"][parameter]
+    alone = {"type": "object", "properties": {parameter: part}, "$defs": schema.get("$defs", {})}
+    try:
+        fits = compile_schema(alone, recursion=True).is_valid({parameter: value})
+    except PawlError as error:
+        raise ToolDefinitionError(f"{place}: {error.message}") from None
+    if not fits:
+        instead = "; write | None behind the type" if value is None else ""
+        raise ToolDefinitionError(f"{place}: its default {default!r} does not fit its type{instead}")
+    part["default"] = value
 
 
-def _mentions_pydantic(hint: Any) -> bool:
-    if isinstance(hint, type) and issubclass(hint, pydantic.BaseModel):
-        return True
-    return any(_mentions_pydantic(part) or isinstance(part, FieldInfo) for part in get_args(hint))
+def _json_of(default: Any, model: pydantic.TypeAdapter[Any] | None) -> JsonValue:
+    if model is None:
+        return plain(default)
+    return plain(model.dump_python(default, mode="json", by_alias=True, warnings=False))

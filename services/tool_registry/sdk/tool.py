@@ -20,9 +20,10 @@ from services.tool_registry.domain.definition import (
 )
 from services.tool_registry.domain.schema import compile_schema
 from services.tool_registry.sdk.context import ToolContext, ToolError
+from services.tool_registry.sdk.hints import ToolDefinitionError
 from services.tool_registry.sdk.process import ProcessLimits, check_process
 from services.tool_registry.sdk.reconciling import ReconcileResult
-from services.tool_registry.sdk.signature import ToolDefinitionError, read_signature
+from services.tool_registry.sdk.signature import read_signature
 
 P = ParamSpec("P")
 R = TypeVar("R")
