@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 import pydantic
+from pydantic.fields import FieldInfo
 
 from services.chassis.strict_json import JsonValue
 from services.errors import PawlError
@@ -48,7 +49,7 @@ class Signature:
             msgspec.ValidationError, pydantic.ValidationError: a type asks for more
                 than its schema says.
         """
-        struct = msgspec.convert(dict(arguments), self._struct)
+        struct = msgspec.convert(dict(arguments), self._struct, str_keys=True)
         values = {name: getattr(struct, name) for name in self._struct.__struct_fields__}
         for name, value in values.items():
             if value is msgspec.UNSET:
@@ -168,7 +169,7 @@ def _add_default(
         ToolDefinitionError: it is not JSON, or does not fit its own type.
     """
     place = f"{name}: parameter {parameter}"
-    if isinstance(default, pydantic.fields.FieldInfo):
+    if isinstance(default, FieldInfo):
         raise ToolDefinitionError(f"{place}: write its Field within Annotated, as in Annotated[int, Field(ge=1)] = 1")
     try:
         value = _json_of(default, model)

@@ -1,0 +1,402 @@
+"""From the types of a function to its schema, and from arguments to what it gets. TOOL-3."""
+
+from __future__ import annotations
+
+import dataclasses
+import decimal
+import enum
+import pathlib
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime, time, timedelta
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    NewType,
+    NotRequired,
+    Optional,
+    TypedDict,
+    TypeVar,
+)
+
+import msgspec
+import pydantic
+import pytest
+import typing_extensions
+
+from services.tool_registry.domain.check import Accepted, Refused, check_arguments
+from services.tool_registry.domain.schema import compile_schema
+from services.tool_registry.sdk import Tool, ToolContext, ToolDefinitionError, tool
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+T = TypeVar("T")
+UserId = NewType("UserId", str)
+
+
+class Color(enum.Enum):
+    """Made of texts."""
+
+    RED = "red"
+    BLUE = "blue"
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Mixed(enum.Enum):
+    ONE = 1
+    TWO = "two"
+
+
+@dataclasses.dataclass
+class Item:
+    name: str
+    count: int = 1
+    color: Color = Color.RED
+
+
+@dataclasses.dataclass
+class Node:
+    value: int
+    children: list[Node] = dataclasses.field(default_factory=list)
+
+
+class Place(TypedDict):
+    city: str
+    zip: NotRequired[str]
+
+
+class Point(NamedTuple):
+    x: int
+    y: int = 0
+
+
+class Inner(pydantic.BaseModel):
+    size: int = pydantic.Field(ge=1, description="how large")
+    color: Color = Color.RED
+
+
+class Outer(pydantic.BaseModel):
+    inner: Inner
+    more: list[Inner] = []
+    when: datetime | None = None
+    other_name: int = pydantic.Field(default=3, alias="otherName")
+
+
+class Cat(pydantic.BaseModel):
+    kind: Literal["cat"]
+    lives: int
+
+
+class Dog(pydantic.BaseModel):
+    kind: Literal["dog"]
+    barks: bool
+
+
+@dataclasses.dataclass
+class Box:
+    inner: Inner
+
+
+class Around(TypedDict):
+    inner: Inner
+
+
+class AroundToo(typing_extensions.TypedDict):
+    inner: Inner
+
+
+class Plain:
+    pass
+
+
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+
+
+def of(hint: Any, **options: Any) -> Tool[..., Any]:
+    """A tool with one parameter `it` of that type, and perhaps a default."""
+
+    def take(it: Any) -> Any:
+        """Take it."""
+        return it
+
+    take.__annotations__["it"] = hint
+    if "default" in options:
+        take.__defaults__ = (options["default"],)
+    return tool(take)
+
+
+def checked(it: Tool[..., Any], arguments: bytes) -> Accepted | Refused:
+    """What the registry says to arguments."""
+    schema = it.definition.arguments_schema
+    return check_arguments(it.definition, compile_schema(schema, recursion=True), arguments)
+
+
+@pytest.mark.parametrize(
+    ("hint", "written", "got"),
+    [
+        (Color, '"red"', Color.RED),
+        (Level, "2", Level.HIGH),
+        (Mixed, '"two"', Mixed.TWO),
+        (Item, '{"name": "cup", "color": "blue"}', Item("cup", 1, Color.BLUE)),
+        (Node, '{"value": 1, "children": [{"value": 2}]}', Node(1, [Node(2)])),
+        (list[Item], '[{"name": "cup"}]', [Item("cup")]),
+        (Item | None, "null", None),
+        (Optional[Item], '{"name": "cup"}', Item("cup")),  # noqa: UP045  # written so by many
+        (Item | Node, '{"value": 1}', Node(1)),
+        (Place, '{"city": "Oslo"}', {"city": "Oslo"}),
+        (Point, "[1, 2]", Point(1, 2)),
+        (Inner, '{"size": 2}', Inner(size=2)),
+        (Outer, '{"inner": {"size": 1}, "otherName": 4}', Outer(inner=Inner(size=1), otherName=4)),
+        (dict[str, Inner], '{"a": {"size": 2}}', {"a": Inner(size=2)}),
+        (Inner | None, '{"size": 2}', Inner(size=2)),
+        (Cat | Dog, '{"kind": "dog", "barks": true}', Dog(kind="dog", barks=True)),
+        (
+            Annotated[Cat | Dog, pydantic.Field(discriminator="kind")],
+            '{"kind": "cat", "lives": 9}',
+            Cat(kind="cat", lives=9),
+        ),
+        (Box, '{"inner": {"size": 2}}', Box(Inner(size=2))),
+        (AroundToo, '{"inner": {"size": 2}}', {"inner": Inner(size=2)}),
+        (datetime, '"2026-01-02T12:00:00Z"', NOON),
+        (datetime | None, '"2026-01-02T12:00:00Z"', NOON),
+        (date, '"2026-01-02"', date(2026, 1, 2)),
+        (time, '"12:00:00Z"', time(12, tzinfo=UTC)),
+        (timedelta, '"PT5S"', timedelta(seconds=5)),
+        (Literal["a", 1] | None, "1", 1),
+        (dict[str, int], '{"a": 1}', {"a": 1}),
+        (dict[int, str], '{"1": "a"}', {1: "a"}),
+        (dict[Color, int], '{"red": 1}', {Color.RED: 1}),
+        (dict, '{"a": [1]}', {"a": [1]}),
+        (Sequence[int], "[1, 2]", [1, 2]),
+        (set[int], "[1, 2]", {1, 2}),
+        (tuple[int, str], '[1, "a"]', (1, "a")),
+        (Any, '{"a": 1}', {"a": 1}),
+        (UserId, '"ann"', "ann"),
+        (decimal.Decimal, '"1.50"', decimal.Decimal("1.50")),
+        (uuid.UUID, '"00000000-0000-0000-0000-000000000001"', uuid.UUID(int=1)),
+        (bytes, '"aGk="', b"hi"),
+        (pathlib.PurePosixPath, '"a/b"', pathlib.PurePosixPath("a/b")),
+        ("Item", '{"name": "cup"}', Item("cup")),
+        ("list[Node]", '[{"value": 1}]', [Node(1)]),
+    ],
+    ids=str,
+)
+def test_arguments_become_what_the_function_asks_for(hint: Any, written: str, got: Any) -> None:
+    it = of(hint)
+    accepted = checked(it, b'{"it": %s}' % written.encode())
+    assert isinstance(accepted, Accepted), accepted
+    assert it.bind(accepted.arguments, ToolContext())() == got
+
+
+@pytest.mark.parametrize(
+    ("hint", "written"),
+    [
+        (Color, '"green"'),
+        (Level, "3"),
+        (Item, '{"name": "cup", "colour": "red"}'),
+        (list[Item], '[{"name": "cup", "count": "many"}]'),
+        (Node, '{"value": 1, "children": [{}]}'),
+        (Place, '{"zip": "0150"}'),
+        (Place, '{"city": "Oslo", "zap": "0150"}'),
+        (Inner, '{"size": 0}'),
+        (Outer, '{"inner": {"size": 0}}'),
+        (dict[str, Inner], '{"a": {"size": 0}}'),
+        (Annotated[int, pydantic.Field(ge=1)], "0"),
+        (pydantic.PositiveInt, "0"),
+        (Annotated[str, pydantic.StringConstraints(pattern="^a$")], '"b"'),
+        (Annotated[int, msgspec.Meta(le=5)], "6"),
+        (datetime, '"tomorrow"'),
+        (time, '"noon"'),
+        (dict[str, int], '{"a": "x"}'),
+        (Literal["a", "b"], '"c"'),
+        (pydantic.HttpUrl, '"no address"'),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_refused_before_the_function_runs(hint: Any, written: str) -> None:
+    assert isinstance(checked(of(hint), b'{"it": %s}' % written.encode()), Refused)
+
+
+@pytest.mark.parametrize(
+    ("hint", "default", "shown"),
+    [
+        (Color, Color.BLUE, "blue"),
+        (Level, Level.LOW, 1),
+        (Item, Item("cup"), {"name": "cup", "count": 1, "color": "red"}),
+        (Inner, Inner(size=2), {"size": 2, "color": "red"}),
+        (
+            Outer,
+            Outer(inner=Inner(size=1)),
+            {"inner": {"size": 1, "color": "red"}, "more": [], "when": None, "otherName": 3},
+        ),
+        (list[Inner], [Inner(size=1)], [{"size": 1, "color": "red"}]),
+        (datetime, NOON, "2026-01-02T12:00:00Z"),
+        (timedelta, timedelta(seconds=5), "PT5S"),
+        (str | None, None, None),
+        (tuple[int, ...], (1, 2), [1, 2]),
+        (set[int], {1}, [1]),
+        (float, 1, 1),
+    ],
+    ids=str,
+)
+def test_a_default_is_in_the_schema_and_is_what_the_function_gets(hint: Any, default: Any, shown: Any) -> None:
+    it = of(hint, default=default)
+    assert it.definition.arguments_schema["properties"]["it"]["default"] == shown
+    assert it.bind({}, ToolContext())() == default
+    accepted = checked(it, b"{}")
+    assert isinstance(accepted, Accepted)
+    assert accepted.arguments == {"it": shown}
+    assert it.bind(accepted.arguments, ToolContext())() == default
+
+
+def test_a_default_is_not_shared_between_calls() -> None:
+    it = of(Inner, default=Inner(size=1))
+    first = it.bind({}, ToolContext())()
+    first.size = 5
+    assert it.bind({}, ToolContext())() == Inner(size=1)
+
+
+@pytest.mark.parametrize(
+    ("hint", "text"),
+    [
+        (Annotated[str, "a word"], "a word"),
+        (Annotated[str | None, "a word"], "a word"),
+        (Optional[Annotated[str, "a word"]], "a word"),  # noqa: UP045  # written so by many
+        (Annotated[str, typing_extensions.Doc("a word")], "a word"),
+        (Annotated[str, msgspec.Meta(description="a word")], "a word"),
+        (Annotated[int, pydantic.Field(ge=1, description="a number")], "a number"),
+        (Annotated[Item, "an item"], "an item"),
+        (Annotated[Inner, "a model"], "a model"),
+    ],
+    ids=str,
+)
+def test_a_description_may_stand_in_the_type(hint: Any, text: str) -> None:
+    assert of(hint).definition.arguments_schema["properties"]["it"]["description"] == text
+
+
+def test_classes_of_one_name_stay_apart() -> None:
+    def other() -> type[pydantic.BaseModel]:
+        class Inner(pydantic.BaseModel):
+            word: str
+
+        class Holder(pydantic.BaseModel):
+            inner: Inner
+
+        return Holder
+
+    def take(one: Any, two: Any) -> None:
+        """Take both."""
+
+    take.__annotations__ |= {"one": Outer, "two": other()}
+    validator = compile_schema(tool(take).definition.arguments_schema)
+    assert validator.is_valid({"one": {"inner": {"size": 1}}, "two": {"inner": {"word": "a"}}})
+    assert not validator.is_valid({"one": {"inner": {"size": 0}}, "two": {"inner": {"word": "a"}}})
+    assert not validator.is_valid({"one": {"inner": {"size": 1}}, "two": {"inner": {"size": 1}}})
+
+
+@pytest.mark.parametrize("hint", [ToolContext, ToolContext | None, Annotated[ToolContext, "the call"]], ids=str)
+def test_the_context_is_known_in_every_form(hint: Any) -> None:
+    it = of(hint)
+    assert it.definition.arguments_schema["properties"] == {}
+    context = ToolContext(call_id="this")
+    assert it.bind({}, context)() is context
+
+
+def test_what_a_function_returns_need_not_be_known_at_run_time() -> None:
+    def halve(number: int) -> Fraction:
+        """Halve."""
+        raise NotImplementedError
+
+    assert tool(halve).definition.arguments_schema["required"] == ["number"]
+
+
+def test_options_of_a_field_outside_of_annotated_are_refused() -> None:
+    with pytest.raises(ToolDefinitionError, match=r"take: parameter it: write its Field within Annotated"):
+        of(int, default=pydantic.Field(ge=1))
+
+
+def only_checked(it: Fraction) -> None:
+    """Have a type that only type checkers see."""
+
+
+def two_contexts(one: ToolContext, two: ToolContext) -> None:
+    """Have two."""
+
+
+def rest(**others: int) -> None:
+    """Have names that are not known."""
+
+
+def by_place(it: int, /) -> None:
+    """Have no name."""
+
+
+def method(self: Any) -> None:
+    """Be of a class."""
+
+
+del method.__annotations__["self"]
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (only_checked, r"only_checked: parameter it: name 'Fraction' is not defined; .* TYPE_CHECKING"),
+        (two_contexts, r"two_contexts: both one and two are a ToolContext"),
+        (rest, r"rest: \*\*others.* write a parameter for each argument"),
+        (by_place, r"by_place: it.* write a parameter for each argument"),
+        (method, r"method: a method cannot be a tool; write a function outside of the class"),
+    ],
+)
+def test_a_function_that_cannot_be_a_tool_is_told_what_to_write(function: Any, said: str) -> None:
+    with pytest.raises(ToolDefinitionError, match=said):
+        tool(function)
+
+
+@pytest.mark.parametrize(
+    ("hint", "said"),
+    [
+        (Plain, r"Plain has no JSON Schema; write str, int, .* a dataclass, a TypedDict or a pydantic model"),
+        (list[Plain], r"list\[.*Plain\] has no JSON Schema; write str"),
+        (Callable[[int], int], r".*Callable.* has no JSON Schema; write str"),
+        (T, r"the type variable ~T says nothing"),
+        (list[T], r"the type variable ~T says nothing"),  # type: ignore[valid-type]
+        (pydantic.SecretStr, r"secrets do not come from the model; take a ToolContext and ask context.secret"),
+        (pydantic.SecretStr | None, r"secrets do not come from the model"),
+    ],
+    ids=str,
+)
+def test_a_type_without_a_schema_is_told_what_to_write(hint: Any, said: str) -> None:
+    with pytest.raises(ToolDefinitionError, match=f"take: parameter it: {said}"):
+        of(hint)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="of Python 3.11 only: later ones take either TypedDict")
+def test_a_typed_dict_around_a_model_is_told_which_one_to_be() -> None:
+    with pytest.raises(ToolDefinitionError, match=r"Around has no JSON Schema; write `typing_extensions\.TypedDict`"):
+        of(Around)
+
+
+@pytest.mark.parametrize(
+    ("hint", "default", "said"),
+    [
+        (int, "a", r"its default 'a' does not fit its type$"),
+        (int, 0.5, r"its default 0.5 does not fit its type$"),
+        (int, None, r"its default None does not fit its type; write \| None behind the type"),
+        (Color, "green", r"its default 'green' does not fit its type$"),
+        (Any, object(), r"its default <object .* is not JSON; write None, and replace it in the function"),
+    ],
+    ids=str,
+)
+def test_a_default_that_no_call_could_give_is_refused(hint: Any, default: Any, said: str) -> None:
+    with pytest.raises(ToolDefinitionError, match=f"take: parameter it: {said}"):
+        of(hint, default=default)
