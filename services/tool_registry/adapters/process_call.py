@@ -143,7 +143,8 @@ class CallProcess:
                 os.kill(self._process.pid, signal.SIGKILL)
             await self._process.wait()
         for writer in (self._control_writer, self._writer):
-            writer.close()
+            # Not closed: nobody may be there to read what is left.
+            writer.transport.abort()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
         return int(status) if status.isdigit() else None

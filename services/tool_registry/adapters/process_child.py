@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +24,7 @@ from services.tool_registry.sdk import tool
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
-_REAP_SECONDS: Final = 0.002
+_REAP_SECONDS: Final = 0.005
 _IS_LINUX: Final = sys.platform == "linux"
 
 
@@ -49,8 +50,7 @@ def main() -> None:
         _stand_alone(guard)
         run_worker(channel)
     channel.close()
-    _wait(worker, control, wake)
-    status = _end(worker, wake)
+    status = _end(worker, _wait(worker, control, wake))
     with contextlib.suppress(OSError):
         control.sendall(b"%d" % status)
     os._exit(0)
@@ -81,36 +81,36 @@ def _stand_alone(guard: int) -> None:
     os.dup2(1, 2)
 
 
-def _wait(worker: int, control: socket.socket, wake: socket.socket) -> None:
-    """Return when the worker has ended, without reaping it, or nobody wants its result any more."""
+def _wait(worker: int, control: socket.socket, wake: socket.socket) -> int | None:
+    """Return how the worker ended, as `os.wait` says it, or None when nobody wants its result any more."""
     while True:
-        if os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
-            return
+        ended, status = os.waitpid(worker, os.WNOHANG)
+        if ended:
+            return status
         ready, _, _ = select.select([control, wake], [], [])
         if control in ready and not control.recv(1):
-            return
+            os.kill(worker, signal.SIGKILL)
+            return None
         if wake in ready:
             wake.recv(4096)
 
 
-def _end(worker: int, wake: socket.socket) -> int:
-    """Kill all that descends from the worker; returns how the worker itself ended, as `os.wait` says it."""
-    for kill in (os.kill, os.killpg):
-        with contextlib.suppress(OSError):
-            kill(worker, signal.SIGKILL)
-    ended = 0
+def _end(worker: int, status: int | None) -> int:
+    """Kill all that descends from the worker; returns how the worker itself ended."""
+    with contextlib.suppress(OSError):
+        os.killpg(worker, signal.SIGKILL)
     while True:
         try:
-            child, status = os.waitpid(-1, os.WNOHANG)
+            ended, how = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return ended
-        if child == worker:
-            ended = status
-        if not child:
+            return status or 0
+        if ended == worker:
+            status = how
+        if not ended:
             for orphan in _children():
                 with contextlib.suppress(OSError):
                     os.kill(orphan, signal.SIGKILL)
-            select.select([wake], [], [], _REAP_SECONDS)
+            time.sleep(_REAP_SECONDS)
 
 
 def _children() -> list[int]:

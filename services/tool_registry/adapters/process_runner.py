@@ -23,7 +23,7 @@ from services.tool_registry.sdk import Inverse, OutcomeUnknown, ProcessLimits, R
 from services.tool_registry.sdk.context import ResultTooLarge
 
 _SPARES: Final = 1
-_CONTENT_BYTES_MAX: Final = 16 * RESULT_BYTES_MAX
+_CONTENT_BYTES_MAX: Final = 2 * RESULT_BYTES_MAX
 """Of a result that is too large this much is fetched all the same, because taking secrets out may change its size."""
 _MIB: Final = 1024 * 1024
 

@@ -151,7 +151,8 @@ def _use_reserve() -> None:
     """Get the memory that is kept for saying that the limit was reached."""
     for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS):
         _, hard = resource.getrlimit(kind)
-        resource.setrlimit(kind, (hard, hard))
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(kind, (hard, hard))
 
 
 def _answer(call: Call, line: _Line) -> Answer:

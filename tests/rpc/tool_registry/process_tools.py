@@ -133,7 +133,7 @@ WAYS: dict[str, Any] = {
     "garble": _garble,
     "object": object,
     "nan": lambda: float("nan"),
-    "large": lambda: "x" * 2 * MIB,
+    "large": lambda: "x" * MIB,
     "larger": lambda: "x" * 20 * MIB,
 }
 
