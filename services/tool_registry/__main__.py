@@ -12,6 +12,8 @@ from services.chassis.lifecycle import Stop, run_service
 from services.chassis.service import Service
 from services.chassis.settings import load
 from services.tool_registry.adapters.file_folders import FileFolders
+from services.tool_registry.adapters.egress import GuardedEgress
+from services.tool_registry.adapters.egress_file import read_egress_file
 from services.tool_registry.adapters.ledger import LedgerResults
 from services.tool_registry.adapters.mail import OutboxFolder, SmtpMailer
 from services.tool_registry.adapters.metrics import RegistryMetrics
@@ -42,6 +44,7 @@ from services.tool_registry.builtin.planning import planning_tools
 from services.tool_registry.builtin.question import question_tools
 from services.tool_registry.builtin.stored_results import result_tools
 from services.tool_registry.domain.files import FileLimits
+from services.tool_registry.builtin.web import web_tools
 from services.tool_registry.domain.mail_server import read_smtp_url
 from services.tool_registry.domain.workers import SOURCE_KIND as WORKER
 from services.tool_registry.rpc.audit_servicer import AuditServicer
@@ -76,6 +79,8 @@ async def main(stop: Stop) -> None:
         options = WorkerOptions(lease_seconds=settings.worker_lease_seconds)
         hub = await service.enter(WorkerHub(worker_book, clock=service.clock, stopping=stop.wait, options=options))
         catalog = Catalog(book, sources={WORKER: hub})
+        egress = GuardedEgress(read_egress_file(settings.egress_file))
+
         await catalog.load(
             "builtin",
             [
@@ -86,6 +91,7 @@ async def main(stop: Stop) -> None:
                 *mail_tools(mailer, service.clock, sender=settings.mail_from),
                 *question_tools(),
                 *result_tools(LedgerResults(job_store)),
+                *web_tools(egress),
             ],
         )
         for module in load_modules(module_names(settings.tools)):

@@ -53,6 +53,7 @@ class ToolRegistrySettings(ServiceSettings):
     tool_threads_max: int = Field(default=16, ge=1, le=1000)
     tool_processes_max: int = Field(default=4, ge=1, le=1000)
     tool_secrets_file: Path | None = None
+    egress_file: Path | None = None
     executions_max: int = Field(default=1000, ge=1)
     execution_lease_seconds: float = Field(default=6.0, ge=2)
     execution_retention_days: float = Field(default=30.0, gt=0)
