@@ -1,0 +1,207 @@
+"""Tools of HTTP services: the operations of an OpenAPI document, or one endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from services.chassis import logs
+from services.chassis.strict_json import loads
+from services.errors import InvalidField, InvalidJson, SourceUnreachable, TooLarge
+from services.tool_registry.app.ports import Egress
+from services.tool_registry.domain.definition import RESULT_BYTES_MAX, ToolDefinition, ToolVersion
+from services.tool_registry.domain.egress import EgressRefused
+from services.tool_registry.domain.http_binding import (
+    Binding,
+    BuiltRequest,
+    UnusableArgument,
+    build,
+    may_be_header_value,
+)
+from services.tool_registry.domain.http_source import OpenApi, check_base_url, endpoint_tool, read_config
+from services.tool_registry.domain.openapi import Service, read_operations
+from services.tool_registry.domain.openapi_document import DOCUMENT_BYTES_MAX, UnusableDocument, read_document
+from services.tool_registry.domain.outbound import OutboundRequest, OutboundResponse, RequestFailed
+from services.tool_registry.domain.source import DiscoveredTool, Source
+from services.tool_registry.sdk import OutcomeUnknown, Tool, ToolContext, ToolError
+from services.tool_registry.sdk.tool import forwarded
+
+KIND: Final = "http"
+REQUEST_SECONDS: Final = 120.0
+"""For one request, if neither the tool nor the run gives it less."""
+DOCUMENT_SECONDS: Final = 20.0
+
+_ERROR_CHARACTERS_MAX: Final = 2000
+_PREVIEW_CHARACTERS_MAX: Final = 2000
+_OK: Final = range(200, 300)
+_ACCEPT: Final = "application/json, text/*;q=0.8, */*;q=0.1"
+
+_log = logs.get_logger(__name__)
+
+
+class HttpTools:
+    """The Connector of the kind `http`; `domain.http_source` says what `Source.config` looks like.
+
+    How a tool makes its request is all in its binding, so nothing is open between
+    calls. The binding says where secrets are sent: whoever approves definitions
+    approves it with them.
+    """
+
+    def __init__(self, egress: Egress) -> None:
+        self._egress = egress
+
+    async def discover(self, source: Source) -> Sequence[DiscoveredTool]:
+        config = read_config(source)
+        if isinstance(config, OpenApi):
+            tools = await self._read_document(source, config)
+        else:
+            tools = [endpoint_tool(source.name, config)]
+        for tool in tools:
+            binding = msgspec.json.decode(tool.binding, type=Binding)
+            try:
+                self._egress.check(source.store_id, binding.url.partition("?")[0].partition("{")[0])
+            except EgressRefused as refused:
+                raise InvalidField(f"config: {refused}", field="config") from None
+        return tools
+
+    async def _read_document(self, source: Source, config: OpenApi) -> list[DiscoveredTool]:
+        if config.base_url:
+            check_base_url("open_api.base_url", config.base_url)
+        data, document_url = config.document, ""
+        if config.document_url:
+            data, document_url = await self._fetch(source.store_id, config.document_url)
+        service = Service(
+            name=source.name,
+            base_url=config.base_url,
+            document_url=document_url,
+            headers=config.headers,
+            secret_headers=config.secret_headers,
+        )
+        try:
+            document = await asyncio.to_thread(read_document, data)
+            tools, left_out = await asyncio.to_thread(read_operations, document, service, config.operation_ids)
+        except UnusableDocument as error:
+            raise InvalidField(f"open_api.document: {error}", field="open_api.document") from None
+        for operation in left_out:
+            if operation.operation in config.operation_ids or not tools:
+                text = f"open_api.operation_ids: {operation.operation!r} cannot be a tool: {operation.reason}"
+                raise InvalidField(text, field="open_api.operation_ids")
+            _log.warning(
+                "http_source.operation_left_out",
+                store=source.store_id,
+                source=source.name,
+                operation=operation.operation,
+                reason=operation.reason,
+            )
+        for tool in tools:
+            check_base_url("open_api.base_url", msgspec.json.decode(tool.binding, type=Binding).url.partition("{")[0])
+        return tools
+
+    async def _fetch(self, store_id: str, url: str) -> tuple[bytes, str]:
+        """Return a document and where it came from. It is asked for without the headers of the source."""
+        request = OutboundRequest(url=url, timeout_seconds=DOCUMENT_SECONDS, bytes_max=DOCUMENT_BYTES_MAX)
+        try:
+            response = await self._egress.send(store_id, request)
+        except EgressRefused as refused:
+            raise InvalidField(f"open_api.document_url: {refused}", field="open_api.document_url") from None
+        except RequestFailed as failed:
+            raise SourceUnreachable(f"open_api.document_url: {failed}") from None
+        if response.status not in _OK:
+            raise SourceUnreachable(f"open_api.document_url: answered with status {response.status}")
+        if response.is_cut:
+            raise InvalidField(
+                f"open_api.document_url: the document is over the limit of {DOCUMENT_BYTES_MAX} bytes",
+                field="open_api.document_url",
+            )
+        return response.body, response.url
+
+    def tool(self, entry: ToolVersion) -> Tool[..., Any] | None:
+        binding = msgspec.json.decode(entry.binding, type=Binding)
+        definition = entry.definition
+
+        async def call(arguments: dict[str, Any], context: ToolContext) -> Any:
+            return await self._call(definition, binding, arguments, context)
+
+        return forwarded(definition, call, preview=lambda arguments: _preview(binding, arguments))
+
+    async def forget(self, store_id: str, name: str) -> None:
+        """Nothing is open."""
+
+    async def _call(
+        self, definition: ToolDefinition, binding: Binding, arguments: dict[str, Any], context: ToolContext
+    ) -> Any:
+        try:
+            built = build(binding, arguments)
+        except UnusableArgument as error:
+            raise ToolError(str(error)) from None
+        request = OutboundRequest(
+            url=built.url,
+            method=binding.method,
+            headers=_headers(binding, built, context),
+            body=built.body,
+            timeout_seconds=REQUEST_SECONDS,
+            bytes_max=RESULT_BYTES_MAX,
+        )
+        try:
+            response = await self._egress.send(context.store_id, request)
+        except EgressRefused as refused:
+            raise ToolError(str(refused)) from None
+        except RequestFailed as failed:
+            if failed.was_sent and definition.effect.is_journaled:
+                raise OutcomeUnknown(str(failed)) from None
+            raise ToolError(str(failed)) from None
+        return _result(response)
+
+
+def _headers(binding: Binding, built: BuiltRequest, context: ToolContext) -> dict[str, str]:
+    """Return all headers of a call, its secrets among them."""
+    headers = {"Accept": _ACCEPT} | built.headers
+    for name, secret in binding.secret_headers.items():
+        value = context.secret(secret)
+        if not may_be_header_value(value):
+            raise ToolError(f"the secret {secret!r} cannot stand in a header")
+        headers[name] = value
+    if binding.idempotency_header:
+        # Calls of two stores may have the same id, and their services may be one.
+        key = f"{context.store_id}\0{context.idempotency_key}"
+        headers[binding.idempotency_header] = hashlib.sha256(key.encode()).hexdigest()[:32]
+    return headers
+
+
+def _result(response: OutboundResponse) -> Any:
+    """Return what a service answered.
+
+    Raises:
+        ToolError: the status is not one of success, or the body is too large.
+    """
+    text = response.body.decode(errors="replace").replace("\0", "")
+    if response.status not in _OK:
+        said = f": {text[:_ERROR_CHARACTERS_MAX]}" if text.strip() else ""
+        raise ToolError(f"the service answered with status {response.status}{said}")
+    if response.is_cut:
+        raise ToolError(
+            f"the service answered with status {response.status} and more than {RESULT_BYTES_MAX} bytes; "
+            "what was asked for has happened, but its result cannot be read"
+        )
+    kind = response.content_type.partition(";")[0].strip().lower()
+    if not response.body:
+        return {"status": response.status}
+    if not kind or kind.endswith(("/json", "+json")):
+        try:
+            return loads(response.body, bytes_max=RESULT_BYTES_MAX)
+        except (InvalidJson, TooLarge):
+            return text
+    if kind.startswith("text/") or kind.endswith(("/xml", "+xml", "/yaml", "/javascript")):
+        return text
+    return {"status": response.status, "content_type": kind, "bytes": len(response.body)}
+
+
+def _preview(binding: Binding, arguments: dict[str, Any]) -> str:
+    """Return the request that a call would make, without its headers."""
+    built = build(binding, arguments)
+    body = "" if built.body is None else f"\n\n{built.body.decode()}"
+    return f"{binding.method} {built.url}{body}"[:_PREVIEW_CHARACTERS_MAX]

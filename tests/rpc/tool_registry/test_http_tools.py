@@ -1,0 +1,348 @@
+"""Tools of HTTP services, against a real server: requests, results, secrets, doubts. TOOL-8."""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+from pawl.tool.v1 import source_pb2
+
+from services.errors import InvalidField, InvalidSchema, SourceUnreachable
+from services.tool_registry.adapters.egress import GuardedEgress
+from services.tool_registry.adapters.http_tools import KIND, HttpTools
+from services.tool_registry.domain.definition import RESULT_BYTES_MAX, Category, Effect, ToolVersion
+from services.tool_registry.domain.egress import read_rules
+from services.tool_registry.domain.source import DiscoveredTool, Source
+from services.tool_registry.sdk import OutcomeUnknown, Tool, ToolContext, ToolError
+from tests.rpc.tool_registry.registry import content, outcome, running
+from tests.rpc.tool_registry.web_server import Reply, WebServer, pages, web_server
+
+SECRETS = {"token": "Bearer 0123456789abcdef", "broken": "0123456789\r\nX-Other: 1"}
+JSON = {"Content-Type": "application/json"}
+SCHEMA = {
+    "type": "object",
+    "properties": {"id": {"type": "string"}, "q": {"type": "string"}, "items": {"type": "array"}},
+    "required": ["id"],
+}
+
+
+def document(port: int, **operations: Any) -> dict[str, Any]:
+    """A document whose operations are all GET, at the path of their name."""
+    return {
+        "openapi": "3.1.0",
+        "servers": [{"url": f"http://127.0.0.1:{port}"}],
+        "paths": {f"/{name}": {method: {"operationId": name}} for name, method in operations.items()},
+    }
+
+
+@dataclass
+class World:
+    """A service, and a connector that may reach it."""
+
+    server: WebServer
+    connector: HttpTools
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.port}"
+
+    async def discover(self, config: dict[str, Any], *, store: str = "acme") -> list[DiscoveredTool]:
+        source = Source(store_id=store, name="shop", kind=KIND, config=json.dumps(config).encode())
+        return list(await self.connector.discover(source))
+
+    async def endpoint(self, path: str, method: str = "GET", **changes: Any) -> DiscoveredTool:
+        fields = {
+            "url": self.url + path,
+            "method": method,
+            "description": "Do.",
+            "argumentsSchemaJson": encoded(SCHEMA),
+        }
+        (tool,) = await self.discover({"httpEndpoint": fields | changes})
+        return tool
+
+    def tool(self, discovered: DiscoveredTool, **changes: Any) -> Tool[..., Any]:
+        """What the executor would be given."""
+        entry = ToolVersion(
+            store_id="acme",
+            definition=replace(discovered.definition, **changes),
+            version=1,
+            source=f"{KIND}:shop",
+            create_time=0,
+            binding=discovered.binding,
+        )
+        tool = self.connector.tool(entry)
+        assert tool is not None
+        return tool
+
+    async def call(self, discovered: DiscoveredTool, arguments: Any = None, *, store: str = "acme", **more: Any) -> Any:
+        context = ToolContext(store_id=store, call_id="call", _find_secret=SECRETS.__getitem__)
+        return await self.tool(discovered, **more)(arguments=arguments or {"id": "1"}, context=context)
+
+
+def encoded(value: Any) -> str:
+    return base64.b64encode(value if isinstance(value, bytes) else json.dumps(value).encode()).decode()
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    """A service with some answers; only the store acme may reach it."""
+    replies = {
+        "/json": Reply(b'{"a": [1, 2.5, null]}', headers=JSON),
+        "/text": Reply("naïve".encode(), headers={"Content-Type": "text/plain"}),
+        "/not-json": Reply(b'{"a": NaN}', headers=JSON),
+        "/none": Reply(status=204),
+        "/image": Reply(b"\x89PNG", headers={"Content-Type": "image/png"}),
+        "/large": Reply(b"a" * (RESULT_BYTES_MAX + 1), headers={"Content-Type": "text/plain"}),
+        "/refuses": Reply(b"no such order " + b"x" * 5000, status=422),
+        "/fails": Reply(status=500),
+        "/moved": Reply(status=302, headers={"Location": "/json"}),
+        "/inside": Reply(status=302, headers={"Location": "http://169.254.169.254/"}),
+        "/breaks": Reply(breaks=True),
+        "/page": Reply(b"<html>"),
+    }
+    async with web_server(pages(replies)) as server:
+        rules = {"acme": read_rules(None, [f"127.0.0.1:{server.port}"])}
+        egress = GuardedEgress(rules, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        yield World(server, HttpTools(egress))
+
+
+async def test_an_endpoint_is_called(world: World) -> None:
+    tool = await world.endpoint("/json?fixed=1&id={id}")
+    assert tool.definition.name == "shop.call"
+    assert (tool.definition.category, tool.definition.effect) == ("SENSITIVE", "AT_MOST_ONCE")
+    assert await world.call(tool, {"id": "a/b&c", "q": "x y", "items": [1, "b"]}) == {"a": [1, 2.5, None]}
+    (asked,) = world.server.asked
+    assert (asked.method, asked.target) == ("GET", "/json?fixed=1&id=a%2Fb%26c&q=x%20y&items=1&items=b")
+    assert asked.headers["accept"].startswith("application/json")
+
+
+async def test_what_is_not_in_the_url_goes_into_the_body(world: World) -> None:
+    tool = await world.endpoint("/json?id={id}", "POST", headers={"X-Shop": "7"})
+    await world.call(tool, {"id": "1", "q": "ä", "items": [True]})
+    (asked,) = world.server.asked
+    assert (asked.method, asked.target, json.loads(asked.body)) == ("POST", "/json?id=1", {"q": "ä", "items": [True]})
+    assert (asked.headers["content-type"], asked.headers["x-shop"]) == ("application/json", "7")
+
+
+async def test_what_deletes_is_destructive(world: World) -> None:
+    assert (await world.endpoint("/json", "DELETE")).definition.category is Category.DESTRUCTIVE
+
+
+@pytest.mark.parametrize(
+    ("path", "result"),
+    [
+        ("/text", "naïve"),
+        ("/not-json", '{"a": NaN}'),
+        ("/none", {"status": 204}),
+        ("/image", {"status": 200, "content_type": "image/png", "bytes": 4}),
+        ("/moved", {"a": [1, 2.5, None]}),
+    ],
+)
+async def test_a_good_answer_is_the_result(world: World, path: str, result: Any) -> None:
+    assert await world.call(await world.endpoint(path)) == result
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/refuses", r"status 422: no such order x{1986}$"),
+        ("/fails", r"status 500$"),
+        ("/large", "has happened, but its result cannot be read"),
+        ("/inside", "169.254.169.254 is not an address"),
+    ],
+)
+async def test_any_other_answer_is_an_error(world: World, path: str, says: str) -> None:
+    with pytest.raises(ToolError, match=says):
+        await world.call(await world.endpoint(path))
+
+
+async def test_a_post_is_not_sent_on_by_a_redirect(world: World) -> None:
+    with pytest.raises(ToolError, match="status 302"):
+        await world.call(await world.endpoint("/moved", "POST"))
+    assert len(world.server.asked) == 1
+
+
+async def test_a_call_that_broke_off_is_of_unknown_outcome_unless_it_may_be_repeated(world: World) -> None:
+    tool = await world.endpoint("/breaks", "POST")
+    with pytest.raises(OutcomeUnknown):
+        await world.call(tool)
+    for effect in (Effect.READ_ONLY, Effect.IDEMPOTENT):
+        with pytest.raises(ToolError, match="did not answer as it should"):
+            await world.call(tool, effect=effect)
+
+
+async def test_a_call_that_was_never_sent_is_an_error_and_no_doubt(world: World) -> None:
+    tool = await world.endpoint("/json")
+    with pytest.raises(ToolError, match="may not be reached by tools"):
+        await world.call(tool, store="other")
+    rules = {"*": read_rules(None, ["127.0.0.1:9"])}
+    world.connector = HttpTools(GuardedEgress(rules, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)))
+    with pytest.raises(ToolError, match="cannot be connected to"):
+        await world.call(await world.endpoint("/", url="http://127.0.0.1:9/"))
+    assert world.server.connections == 0
+
+
+async def test_secrets_go_into_headers_and_are_in_no_binding(world: World) -> None:
+    tool = await world.endpoint("/json", secretHeaders={"Authorization": "token"})
+    assert SECRETS["token"].encode() not in tool.binding
+    await world.call(tool)
+    assert world.server.asked[0].headers["authorization"] == SECRETS["token"]
+    broken = await world.endpoint("/json", secretHeaders={"Authorization": "broken"})
+    with pytest.raises(ToolError, match="the secret 'broken' cannot stand in a header") as error:
+        await world.call(broken)
+    assert "0123456789" not in str(error.value)
+    assert len(world.server.asked) == 1
+
+
+async def test_an_idempotency_key_is_of_the_store_and_the_call(world: World) -> None:
+    tool = await world.endpoint("/json", "POST", idempotencyHeader="Idempotency-Key")
+    world.connector = HttpTools(
+        GuardedEgress(
+            {"*": read_rules(None, [f"127.0.0.1:{world.server.port}"])}, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        )
+    )
+    for store in ("acme", "acme", "other"):
+        await world.call(tool, store=store)
+    first, again, other = (asked.headers["idempotency-key"] for asked in world.server.asked)
+    assert first == again != other
+    assert "acme" not in first
+
+
+async def test_the_preview_shows_the_request(world: World) -> None:
+    tool = world.tool(await world.endpoint("/orders/{id}", "POST", secretHeaders={"Authorization": "token"}))
+    assert tool.preview({"id": "7", "q": "x"}) == f'POST {world.url}/orders/7\n\n{{"q":"x"}}'
+
+
+async def test_a_document_is_read_from_the_source_or_fetched(world: World) -> None:
+    found = await world.discover({"openApi": {"document": encoded(document(world.server.port, json="get"))}})
+    assert [tool.definition.name for tool in found] == ["shop.json"]
+    assert await world.call(found[0], {"x": 1}) == {"a": [1, 2.5, None]}
+    world.server.asked.clear()
+    world.server.answer = pages({"/doc": Reply(b"openapi: 3.0.0\npaths: {/a: {delete: {operationId: gone}}}")})
+    config = {"documentUrl": f"{world.url}/doc", "secretHeaders": {"Authorization": "token"}}
+    (tool,) = await world.discover({"openApi": config})
+    assert (tool.definition.name, tool.definition.category) == ("shop.gone", "DESTRUCTIVE")
+    assert json.loads(tool.binding)["url"] == f"{world.url}/a"
+    assert "authorization" not in world.server.asked[0].headers
+
+
+async def test_the_configuration_is_the_json_of_the_message(world: World) -> None:
+    text = json.dumps(document(world.server.port, json="get")).encode()
+    config = source_pb2.SourceConfig(
+        name="shop",
+        open_api=source_pb2.OpenApiConfig(document=text, secret_headers={"X-Key": "token"}, operation_ids=["json"]),
+        policies=[source_pb2.SourceToolPolicy(tool_name="*", timeout_seconds=5)],
+    )
+    (tool,) = await world.discover(json_format.MessageToDict(config))
+    assert json.loads(tool.binding)["secret_headers"] == {"X-Key": "token"}
+    single = source_pb2.SourceConfig(
+        name="shop",
+        http_endpoint=source_pb2.HttpEndpointConfig(
+            url=f"{world.url}/json", method="GET", description="Do.", arguments_schema_json=b'{"type": "object"}'
+        ),
+    )
+    (tool,) = await world.discover(json_format.MessageToDict(single))
+    assert await world.call(tool) == {"a": [1, 2.5, None]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"method": "TRACE"}, "http_endpoint.method"),
+        ({"method": "HEAD"}, "http_endpoint.method"),
+        ({"url": "ftp://a.example"}, "http_endpoint.url"),
+        ({"url": "http://{id}.example/"}, "http_endpoint.url"),
+        ({"url": "http://a.example:{id}/"}, "http_endpoint.url"),
+        ({"url": "http://a.example{id}"}, "http_endpoint.url"),
+        ({"url": "http://a.example/{q}"}, "http_endpoint.url"),
+        ({"url": "http://a.example/{none}"}, "http_endpoint.url"),
+        ({"url": "http://a.example/{id"}, "http_endpoint.url"),
+        ({"url": "http://user@a.example/"}, "http_endpoint.url"),
+        ({"url": "http://169.254.169.254/"}, "config"),
+        ({"url": "http://127.0.0.1:1/"}, "config"),
+        ({"headers": {"Host": "a"}}, "http_endpoint.headers"),
+        ({"headers": {"X": "a\r\nY: b"}}, "http_endpoint.headers"),
+        ({"headers": {"X": "1"}, "secretHeaders": {"x": "token"}}, "http_endpoint.headers"),
+        ({"secretHeaders": {"Content-Length": "token"}}, "http_endpoint.secret_headers"),
+        ({"secretHeaders": {"X": ""}}, "http_endpoint.secret_headers"),
+        ({"idempotencyHeader": "a b"}, "http_endpoint.idempotency_header"),
+        ({"argumentsSchemaJson": encoded(b"[]")}, "http_endpoint.arguments_schema_json"),
+        ({"argumentsSchemaJson": encoded(b"{")}, "http_endpoint.arguments_schema_json"),
+        ({"method": 1}, "config"),
+    ],
+)
+async def test_an_endpoint_that_cannot_be_used_is_refused(world: World, changes: Any, field: str) -> None:
+    with pytest.raises(InvalidField) as error:
+        await world.endpoint("/json", **changes)
+    assert error.value.metadata["field"] == field
+    assert world.server.connections == 0
+
+
+async def test_a_schema_that_cannot_be_used_is_refused(world: World) -> None:
+    with pytest.raises(InvalidSchema):
+        await world.endpoint("/json", argumentsSchemaJson=encoded({"type": "array"}))
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({}, "config"),
+        ({"openApi": {}, "httpEndpoint": {}}, "config"),
+        ({"openApi": {}}, "open_api.document"),
+        ({"openApi": {"document": "e30=", "documentUrl": "http://a.example"}}, "open_api.document"),
+        ({"openApi": {"document": "e30="}}, "open_api.document"),
+        ({"openApi": {"document": "%%"}}, "config"),
+        ({"openApi": {"documentUrl": "http://169.254.169.254/"}}, "open_api.document_url"),
+        ({"openApi": {"document": "DOCUMENT", "operationIds": ["none"]}}, "open_api.document"),
+        ({"openApi": {"document": "DOCUMENT", "baseUrl": "http://10.0.0.1"}}, "config"),
+        ({"openApi": {"document": "DOCUMENT", "baseUrl": "http://a.example?x"}}, "open_api.base_url"),
+        ({"openApi": {"document": "DOCUMENT", "baseUrl": "nonsense"}}, "open_api.base_url"),
+    ],
+)
+async def test_a_document_that_cannot_be_used_is_refused(world: World, config: Any, field: str) -> None:
+    text = json.dumps(config).replace("DOCUMENT", encoded(document(world.server.port, json="get")))
+    with pytest.raises(InvalidField) as error:
+        await world.discover(json.loads(text))
+    assert error.value.metadata["field"] == field
+
+
+async def test_a_document_that_cannot_be_fetched_makes_the_source_unreachable(world: World) -> None:
+    for path in ("/nothing", "/breaks"):
+        with pytest.raises(SourceUnreachable, match="document_url"):
+            await world.discover({"openApi": {"documentUrl": world.url + path}})
+    with pytest.raises(InvalidField, match=r"neither JSON nor YAML|not an object"):
+        await world.discover({"openApi": {"documentUrl": f"{world.url}/page"}})
+    with pytest.raises(InvalidField, match="over the limit"):
+        await world.discover({"openApi": {"documentUrl": f"{world.url}/large"}})
+
+
+async def test_a_call_goes_through_the_registry_like_any_other(world: World, database_url: str, tmp_path: Path) -> None:
+    world.server.answer = lambda asked: Reply(
+        f"you said {asked.headers['authorization']}".encode(),
+        status=403 if asked.target == "/fails" else 200,
+        headers={"Content-Type": "text/plain"},
+    )
+    tools = [
+        world.tool(
+            await world.endpoint(path, "POST", secretHeaders={"Authorization": "token"}),
+            name=name,
+            category=Category.SAFE,
+        )
+        for name, path in (("works", "/"), ("fails", "/fails"), ("breaks", "/breaks"))
+    ]
+    async with running(database_url, tmp_path, tools, secrets={"acme": SECRETS}) as registry:
+        works = await registry.run("works", {"id": "1"}, call="a")
+        assert (outcome(works), content(works)) == ("SUCCEEDED", "you said [secret]")
+        fails = await registry.run("fails", {"id": "1"}, call="b")
+        assert outcome(fails) == "FAILED TOOL_ERROR"
+        assert content(fails)["error"] == "the service answered with status 403: you said [secret]"
+        world.server.answer = lambda _: Reply(breaks=True)
+        assert outcome(await registry.run("breaks", {"id": "1"}, call="c")) == "UNKNOWN OUTCOME_UNKNOWN"
+    assert all(asked.headers["authorization"] == SECRETS["token"] for asked in world.server.asked)

@@ -1,0 +1,381 @@
+"""OpenAPI documents become tools, and calls of them become requests. TOOL-8."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.tool_registry.domain.check import Accepted, check_arguments
+from services.tool_registry.domain.http_binding import (
+    Binding,
+    BuiltRequest,
+    UnusableArgument,
+    build,
+    may_be_header,
+    may_be_header_value,
+)
+from services.tool_registry.domain.openapi import LeftOut, Service, read_operations
+from services.tool_registry.domain.openapi_document import DOCUMENT_BYTES_MAX, UnusableDocument, read_document
+from services.tool_registry.domain.schema import compile_schema
+from services.tool_registry.domain.source import DiscoveredTool
+
+PETS = """
+openapi: 3.0.3
+info: {title: Pets, version: 1.0.0}
+servers:
+  - url: https://{region}.pets.example/{base}
+    variables: {region: {default: eu}, base: {default: v1}}
+paths:
+  /pets:
+    parameters:
+      - {name: tenant, in: header, required: true, schema: {type: string}}
+    get:
+      operationId: listPets
+      summary: List pets.
+      description: All that there are.
+      parameters:
+        - name: limit
+          in: query
+          description: How many.
+          schema: {type: integer, minimum: 0, exclusiveMinimum: true, default: 20}
+        - {name: tags, in: query, schema: {type: array, items: {type: string}}}
+        - {name: ids, in: query, explode: false, schema: {type: array, items: {type: integer}}}
+        - {name: filter, in: query, style: deepObject, schema: {type: object, properties: {name: {type: string}}}}
+        - {name: session, in: cookie, schema: {type: string}}
+        - {name: Authorization, in: header, schema: {type: string}}
+      responses: {200: {description: ok}}
+    post:
+      operationId: create pet!
+      requestBody: {$ref: '#/components/requestBodies/Pet'}
+  /pets/{id}:
+    parameters:
+      - $ref: '#/components/parameters/Id'
+    get:
+      parameters:
+        - {name: id, in: query, schema: {type: boolean}}
+    delete: {operationId: deletePet, summary: Delete a pet.}
+    put:
+      operationId: replacePhoto
+      requestBody: {required: true, content: {image/png: {}}}
+components:
+  parameters:
+    Id: {name: id, in: path, required: true, schema: {type: string, nullable: true, enum: [a, b]}}
+  requestBodies:
+    Pet:
+      required: true
+      description: The pet.
+      content: {application/vnd.pets+json: {schema: {$ref: '#/components/schemas/Pet'}}}
+  schemas:
+    Pet:
+      type: object
+      required: [id, name]
+      properties:
+        id: {type: string, readOnly: true}
+        name: {type: string, minLength: 1, example: Rex}
+        born: {type: string, format: date, nullable: true}
+        mother: {$ref: '#/components/schemas/Pet'}
+        owner: {nullable: true, allOf: [{$ref: '#/components/schemas/Owner'}]}
+    Owner:
+      type: object
+      properties:
+        phone: {type: string, pattern: '^(?!0)\\d+$'}
+        pet: {$ref: '#/components/schemas/Pet'}
+"""
+
+
+def service(**changes: Any) -> Service:
+    return Service(**({"name": "pets", "headers": {}, "secret_headers": {}} | changes))
+
+
+def read(document: Any, *operation_ids: str, **changes: Any) -> tuple[dict[str, DiscoveredTool], list[LeftOut]]:
+    data = document if isinstance(document, bytes) else document.encode()
+    tools, left_out = read_operations(read_document(data), service(**changes), operation_ids)
+    for tool in tools:
+        compile_schema(tool.definition.arguments_schema)
+    return {tool.definition.name: tool for tool in tools}, left_out
+
+
+def one(operation: dict[str, Any], *, path: str = "/a", method: str = "post", **more: Any) -> DiscoveredTool:
+    """The tool of a document with one operation."""
+    document = {
+        "openapi": "3.1.0",
+        "servers": [{"url": "https://a.example"}],
+        "paths": {path: {method: {"operationId": "a"} | operation}},
+    } | more
+    tools, left_out = read(json.dumps(document))
+    assert left_out == []
+    (tool,) = tools.values()
+    return tool
+
+
+def request(tool: DiscoveredTool, arguments: dict[str, Any]) -> BuiltRequest:
+    """The request of a call that the schema admits."""
+    checked = check_arguments(
+        tool.definition, compile_schema(tool.definition.arguments_schema), json.dumps(arguments).encode()
+    )
+    assert isinstance(checked, Accepted), checked
+    return build(msgspec.json.decode(tool.binding, type=Binding), checked.arguments)
+
+
+def test_each_operation_becomes_a_tool() -> None:
+    tools, left_out = read(PETS)
+    assert sorted(tools) == ["pets.create_pet", "pets.deletePet", "pets.get_pets_id", "pets.listPets"]
+    assert left_out == [LeftOut(operation="replacePhoto", reason="its body is not JSON")]
+    assert tools["pets.listPets"].definition.description == "List pets.\n\nAll that there are."
+    assert tools["pets.get_pets_id"].definition.description == "GET /pets/{id}"
+
+
+def test_a_document_is_not_believed() -> None:
+    tools, _ = read(PETS)
+    harm = {name: (tool.definition.category, tool.definition.effect) for name, tool in tools.items()}
+    assert harm == {
+        "pets.create_pet": ("SENSITIVE", "AT_MOST_ONCE"),
+        "pets.deletePet": ("DESTRUCTIVE", "AT_MOST_ONCE"),
+        "pets.get_pets_id": ("SENSITIVE", "AT_MOST_ONCE"),
+        "pets.listPets": ("SENSITIVE", "AT_MOST_ONCE"),
+    }
+
+
+def test_parameters_become_arguments_and_arguments_a_request() -> None:
+    tool = read(PETS)[0]["pets.listPets"]
+    schema = tool.definition.arguments_schema
+    assert schema["required"] == ["tenant"]
+    assert schema["properties"]["limit"] == {
+        "type": "integer",
+        "exclusiveMinimum": 0,
+        "description": "How many. (default: 20)",
+    }
+    assert set(schema["properties"]) == {"tenant", "limit", "tags", "ids", "filter"}
+    built = request(
+        tool,
+        {"tenant": "t 1", "limit": 5, "tags": ["a b", "c&d"], "ids": [1, 2], "filter": {"name": "é"}},
+    )
+    assert built.url == "https://eu.pets.example/v1/pets?limit=5&tags=a%20b&tags=c%26d&ids=1,2&filter[name]=%C3%A9"
+    assert (built.headers, built.body) == ({"tenant": "t 1"}, None)
+
+
+def test_a_body_becomes_an_argument() -> None:
+    tool = read(PETS)[0]["pets.create_pet"]
+    schema = tool.definition.arguments_schema
+    assert schema["properties"]["body"] == {"$ref": "#/$defs/Pet", "description": "The pet."}
+    assert schema["required"] == ["tenant", "body"]
+    assert schema["$defs"]["Pet"] == {
+        "type": "object",
+        "required": ["name"],
+        "properties": {
+            "name": {"type": "string", "minLength": 1},
+            "born": {"type": ["string", "null"], "format": "date"},
+            "mother": {},
+            "owner": {"anyOf": [{"allOf": [{"$ref": "#/$defs/Owner"}]}, {"type": "null"}]},
+        },
+    }
+    assert schema["$defs"]["Owner"]["properties"] == {"phone": {"type": "string"}, "pet": {}}
+    built = request(tool, {"tenant": "t", "body": {"name": "Rex", "born": None, "owner": {"phone": "1"}}})
+    assert json.loads(built.body or b"") == {"name": "Rex", "born": None, "owner": {"phone": "1"}}
+    assert built.headers["Content-Type"] == "application/vnd.pets+json"
+
+
+def test_two_parameters_of_one_name_are_two_arguments() -> None:
+    tool = read(PETS)[0]["pets.get_pets_id"]
+    assert tool.definition.arguments_schema["properties"]["id"]["enum"] == ["a", "b", None]
+    assert request(tool, {"id": "a", "query_id": True}).url.endswith("/pets/a?id=true")
+
+
+def test_the_same_document_gives_the_same_tools_as_json_and_as_yaml() -> None:
+    document = read_document(PETS.encode()).root
+    assert read(json.dumps(document)) == read(PETS)
+
+
+def test_operations_can_be_chosen() -> None:
+    assert list(read(PETS, "deletePet")[0]) == ["pets.deletePet"]
+    with pytest.raises(UnusableDocument, match="no operation 'none'"):
+        read(PETS, "deletePet", "none")
+    many = {"openapi": "3.1.0", "paths": {f"/{number}": {"get": {}} for number in range(201)}}
+    with pytest.raises(UnusableDocument, match="201 operations, the limit is 200"):
+        read(json.dumps(many))
+    with pytest.raises(UnusableDocument, match="no operations"):
+        read('{"openapi": "3.1.0"}')
+
+
+def test_the_base_url_comes_from_the_source_the_operation_or_the_place_of_the_document() -> None:
+    def url_of(**changes: Any) -> str:
+        document = {"openapi": "3.1.0", "paths": {"/a": {"get": {}}}} | changes.pop("document", {})
+        (tool,) = read(json.dumps(document), **changes)[0].values()
+        return msgspec.json.decode(tool.binding, type=Binding).url
+
+    assert url_of(base_url="https://b.example/x/") == "https://b.example/x/a"
+    assert url_of(document_url="https://b.example/x/doc.json") == "https://b.example/a"
+    relative = {"servers": [{"url": "../v2"}]}
+    assert url_of(document_url="https://b.example/x/doc.json", document=relative) == "https://b.example/v2/a"
+    own = {"paths": {"/a": {"servers": [{"url": "https://c.example"}], "get": {}}}}
+    assert url_of(document=own) == "https://c.example/a"
+    (left,) = read('{"openapi": "3.1.0", "paths": {"/a": {"get": {}}}}')[1]
+    assert "give base_url" in left.reason
+
+
+@pytest.mark.parametrize("path", [".evil.example/a", "@evil.example", ":8080/a", "a", "/a?b", "/a#b", "/a\\b", "/a b"])
+def test_a_path_that_would_change_the_host_is_left_out(path: str) -> None:
+    document = {"openapi": "3.1.0", "servers": [{"url": "https://a.example"}], "paths": {path: {"get": {}}}}
+    tools, (left,) = read(json.dumps(document))
+    assert (tools, left.reason) == ({}, "its path is not a path")
+
+
+def test_names_fit_and_differ() -> None:
+    ids = ["a" * 80, "a" * 81, "x y", "x-y", "x/y", "é"]
+    paths = {f"/{number}": {"get": {"operationId": name}} for number, name in enumerate(ids)}
+    document: Any = {"openapi": "3.1.0", "servers": [{"url": "https://a.example"}], "paths": paths}
+    names = list(read(json.dumps(document))[0])
+    assert len(set(names)) == len(ids)
+    assert all(len(name) <= 64 and name.startswith("pets.") for name in names)
+    assert {"pets.x_y", "pets.x-y", "pets.operation"} <= set(names)
+
+
+def test_headers_of_the_source_are_not_arguments() -> None:
+    parameters: Any = [
+        {"name": name, "in": "header", "schema": {}} for name in ("X-Key", "X-TENANT", "X-Other", "Host")
+    ]
+    document = {
+        "openapi": "3.1.0",
+        "servers": [{"url": "https://a.example"}],
+        "paths": {"/a": {"get": {"parameters": parameters}}},
+    }
+    (tool,) = read(json.dumps(document), headers={"x-tenant": "1"}, secret_headers={"x-key": "key"})[0].values()
+    assert list(tool.definition.arguments_schema["properties"]) == ["X-Other"]
+    binding = msgspec.json.decode(tool.binding, type=Binding)
+    assert (binding.headers, binding.secret_headers) == ({"x-tenant": "1"}, {"x-key": "key"})
+
+
+def test_an_idempotency_key_is_not_an_argument() -> None:
+    tool = one({"parameters": [{"name": "Idempotency-Key", "in": "header", "required": True, "schema": {}}]})
+    assert tool.definition.arguments_schema["properties"] == {}
+    assert msgspec.json.decode(tool.binding, type=Binding).idempotency_header == "Idempotency-Key"
+
+
+def test_a_body_that_is_too_large_for_a_schema_may_be_anything() -> None:
+    properties = {f"p{number}": {"type": "string", "description": "x" * 100} for number in range(1000)}
+    body = {"required": True, "content": {"application/json": {"schema": {"type": "object", "properties": properties}}}}
+    tool = one({"requestBody": body})
+    assert "too large to be described" in tool.definition.arguments_schema["properties"]["body"]["description"]
+    assert request(tool, {"body": {"any": 1}}).body == b'{"any":1}'
+    wide: Any = {f"S{number}": {"allOf": [{"$ref": f"#/components/schemas/S{number + 1}"}] * 9} for number in range(30)}
+    tool = one(
+        {"requestBody": {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/S0"}}}}},
+        components={"schemas": wide | {"S30": {"type": "object"}}},
+    )
+    assert request(tool, {"body": [1]}).body == b"[1]"
+
+
+def test_schemas_of_3_1_are_taken_as_they_are() -> None:
+    schema = {
+        "type": ["object", "null"],
+        "properties": {
+            "a": {"const": 1},
+            "b": {"type": "array", "prefixItems": [{"type": "string"}], "items": False},
+            "c": {"$ref": "#/components/schemas/C", "description": "see"},
+            "d": True,
+            "e": {"type": "integer", "exclusiveMinimum": 3},
+        },
+    }
+    tool = one(
+        {"requestBody": {"content": {"application/json": {"schema": schema}}}},
+        components={"schemas": {"C": {"enum": ["x"]}}},
+    )
+    assert tool.definition.arguments_schema["properties"]["body"]["properties"] == {
+        "a": {"const": 1},
+        "b": {"type": "array", "prefixItems": [{"type": "string"}], "items": False},
+        "c": {"description": "see", "$ref": "#/$defs/C"},
+        "d": {},
+        "e": {"type": "integer", "exclusiveMinimum": 3},
+    }
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value", "query"),
+    [
+        ({"style": "spaceDelimited", "explode": False}, ["a", "b"], "p=a%20b"),
+        ({"style": "pipeDelimited", "explode": False}, ["a", "b"], "p=a%7Cb"),
+        ({}, {"a": 1, "b": True}, "a=1&b=true"),
+        ({"explode": False}, {"a": 1, "b": 2}, "p=a,1,b,2"),
+        ({}, "a&b=c#d", "p=a%26b%3Dc%23d"),
+        ({"content": {"application/json": {"schema": {}}}}, {"a": [1]}, "p=%7B%22a%22%3A%5B1%5D%7D"),
+    ],
+)
+def test_styles_of_parameters(parameter: dict[str, Any], value: Any, query: str) -> None:
+    tool = one({"parameters": [{"name": "p", "in": "query", "schema": {}} | parameter]}, method="get")
+    assert request(tool, {"p": value}).url == f"https://a.example/a?{query}"
+
+
+@pytest.mark.parametrize("value", ["..", ".", "", None])
+def test_an_argument_cannot_lead_to_another_path(value: Any) -> None:
+    parameters: Any = [{"name": "id", "in": "path", "required": True, "schema": {}}]
+    tool = one({"parameters": parameters}, path="/a/{id}/b")
+    with pytest.raises(UnusableArgument):
+        request(tool, {"id": value})
+    assert request(tool, {"id": "../x?y#z%2e"}).url == "https://a.example/a/..%2Fx%3Fy%23z%252e/b"
+
+
+@pytest.mark.parametrize("value", ["a\r\nX-Other: b", " a", "", "é", "a\x7f"])
+def test_an_argument_cannot_break_out_of_a_header(value: str) -> None:
+    tool = one({"parameters": [{"name": "X-A", "in": "header", "schema": {"type": "string"}}]})
+    with pytest.raises(UnusableArgument, match="printable ASCII"):
+        request(tool, {"X-A": value})
+
+
+def test_headers_that_belong_to_the_connection_are_nobody_s() -> None:
+    for name in ("Host", "content-length", "Transfer-Encoding", "Proxy-Authorization", "a b", "a:", "", "é"):
+        assert not may_be_header(name), name
+    assert may_be_header("X-Key")
+    assert may_be_header("Authorization")
+    assert may_be_header_value("Bearer abc")
+    assert not may_be_header_value("abc\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "not an object"),
+        ("[]", "not an object"),
+        ("{", "not JSON"),
+        ("{}", "openapi"),
+        ("swagger: '2.0'", "openapi"),
+        ("a: [", "neither JSON nor YAML"),
+        ("a: &x [1]\nb: *x", "aliases"),
+        ("a: !!python/object/apply:os.system [id]", "neither JSON nor YAML"),
+        ("a: " + "[" * 200, "deeper than"),
+        ('{"a": ' + "[" * 200 + "]" * 200 + "}", "deeper than"),
+        ('{"a": ' + "[" * 100_000, "not JSON"),
+        ("#" * (DOCUMENT_BYTES_MAX + 1), "the limit is"),
+    ],
+)
+def test_a_document_that_cannot_be_used_is_refused(text: str, says: str) -> None:
+    with pytest.raises(UnusableDocument, match=says):
+        read_document(text.encode())
+
+
+@pytest.mark.parametrize("target", ["https://evil.example/x", "other.yaml#/a", "#/nowhere", "#/components/schemas/A"])
+def test_references_to_elsewhere_nowhere_and_in_a_circle_are_not_followed(target: str) -> None:
+    document = {
+        "openapi": "3.1.0",
+        "servers": [{"url": "https://a.example"}],
+        "paths": {"/a": {"get": {"operationId": "a", "parameters": [{"$ref": target}]}}},
+        "components": {"schemas": {"A": {"$ref": "#/components/schemas/A"}}},
+    }
+    tools, (left,) = read(json.dumps(document))
+    assert (tools, left.operation) == ({}, "a")
+
+
+def test_yaml_is_read_as_json_would_be() -> None:
+    root = read_document(b"openapi: 3.0.0\na: 2020-01-01\nb: no\nc: true\n200: x\nd: 1.5\ne: ~\nf: 1\n").root
+    assert root == {
+        "openapi": "3.0.0",
+        "a": "2020-01-01",
+        "b": "no",
+        "c": True,
+        "200": "x",
+        "d": 1.5,
+        "e": None,
+        "f": 1,
+    }
