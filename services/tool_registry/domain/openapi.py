@@ -25,7 +25,7 @@ from services.tool_registry.domain.schema import compile_schema
 from services.tool_registry.domain.source import DiscoveredTool
 
 OPERATIONS_MAX: Final = 200
-NAME_CHARACTERS_MAX: Final = 64
+NAME_CHARACTERS_MAX: Final = 63  # A name with a dot has one character less.
 BODY: Final = "body"
 
 _METHODS: Final = ("get", "head", "post", "put", "patch", "delete")
