@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pawl.tool.v1.audit_pb2_grpc import add_AuditServiceServicer_to_server
+from pawl.tool.v1.document_pb2_grpc import add_DocumentServiceServicer_to_server
 from pawl.tool.v1.execution_pb2_grpc import add_ExecutionServiceServicer_to_server
 from pawl.tool.v1.rule_pb2_grpc import add_RuleServiceServicer_to_server
 from pawl.tool.v1.tool_pb2_grpc import add_ToolServiceServicer_to_server
@@ -19,6 +20,7 @@ from services.tool_registry.adapters.mail import OutboxFolder, SmtpMailer
 from services.tool_registry.adapters.metrics import RegistryMetrics
 from services.tool_registry.adapters.modules import load_modules
 from services.tool_registry.adapters.policy import policy_parts
+from services.tool_registry.adapters.postgres_documents import PostgresDocumentBook
 from services.tool_registry.adapters.postgres_journal import PostgresJournal
 from services.tool_registry.adapters.postgres_locks import PostgresResourceLocks
 from services.tool_registry.adapters.postgres_planning import PostgresPlanBook
@@ -31,6 +33,7 @@ from services.tool_registry.adapters.secret_file import FileSecrets
 from services.tool_registry.app.attempt import AttemptParts
 from services.tool_registry.app.catalog import Catalog
 from services.tool_registry.app.checking import Checker
+from services.tool_registry.app.documents import Documents
 from services.tool_registry.app.executor import Executor, ExecutorOptions
 from services.tool_registry.app.permits import Permits
 from services.tool_registry.app.rules import Rules
@@ -38,6 +41,7 @@ from services.tool_registry.app.worker_tools import WorkerTools
 from services.tool_registry.app.workers import WorkerHub, WorkerOptions
 from services.tool_registry.builtin.calculator import calculator_tools
 from services.tool_registry.builtin.clock import clock_tools
+from services.tool_registry.builtin.documents import document_tools
 from services.tool_registry.builtin.files import file_tools
 from services.tool_registry.builtin.mail import mail_tools
 from services.tool_registry.builtin.planning import planning_tools
@@ -48,6 +52,7 @@ from services.tool_registry.builtin.web import web_tools
 from services.tool_registry.domain.mail_server import read_smtp_url
 from services.tool_registry.domain.workers import SOURCE_KIND as WORKER
 from services.tool_registry.rpc.audit_servicer import AuditServicer
+from services.tool_registry.rpc.document_servicer import DocumentServicer
 from services.tool_registry.rpc.execution_servicer import ExecutionServicer
 from services.tool_registry.rpc.rule_servicer import RuleServicer
 from services.tool_registry.rpc.tool_servicer import ToolServicer
@@ -73,6 +78,7 @@ async def main(stop: Stop) -> None:
             SmtpMailer(read_smtp_url(smtp_url.get_secret_value())) if smtp_url else OutboxFolder(settings.outbox_dir)
         )
 
+        documents = PostgresDocumentBook(database)
         file_limits = FileLimits(file_bytes_max=settings.file_bytes_max, store_bytes_max=settings.files_bytes_max)
 
         book, worker_book = PostgresToolBook(database), PostgresWorkerBook(database, instance_id=instance_id)
@@ -87,6 +93,7 @@ async def main(stop: Stop) -> None:
                 *clock_tools(service.clock),
                 *calculator_tools(),
                 *planning_tools(PostgresPlanBook(database), service.ids),
+                *document_tools(documents),
                 *file_tools(FileFolders(settings.files_dir, file_limits, service.clock.now)),
                 *mail_tools(mailer, service.clock, sender=settings.mail_from),
                 *question_tools(),
@@ -134,6 +141,7 @@ async def main(stop: Stop) -> None:
         server.add(add_ToolServiceServicer_to_server, ToolServicer(catalog))
         server.add(add_RuleServiceServicer_to_server, RuleServicer(rules))
         server.add(add_AuditServiceServicer_to_server, AuditServicer(policy.log))
+        server.add(add_DocumentServiceServicer_to_server, DocumentServicer(Documents(documents)))
         server.add(
             add_ExecutionServiceServicer_to_server,
             ExecutionServicer(catalog=catalog, checker=checker, executor=executor, audit=policy.audit),
