@@ -77,7 +77,10 @@ ORDER BY b.rank DESC, b.name, b.owner_id
 """  # noqa: S608  # constants only
 
 _START, _STOP, _BETWEEN = "\x02", "\x03", "\x04"
-_HEADLINE: Final = f'StartSel="{_START}", StopSel="{_STOP}", FragmentDelimiter="{_BETWEEN}", MaxFragments=3, MaxWords=40, MinWords=15, ShortWord=0'
+_HEADLINE: Final = (
+    f'StartSel="{_START}", StopSel="{_STOP}", FragmentDelimiter="{_BETWEEN}"'
+    ", MaxFragments=3, MaxWords=40, MinWords=15, ShortWord=0"
+)
 
 
 class PostgresDocumentBook:
