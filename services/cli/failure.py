@@ -18,6 +18,7 @@ _NEXT: Final = {
     "RUN_NOT_FOUND": "`pawl runs` lists yours.",
     "ATTENTION_NOT_NEEDED": "`pawl attention` lists the runs that need an operator.",
     "NO_TOKEN_BUDGET": "It uses as many as it needs.",
+    "DOCUMENT_NOT_FOUND": "`pawl documents list` shows those that you can see; --shared means those of the store.",
     "CONVERSATION_NOT_FOUND": "`pawl runs` shows your conversations.",
     "CALL_NOT_FOUND": "`pawl inbox` lists the calls that wait.",
     "CALL_NOT_PENDING": "`pawl inbox` lists the calls that wait.",

@@ -15,6 +15,7 @@ from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
 from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub
 from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub
+from pawl.tool.v1.document_pb2_grpc import DocumentServiceStub
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
 
 from services.chassis.rpc_client import open_channel
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from pawl.notify.v1.notify_pb2_grpc import NotifyServiceAsyncStub
     from pawl.tool.v1.audit_pb2_grpc import AuditServiceAsyncStub
     from pawl.tool.v1.rule_pb2_grpc import RuleServiceAsyncStub
+    from pawl.tool.v1.document_pb2_grpc import DocumentServiceAsyncStub
     from pawl.tool.v1.tool_pb2_grpc import ToolServiceAsyncStub
 
 DEADLINE_SECONDS: Final = 15.0
@@ -73,6 +75,12 @@ class Target:
         """Open AuditService, which tool-registry serves too."""
         async with self._channel(self.tools) as channel:
             yield AuditServiceStub(channel)
+
+    @asynccontextmanager
+    async def documents(self) -> AsyncIterator[DocumentServiceAsyncStub]:
+        """Open DocumentService, which tool-registry serves too."""
+        async with self._channel(self.tools) as channel:
+            yield DocumentServiceStub(channel)
 
     @asynccontextmanager
     async def notifier(self) -> AsyncIterator[NotifyServiceAsyncStub]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -165,3 +166,25 @@ def test_what_no_operator_is_needed_for_is_refused_in_a_sentence(pawl: CommandLi
     assert "no token budget" in errors
     assert pawl.run("redrive", "run_absent")[2] == pawl.run("--store", "other", "redrive", run_id)[2]
     pawl.succeed("cancel", run_id)
+
+
+def test_documents_are_added_listed_found_by_the_model_and_removed(pawl: CommandLine, tmp_path: Path) -> None:
+    """TOOL-7."""
+    file = tmp_path / "menu.txt"
+    file.write_text("Grüße: marzipan at noon", encoding="utf-8")
+    assert pawl.succeed("documents", "add", str(file)) == "Added menu.txt.\n"
+    assert pawl.succeed("documents", "add", str(file), "--shared", "--name", "House menu") == "Added House menu.\n"
+    file.write_text("marzipan at one", encoding="utf-8")
+    assert pawl.succeed("documents", "add", str(file)) == "Replaced menu.txt.\n"
+    rows = [line.split("\t") for line in pawl.succeed("documents", "list").splitlines()]
+    assert [(row[0], row[1], row[-1]) for row in rows] == [("store", "25", "House menu"), ("you", "15", "menu.txt")]
+    assert "marzipan" in pawl.succeed("run", 'call search_documents with {"query": "marzipan"}')
+    pawl.succeed("documents", "remove", "menu.txt")
+    code, _, errors = pawl.run("documents", "remove", "menu.txt")
+    assert code == 2
+    assert "`pawl documents list`" in errors
+    file.write_bytes(b"\xff\xfe")
+    for given, sentence in [(file, "is not a text in UTF-8"), (tmp_path / "none", "cannot be read")]:
+        code, _, errors = pawl.run("documents", "add", str(given))
+        assert code == 2
+        assert sentence in errors
