@@ -33,7 +33,7 @@ from services.tool_registry.builtin.planning import planning_tools
 from services.tool_registry.builtin.stored_results import result_tools
 from services.tool_registry.domain.mail_server import read_smtp_url
 from tests.fakes.manual_clock import ManualClock
-from tests.rpc.tool_registry.registry import Registry, content, context, outcome, running
+from tests.rpc.tool_registry.registry import Registry, content, context, outcome, reason, running
 
 LETTER = {"to": ["ann@example.com"], "subject": "Lunch på fredag?", "body": "At noon.\nBring cake."}
 
@@ -191,6 +191,28 @@ async def test_copies_go_to_everybody_and_count_as_bulk(
         assert content(await registry.run_approved("send_email", letter))["refused"] == ["nobody@example.com"]
     assert box.envelopes[0].rcpt_tos == ["ann@example.com", "bo@example.com", "cy@example.com"]
     assert box.message()["Cc"] == "cy@example.com, nobody@example.com"
+
+
+async def test_a_letter_to_five_is_bulk_and_what_a_reviewer_made_of_it_is_what_is_sent(
+    database_url: str, tmp_path: Path, clock: ManualClock, postbox: tuple[Postbox, str]
+) -> None:
+    """HITL-2, HITL-3."""
+    box, url = postbox
+    five = [f"{name}@example.com" for name in ("ann", "bo", "cy", "di", "ed")]
+    async with mailing(database_url, tmp_path, SmtpMailer(read_smtp_url(url)), clock) as registry:
+        written = await registry.check("send_email", LETTER | {"to": five[:4], "cc": [*five[3:], "ann@example.com"]})
+        assert written.approval_cause == "category SENSITIVE, bulk of 5"
+        assert written.preview.startswith(f"To: {', '.join(five[:4])}\nCc: di@example.com, ed@example.com,")
+        edited = LETTER | {"to": five[:2], "body": "At one."}
+        again = await registry.check("send_email", edited)
+        assert (again.approval_cause, again.preview.endswith("At one.")) == ("category SENSITIVE", True)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await registry.run("send_email", edited, approved_digest=written.digest)
+        assert reason(error.value)[1] == "APPROVAL_REQUIRED"
+        assert content(await registry.run("send_email", edited, approved_digest=again.digest))["sent"] is True
+    (envelope,) = box.envelopes
+    assert envelope.rcpt_tos == five[:2]
+    assert box.message().get_content().strip() == "At one."
 
 
 @pytest.mark.parametrize(
