@@ -1,0 +1,181 @@
+"""The worker library of Python, against a registry. TOOL-3."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from pawl.tool.v1 import tool_pb2
+
+from services.tool_registry.app.workers import WorkerOptions
+from services.worker import DID_NOT_HAPPEN, CallContext, ToolError, Worker
+from tests.poll import until
+from tests.rpc.tool_registry.registry import Registry, content, outcome, running
+
+KEY = "key-of-a-worker-of-acme"
+OPTIONS = WorkerOptions(lease_seconds=2.0, poll_seconds=0.1)
+
+
+@pytest.fixture
+async def registry(database_url: str, tmp_path: Path) -> Any:
+    async with running(database_url, tmp_path, worker_options=OPTIONS) as registry:
+        yield registry
+
+
+@asynccontextmanager
+async def working(worker: Worker, registry: Registry, tool: str) -> AsyncIterator[asyncio.Task[None]]:
+    """Run a worker until its tool is there, and drain it at the end."""
+    task = asyncio.create_task(worker.run())
+
+    async def is_registered() -> bool:
+        assert not task.done()
+        found = (await registry.ann.ListTools(tool_pb2.ListToolsRequest())).tools
+        return tool in [entry.definition.name for entry in found]
+
+    await until(is_registered)
+    yield task
+    worker.drain()
+    await task
+
+
+async def test_functions_become_tools_with_what_their_types_say(registry: Registry) -> None:
+    worker = Worker(registry.address, name="billing", api_key=KEY)
+    told: list[CallContext] = []
+
+    @worker.tool(category="SAFE", effect="IDEMPOTENT", timeout_seconds=5)
+    async def charge(amount: int, context: CallContext, currency: str = "EUR") -> dict[str, Any]:
+        """Charge an amount."""
+        told.append(context)
+        context.progress(0.5, "half")
+        return {"charged": [amount, currency]}
+
+    @worker.tool(category="SAFE", effect="READ_ONLY")
+    def count(words: list[str]) -> int:
+        """Count words, in a thread."""
+        assert threading.current_thread() is not threading.main_thread()
+        return len(words)
+
+    async with working(worker, registry, "count"):
+        assert content(await registry.run("charge", {"amount": "3"})) == {"charged": [3, "EUR"]}
+        assert content(await registry.run("count", {"words": ["a", "b"]}, call="second")) == 2
+        responses = [response async for response in registry.stream("charge", {"amount": 1}, call="third")]
+        assert responses[-1].HasField("result")
+        verdict = await registry.check("charge", {"amount": "many", "colour": "red"})
+    assert "amount" in verdict.error_message
+    assert "colour" in verdict.error_message
+    assert (told[0].store_id, told[0].user_id, told[0].call_id, told[0].attempt) == ("acme", "ann", "call", 1)
+
+
+async def test_what_a_function_raises_reaches_the_model_as_for_any_tool(registry: Registry) -> None:
+    worker = Worker(registry.address, name="billing", api_key=KEY)
+
+    @worker.tool(category="SAFE")
+    async def fail(openly: bool) -> None:
+        """Fail."""
+        raise ToolError("the card was refused") if openly else ValueError("password=secret")
+
+    async with working(worker, registry, "fail"):
+        open_failure = await registry.run("fail", {"openly": True})
+        assert content(open_failure) == {"error": "the card was refused"}
+        hidden = await registry.run("fail", {"openly": False}, call="other")
+        assert outcome(hidden) == "FAILED TOOL_ERROR"
+        assert "secret" not in content(hidden)["error"]
+
+
+async def test_a_cancelled_call_stops_its_function(registry: Registry) -> None:
+    worker = Worker(registry.address, name="billing", api_key=KEY)
+    begun, stopped = threading.Event(), threading.Event()
+
+    @worker.tool(category="SAFE", timeout_seconds=60)
+    async def wait() -> None:
+        """Wait."""
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            stopped.set()
+
+    @worker.tool(category="SAFE", timeout_seconds=60)
+    def block(context: CallContext) -> None:
+        """Wait in a thread."""
+        begun.set()
+        context.cancelled.wait(60)
+        stopped.set()
+
+    async with working(worker, registry, "block"):
+        for tool in ("wait", "block"):
+            begun.clear()
+            stopped.clear()
+            asked = asyncio.ensure_future(registry.run(tool, call=tool))
+            await asyncio.to_thread(begun.wait)
+            assert (await registry.cancel(tool)).stopped
+            assert outcome(await asked) == "CANCELLED CANCELLED"
+            assert stopped.is_set()
+
+
+async def test_a_call_survives_the_end_of_the_replica_that_its_worker_is_attached_to(
+    database_url: str, tmp_path: Path
+) -> None:
+    lasting = WorkerOptions(lease_seconds=60, poll_seconds=0.1)
+    begun, release = asyncio.Event(), asyncio.Event()
+    async with running(database_url, tmp_path, worker_options=lasting) as registry:
+        async with running(database_url, tmp_path, name="b", worker_options=lasting, drain_seconds=0) as other:
+            worker = Worker(other.address, name="billing", api_key=KEY)
+
+            @worker.tool(category="SAFE", timeout_seconds=60)
+            async def pay() -> str:
+                """Pay."""
+                begun.set()
+                await release.wait()
+                return "paid"
+
+            task = asyncio.create_task(worker.run())
+            await until(lambda: _has(registry, "pay"))
+            asked = asyncio.ensure_future(registry.run("pay", timeout_seconds=60))
+            await begun.wait()
+        release.set()
+        async with running(database_url, tmp_path, name="b", worker_options=lasting):
+            assert content(await asked) == "paid"
+            worker.drain()
+            await task
+
+
+async def _has(registry: Registry, tool: str) -> bool:
+    found = (await registry.ann.ListTools(tool_pb2.ListToolsRequest())).tools
+    return tool in [entry.definition.name for entry in found]
+
+
+async def test_a_worker_that_the_registry_does_not_want_ends(registry: Registry) -> None:
+    worker = Worker(registry.address, name="billing", api_key="key-of-ann-of-acme")
+
+    @worker.tool()
+    async def nothing() -> None:
+        """Do nothing."""
+
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await worker.run()
+    assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_reconcile_says_what_happened(registry: Registry) -> None:
+    worker = Worker(registry.address, name="billing", api_key=KEY)
+
+    async def reconcile(context: CallContext) -> Any:
+        return DID_NOT_HAPPEN if context.call_id == "never" else "found"
+
+    with pytest.raises(ValueError, match="reconcile"):
+        worker.tool(effect="RECONCILABLE")
+
+    @worker.tool(category="SAFE", effect="RECONCILABLE", reconcile=reconcile)
+    async def order() -> str:
+        """Order."""
+        return "ordered"
+
+    async with working(worker, registry, "order"):
+        assert content(await registry.run("order")) == "ordered"
