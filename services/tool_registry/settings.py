@@ -47,6 +47,8 @@ class ToolRegistrySettings(ServiceSettings):
     metrics_listen: ListenAddress = "127.0.0.1:7612"
     message_bytes_max: int = Field(default=8 * 1024 * 1024, ge=1024)
     drain_seconds: float = Field(default=5.0, ge=0)
+    # One of them listens for what other replicas say.
+    database_connections_max: int = Field(default=10, ge=2)
     job_store_address: PeerAddresses = "127.0.0.1:7603"
 
     tools: Annotated[str, AfterValidator(_check_modules)] = ""

@@ -69,7 +69,8 @@ class PostgresWorkerBook:
     async def is_attached(self, store_id: str, group_name: str, tool_name: str, definition_hash: str) -> bool:
         return await self._is_true(sql.IS_ATTACHED, store_id, group_name, tool_name, definition_hash)
 
-    async def add(self, call: WorkerCall, worker: WorkerKey | None) -> int:
+    async def add(self, call: WorkerCall, worker: Attached | None) -> int | None:
+        worker_id = "" if worker is None else worker.key.worker_id
         rows = await self._fetch(
             sql.ADD,
             call.store_id,
@@ -83,17 +84,19 @@ class PostgresWorkerBook:
             call.seconds,
             call.token,
             self._instance_id,
-            (CallState.WAITING if worker is None else CallState.HELD).value,
-            0 if worker is None else 1,
-            "" if worker is None else worker.worker_id,
-        ) or await self._fetch(sql.EPOCH, call.store_id, call.call_id, call.token)
-        if not rows:
-            raise LookupError("the call was written, or was there")
+            worker_id,
+            "" if worker is None else worker.attachment,
+        ) or await self._fetch(sql.ADDED_BEFORE, call.store_id, call.call_id, call.token, worker_id)
+        if not rows or rows[0]["state"] != CallState.HELD:
+            return None
         epoch: int = rows[0]["lease_epoch"]
         return epoch
 
     async def claim(self, worker: Attached, *, most: int) -> Sequence[Invocation]:
-        rows = await self._fetch(sql.CLAIM, *worker.key, list(worker.tools.keys()), list(worker.tools.values()), most)
+        tools = worker.tools
+        rows = await self._fetch(
+            sql.CLAIM, *worker.key, list(tools.keys()), list(tools.values()), most, worker.attachment
+        )
         return [_invocation(row) for row in rows]
 
     async def put_back(self, call: CallKey, lease_epoch: int) -> None:
@@ -125,6 +128,9 @@ class PostgresWorkerBook:
     async def withdraw(self, call: CallKey, token: str) -> bool:
         return bool(await self._fetch(sql.WITHDRAW, *call, token))
 
+    async def abandon(self, call: CallKey, token: str, worker: WorkerKey) -> None:
+        await self._fetch(sql.ABANDON, *call, token, worker.worker_id)
+
     async def cancel(self, call: CallKey, token: str) -> bool:
         return any(row["state"] == CallState.HELD for row in await self._fetch(sql.CANCEL, *call, token))
 
@@ -138,10 +144,10 @@ class PostgresWorkerBook:
     async def waiting_groups(self) -> Collection[tuple[str, str]]:
         return [(row["store_id"], row["group_name"]) for row in await self._fetch(sql.WAITING_GROUPS)]
 
-    async def unwanted(self, calls: Collection[tuple[WorkerKey, str, int]]) -> Collection[CallKey]:
+    async def unwanted(self, calls: Collection[tuple[WorkerKey, str, int]]) -> Collection[tuple[WorkerKey, str]]:
         columns = zip(*((*worker, call_id, epoch) for worker, call_id, epoch in calls), strict=True)
         rows = await self._fetch(sql.UNWANTED, *map(list, columns))
-        return [(row["store_id"], row["call_id"]) for row in rows]
+        return [(WorkerKey(row["store_id"], row["group_name"], row["worker_id"]), row["call_id"]) for row in rows]
 
     async def forget(self) -> None:
         await self._fetch(sql.FORGET_CALLS)

@@ -74,12 +74,18 @@ SELECT EXISTS (
     WHERE w.store_id = $1 AND w.group_name = $2 AND w.expires_at > clock_timestamp()
     AND {_HAS_TOOL.format("$3", "$4")})
 """
+# The lock keeps the worker from attaching elsewhere in the middle.
+_ME: Final = """SELECT FROM tool_registry.workers w
+    WHERE w.attachment = {} AND w.expires_at > clock_timestamp() FOR SHARE"""
 ADD: Final = f"""
-WITH added AS (
+WITH me AS ({_ME.format("$13")}), given AS (
+    SELECT CASE WHEN EXISTS (SELECT FROM me) THEN 'HELD' ELSE 'WAITING' END AS state
+), added AS (
     INSERT INTO tool_registry.worker_calls AS c
         (store_id, call_id, group_name, tool_name, definition_hash, purpose, details, attempt, deadline, token,
          asker_id, state, lease_epoch, worker_id)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, clock_timestamp() + make_interval(secs => $9), $10, $11, $12, $13, $14)
+    SELECT $1, $2, $3, $4, $5, $6, $7, $8, clock_timestamp() + make_interval(secs => $9), $10, $11, given.state,
+        CASE WHEN given.state = 'HELD' THEN 1 ELSE 0 END, $12 FROM given
     ON CONFLICT (store_id, call_id) DO UPDATE SET
         group_name = excluded.group_name, tool_name = excluded.tool_name, definition_hash = excluded.definition_hash,
         purpose = excluded.purpose, details = excluded.details, attempt = excluded.attempt,
@@ -88,18 +94,21 @@ WITH added AS (
         cancel_requested = false, progress = NULL, answer = NULL, is_accepted = false
     WHERE c.token <> excluded.token
     RETURNING c.store_id, c.group_name, c.state, c.lease_epoch)
-SELECT lease_epoch,
+SELECT state, lease_epoch,
     CASE WHEN state = 'WAITING' THEN {_notify("WAITING", "store_id", "group_name")} END FROM added
 """
-EPOCH: Final = f"SELECT c.lease_epoch FROM tool_registry.worker_calls c WHERE {_OWN}"
+ADDED_BEFORE: Final = f"""
+SELECT CASE WHEN c.worker_id = $4 THEN c.state ELSE 'WAITING' END AS state, c.lease_epoch
+FROM tool_registry.worker_calls c WHERE {_OWN}
+"""
 CLAIM: Final = f"""
-WITH due AS (
+WITH me AS ({_ME.format("$7")}), due AS (
     SELECT c.store_id, c.call_id FROM tool_registry.worker_calls c
     WHERE c.store_id = $1 AND c.group_name = $2 AND c.state = 'WAITING' AND c.deadline > clock_timestamp()
     AND EXISTS (
         SELECT FROM unnest($4::text[], $5::text[]) AS t (name, hash)
         WHERE t.name = c.tool_name AND t.hash = c.definition_hash)
-    AND {_ASKER_LIVES}
+    AND {_ASKER_LIVES} AND EXISTS (SELECT FROM me)
     ORDER BY c.deadline LIMIT $6 FOR UPDATE OF c SKIP LOCKED)
 UPDATE tool_registry.worker_calls c SET state = 'HELD', lease_epoch = c.lease_epoch + 1, worker_id = $3
 FROM due WHERE c.store_id = due.store_id AND c.call_id = due.call_id
@@ -107,10 +116,11 @@ RETURNING c.*
 """
 PUT_BACK: Final = f"""
 WITH back AS (
-    UPDATE tool_registry.worker_calls c SET state = 'WAITING', is_lost = false
-    WHERE {_CALL} AND c.lease_epoch = $3 AND c.state = 'HELD' AND NOT c.cancel_requested
-    RETURNING c.store_id, c.group_name)
-SELECT {_notify("WAITING", "store_id", "group_name")} FROM back
+    UPDATE tool_registry.worker_calls c SET
+        state = CASE WHEN c.cancel_requested THEN 'DONE' ELSE 'WAITING' END, is_lost = false
+    WHERE {_CALL} AND c.lease_epoch = $3 AND c.state = 'HELD'
+    RETURNING c.store_id, c.call_id, c.group_name)
+SELECT {_notify("WAITING", "store_id", "group_name")}, {_notify("CALL", "store_id", "call_id")} FROM back
 """
 REPORT: Final = f"""
 WITH told AS (
@@ -149,6 +159,10 @@ WITHDRAW: Final = f"""
 UPDATE tool_registry.worker_calls c SET state = 'DONE', details = ''
 WHERE {_OWN} AND c.state = 'WAITING' RETURNING c.call_id
 """
+ABANDON: Final = f"""
+UPDATE tool_registry.worker_calls c SET state = 'DONE', details = ''
+WHERE {_OWN} AND c.state = 'HELD' AND c.worker_id = $4
+"""
 CANCEL: Final = f"""
 WITH cancelled AS (
     UPDATE tool_registry.worker_calls c SET
@@ -167,7 +181,7 @@ WAITING_GROUPS: Final = """
 SELECT DISTINCT store_id, group_name FROM tool_registry.worker_calls WHERE state = 'WAITING'
 """
 UNWANTED: Final = """
-SELECT h.store_id, h.call_id
+SELECT h.store_id, h.group_name, h.worker_id, h.call_id
 FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bigint[])
     AS h (store_id, group_name, worker_id, call_id, lease_epoch)
 WHERE NOT EXISTS (

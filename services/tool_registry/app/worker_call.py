@@ -60,8 +60,8 @@ class PendingCall:
         self._may_have_begun = False
         self._progress: Progress | None = None
 
-    async def answer(self) -> Answer:
-        """Return the worker's answer.
+    async def answer(self, write_down: Callable[[], Awaitable[None]]) -> Answer:
+        """Write the call down, and return the worker's answer.
 
         Safe to cancel: then the worker is told to stop, and this ends when it has.
 
@@ -70,6 +70,7 @@ class PendingCall:
             OutcomeUnknown: the worker was lost, and nobody knows whether the call had its effect.
         """
         try:
+            await write_down()
             while True:
                 await self._wait_for_news()
                 view = await self._reached(lambda: self._book.look(self.key, self.call.token))

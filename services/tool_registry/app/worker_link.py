@@ -118,6 +118,8 @@ class WorkerLink:
         """Send a call; False if the stream has ended: the worker will not get it."""
         if self.ended.done():
             return False
+        if self.in_hand.get(call.call_id) == call.lease_epoch:
+            return True  # It was sent.
         self.in_hand[call.call_id] = call.lease_epoch
         self.send(call)
         return True
@@ -128,6 +130,11 @@ class WorkerLink:
         if epoch is not None and self._cancelled.get(call_id) != epoch:
             self._cancelled[call_id] = epoch
             self.send(InvocationCancel(call_id=call_id, lease_epoch=epoch))
+
+    def mark_answered(self, call_id: str, lease_epoch: int) -> None:
+        """Note that a call is not to be taken back any more."""
+        if self.in_hand.get(call_id) == lease_epoch:
+            self._cancelled[call_id] = lease_epoch
 
     def drop(self, call_id: str, lease_epoch: int) -> None:
         """Note that a call is not in its hands any more."""

@@ -86,10 +86,11 @@ class WorkerBook(Protocol):
         """Whether a live worker of the group has this definition, in whatever process."""
         ...
 
-    async def add(self, call: WorkerCall, worker: WorkerKey | None) -> int:
-        """Write a call down, held by `worker` if one is given; returns its epoch.
+    async def add(self, call: WorkerCall, worker: Attached | None) -> int | None:
+        """Write a call down, held by `worker` if one is given and still attached; returns its epoch then.
 
-        Takes the call over from an earlier execution. The same token again changes nothing.
+        Otherwise the call waits, and there is none. Takes the call over from an
+        earlier execution. The same token again changes nothing.
         """
         ...
 
@@ -125,6 +126,10 @@ class WorkerBook(Protocol):
         """Settle a call that still waits, so that nobody gets it; False if somebody has it."""
         ...
 
+    async def abandon(self, call: CallKey, token: str, worker: WorkerKey) -> None:
+        """Settle a call that was perhaps written down as held by a worker, and was not sent to it."""
+        ...
+
     async def cancel(self, call: CallKey, token: str) -> bool:
         """Ask for the end of a call; returns whether a worker has it, whose answer is then to be waited for."""
         ...
@@ -141,7 +146,7 @@ class WorkerBook(Protocol):
         """Return store and name of the groups that calls wait for."""
         ...
 
-    async def unwanted(self, calls: Collection[tuple[WorkerKey, str, int]]) -> Collection[CallKey]:
+    async def unwanted(self, calls: Collection[tuple[WorkerKey, str, int]]) -> Collection[tuple[WorkerKey, str]]:
         """Return which of these calls, of workers with their epochs, are cancelled or not theirs any more."""
         ...
 

@@ -190,11 +190,10 @@ class WorkerHub:
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)
         try:
-            await self._write_down(call, context)
+            return await pending.answer(lambda: self._write_down(call, context))
+        finally:
             if earlier is not None:
                 earlier.wake()
-            return await pending.answer()
-        finally:
             if self._pending.get(pending.key) is pending:
                 del self._pending[pending.key]
 
@@ -207,10 +206,18 @@ class WorkerHub:
             return
         link.reserve()
         try:
-            epoch = await self._reached(lambda: self._book.add(call, link.worker.key))
+            epoch: int | None = await self._reached(lambda: self._book.add(call, link.worker))
+        except asyncio.CancelledError:
+            if call.call_id not in link.in_hand:
+                key = (call.store_id, call.call_id)
+                await self._reached(lambda: self._book.abandon(key, call.token, link.worker.key))
+            raise
         finally:
             link.release()
             link.end_if_drained()
+        if epoch is None:
+            self._wake_group(call.store_id, call.group_name)
+            return
         invocation = Invocation(
             purpose=call.purpose,
             store_id=call.store_id,
@@ -358,6 +365,7 @@ class WorkerHub:
 
     async def _take_result(self, link: WorkerLink, result: Result) -> None:
         key = link.worker.key
+        link.mark_answered(result.call_id, result.lease_epoch)
         status = await self._reached(
             lambda: self._book.finish(key, result.call_id, result.lease_epoch, _bounded(result.answer))
         )
@@ -402,8 +410,9 @@ class WorkerHub:
                 self._wake_group(store_id, group_name)
         calls = [(key, call_id, epoch) for key, link in self._links.items() for call_id, epoch in link.in_hand.items()]
         if calls:
-            for store_id, call_id in await self._book.unwanted(calls):
-                self._hear(NewsKind.CANCEL, store_id, call_id)
+            for worker, call_id in await self._book.unwanted(calls):
+                if worker in self._links:
+                    self._links[worker].cancel(call_id)
 
     async def _renew(self) -> None:
         now = self._clock.monotonic()

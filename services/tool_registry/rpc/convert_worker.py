@@ -10,9 +10,9 @@ from pawl.tool.v1 import worker_pb2
 
 from services.chassis.ids import check_id
 from services.chassis.strict_json import dumps_canonical, loads
-from services.errors import HelloRequired, InvalidField
+from services.errors import HelloRequired, InvalidField, PawlError
 from services.tool_registry.app import worker_link as frames
-from services.tool_registry.domain.definition import ARGUMENTS_BYTES_MAX
+from services.tool_registry.domain.definition import ARGUMENTS_BYTES_MAX, can_exist
 from services.tool_registry.domain.execution import progress
 from services.tool_registry.domain.inverse import InverseCall, inverse_call
 from services.tool_registry.domain.workers import (
@@ -105,7 +105,10 @@ def _epoch(message: Any) -> int:
 def _answer(result: worker_pb2.WorkerResult) -> Answer:
     match result.WhichOneof("outcome"):
         case "content_json":
-            inverse = _inverse(result.inverse) if result.HasField("inverse") else None
+            try:
+                inverse = _inverse(result.inverse) if result.HasField("inverse") else None
+            except (PawlError, ValueError) as error:
+                return Answer(kind=AnswerKind.FAILED, message=f"the result cannot be passed on: {error}")
             return Answer(kind=AnswerKind.RETURNED, content=result.content_json, inverse=inverse)
         case "error_message":
             return Answer(kind=AnswerKind.FAILED, message=result.error_message[:_ERROR_CHARACTERS_MAX])
@@ -119,8 +122,8 @@ def _answer(result: worker_pb2.WorkerResult) -> Answer:
 
 def _inverse(inverse: call_pb2.Inverse) -> InverseCall:
     arguments = loads(inverse.arguments_json or b"{}", bytes_max=ARGUMENTS_BYTES_MAX)
-    if not isinstance(arguments, dict):
-        raise InvalidField("inverse.arguments_json: must be a JSON object", field="inverse.arguments_json")
+    if not isinstance(arguments, dict) or not can_exist(inverse.tool_name):
+        raise ValueError("an inverse needs the name of a tool, and a JSON object for its arguments")
     return inverse_call(inverse.tool_name, dumps_canonical(arguments), inverse.summary)
 
 
