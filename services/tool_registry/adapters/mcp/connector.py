@@ -16,7 +16,7 @@ import msgspec
 from services.chassis.clock import Clock
 from services.errors import InvalidField, SourceUnreachable
 from services.tool_registry.adapters.mcp.config import HttpServer, StdioServer, read_config
-from services.tool_registry.adapters.mcp.definitions import Binding, discovered
+from services.tool_registry.adapters.mcp.definitions import Binding, ServerTool, discovered
 from services.tool_registry.adapters.mcp.program import Program, ProgramOrder
 from services.tool_registry.app.ports import Secrets
 from services.tool_registry.domain.definition import RESULT_BYTES_MAX, Effect, ToolVersion
@@ -91,8 +91,8 @@ class McpConnector:
         await asyncio.gather(*(session.close() for session in sessions))
 
     async def discover(self, source: Source) -> Sequence[DiscoveredTool]:
-        session = await self._session(source, is_forced=True)
-        return discovered(source.name, list((await session.tools(anew=True)).values()))
+        _, tools = await self._described(source, is_forced=True)
+        return discovered(source.name, list(tools.values()))
 
     async def forget(self, store_id: str, name: str) -> None:
         slot = self._slots.pop((store_id, name), None)
@@ -144,8 +144,8 @@ class McpConnector:
     async def _approved_session(self, source: Source, binding: Binding) -> Session:
         """Return a connection whose server describes the tool as it was approved."""
         try:
-            session = await self._session(source)
-            found = (await session.tools()).get(binding.tool)
+            session, tools = await self._described(source)
+            found = tools.get(binding.tool)
         except (SourceUnreachable, InvalidField) as error:
             raise ToolError(f"the source {source.name!r} cannot be used: {error.message}") from None
         if found is not None and found.digest == binding.digest:
@@ -156,6 +156,22 @@ class McpConnector:
             f" An admin must look at the change first: `pawl sources check {source.name}`,"
             f" then `pawl sources approve {source.name}`"
         )
+
+    async def _described(self, source: Source, *, is_forced: bool = False) -> tuple[Session, Mapping[str, ServerTool]]:
+        """Return a connection and what its server has; `is_forced` asks it anew.
+
+        Raises:
+            InvalidField, SourceUnreachable: as `_session`.
+        """
+        session = await self._session(source, is_forced=is_forced)
+        try:
+            return session, await session.tools(anew=is_forced)
+        except SourceUnreachable:
+            if session.problem:
+                raise
+            # It was closed for being idle in this very moment.
+            session = await self._session(source, is_forced=is_forced)
+            return session, await session.tools(anew=is_forced)
 
     async def _session(self, source: Source, *, is_forced: bool = False) -> Session:
         """Return the open connection of a source, or a new one.
@@ -172,6 +188,7 @@ class McpConnector:
             session = slot.session
             if session is not None:
                 if session.is_open and slot.made_of == made_of:
+                    session.touch()
                     return session
                 if session.problem:
                     self._failed(slot, session.problem, lived=self._clock.monotonic() - session.opened_at)

@@ -26,6 +26,7 @@ _WARDEN: Final = Path(__file__).with_name("warden.py")
 _START_SECONDS: Final = 10.0
 _LEAVE_SECONDS: Final = 2.0
 _KILL_SECONDS: Final = 8.0
+_POLL_SECONDS: Final = 0.02
 _LOG_CHARACTERS_MAX: Final = 500
 _LOG_LINES_MAX: Final = 200
 _STDERR_BYTES: Final = 64 * 1024
@@ -213,8 +214,8 @@ class Program:
 
 
 async def _ends(process: asyncio.subprocess.Process, seconds: float) -> bool:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await process.wait()
-            return True
+    # Not `process.wait()`, which also waits for the end of pipes that nobody reads any more.
+    give_up = asyncio.get_running_loop().time() + seconds
+    while process.returncode is None and asyncio.get_running_loop().time() < give_up:  # noqa: ASYNC110  # it has no event
+        await asyncio.sleep(_POLL_SECONDS)
     return process.returncode is not None

@@ -126,6 +126,10 @@ class Session:
         """Why it broke; empty if it did not."""
         return self._wire.problem
 
+    def touch(self) -> None:
+        """Say that it is in use."""
+        self._used_at = self._clock.monotonic()
+
     async def open(self) -> None:
         """Connect, shake hands and read the tools.
 
@@ -160,7 +164,7 @@ class Session:
         """
         if anew:
             self._changed()
-        self._used_at = self._clock.monotonic()
+        self.touch()
         while not self._listed.is_set() and self.is_open:
             await self._listed.wait()
         if not self.is_open:
@@ -193,7 +197,7 @@ class Session:
             raise Garbled from None
         finally:
             self._flights.remove(on_question)
-            self._used_at = self._clock.monotonic()
+            self.touch()
 
     async def _call(
         self,
@@ -265,6 +269,7 @@ class Session:
             listening = asyncio.create_task(self._listen(client), name=f"mcp.listen {self._name}")
             try:
                 self._client = client
+                self.touch()
                 self._opened.set_result(None)
                 await self._serve(client)
             finally:

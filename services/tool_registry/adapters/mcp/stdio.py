@@ -14,6 +14,8 @@ from typing import Final
 
 import anyio
 import mcp.types
+from anyio.abc import ObjectSendStream
+from anyio.streams.memory import MemoryObjectReceiveStream
 from mcp.shared.message import SessionMessage
 
 from services.tool_registry.adapters.mcp.pace import Paced, Pacer, Streams, Wire
@@ -31,47 +33,13 @@ async def stdio_transport(program: Program, wire: Wire, pacer: Pacer) -> AsyncGe
     Raises:
         ProgramProblem: it cannot be started.
     """
-    read_writer, read_stream = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    write_stream, write_reader = anyio.create_memory_object_stream[SessionMessage](_WRITES_MAX)
-
-    async def read() -> None:
-        garbage = 0
-        async with read_writer:
-            while garbage <= _GARBAGE_LINES_MAX:
-                try:
-                    line = await program.stdout.readline()
-                except ValueError:
-                    wire.end(f"it sent a message of more than {MESSAGE_BYTES_MAX} bytes")
-                    return
-                if not line:
-                    wire.end(await program.obituary())
-                    return
-                try:
-                    message = mcp.types.jsonrpc_message_adapter.validate_json(line, by_name=False)
-                except ValueError:
-                    garbage += bool(line.strip())
-                    continue
-                with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-                    await read_writer.send(SessionMessage(message))
-            wire.end("it writes to its standard output what is no message of MCP")
-
-    async def write() -> None:
-        async with write_reader:
-            async for message in write_reader:
-                text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
-                try:
-                    async with asyncio.timeout(_STALL_SECONDS):
-                        program.stdin.write(text.encode() + b"\n")
-                        await program.stdin.drain()
-                except TimeoutError:
-                    wire.end(f"it has not read what it was sent for {_STALL_SECONDS:g} s")
-                    read_writer.close()
-                    return
-                except (OSError, RuntimeError):
-                    return  # It is gone; the reader says so.
-
     async with program:
-        tasks = [asyncio.create_task(read(), name="mcp.read"), asyncio.create_task(write(), name="mcp.write")]
+        incoming, read_stream = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        write_stream, outgoing = anyio.create_memory_object_stream[SessionMessage](_WRITES_MAX)
+        tasks = [
+            asyncio.create_task(_read(program, wire, incoming), name="mcp.read"),
+            asyncio.create_task(_write(program, wire, outgoing, incoming), name="mcp.write"),
+        ]
         try:
             yield Paced(read_stream, pacer), write_stream
         finally:
@@ -79,5 +47,50 @@ async def stdio_transport(program: Program, wire: Wire, pacer: Pacer) -> AsyncGe
                 task.cancel()
             with anyio.CancelScope(shield=True):
                 await asyncio.gather(*tasks, return_exceptions=True)
-            for stream in (read_writer, read_stream, write_stream, write_reader):
+            for stream in (incoming, read_stream, write_stream, outgoing):
                 stream.close()
+
+
+async def _read(program: Program, wire: Wire, incoming: ObjectSendStream[SessionMessage | Exception]) -> None:
+    """Pass messages on, line by line, until the program's output ends or cannot be borne any longer."""
+    garbage = 0
+    async with incoming:
+        while garbage <= _GARBAGE_LINES_MAX:
+            try:
+                line = await program.stdout.readline()
+            except ValueError:
+                wire.end(f"it sent a message of more than {MESSAGE_BYTES_MAX} bytes")
+                return
+            if not line:
+                wire.end(await program.obituary())
+                return
+            try:
+                message = mcp.types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+            except ValueError:
+                garbage += bool(line.strip())
+                continue
+            with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                await incoming.send(SessionMessage(message))
+        wire.end("it writes to its standard output what is no message of MCP")
+
+
+async def _write(
+    program: Program,
+    wire: Wire,
+    outgoing: MemoryObjectReceiveStream[SessionMessage],
+    incoming: ObjectSendStream[SessionMessage | Exception],
+) -> None:
+    """Send messages, each a line, until the program does not take them any more."""
+    async with outgoing:
+        async for message in outgoing:
+            text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+            try:
+                async with asyncio.timeout(_STALL_SECONDS):
+                    program.stdin.write(text.encode() + b"\n")
+                    await program.stdin.drain()
+            except TimeoutError:
+                wire.end(f"it has not read what it was sent for {_STALL_SECONDS:g} s")
+                await incoming.aclose()
+                return
+            except (OSError, RuntimeError):
+                return  # It is gone; the reader says so.
