@@ -62,6 +62,11 @@ class PostgresSources:
             row = await connection.fetchrow(_GET, store_id, name)
         return None if row is None else _record(row)
 
+    async def source(self, store_id: str, name: str) -> Source | None:
+        """Return how to reach a source of a store, as it is now."""
+        record = await self.get(store_id, name)
+        return None if record is None else record.source
+
     async def list(self, store_id: str) -> Sequence[SourceRecord]:
         async with self._database.acquire() as connection:
             rows = await connection.fetch(_LIST, store_id)

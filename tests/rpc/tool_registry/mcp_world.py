@@ -21,7 +21,6 @@ from services.tool_registry.adapters.mcp.connector import McpConnector
 from services.tool_registry.adapters.postgres_sources import PostgresSources
 from services.tool_registry.adapters.secret_file import FileSecrets
 from services.tool_registry.app.ports import Connector
-from services.tool_registry.domain.source import Source
 from tests.rpc.tool_registry.registry import Registry, content, reason, running
 
 FAKE = Path(__file__).parents[2] / "fakes" / "mcp_server.py"
@@ -108,13 +107,9 @@ async def mcp_registry(
     idle_seconds = options.pop("idle_seconds", 300.0)
 
     def connectors(store: PostgresSources, known: FileSecrets) -> Mapping[str, Connector]:
-        async def find(store_id: str, name: str) -> Source | None:
-            record = await store.get(store_id, name)
-            return None if record is None else record.source
-
         made.append(
             McpConnector(
-                find=find,
+                find=store.source,
                 secrets=known,
                 clock=SystemClock(),
                 http=lambda _: httpx2.AsyncClient(trust_env=False),
