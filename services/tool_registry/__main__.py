@@ -6,6 +6,9 @@ from pawl.tool.v1.audit_pb2_grpc import add_AuditServiceServicer_to_server
 from pawl.tool.v1.document_pb2_grpc import add_DocumentServiceServicer_to_server
 from pawl.tool.v1.execution_pb2_grpc import add_ExecutionServiceServicer_to_server
 from pawl.tool.v1.rule_pb2_grpc import add_RuleServiceServicer_to_server
+import httpx2
+from pawl.tool.v1.execution_pb2_grpc import add_ExecutionServiceServicer_to_server
+from pawl.tool.v1.source_pb2_grpc import add_SourceServiceServicer_to_server
 from pawl.tool.v1.tool_pb2_grpc import add_ToolServiceServicer_to_server
 from pawl.tool.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 
@@ -17,6 +20,7 @@ from services.tool_registry.adapters.egress import GuardedEgress
 from services.tool_registry.adapters.egress_file import read_egress_file
 from services.tool_registry.adapters.ledger import LedgerResults
 from services.tool_registry.adapters.mail import OutboxFolder, SmtpMailer
+from services.tool_registry.adapters.mcp.connector import McpConnector
 from services.tool_registry.adapters.metrics import RegistryMetrics
 from services.tool_registry.adapters.modules import load_modules
 from services.tool_registry.adapters.policy import policy_parts
@@ -25,6 +29,7 @@ from services.tool_registry.adapters.postgres_journal import PostgresJournal
 from services.tool_registry.adapters.postgres_locks import PostgresResourceLocks
 from services.tool_registry.adapters.postgres_planning import PostgresPlanBook
 from services.tool_registry.adapters.postgres_rules import PostgresRuleBook
+from services.tool_registry.adapters.postgres_sources import PostgresSources
 from services.tool_registry.adapters.postgres_tools import PostgresToolBook
 from services.tool_registry.adapters.postgres_workers import PostgresWorkerBook
 from services.tool_registry.adapters.process_runner import ProcessRunner
@@ -39,6 +44,8 @@ from services.tool_registry.app.permits import Permits
 from services.tool_registry.app.rules import Rules
 from services.tool_registry.app.worker_tools import WorkerTools
 from services.tool_registry.app.workers import WorkerHub, WorkerOptions
+from services.tool_registry.app.ports import Connector
+from services.tool_registry.app.sources import Sources
 from services.tool_registry.builtin.calculator import calculator_tools
 from services.tool_registry.builtin.clock import clock_tools
 from services.tool_registry.builtin.documents import document_tools
@@ -55,6 +62,7 @@ from services.tool_registry.rpc.audit_servicer import AuditServicer
 from services.tool_registry.rpc.document_servicer import DocumentServicer
 from services.tool_registry.rpc.execution_servicer import ExecutionServicer
 from services.tool_registry.rpc.rule_servicer import RuleServicer
+from services.tool_registry.rpc.source_servicer import SourceServicer
 from services.tool_registry.rpc.tool_servicer import ToolServicer
 from services.tool_registry.rpc.worker_servicer import WorkerServicer
 from services.tool_registry.settings import ToolRegistrySettings, module_names
@@ -81,10 +89,13 @@ async def main(stop: Stop) -> None:
         documents = PostgresDocumentBook(database)
         file_limits = FileLimits(file_bytes_max=settings.file_bytes_max, store_bytes_max=settings.files_bytes_max)
 
+        secrets = FileSecrets.read(settings.tool_secrets_file)
+        source_store = PostgresSources(database)
+        connectors = await _connectors(service, source_store, secrets)
         book, worker_book = PostgresToolBook(database), PostgresWorkerBook(database, instance_id=instance_id)
         options = WorkerOptions(lease_seconds=settings.worker_lease_seconds)
         hub = await service.enter(WorkerHub(worker_book, clock=service.clock, stopping=stop.wait, options=options))
-        catalog = Catalog(book, sources={WORKER: hub})
+        catalog = Catalog(book, sources={WORKER: hub, **connectors})
         egress = GuardedEgress(read_egress_file(settings.egress_file))
 
         await catalog.load(
@@ -115,7 +126,7 @@ async def main(stop: Stop) -> None:
                 journal=journal,
                 locks=PostgresResourceLocks(database, instance_id=instance_id),
                 runner=runner,
-                secrets=FileSecrets.read(settings.tool_secrets_file),
+                secrets=secrets,
                 policy=policy.calls,
                 clock=service.clock,
             ),
@@ -142,6 +153,8 @@ async def main(stop: Stop) -> None:
         server.add(add_RuleServiceServicer_to_server, RuleServicer(rules))
         server.add(add_AuditServiceServicer_to_server, AuditServicer(policy.log))
         server.add(add_DocumentServiceServicer_to_server, DocumentServicer(Documents(documents)))
+        sources = Sources(store=source_store, book=book, catalog=catalog, connectors=connectors, clock=service.clock)
+        server.add(add_SourceServiceServicer_to_server, SourceServicer(sources))
         server.add(
             add_ExecutionServiceServicer_to_server,
             ExecutionServicer(catalog=catalog, checker=checker, executor=executor, audit=policy.audit),
@@ -151,6 +164,17 @@ async def main(stop: Stop) -> None:
         workers = WorkerServicer(hub, WorkerTools(book, worker_book, catalog))
         server.add(add_WorkerServiceServicer_to_server, workers, drain_streams=True)
         await service.serve(server, stop)
+
+
+async def _connectors(service: Service, store: PostgresSources, secrets: FileSecrets) -> dict[str, Connector]:
+    """Return what connects each kind of source."""
+    mcp = McpConnector(
+        find=store.source,
+        secrets=secrets,
+        clock=service.clock,
+        http=lambda _: httpx2.AsyncClient(trust_env=False),
+    )
+    return {"mcp": await service.enter(mcp)}
 
 
 if __name__ == "__main__":
