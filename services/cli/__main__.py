@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from services.chassis.start import StartError
-from services.cli import attention, audit, chat, decisions, demo, documents, lists, resolving, rules, runs, steps, tools_check, undoing
+from services.cli import attention, audit, chat, decisions, demo, documents, lists, resolving, rules, runs, sources, steps, tools_check, undoing
 from services.cli.command import EXIT_IMPOSSIBLE, EXIT_INTERRUPTED, Flags, fail
 from services.launcher.options import read_options
 from services.launcher.up import up as run_suite
@@ -92,6 +92,7 @@ tools.command(add_help_option=False, context_settings={"allow_extra_args": True,
 )
 app.add_typer(tools, name="tools")
 app.add_typer(documents.commands)
+app.add_typer(sources.app, name="sources")
 app.command()(lists.notifications)
 app.add_typer(rules.app, name="rules")
 app.command()(demo.demo)

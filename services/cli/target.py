@@ -16,6 +16,7 @@ from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
 from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub
 from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub
 from pawl.tool.v1.document_pb2_grpc import DocumentServiceStub
+from pawl.tool.v1.source_pb2_grpc import SourceServiceStub
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
 
 from services.chassis.rpc_client import open_channel
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pawl.tool.v1.audit_pb2_grpc import AuditServiceAsyncStub
     from pawl.tool.v1.rule_pb2_grpc import RuleServiceAsyncStub
     from pawl.tool.v1.document_pb2_grpc import DocumentServiceAsyncStub
+    from pawl.tool.v1.source_pb2_grpc import SourceServiceAsyncStub
     from pawl.tool.v1.tool_pb2_grpc import ToolServiceAsyncStub
 
 DEADLINE_SECONDS: Final = 15.0
@@ -81,6 +83,12 @@ class Target:
         """Open DocumentService, which tool-registry serves too."""
         async with self._channel(self.tools) as channel:
             yield DocumentServiceStub(channel)
+
+    @asynccontextmanager
+    async def sources(self) -> AsyncIterator[SourceServiceAsyncStub]:
+        """Open SourceService."""
+        async with self._channel(self.tools) as channel:
+            yield SourceServiceStub(channel)
 
     @asynccontextmanager
     async def notifier(self) -> AsyncIterator[NotifyServiceAsyncStub]:
