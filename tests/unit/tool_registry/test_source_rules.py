@@ -1,0 +1,120 @@
+"""What is believed of sources, what their tools are called, and what counts as a change (TOOL-3)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.errors import InvalidField
+from services.tool_registry.domain.definition import Category, Effect, ToolDefinition, can_exist
+from services.tool_registry.domain.source import (
+    DiscoveredTool,
+    ToolPolicy,
+    changes,
+    check_source_name,
+    definitions_hash,
+    plain_schema,
+    read_policies,
+    registered_names,
+    under_policies,
+)
+
+SOURCE_NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,31}", fullmatch=True)
+
+
+def found(name: str, description: str = "x", binding: bytes = b"") -> DiscoveredTool:
+    definition = ToolDefinition(name=f"s.{name}", description=description, arguments_schema={"type": "object"})
+    return DiscoveredTool(definition=definition, binding=binding)
+
+
+@given(SOURCE_NAMES, st.sets(st.text(max_size=80), max_size=20))
+def test_whatever_a_server_calls_its_tools_they_get_names_that_can_exist_and_differ(
+    source: str, names: set[str]
+) -> None:
+    registered = registered_names(source, names)
+    assert registered.keys() == names
+    assert len(set(registered.values())) == len(names)
+    assert all(can_exist(name) and name.startswith(f"{source}.") for name in registered.values())
+
+
+@given(SOURCE_NAMES, st.lists(st.text(max_size=80), max_size=20), st.randoms())
+def test_the_order_of_tools_does_not_change_their_names(source: str, names: list[str], random: Any) -> None:
+    shuffled = names.copy()
+    random.shuffle(shuffled)
+    assert registered_names(source, names) == registered_names(source, shuffled)
+
+
+def test_a_name_that_fits_stays_and_one_made_to_collide_does_not_take_it() -> None:
+    made = registered_names("s", ["a b"])["a b"].removeprefix("s.")
+    both = registered_names("s", ["a b", made])
+    assert both[made] == f"s.{made}"
+    assert both["a b"] != both[made]
+
+
+@pytest.mark.parametrize("name", ["", "A", "a.b", "-a", "a" * 33, "a/b"])
+def test_a_source_cannot_have_such_a_name(name: str) -> None:
+    with pytest.raises(InvalidField):
+        check_source_name(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "holds"),
+    [("a.b", True), ("a.b.c", False), (".b", False), ("a.", False), ("x" * 61 + ".y", True), ("x" * 62 + ".y", False)],
+)
+def test_a_tool_may_have_one_dot_inside_its_name(name: str, holds: bool) -> None:
+    assert can_exist(name) is holds
+
+
+def test_a_policy_of_a_tool_comes_before_that_of_all_and_neither_gives_nothing() -> None:
+    policies = [
+        ToolPolicy(tool_name="a", category=Category.SAFE),
+        ToolPolicy(tool_name="*", effect=Effect.IDEMPOTENT, timeout_seconds=3),
+        ToolPolicy(tool_name="gone", excluded=True),
+    ]
+    a, b = (tool.definition for tool in under_policies("s", [found("b"), found("gone"), found("a")], policies))
+    assert (a.name, a.category, a.effect) == ("s.a", Category.SAFE, Effect.AT_MOST_ONCE)
+    assert (b.name, b.category, b.effect, b.timeout_seconds) == ("s.b", Category.SENSITIVE, Effect.IDEMPOTENT, 3)
+    assert under_policies("s", [found("a")], [])[0].definition.category is Category.SENSITIVE
+
+
+def test_policies_are_read_from_the_json_of_the_contract() -> None:
+    given_policies = [{"toolName": "a", "category": "TOOL_CATEGORY_SAFE", "effectClass": "EFFECT_CLASS_READ_ONLY"}]
+    config = json.dumps({"name": "s", "policies": given_policies}).encode()
+    assert read_policies(config) == (ToolPolicy(tool_name="a", category=Category.SAFE, effect=Effect.READ_ONLY),)
+    assert read_policies(b"{}") == ()
+
+
+@pytest.mark.parametrize(
+    "policies",
+    [
+        [{"toolName": "a"}, {"toolName": "a"}],
+        [{"toolName": "a", "effectClass": "EFFECT_CLASS_RECONCILABLE"}],
+        [{"toolName": "a", "category": 17}],
+    ],
+)
+def test_policies_that_cannot_be_kept_are_refused(policies: list[dict[str, Any]]) -> None:
+    with pytest.raises(InvalidField):
+        read_policies(json.dumps({"policies": policies}).encode())
+
+
+def test_changes_name_what_is_new_gone_and_different_also_in_its_binding() -> None:
+    approved = [found("same"), found("words"), found("bound"), found("gone")]
+    now = [found("same"), found("words", "others"), found("bound", binding=b"1"), found("new")]
+    assert [(change.tool_name, change.approved is None, change.found is None) for change in changes(approved, now)] == [
+        ("s.bound", False, False),
+        ("s.gone", False, True),
+        ("s.new", True, False),
+        ("s.words", False, False),
+    ]
+    assert definitions_hash(approved) != definitions_hash(now)
+    assert definitions_hash(approved) == definitions_hash(approved[::-1])
+
+
+def test_a_schema_in_an_older_dialect_is_taken_for_what_all_dialects_have_in_common() -> None:
+    old = {"$schema": "http://json-schema.org/draft-07/schema#", "properties": {"a": {"type": "string"}}}
+    assert plain_schema(old) == {"type": "object", "properties": {"a": {"type": "string"}}}
+    assert plain_schema(None) == {"type": "object"}
