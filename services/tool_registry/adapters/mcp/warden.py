@@ -39,6 +39,10 @@ _IS_LINUX: Final = sys.platform == "linux"
 _SET_PDEATHSIG: Final = 1
 _SET_CHILD_SUBREAPER: Final = 36
 _SET_NO_NEW_PRIVS: Final = 38
+_CAPBSET_DROP: Final = 24
+# Those below are about files, where the superuser may need them for what belongs to others.
+_FIRST_DROPPED_CAPABILITY: Final = 5
+_CAPABILITIES_MAX: Final = 64
 
 # Landlock: system calls, which have these numbers on every architecture, and rights by the version that brought them.
 _CREATE_RULESET: Final = 444
@@ -195,6 +199,9 @@ def _start(order: Order) -> int:
             if os.getppid() != warden:
                 os._exit(127)
             _limit(order, threads_max)
+            # Else the superuser's programs could look into the registry in spite of Landlock.
+            for capability in range(_FIRST_DROPPED_CAPABILITY, _CAPABILITIES_MAX):
+                _prctl(_CAPBSET_DROP, capability)
             os.chdir(order["home"])
             if rules is not None:
                 _confine(rules)

@@ -1,0 +1,182 @@
+"""Programs that the registry starts stay within their limits, and none is left behind (TOOL-3)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from services.tool_registry.adapters.mcp.program import Program, ProgramOrder, ProgramProblem
+from tests.poll import until
+from tests.rpc.tool_registry.mcp_world import FakeServer, McpRegistry, failure, mcp_registry
+from tests.rpc.tool_registry.registry import content
+
+MIB = 1024 * 1024
+ROOT = Path(__file__).parents[3]
+# A registry as far as this is about: it has started a program, says so, and is killed.
+KEEPER = """
+import asyncio, sys
+from services.tool_registry.adapters.mcp.program import Program, ProgramOrder
+
+async def main():
+    order = ProgramOrder(command=sys.argv[1:], environment={})
+    async with Program(order, name="t", secrets=()) as program:
+        print((await program.stdout.readline()).decode(), flush=True)
+        await asyncio.sleep(1000)
+
+asyncio.run(main())
+"""
+FAMILY = (
+    "sleep 1000 & setsid sleep 1000 & (setsid sleep 1000 &) ; echo $HOME; trap '' TERM; while true; do sleep 1; done"
+)
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="limits on memory and processes are those of Linux")
+
+
+@pytest.fixture
+async def mcp(database_url: str, tmp_path: Path) -> AsyncIterator[McpRegistry]:
+    async with mcp_registry(database_url, tmp_path) as made:
+        yield made
+
+
+async def gone(processes: list[psutil.Process]) -> None:
+    async def all_ended() -> bool:
+        return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes)
+
+    await until(all_ended)
+
+
+async def last_words(*command: str, **limits: int) -> str:
+    """Why a program ended."""
+    order = ProgramOrder(command=command, environment={}, **limits)  # type: ignore[arg-type]
+    async with Program(order, name="t", secrets=()) as program:
+        await program.stdout.read()
+        return await program.obituary()
+
+
+async def test_nothing_is_left_of_a_program_when_the_registry_is_killed() -> None:
+    keeper = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", KEEPER, "sh", "-c", FAMILY, stdout=asyncio.subprocess.PIPE, cwd=ROOT
+    )
+    assert keeper.stdout is not None
+    home = Path((await keeper.stdout.readline()).decode().strip())
+    family = psutil.Process(keeper.pid).children(recursive=True)
+    assert len(family) >= 4
+    assert home.is_dir()
+    keeper.kill()
+    await keeper.wait()
+    await gone(family)
+
+    async def is_deleted() -> bool:
+        return not home.exists()
+
+    await until(is_deleted)
+
+
+async def test_nothing_is_left_of_a_program_that_ends() -> None:
+    order = ProgramOrder(
+        command=("sh", "-c", "setsid sleep 1000 & sleep 1000 & echo started; read line"), environment={}
+    )
+    async with Program(order, name="t", secrets=()) as program:
+        await program.stdout.readline()
+        mine = psutil.Process().children(recursive=True)
+        assert len(mine) >= 4
+    await gone(mine)
+
+
+async def test_a_removed_source_leaves_no_process(mcp: McpRegistry, tmp_path: Path) -> None:
+    server = FakeServer(tmp_path / "fake", ["spawn"])
+    await mcp.add(server.config())
+    assert content(await mcp.run("fake.spawn")) == "spawned"
+    ids = [int(line.split()[1]) for line in server.log() if line.startswith(("started", "child"))]
+    processes = [psutil.Process(process) for process in ids]
+    assert len(processes) == 3
+    await mcp.remove()
+    await gone(processes)
+
+
+async def test_a_program_that_cannot_be_started_says_why() -> None:
+    with pytest.raises(ProgramProblem, match=r"cannot start '/no/such'.*No such file"):
+        await last_words("/no/such")
+
+
+@ON_LINUX
+async def test_a_program_that_takes_too_much_memory_is_refused_more() -> None:
+    assert "MemoryError" in await last_words(
+        sys.executable, "-c", f"bytearray({300 * MIB})", memory_bytes_max=128 * MIB
+    )
+
+
+@ON_LINUX
+async def test_programs_that_take_too_much_memory_together_are_ended() -> None:
+    hog = f"{sys.executable} -c 'x = bytearray({60 * MIB}); import time; time.sleep(1000)' & "
+    told = await last_words("sh", "-c", hog * 4 + "wait", memory_bytes_max=128 * MIB)
+    assert "more than 134217728 bytes of memory" in told
+
+
+@ON_LINUX
+async def test_a_program_that_becomes_too_many_is_ended() -> None:
+    assert "more than 10 processes" in await last_words(
+        "sh", "-c", "while true; do sleep 1000 & sleep 0.01; done", processes_max=10
+    )
+
+
+@ON_LINUX
+async def test_a_program_cannot_read_what_the_registry_keeps_in_its_environment(
+    mcp: McpRegistry, tmp_path: Path
+) -> None:
+    if not _has_landlock():
+        pytest.skip("this kernel has no Landlock")
+    server = FakeServer(tmp_path / "fake", ["read"])
+    await mcp.add(server.config())
+    refused = await mcp.run("fake.read", {"path": f"/proc/{os.getpid()}/environ"})
+    assert "ermission" in failure(refused)
+
+
+@ON_LINUX
+async def test_a_program_reaches_only_the_folders_that_it_was_given(mcp: McpRegistry, tmp_path: Path) -> None:
+    if not _has_landlock():
+        pytest.skip("this kernel has no Landlock")
+    server = FakeServer(tmp_path / "fake", ["read", "write"])
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    for folder in (mine, other):
+        folder.mkdir()
+        (folder / "file").write_text(folder.name)
+    readable = [str(ROOT), sys.prefix, sys.base_prefix, str(mine)]
+    await mcp.add(server.config(readable_paths=readable, writable_paths=[str(server.folder)]))
+
+    async def told(tool: str, path: Path) -> str:
+        return str(content(await mcp.run(f"fake.{tool}", {"path": str(path)}, call=f"{tool}{os.urandom(4).hex()}")))
+
+    assert await told("read", mine / "file") == "mine"
+    for tool, path in [
+        ("read", other / "file"),
+        ("write", mine / "file"),
+        ("write", other / "new"),
+        ("read", mine / ".." / "other" / "file"),
+    ]:
+        assert "Permission denied" in await told(tool, path)
+    (server.folder / "link").symlink_to(other / "file")
+    assert "Permission denied" in await told("read", server.folder / "link")
+    assert await told("write", server.folder / "new") == "1"
+
+
+async def test_limits_that_cannot_be_kept_are_not_promised(tmp_path: Path) -> None:
+    order = ProgramOrder(command=("true",), environment={}, readable=(str(tmp_path / "absent"),))
+    with pytest.raises(ProgramProblem, match=r"cannot be opened|cannot be limited"):
+        async with Program(order, name="t", secrets=()):
+            pass
+
+
+def _has_landlock() -> bool:
+    probe = (
+        "import sys; sys.path.insert(0, sys.argv[1]);"
+        "from services.tool_registry.adapters.mcp.warden import _landlock_abi; print(_landlock_abi())"
+    )
+    done = subprocess.run([sys.executable, "-c", probe, str(ROOT)], capture_output=True, text=True, check=True)
+    return int(done.stdout) >= 3
