@@ -86,13 +86,20 @@ def _binary(data: str, mime_type: str, room: _Room) -> dict[str, JsonValue]:
 
 
 def _repeats(result: mcp.types.CallToolResult, structured: JsonValue) -> bool:
-    """Whether the content is the structured content once more, as text, as the specification asks for."""
+    """Whether the content is the structured content once more, as text, as the specification asks for.
+
+    Many servers wrap a plain value to have an object, and give the plain value as text.
+    """
     if not result.content:
         return True
     if len(result.content) > 1 or not isinstance(result.content[0], mcp.types.TextContent):
         return False
+    text = _clean_text(result.content[0].text)
+    values: list[JsonValue] = [structured]
+    if isinstance(structured, dict) and len(structured) == 1:
+        values += structured.values()
     try:
-        return bool(_clean(json.loads(result.content[0].text)) == structured)
+        return text in values or _clean(json.loads(text)) in values
     except (ValueError, RecursionError):
         return False
 
