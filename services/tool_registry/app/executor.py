@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from services.chassis import logs
 from services.chassis.clock import Clock
@@ -33,6 +33,8 @@ _POLL_SECONDS: Final = 0.1
 _END_RETRY_SECONDS: Final = (0.05, 0.2, 0.5, 1.0)
 # How long an async tool may take to clean up after it was cancelled.
 _UNWIND_SECONDS: Final = 1.0
+
+T = TypeVar("T")
 
 _log = logs.get_logger(__name__)
 
@@ -291,15 +293,21 @@ class Executor:
 
     async def _write_end(self, job: Job, result: ExecutionResult, attempt: Attempt) -> ExecutionResult:
         """Make the result, and that there is one, durable before anybody sees it, however long the database is away."""
+        audited = self._until_written(job, lambda: self._parts.policy.ended(job, result, has_begun=attempt.has_run))
+        if not attempt.has_asked_journal:
+            await audited
+            return result
+        # Side by side: both wait for the disk.
+        standing, _ = await asyncio.gather(
+            self._until_written(job, lambda: self._journal.end(job.key, result)), audited
+        )
+        return standing
+
+    async def _until_written(self, job: Job, write: Callable[[], Awaitable[T]]) -> T:
         failures = 0
-        is_journaled = attempt.has_asked_journal
         while True:
             try:
-                if is_journaled:
-                    result = await self._journal.end(job.key, result)
-                    is_journaled = False
-                await self._parts.policy.ended(job, result, has_begun=attempt.has_run)
-                return result
+                return await write()
             except DependencyUnavailable:
                 failures += 1
                 _log.warning("journal.end_delayed", call=job.identity.call_id, failures=failures)
