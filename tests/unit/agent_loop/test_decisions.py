@@ -1,0 +1,124 @@
+"""TOOL-6: what people decide about calls is in the audit chain before it takes effect."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncGenerator, Sequence
+
+import pytest
+
+from services.agent_loop.app.drive import Left
+from services.agent_loop.app.ports import Execution, OnBehalfOf
+from services.agent_loop.domain.call import CallState, DecisionKind
+from services.agent_loop.domain.command import Decide
+from services.agent_loop.domain.run import RunState
+from services.agent_loop.domain.tool import DecisionNote, ExecutionPiece
+from services.errors import DependencyUnavailable, LeaseLost, MethodNotFound, PawlError
+from tests.fakes import virtual_time
+from tests.fakes.ledger import transient
+from tests.fakes.loop_world import World
+from tests.fakes.model import calls, says
+from tests.fakes.registry import FakeRegistry
+from tests.unit.agent_loop.scenario import DIGEST, VERDICTS, check_whole, everything
+
+
+class Witness(FakeRegistry):
+    """Runs a gated call only if its decision was recorded before."""
+
+    async def execute(self, context: OnBehalfOf, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
+        recorded = {decision.call_id for decision in self.decisions}
+        assert not execution.approved_digest or execution.call_id in recorded
+        async for piece in super().execute(context, execution):
+            yield piece
+
+
+class OldRegistry(FakeRegistry):
+    """One of a version that keeps no chain."""
+
+    async def record_decisions(self, context: OnBehalfOf, decisions: Sequence[DecisionNote]) -> None:
+        raise MethodNotFound
+
+
+def with_registry(world: World, registry: FakeRegistry) -> World:
+    world.registry = registry
+    world.shop = dataclasses.replace(world.shop, registry=registry)
+    return world
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["not carried out", "carried out"])
+@pytest.mark.parametrize("error", [DependencyUnavailable, LeaseLost], ids=["unavailable", "lease lost"])
+def test_it_is_recorded_whatever_commit_fails(error: type[PawlError], *, done: bool) -> None:
+    """Reported again after a crash, it says the same: the registry keeps it once."""
+
+    async def main(position: int) -> bool:
+        world = with_registry(everything(), Witness(VERDICTS))
+        key = world.ledger.submit("hello")
+        world.ledger.fault = transient(error, at=[position], name="commit", done=done)
+        await world.finish(key)
+        check_whole(world, key)
+        (mail,) = (call for call in world.ledger.calls(key) if call.tool_name == "mail")
+        assert set(world.registry.decisions) == {
+            DecisionNote(
+                call_id=mail.call_id,
+                tool_name="mail",
+                tool_version=1,
+                kind=DecisionKind.APPROVE,
+                user_id="user",
+                arguments_json=b'{"n":1}',
+            )
+        }
+        return position < len(world.ledger.steps)
+
+    position = 0
+    while virtual_time.run(main(position)):
+        position += 1
+    assert position > 8
+
+
+@pytest.mark.parametrize(
+    ("decision", "state", "arguments"),
+    [
+        (Decide(call_id="", kind=DecisionKind.REJECT, reason="no"), CallState.REJECTED, b'{"n":1}'),
+        (
+            Decide(call_id="", kind=DecisionKind.EDIT, arguments_json=b'{"n":2}', edited_digest=DIGEST),
+            CallState.SUCCEEDED,
+            b'{"n":2}',
+        ),
+        (Decide(call_id="", kind=DecisionKind.ANSWER, answer="blue"), CallState.SUCCEEDED, b'{"n":1}'),
+    ],
+    ids=["rejected", "edited", "answered"],
+)
+def test_every_kind_is_recorded(decision: Decide, state: CallState, arguments: bytes) -> None:
+    async def main() -> None:
+        world = with_registry(World(VERDICTS, [calls('mail {"n":1}'), says("Done.")]), Witness(VERDICTS))
+        key = world.ledger.submit("hello")
+        assert await world.drive() is Left.PARKED
+        (mail,) = world.ledger.calls(key)
+        given = Decide(
+            call_id=mail.call_id,
+            kind=decision.kind,
+            arguments_json=decision.arguments_json,
+            edited_digest=decision.edited_digest,
+            reason=decision.reason,
+            answer=decision.answer,
+        )
+        await world.ledger.send(key, given)
+        world.registry.unreachable = 3
+        await world.finish(key)
+        assert world.ledger.calls(key)[0].state is state
+        recorded = [(note.call_id, note.kind, note.arguments_json) for note in world.registry.decisions]
+        assert recorded == [(mail.call_id, decision.kind, arguments)]
+
+    virtual_time.run(main())
+
+
+def test_a_registry_that_keeps_no_chain_stops_nobody() -> None:
+    """Version N-1, while a deployment goes on."""
+
+    async def main() -> None:
+        world = with_registry(everything(), OldRegistry(VERDICTS))
+        key = world.ledger.submit("hello")
+        await world.finish(key)
+        check_whole(world, key, state=RunState.COMPLETED)
+
+    virtual_time.run(main())
