@@ -1700,8 +1700,8 @@ class GetCallRequest(_message.Message):
     """The call."""
     for_approval: _builtins.bool
     """True for a user who may decide the gated calls of all users of the store:
-    then the call may be of any of them while it awaits its approval. It comes
-    whole: it is for checking an edit, not for showing.
+    then the call may be of any of them if it awaits its approval, or did. It
+    comes whole: it is for checking an edit, not for showing.
     """
     def __init__(
         self,
