@@ -296,8 +296,8 @@ class FakeLedger:
         for stored in self.runs.values():
             if call_id not in stored.calls:
                 continue
-            awaits = stored.calls[call_id].state == call_pb2.CALL_STATE_AWAITING_APPROVAL
-            is_shown = for_approval and awaits and stored.run.store_id == caller.store_id
+            is_gated = stored.calls[call_id].approval.digest != ""
+            is_shown = for_approval and is_gated and stored.run.store_id == caller.store_id
             if is_shown or self._belongs(stored, caller):
                 return call_view(_copy(stored.calls[call_id]))
         raise CallNotFound
@@ -496,7 +496,7 @@ class FakeChecker:
     async def check_edit(self, caller: Caller, call: CallView, arguments_json: bytes) -> Verdict:
         if b"bad" in arguments_json:
             raise InvalidArguments("to: not an address; subject: missing")
-        return Verdict(arguments_json=arguments_json.replace(b" ", b""), digest="digest of the edit")
+        return Verdict(arguments_json=arguments_json.replace(b" ", b""), digest="ef" * 32)
 
 
 def _copy(call: call_pb2.Call) -> call_pb2.Call:

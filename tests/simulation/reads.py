@@ -199,7 +199,7 @@ class MemoryReads:
         row = self._tables.calls.get((store_id, call_id))
         if row is None:
             raise CallNotFound
-        is_shown = for_approval and row.state is CallState.AWAITING_APPROVAL
+        is_shown = for_approval and row.digest != "" and row.state is not CallState.ASKED
         if user_id not in {"", row.user_id} and not is_shown:
             raise CallNotFound
         return row

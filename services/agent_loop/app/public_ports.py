@@ -74,7 +74,7 @@ class PublicLedger(Protocol):
         ...
 
     async def get_call(self, caller: Caller, call_id: str, *, for_approval: bool = False) -> CallView:
-        """Read a call; with `for_approval` also one of another user of the store, while it awaits its approval.
+        """Read a call; with `for_approval` also one of another user of the store that awaits its approval, or did.
 
         Raises:
             CallNotFound

@@ -158,7 +158,7 @@ class PostgresReads:
         if record is None:
             raise CallNotFound
         row = tables.call(record)
-        is_shown = for_approval and row.state is CallState.AWAITING_APPROVAL
+        is_shown = for_approval and row.digest != "" and row.state is not CallState.ASKED
         if user_id not in {"", row.user_id} and not is_shown:
             raise CallNotFound
         return row

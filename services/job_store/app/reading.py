@@ -164,7 +164,7 @@ class Reads(Protocol):
         ...
 
     async def call(self, store_id: str, user_id: str, call_id: str, *, for_approval: bool = False) -> CallRow:
-        """Return a call; with `for_approval` also one of another user, while it awaits its approval.
+        """Return a call; with `for_approval` also one of another user that awaits its approval, or did.
 
         Raises:
             CallNotFound: there is none for this user.

@@ -142,8 +142,9 @@ def run_for_approver(row: RunRow) -> run_pb2.Run:
 def call_for_approver(row: CallRow) -> call_pb2.Call:
     """Return what somebody who decides about a call of another user may see of it: conversations are private."""
     shown = call(row)
-    for name in call_pb2.Call.DESCRIPTOR.fields_by_name.keys() - _FOR_APPROVERS:
-        shown.ClearField(name)  # type: ignore[arg-type]  # a field of the message
+    for name in call_pb2.Call.DESCRIPTOR.fields_by_name:
+        if name not in _FOR_APPROVERS:
+            shown.ClearField(name)  # type: ignore[arg-type]  # a field of the message
     return shown
 
 

@@ -295,7 +295,7 @@ async def test_edited_arguments_are_checked_and_made_canonical(stub: AgentServic
             kind=DecisionKind.EDIT,
             digest=DIGEST,
             arguments_json=b'{"to":"ann"}',
-            edited_digest="digest of the edit",
+            edited_digest="ef" * 32,
             reason="typo",
             answer="",
             right=DecisionRight.QUESTIONS,

@@ -72,11 +72,14 @@ class Worker:
             delta = event_pb2.OutputDelta(round=1, model_attempt=1, text=text)
             await self.commit(run_id, events=[event_pb2.RunEvent(output_delta=delta)])
 
-    async def add_call(self, run_id: str, call_id: str, state: call_pb2.CallState.ValueType) -> None:
+    async def add_call(
+        self, run_id: str, call_id: str, state: call_pb2.CallState.ValueType, *, approvals_required: int = 1
+    ) -> None:
         """Let the model ask for a call."""
         call = self._call(call_id, state)
         if state == call_pb2.CALL_STATE_AWAITING_APPROVAL:
             call.approval.digest = DIGEST
+            call.approval.approvals_required = approvals_required
         message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, call_ids=[call_id])
         await self.commit(run_id, messages=[message], calls=[call])
 
