@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from services.chassis.start import StartError
-from services.cli import attention, audit, chat, decisions, demo, documents, lists, resolving, rules, runs, sources, steps, tools_check, undoing
+from services.cli import attention, audit, chat, decisions, demo, documents, inbox, lists, resolving, rules, runs, sources, steps, tools_check, undoing
 from services.cli.command import EXIT_IMPOSSIBLE, EXIT_INTERRUPTED, Flags, fail
 from services.launcher.options import read_options
 from services.launcher.up import up as run_suite
@@ -73,7 +73,7 @@ app.command()(runs.run)
 app.command()(chat.chat)
 app.command()(runs.watch)
 app.command()(runs.runs)
-app.command()(decisions.inbox)
+app.command()(inbox.inbox)
 app.command()(decisions.approve)
 app.command()(runs.top_up)
 app.command()(runs.cancel)

@@ -17,9 +17,13 @@ from services.cli import wording
 from services.cli.failure import CommandError
 from services.errors import PawlError
 
-APPROVAL_PROMPT: Final = "[a]pprove, [e]dit [JSON], [r]eject [reason], or [t] text to answer instead: "
-QUESTION_PROMPT: Final = "number of an option, or your answer: "
+APPROVAL_PROMPT: Final = (
+    "[a]pprove, [e]dit [JSON], [r]eject [reason], [t] text to answer instead, or all to approve all: "
+)
+QUESTION_PROMPT: Final = "number of an option, or your answer (/refuse to give none): "
+RESULT_PROMPT: Final = "the result as JSON, or ! text for an error: "
 _ARGUMENTS_BYTES_MAX: Final = 256 * 1024
+_RESULT_BYTES_MAX: Final = 1024 * 1024
 
 
 class Unclear(CommandError):
@@ -28,6 +32,8 @@ class Unclear(CommandError):
 
 def prompt(call: call_pb2.Call) -> str:
     """Return what to ask for."""
+    if call.state == call_pb2.CALL_STATE_OFFERED:
+        return RESULT_PROMPT
     return QUESTION_PROMPT if call.state == call_pb2.CALL_STATE_ASKED else APPROVAL_PROMPT
 
 
@@ -52,6 +58,42 @@ def decision_of(line: str, call: call_pb2.Call) -> types_pb2.CallDecision:
             return answer(call, rest.strip())
         case _:
             raise Unclear(f"Type one of: {APPROVAL_PROMPT.rstrip(': ')}.")
+
+
+def result_of(line: str, call: call_pb2.Call) -> types_pb2.ToolResult:
+    """Return the result of a front-end call that `line` gives; what stands behind `!` is an error for the model.
+
+    Raises:
+        Unclear: it is no JSON.
+    """
+    line = line.strip()
+    if line.startswith("!"):
+        content, is_error = strict_json.dumps_canonical(line[1:].strip()), True
+    else:
+        content, is_error = line.encode(), False
+        try:
+            strict_json.loads(content, bytes_max=_RESULT_BYTES_MAX)
+        except PawlError as error:
+            raise Unclear(f"The result is not JSON: {error.message}. A text stands in quotes.") from None
+    return types_pb2.ToolResult(run_id=call.run_id, call_id=call.call_id, content_json=content, is_error=is_error)
+
+
+def done(decision: types_pb2.CallDecision, call: call_pb2.Call) -> str:
+    """Return what to say about a decision that was taken."""
+    approval = call.approval
+    match decision.kind:
+        case call_pb2.DECISION_KIND_APPROVE if approval.approvals_required > 1:
+            return f"Approved: {len(approval.approvals) + 1} of {approval.approvals_required}."
+        case call_pb2.DECISION_KIND_APPROVE:
+            return "Approved."
+        case call_pb2.DECISION_KIND_EDIT if approval.approvals_required > 1:
+            return f"Edited, and approved like that: 1 of {approval.approvals_required}."
+        case call_pb2.DECISION_KIND_EDIT:
+            return "Approved with your arguments."
+        case call_pb2.DECISION_KIND_REJECT:
+            return "Rejected." if call.state != call_pb2.CALL_STATE_ASKED else "Refused to answer."
+        case _:
+            return "Answered."
 
 
 def approve(call: call_pb2.Call) -> types_pb2.CallDecision:
@@ -110,6 +152,9 @@ def edit_in_editor(arguments: bytes) -> bytes:
 def _answer_question(line: str, call: call_pb2.Call) -> types_pb2.CallDecision:
     if not line:
         raise Unclear("Type the number of an option, or an answer in your own words.")
+    verb, _, reason = line.partition(" ")
+    if verb == "/refuse":
+        return reject(call, reason.strip())
     options = call.question.options
     if line.isascii() and line.isdecimal() and 1 <= int(line) <= len(options):
         line = options[int(line) - 1]

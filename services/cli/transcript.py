@@ -251,6 +251,8 @@ def hint(call: call_pb2.Call) -> str:
     command = f"pawl approve {call.run_id} {call.call_id}"
     if call.state == call_pb2.CALL_STATE_ASKED:
         return f'answer with: {command} --answer "..."'
+    if call.state == call_pb2.CALL_STATE_OFFERED:
+        return "waits for a front end; `pawl inbox` on a terminal takes its result as JSON"
     if call.state == call_pb2.CALL_STATE_RUNNING:
         command = f"pawl resolve {call.run_id} {call.call_id}"
         return f"find out and say: {command} --happened JSON   (or --run-again, --tell-model)"

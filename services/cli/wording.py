@@ -134,15 +134,31 @@ def call_lines(call: call_pb2.Call, now: datetime) -> list[str]:
         if call.question.why:
             lines.append(f"why: {clean(call.question.why)}")
         lines += [f"  {number}. {clean(option)}" for number, option in enumerate(call.question.options, 1)]
+        if call.question.default_answer:
+            lines.append(f"if nobody answers: {clean(call.question.default_answer)}")
     else:
         if call.approval.preview:
             lines += [*clean(call.approval.preview).splitlines(), ""]
         lines += json_block(call.arguments_json).splitlines()
         if call.approval.cause:
             lines.append(f"needs approval: {clean(call.approval.cause)}")
-    lines.append(f"run {call.run_id}  call {call.call_id}")
+        lines += _approval_lines(call.approval)
+    lines.append(f"run {call.run_id}  call {call.call_id}" + (f"  of {clean(call.user_id)}" if call.user_id else ""))
     if call.HasField("deadline_time"):
         lines.append(remaining_text(call.deadline_time, now))
+    return lines
+
+
+def _approval_lines(approval: call_pb2.ApprovalRequest) -> list[str]:
+    """Return who approved a call so far, where several people have to, and whether it waits for the second time."""
+    lines = []
+    if approval.approvals_required > 1:
+        people = ", ".join(clean(decision.user_id) for decision in approval.approvals) or "nobody yet"
+        edited = any(decision.kind == call_pb2.DECISION_KIND_EDIT for decision in approval.approvals)
+        note = ", with edited arguments" if edited else ""
+        lines.append(f"approved by {len(approval.approvals)} of {approval.approvals_required}: {people}{note}")
+    if approval.escalated:
+        lines.append("escalated: nobody decided in time")
     return lines
 
 

@@ -1,0 +1,268 @@
+"""`pawl inbox`: what waits for somebody, listed or as it comes, and answered from the keyboard."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import grpc
+import typer
+from pawl.agent.v1 import agent_pb2, types_pb2
+from pawl.event.v1 import call_pb2
+from rich.console import Console
+
+from services.chassis.status import from_rpc_error
+from services.cli import answers
+from services.cli.command import perform
+from services.cli.failure import explain
+from services.cli.lines import LineReader
+from services.cli.target import Target
+from services.cli.transcript import Transcript, hint
+from services.errors import SlowConsumer, Unavailable
+
+if TYPE_CHECKING:
+    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+
+_PAGE: Final = 200
+_BATCH: Final = 64
+_SILENCE_SECONDS_MAX: Final = 45.0
+_GIVE_UP_SECONDS: Final = 30.0
+_PAUSE_SECONDS: Final = 0.5
+_TAKEN: Final = frozenset({types_pb2.RECEIPT_STATUS_ACCEPTED, types_pb2.RECEIPT_STATUS_DUPLICATE})
+_ANSWERABLE: Final = frozenset(
+    {call_pb2.CALL_STATE_AWAITING_APPROVAL, call_pb2.CALL_STATE_ASKED, call_pb2.CALL_STATE_OFFERED}
+)
+
+
+def inbox(
+    context: typer.Context,
+    *,
+    only_list: Annotated[bool, typer.Option("--list", help="Do not ask for decisions.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Then wait for more, until Ctrl-C.")] = False,
+    all_users: Annotated[
+        bool, typer.Option("--all-users", help="What awaits an approval in the whole store; for approvers.")
+    ] = False,
+) -> None:
+    """Show what waits for you, and decide.
+
+    Over all runs. Without a terminal, or with `--list`, it only shows.
+    """
+
+    async def work(target: Target, console: Console) -> int:
+        scope = agent_pb2.PENDING_SCOPE_STORE if all_users else agent_pb2.PENDING_SCOPE_MINE
+        wanted = agent_pb2.PendingFilter(scope=scope)
+        keyboard = LineReader() if not only_list and sys.stdin.isatty() else None
+        async with target.agents() as agents:
+            desk = Desk(agents, target, console, keyboard)
+            if watch:
+                await desk.watch(wanted)
+                return 0
+            calls = await pending(agents, target, wanted)
+            if not calls:
+                console.print("Nothing waits for you." if not all_users else "Nothing awaits an approval.")
+                return 0
+            await desk.go_through(calls)
+        return 0
+
+    perform(context, work)
+
+
+async def pending(
+    agents: AgentServiceAsyncStub, target: Target, wanted: agent_pb2.PendingFilter | None = None
+) -> list[call_pb2.Call]:
+    """Return everything that waits, oldest first."""
+    calls: list[call_pb2.Call] = []
+    token = ""
+    while True:
+        request = agent_pb2.ListPendingRequest(page_size=_PAGE, page_token=token, filter=wanted)
+        page = await agents.ListPending(request, metadata=target.metadata)
+        calls += page.calls
+        token = page.next_page_token
+        if not token:
+            return calls
+
+
+class Desk:
+    """Puts calls before a person, one after the other; without a keyboard it only shows them."""
+
+    def __init__(
+        self, agents: AgentServiceAsyncStub, target: Target, console: Console, keyboard: LineReader | None
+    ) -> None:
+        self._agents = agents
+        self._target = target
+        self._console = console
+        self._keyboard = keyboard
+        self._transcript = Transcript(console)
+        self._told = False
+
+    async def go_through(self, calls: Sequence[call_pb2.Call]) -> None:
+        """Put all of `calls` before the person."""
+        for number, call in enumerate(calls):
+            if not await self.put(call, calls[number + 1 :]):
+                return
+
+    async def watch(self, wanted: agent_pb2.PendingFilter) -> None:
+        """Put before the person what waits and what comes, each as often as it changes."""
+        waiting: dict[str, call_pb2.Call] = {}
+        more = asyncio.Event()
+
+        async def follow() -> None:
+            async for response in _stream(self._agents, self._target, wanted):
+                if response is None:
+                    waiting.clear()
+                    continue
+                waiting.update({call.call_id: call for call in response.calls})
+                for call_id in response.gone_call_ids:
+                    waiting.pop(call_id, None)
+                more.set()
+
+        following = asyncio.create_task(follow(), name="inbox.follow")
+        try:
+            seen: dict[str, tuple[object, ...]] = {}
+            while True:
+                new = [call for call in waiting.values() if seen.get(call.call_id) != _shown(call)]
+                if new:
+                    seen[new[0].call_id] = _shown(new[0])
+                    if not await self.put(new[0], new[1:]):
+                        return
+                    continue
+                more.clear()
+                coming = asyncio.create_task(more.wait(), name="inbox.more")
+                await asyncio.wait({coming, following}, return_when=asyncio.FIRST_COMPLETED)
+                coming.cancel()
+                if following.done():
+                    following.result()
+        finally:
+            following.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await following
+
+    async def put(self, call: call_pb2.Call, others: Sequence[call_pb2.Call]) -> bool:
+        """Show a call and take its decision from the keyboard; returns whether to go on at all."""
+        self._transcript.pending(call)
+        if self._keyboard is None or call.state not in _ANSWERABLE:
+            self._console.print(f"  {hint(call)}", markup=False, soft_wrap=True)
+            return True
+        if not self._told:
+            self._console.print("An empty line goes on to the next, Ctrl-D leaves.", style="dim")
+            self._told = True
+        gated = [other for other in others if other.state == call_pb2.CALL_STATE_AWAITING_APPROVAL]
+        while True:
+            line = await self._line(answers.prompt(call))
+            if line is None:
+                return False
+            if not line.strip():
+                return True
+            try:
+                if line.strip() == "all" and call.state == call_pb2.CALL_STATE_AWAITING_APPROVAL:
+                    return await self._approve_all([call, *gated])
+                done = await self._settle(line, call)
+            except answers.Unclear as error:
+                self._console.print(str(error), style="yellow", markup=False)
+            except Exception as error:  # noqa: BLE001  # decided by somebody else meanwhile, for example: go on
+                self._console.print(explain(error, list(self._target.agent)), style="red", markup=False)
+                return True
+            else:
+                self._console.print(done, style="green", markup=False)
+                return True
+
+    async def _line(self, prompt: str) -> str | None:
+        if self._keyboard is None:
+            return None
+        self._console.print(prompt, end="", markup=False)
+        try:
+            line = await self._keyboard.line()
+        except asyncio.CancelledError:
+            self._console.print()
+            raise
+        if line is None:
+            self._console.print()
+        return line
+
+    async def _settle(self, line: str, call: call_pb2.Call) -> str:
+        """Do with a call what was typed; return what to say about it."""
+        if call.state == call_pb2.CALL_STATE_OFFERED:
+            return await self._return(answers.result_of(line, call))
+        decision = answers.decision_of(line, call)
+        await decide(self._agents, self._target, decision)
+        return answers.done(decision, call)
+
+    async def _return(self, result: types_pb2.ToolResult) -> str:
+        request = agent_pb2.SubmitToolResultsRequest(request_id=_request_id(), run_id=result.run_id, results=[result])
+        response = await self._agents.SubmitToolResults(request, metadata=self._target.metadata)
+        (receipt,) = response.receipts
+        if receipt.status not in _TAKEN:
+            raise answers.Unclear(f"It was not taken: {receipt.message or receipt.reason}.")
+        return "The result was taken."
+
+    async def _approve_all(self, calls: Sequence[call_pb2.Call]) -> bool:
+        """Show all of `calls`, and approve them together once the person has seen them."""
+        for call in calls[1:]:
+            self._transcript.pending(call)
+        line = await self._line(f"Approve these {len(calls)} calls as shown? [y/N]: ")
+        if line is None or line.strip().lower() not in {"y", "yes"}:
+            return line is not None
+        for start in range(0, len(calls), _BATCH):
+            decisions = [answers.approve(call) for call in calls[start : start + _BATCH]]
+            request = agent_pb2.DecideCallsRequest(request_id=_request_id(), decisions=decisions)
+            response = await self._agents.DecideCalls(request, metadata=self._target.metadata)
+            for receipt in response.receipts:
+                taken = receipt.status in _TAKEN
+                said = "Approved." if taken else f"Not approved: {receipt.message or receipt.reason}."
+                self._console.print(f"{receipt.call_id}: {said}", style="green" if taken else "red", markup=False)
+        return False
+
+
+async def decide(agents: AgentServiceAsyncStub, target: Target, decision: types_pb2.CallDecision) -> None:
+    """Send a decision about a call.
+
+    Raises:
+        grpc.aio.AioRpcError: it was not taken.
+    """
+    request = agent_pb2.DecideRequest(request_id=_request_id(), run_id=decision.run_id, decision=decision)
+    await agents.Decide(request, metadata=target.metadata)
+
+
+def _request_id() -> str:
+    return f"cli_{secrets.token_hex(12)}"
+
+
+def _shown(call: call_pb2.Call) -> tuple[object, ...]:
+    approval = call.approval
+    return call.state, approval.digest, len(approval.approvals), approval.escalated
+
+
+async def _stream(
+    agents: AgentServiceAsyncStub, target: Target, wanted: agent_pb2.PendingFilter
+) -> AsyncIterator[agent_pb2.WatchPendingResponse | None]:
+    """Yield what the inbox streams, over reconnects; None before it begins anew.
+
+    Raises:
+        grpc.aio.AioRpcError: an error that does not pass, or no replica answered for 30 s.
+    """
+    loop = asyncio.get_running_loop()
+    last_answer = loop.time()
+    while True:
+        stream: Any = agents.WatchPending(agent_pb2.WatchPendingRequest(filter=wanted), metadata=target.metadata)
+        try:
+            yield None
+            while True:
+                async with asyncio.timeout(_SILENCE_SECONDS_MAX):
+                    response = await stream.read()
+                if response is grpc.aio.EOF:
+                    break
+                last_answer = loop.time()
+                yield response
+        except TimeoutError:
+            pass  # A new stream begins with everything.
+        except grpc.aio.AioRpcError as error:
+            passing = isinstance(from_rpc_error(error), Unavailable | SlowConsumer)
+            if not passing or loop.time() - last_answer > _GIVE_UP_SECONDS:
+                raise
+        finally:
+            stream.cancel()
+        await asyncio.sleep(_PAUSE_SECONDS)

@@ -1,0 +1,130 @@
+"""The inbox on a terminal: what is typed is done about the call that was shown, and nothing else (HITL-6, FE-3)."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from pawl.agent.v1 import agent_pb2, types_pb2
+from pawl.event.v1 import call_pb2
+from rich.console import Console
+
+from services.cli.inbox import Desk
+from services.cli.lines import LineReader
+from services.cli.target import Target
+
+AWAITING, OFFERED, ASKED = (
+    call_pb2.CALL_STATE_AWAITING_APPROVAL,
+    call_pb2.CALL_STATE_OFFERED,
+    call_pb2.CALL_STATE_ASKED,
+)
+
+
+class Agents:
+    """An AgentService that takes everything but what concerns `late`."""
+
+    def __init__(self, late: str = "") -> None:
+        self.asked: list[Any] = []
+        self._late = late
+
+    def _receipt(self, call_id: str) -> types_pb2.Receipt:
+        if call_id == self._late:
+            return types_pb2.Receipt(
+                call_id=call_id,
+                status=types_pb2.RECEIPT_STATUS_LATE,
+                reason="ALREADY_DECIDED",
+                message="it was decided",
+            )
+        return types_pb2.Receipt(call_id=call_id, status=types_pb2.RECEIPT_STATUS_ACCEPTED)
+
+    async def Decide(self, request: agent_pb2.DecideRequest, metadata: Any) -> agent_pb2.DecideResponse:
+        self.asked.append(request.decision)
+        return agent_pb2.DecideResponse(receipt=self._receipt(request.decision.call_id))
+
+    async def DecideCalls(self, request: agent_pb2.DecideCallsRequest, metadata: Any) -> agent_pb2.DecideCallsResponse:
+        self.asked.append(list(request.decisions))
+        receipts = [self._receipt(decision.call_id) for decision in request.decisions]
+        return agent_pb2.DecideCallsResponse(receipts=receipts)
+
+    async def SubmitToolResults(
+        self, request: agent_pb2.SubmitToolResultsRequest, metadata: Any
+    ) -> agent_pb2.SubmitToolResultsResponse:
+        self.asked.append(request.results[0])
+        receipts = [self._receipt(result.call_id) for result in request.results]
+        return agent_pb2.SubmitToolResultsResponse(receipts=receipts)
+
+
+def call(call_id: str, state: call_pb2.CallState.ValueType = AWAITING, **fields: Any) -> call_pb2.Call:
+    made = call_pb2.Call(run_id="run_1", call_id=call_id, state=state, tool_name=f"tool_of_{call_id}", **fields)
+    if state == AWAITING:
+        made.approval.digest = f"digest of {call_id}"
+        made.approval.approvals_required = max(1, made.approval.approvals_required)
+    if state == ASKED:
+        made.question.question = "When?"
+    return made
+
+
+async def typed(agents: Agents, text: str, *calls: call_pb2.Call) -> str:
+    """Go through calls with these lines typed; return what was shown."""
+    shown = io.StringIO()
+    target = Target(agent=("127.0.0.1:1",), tools=(), notifications=())
+    console = Console(file=shown, width=200, highlight=False)
+    await Desk(agents, target, console, LineReader(io.StringIO(text))).go_through(calls)  # type: ignore[arg-type]
+    return shown.getvalue()
+
+
+async def test_all_are_approved_together_after_all_were_shown() -> None:
+    agents = Agents(late="c")
+    shown = await typed(agents, "all\ny\n", call("a"), call("b", ASKED), call("c"))
+    ((first, second),) = agents.asked
+    assert [(first.call_id, first.digest), (second.call_id, second.digest)] == [
+        ("a", "digest of a"),
+        ("c", "digest of c"),
+    ]
+    assert "tool_of_c" in shown
+    assert "a: Approved." in shown
+    assert "c: Not approved: it was decided." in shown
+
+
+@pytest.mark.parametrize("answer", ["", "n", "no", "perhaps"])
+async def test_all_are_not_approved_without_a_yes(answer: str) -> None:
+    agents = Agents()
+    await typed(agents, f"all\n{answer}\n\n\n", call("a"), call("b"))
+    assert not agents.asked
+
+
+async def test_a_front_end_call_takes_its_result_as_json_or_an_error() -> None:
+    """FE-3, FE-5: what is no JSON is asked for again."""
+    agents = Agents()
+    shown = await typed(agents, 'hello\n{"x": 1}\n! no such panel\n', call("a", OFFERED), call("b", OFFERED))
+    first, second = agents.asked
+    assert (first.call_id, first.content_json, first.is_error) == ("a", b'{"x": 1}', False)
+    assert (second.call_id, second.content_json, second.is_error) == ("b", b'"no such panel"', True)
+    assert "is not JSON" in shown
+
+
+async def test_an_empty_line_skips_and_the_end_of_the_input_leaves() -> None:
+    agents = Agents()
+    await typed(agents, "\na\n", call("a"), call("b"), call("c"))
+    assert [decision.call_id for decision in agents.asked] == ["b"]
+
+
+async def test_a_question_can_be_refused() -> None:
+    """HITL-1"""
+    agents = Agents()
+    await typed(agents, "/refuse not now\n", call("a", ASKED))
+    (decision,) = agents.asked
+    assert (decision.kind, decision.reason) == (call_pb2.DECISION_KIND_REJECT, "not now")
+
+
+async def test_who_approved_so_far_is_shown() -> None:
+    """D6"""
+    approval = call_pb2.ApprovalRequest(
+        approvals_required=2, approvals=[call_pb2.Decision(user_id="cyd")], escalated=True
+    )
+    shown = await typed(Agents(), "a\n", call("a", approval=approval, user_id="ann"))
+    assert "approved by 1 of 2: cyd" in shown
+    assert "escalated" in shown
+    assert "of ann" in shown
+    assert "Approved: 2 of 2." in shown
