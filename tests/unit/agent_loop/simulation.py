@@ -91,6 +91,12 @@ VERDICTS = {
         offer_fallback=OfferFallback.BACKEND_TOOL,
         fallback_tool_name="gated",
     ),
+    "ask_by_default": Verdict(
+        call_id="",
+        disposition=Disposition.ASK,
+        context=ExecutionContext.HUMAN,
+        question=Question(question="Which?", default_answer="blue", timeout_seconds=60.0),
+    ),
     "ask": Verdict(
         call_id="",
         disposition=Disposition.ASK,
