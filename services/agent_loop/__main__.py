@@ -30,7 +30,6 @@ from services.agent_loop.app.undoing import Undoing
 from services.agent_loop.app.watch import Watches
 from services.agent_loop.app.worker import Worker, WorkerLimits
 from services.agent_loop.domain.history import Dialect
-from services.agent_loop.domain.options import RunDefaults
 from services.agent_loop.rpc.operator_servicer import OperatorServicer
 from services.agent_loop.rpc.servicer import AgentServicer
 from services.agent_loop.settings import AgentLoopSettings
@@ -91,12 +90,7 @@ async def main(stop: Stop) -> None:
 
         ledger = LedgerClient(job_store)
         watches = await service.enter(Watches(ledger=ledger, live=BusEvents(bus)))
-        defaults = RunDefaults(
-            model=settings.model,
-            instructions=settings.instructions,
-            limits=settings.limits,
-            approvals_required=settings.approvals_required,
-        )
+        defaults = settings.run_defaults
         messages = Messages(ledger=ledger, defaults=defaults)
         inbox = Inbox(ledger=ledger, checker=RegistryCallChecker(tool_registry), ids=service.ids)
         sessions = Sessions(
@@ -104,19 +98,17 @@ async def main(stop: Stop) -> None:
         )
 
         server = service.rpc_server()
-        server.add(
-            add_AgentServiceServicer_to_server,
-            AgentServicer(
-                ledger=ledger,
-                messages=messages,
-                inbox=inbox,
-                pending=Pending(ledger=ledger, clock=service.clock),
-                watches=watches,
-                sessions=sessions,
-                undoing=Undoing(ledger=ledger, defaults=defaults),
-                steps=RunSteps(ledger=ledger, watches=watches, take_in=step_log.take_in),
-            ),
+        servicer = AgentServicer(
+            ledger=ledger,
+            messages=messages,
+            inbox=inbox,
+            pending=Pending(ledger=ledger, clock=service.clock),
+            watches=watches,
+            sessions=sessions,
+            undoing=Undoing(ledger=ledger, defaults=defaults),
+            steps=RunSteps(ledger=ledger, watches=watches, take_in=step_log.take_in),
         )
+        server.add(add_AgentServiceServicer_to_server, servicer)
         operators = Operators(ledger=ledger, ids=service.ids)
         server.add(add_OperatorServiceServicer_to_server, OperatorServicer(operators))
         await _beside(service.serve(server, stop), stop, worker.hand_over)

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from services.agent_loop.domain.history import ReasoningEcho
 from services.agent_loop.domain.limits import TOKENS_MAX, Limits
-from services.agent_loop.domain.options import APPROVALS_MAX, INSTRUCTIONS_BYTES_MAX
+from services.agent_loop.domain.options import APPROVALS_MAX, INSTRUCTIONS_BYTES_MAX, RunDefaults
 from services.chassis.settings import ListenAddress, PeerAddresses, ServiceSettings
 
 _LEASE_RENEWALS_MIN = 2
@@ -75,6 +75,16 @@ class AgentLoopSettings(ServiceSettings):
         if self.lease_renew_seconds * _LEASE_RENEWALS_MIN > self.lease_seconds:
             raise ValueError("PAWL_LEASE_RENEW_SECONDS: must be at most half of PAWL_LEASE_SECONDS")
         return self
+
+    @property
+    def run_defaults(self) -> RunDefaults:
+        """What a run gets that asks for nothing."""
+        return RunDefaults(
+            model=self.model,
+            instructions=self.instructions,
+            limits=self.limits,
+            approvals_required=self.approvals_required,
+        )
 
     @property
     def limits(self) -> Limits:
