@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
+import grpc
 from pawl.agent.v1.agent_pb2_grpc import add_AgentServiceServicer_to_server
 from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
 
@@ -56,33 +57,7 @@ async def main(stop: Stop) -> None:
             )
         )
 
-        shop = Workshop(
-            ledger=WorkerLedgerClient(job_store),
-            registry=RegistryClient(tool_registry),
-            model=model,
-            clock=service.clock,
-            ids=service.ids,
-            random=random.random,
-            meter=PrometheusMeter(service.metrics),
-            default_model=settings.model,
-            dialect=Dialect(reasoning_echo=settings.reasoning_echo),
-        )
-        worker = Worker(
-            # A name of its own for each start: what an earlier process held is not this one's.
-            service.ids.new("wrk"),
-            ledger=shop.ledger,
-            new_drive=lambda claim, failure: Drive(claim, shop, failure=failure),
-            clock=shop.clock,
-            ids=shop.ids,
-            random=shop.random,
-            meter=shop.meter,
-            limits=WorkerLimits(
-                runs_max=settings.runs_max,
-                lease_seconds=settings.lease_seconds,
-                renew_seconds=settings.lease_renew_seconds,
-                poll_seconds=settings.poll_seconds,
-            ),
-        )
+        worker = _worker(service, settings, model, job_store, tool_registry)
         await worker.listen(BusWakeups(bus))
         service.background.start("claims", worker.claim_forever)
         service.background.start("leases", worker.renew_forever)
@@ -112,6 +87,42 @@ async def main(stop: Stop) -> None:
         operators = Operators(ledger=ledger, ids=service.ids)
         server.add(add_OperatorServiceServicer_to_server, OperatorServicer(operators))
         await _beside(service.serve(server, stop), stop, worker.hand_over)
+
+
+def _worker(
+    service: Service,
+    settings: AgentLoopSettings,
+    model: OpenAiModel,
+    job_store: grpc.aio.Channel,
+    tool_registry: grpc.aio.Channel,
+) -> Worker:
+    shop = Workshop(
+        ledger=WorkerLedgerClient(job_store),
+        registry=RegistryClient(tool_registry),
+        model=model,
+        clock=service.clock,
+        ids=service.ids,
+        random=random.random,
+        meter=PrometheusMeter(service.metrics),
+        default_model=settings.model,
+        dialect=Dialect(reasoning_echo=settings.reasoning_echo),
+    )
+    return Worker(
+        # A name of its own for each start: what an earlier process held is not this one's.
+        service.ids.new("wrk"),
+        ledger=shop.ledger,
+        new_drive=lambda claim, failure: Drive(claim, shop, failure=failure),
+        clock=shop.clock,
+        ids=shop.ids,
+        random=shop.random,
+        meter=shop.meter,
+        limits=WorkerLimits(
+            runs_max=settings.runs_max,
+            lease_seconds=settings.lease_seconds,
+            renew_seconds=settings.lease_renew_seconds,
+            poll_seconds=settings.poll_seconds,
+        ),
+    )
 
 
 async def _beside(serving: Awaitable[None], stop: Stop, hand_over: Callable[[], Awaitable[None]]) -> None:
