@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 import grpc
@@ -23,9 +24,10 @@ from services.agent_loop.app.public_values import (
     Reply,
     ResultCommand,
 )
+from services.agent_loop.domain import undo
 from services.agent_loop.domain.call import DecisionKind
 from services.agent_loop.domain.options import AskedOptions
-from services.agent_loop.domain.run import RunOptions, StopCause
+from services.agent_loop.domain.run import RunOptions, StopCause, Undo
 from services.errors import PawlError
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.public_ledger import FakeLedger, FakeLive
@@ -245,9 +247,41 @@ async def messages(stage: Stage) -> Observations:
     ]
 
 
+async def undo_sources(stage: Stage) -> Observations:
+    ledger, me = stage.ledger, stage.me
+    undone, undoing = await stage.add_run(), await stage.add_run()
+    await stage.add_call(undone, "call_1", call_pb2.CALL_STATE_OFFERED)
+    await stage.settle(undone, "call_1", call_pb2.CALL_STATE_CANCELLED)
+    await stage.add_call(undoing, undo.undo_call_id("call_2", 1), call_pb2.CALL_STATE_OFFERED)
+    await stage.add_call(undone, "call_2", call_pb2.CALL_STATE_OFFERED)
+    asked = Undo(run_id=undone, call_id="call_2", user_id="me")
+    message = NewMessage(
+        request_id="u1",
+        conversation_id="",
+        conversation_must_exist=False,
+        text="[Undo]",
+        asked=AskedOptions(),
+        options=RunOptions(model="m"),
+        policy=ActiveRunPolicy.QUEUE,
+        undo=asked,
+    )
+    run, _ = await ledger.submit_message(me, message)
+    other = replace(message, undo=Undo(run_id=undone, user_id="me"))
+    anybody = Caller(store_id=me.store_id, user_id="")
+    found = await ledger.undo_sources(me, undone)
+    return [
+        [(source.call.call_id, source.call.state.value) for source in found],
+        run.undo == asked,
+        await outcome(ledger.submit_message(me, other)),
+        (await ledger.get_run(anybody, undone)).user_id,
+        await outcome(ledger.undo_sources(Caller(store_id=me.store_id, user_id="you"), undone)),
+        await outcome(ledger.undo_sources(me, "no-such")),
+    ]
+
+
 @pytest.mark.parametrize(
     "script",
-    [offers, results_without_a_stream, decisions, the_end, strangers, messages],
+    [offers, results_without_a_stream, decisions, the_end, strangers, messages, undo_sources],
     ids=lambda each: each.__name__,
 )
 async def test_the_fake_ledger_answers_like_the_real_one(
