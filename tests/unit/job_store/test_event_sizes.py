@@ -1,0 +1,55 @@
+"""What events leave out for its size."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from pawl.event.v1 import call_pb2
+
+from services.job_store.domain.rows import CallRow
+from services.job_store.domain.states import CallState
+from services.job_store.rpc import messages
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def settled(content: bytes, inverse_arguments: bytes) -> CallRow:
+    inverse = call_pb2.Inverse(tool_name="back", arguments_json=inverse_arguments)
+    result = call_pb2.CallResult(content_json=content, inverse=inverse)
+    return CallRow(
+        store_id="store",
+        call_id="call_1",
+        run_id="run_1",
+        conversation_id="conv_1",
+        user_id="me",
+        round=1,
+        index=0,
+        state=CallState.SUCCEEDED,
+        tool_name="write",
+        tool_version=1,
+        fallback_tool_name="",
+        arguments=b"{}",
+        attempt=1,
+        digest="",
+        decision=None,
+        deadline_time=None,
+        offer=None,
+        reserved_by="",
+        result=result.SerializeToString(),
+        spec=b"",
+        create_time=NOW,
+        start_time=NOW,
+        end_time=NOW,
+    )
+
+
+@pytest.mark.parametrize(("content", "inverse"), [(b"1" * 200, b"{}"), (b"1", b"2" * 200), (b"1" * 60, b"2" * 60)])
+def test_a_result_is_left_out_with_its_inverse_when_both_are_too_large(content: bytes, inverse: bytes) -> None:
+    row = settled(content, inverse)
+
+    cut, whole = messages.call(row, result_bytes_max=100), messages.call(row)
+
+    assert not cut.HasField("result")
+    assert cut.result_omitted_bytes == len(content) + len(inverse)
+    assert whole.result.inverse.arguments_json == inverse
