@@ -50,6 +50,25 @@ def test_a_run_as_json_is_its_whole_log(pawl: CommandLine) -> None:
     assert rest.splitlines() == lines[3:]
 
 
+def test_the_steps_of_a_run_are_folded_and_open(pawl: CommandLine) -> None:
+    """HITL-8"""
+    run_id = pawl.succeed("run", "--detach", "what is 17 * 23").strip()
+    pawl.succeed("watch", run_id)
+    folded = pawl.succeed("steps", run_id).splitlines()
+    kinds = [line.split(":")[0].split()[1] for line in folded]
+    assert kinds == ["reasoning", "planning", "call", "result", "reasoning", "answer"]
+    assert len(pawl.succeed("steps", run_id, "--full").splitlines()) > len(folded)
+
+
+def test_a_run_without_effects_has_nothing_to_undo(pawl: CommandLine) -> None:
+    run_id = pawl.succeed("run", "--detach", "what is 17 * 23").strip()
+    pawl.succeed("watch", run_id)
+    output = pawl.succeed("undo", run_id)
+    assert "calculate nothing to undo: It only reads." in output
+    assert output.splitlines()[-1] == "Nothing can be undone."
+    assert pawl.run("undo", "run_that_is_not_there")[0] == 2
+
+
 def test_a_detached_run_is_cancelled_and_ends_with_1(pawl: CommandLine) -> None:
     run_id = pawl.succeed("run", "--detach", "count very slowly to 500").strip()
     assert "cancel" in pawl.succeed("cancel", run_id, "--reason", "enough")
