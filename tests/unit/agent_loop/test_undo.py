@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 
 import pytest
@@ -26,7 +27,7 @@ from services.agent_loop.domain.call import (
 )
 from services.agent_loop.domain.command import Cancel, Decide, Steer
 from services.agent_loop.domain.message import Role
-from services.agent_loop.domain.run import Run, RunState, StopCause, Undo
+from services.agent_loop.domain.run import ENDED, Run, RunState, StopCause, Undo
 from services.agent_loop.domain.undo import CallUndo, UndoSource, UndoState
 from services.errors import DependencyUnavailable, RunNotFound
 from tests.fakes import virtual_time
@@ -279,6 +280,75 @@ def test_an_undo_whose_worker_dies_at_any_request_goes_on_and_runs_each_inverse_
         assert [state for name, state in await report(world, key, by) if name == "write"] == [UndoState.UNDONE] * 2
         own = [call.call_id for call in world.ledger.calls(by)]
         assert [world.registry.effects[call_id] for call_id in own] == [1, 1]
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_whatever_comes_in_between_an_undo_takes_back_in_order_and_nothing_twice(seed: int) -> None:
+    """Deaths of workers, approvals, refusals, cancels and messages at any moment, over several undos."""
+
+    async def main() -> None:
+        chance = random.Random(seed)
+        world = new_world([calls("write", "note", "look", "write"), calls("write", "mail"), says("Done.")])
+        key = await finished(world)
+        if chance.random() < 0.5:
+            world.registry.verdicts["unwrite"] = tool("APPROVE", digest=DIGEST)
+        undos = [await undo_of(world, key) for _ in range(chance.randint(1, 3))]
+        for by in undos:
+            for _ in range(60):
+                if world.ledger.run(by).state in ENDED:
+                    break
+                await disturb(world, by, chance)
+            await world.finish(by)
+
+        ends = {call.call_id: (call.end_time or 0.0, call.index) for call in world.ledger.calls(key)}
+        for by in undos:
+            taken_back = [ends[call.undoes_call_id] for call in world.ledger.calls(by)]
+            assert taken_back == sorted(taken_back, reverse=True)
+            said = [message.role for message in world.ledger.messages(by) if message.run_id == by.run_id][:2]
+            # One that was cancelled before a worker had it has nothing to report.
+            assert said == [Role.USER, Role.ASSISTANT] or not world.ledger.row(by).start_time
+        tried = [call for by in undos for call in world.ledger.calls(by)]
+        done = Counter(call.undoes_call_id for call in tried if world.registry.effects[call.call_id])
+        assert set(done.values()) <= {1}
+        assert all(world.registry.effects[call.call_id] <= 1 for call in tried)
+        # The fake model refuses histories that a strict provider refuses.
+        after = world.ledger.submit("and now?", conversation_id=world.ledger.run(key).conversation_id)
+        await world.finish(after)
+        assert world.ledger.run(after).state is RunState.COMPLETED
+
+    virtual_time.run(main())
+
+
+async def disturb(world: World, by: RunKey, chance: random.Random) -> None:
+    """Drive an undo for a while, and do something to it."""
+    waiting = [call for call in world.ledger.calls(by) if call.state is CallState.AWAITING_APPROVAL]
+    if waiting:
+        kind = chance.choice([DecisionKind.APPROVE, DecisionKind.APPROVE, DecisionKind.REJECT])
+        await world.ledger.send(by, Decide(call_id=waiting[0].call_id, kind=kind))
+    lot = chance.random()
+    if lot < 0.03:
+        await world.ledger.send(by, Cancel(cause=StopCause.USER))
+    elif lot < 0.06:
+        await world.ledger.send(by, Steer(text="wait"))
+    driving = asyncio.create_task(world.drive())
+    await asyncio.wait([driving], timeout=chance.choice([0.0015, 0.003, 0.5, 1.2, 30.0]))
+    driving.cancel()
+    await asyncio.gather(driving, return_exceptions=True)
+
+
+def test_an_inverse_costs_two_commits() -> None:
+    async def main() -> None:
+        world = new_world([calls(*(f'write {{"n":{n}}}' for n in range(10))), says("Done.")])
+        key = await finished(world)
+        before = len(world.ledger.steps)
+        by = await undo_of(world, key)
+        await world.finish(by)
+
+        assert len(world.ledger.calls(by)) == 10
+        # The plan goes first, without which a crash would not know what was planned.
+        assert len(world.ledger.steps) - before <= 2 * 10 + 2
 
     virtual_time.run(main())
 
