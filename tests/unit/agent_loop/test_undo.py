@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from services.agent_loop.app.drive import Left
 from services.agent_loop.app.ports import RunKey
@@ -26,9 +27,13 @@ from services.agent_loop.domain.call import (
     Question,
 )
 from services.agent_loop.domain.command import Cancel, Decide, Steer
+from services.agent_loop.domain.fact import InverseChecked
+from services.agent_loop.domain.facts import apply_fact
+from services.agent_loop.domain.loop_state import LoopState
 from services.agent_loop.domain.message import Role
 from services.agent_loop.domain.run import ENDED, Run, RunState, StopCause, Undo
-from services.agent_loop.domain.undo import CallUndo, UndoSource, UndoState
+from services.agent_loop.domain.state import State
+from services.agent_loop.domain.undo import CallUndo, PlannedUndo, UndoPlan, UndoSource, UndoState
 from services.errors import DependencyUnavailable, RunNotFound
 from tests.fakes import virtual_time
 from tests.fakes.ledger import STORE, USER
@@ -515,6 +520,21 @@ def test_a_plan_is_the_reverse_of_the_ends_with_each_call_at_most_once(sources: 
         assert not any(_may_have_had_its_effect(each) for each in source.tries[-1:])
     skipped = [source for source in sources if source not in chosen and undo.inverse_of(source.call) is not None]
     assert all(source.tries for source in skipped)
+
+
+def test_a_verdict_that_comes_again_does_not_begin_an_inverse_again() -> None:
+    """A step of an earlier drive may have been written after all: its call is there when the fact is taken in."""
+    run = Run(store_id="s", user_id="u", conversation_id="c", run_id="run_9", undo=Undo(run_id="run_1"))
+    step = PlannedUndo(call_id="call_1", undo_call_id="undo_1", tool_name="do", summary="")
+    state = State(run=run, loop=LoopState(undo=UndoPlan(steps=(step,))))
+    fact = InverseChecked(call=undo.draft(run, step, INVERSE, 1.0), verdict=tool())
+    begun, _ = apply_fact(state, fact, 1.0)
+    ended = begun.with_calls([replace(begun.calls["undo_1"], state=CallState.SUCCEEDED)])
+
+    again, _ = apply_fact(ended, fact, 2.0)
+
+    assert begun.calls["undo_1"].state is CallState.RUNNABLE
+    assert again == ended
 
 
 @given(any_source())
