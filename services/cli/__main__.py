@@ -11,7 +11,23 @@ from typing import Annotated, Final
 import typer
 
 from services.chassis.start import StartError
-from services.cli import attention, audit, chat, decisions, demo, documents, inbox, lists, resolving, rules, runs, sources, steps, tools_check, undoing
+from services.cli import (
+    attention,
+    audit,
+    chat,
+    decisions,
+    demo,
+    documents,
+    inbox,
+    lists,
+    resolving,
+    rules,
+    runs,
+    sources,
+    steps,
+    tools_check,
+    undoing,
+)
 from services.cli.command import EXIT_IMPOSSIBLE, EXIT_INTERRUPTED, Flags, fail
 from services.launcher.options import read_options
 from services.launcher.up import up as run_suite

@@ -14,8 +14,8 @@ from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
 from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub
-from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub
 from pawl.tool.v1.document_pb2_grpc import DocumentServiceStub
+from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub
 from pawl.tool.v1.source_pb2_grpc import SourceServiceStub
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from pawl.agent.v1.operator_pb2_grpc import OperatorServiceAsyncStub
     from pawl.notify.v1.notify_pb2_grpc import NotifyServiceAsyncStub
     from pawl.tool.v1.audit_pb2_grpc import AuditServiceAsyncStub
-    from pawl.tool.v1.rule_pb2_grpc import RuleServiceAsyncStub
     from pawl.tool.v1.document_pb2_grpc import DocumentServiceAsyncStub
+    from pawl.tool.v1.rule_pb2_grpc import RuleServiceAsyncStub
     from pawl.tool.v1.source_pb2_grpc import SourceServiceAsyncStub
     from pawl.tool.v1.tool_pb2_grpc import ToolServiceAsyncStub
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import httpx2
 from pawl.tool.v1.audit_pb2_grpc import add_AuditServiceServicer_to_server
 from pawl.tool.v1.document_pb2_grpc import add_DocumentServiceServicer_to_server
 from pawl.tool.v1.execution_pb2_grpc import add_ExecutionServiceServicer_to_server
 from pawl.tool.v1.rule_pb2_grpc import add_RuleServiceServicer_to_server
-import httpx2
-from pawl.tool.v1.execution_pb2_grpc import add_ExecutionServiceServicer_to_server
 from pawl.tool.v1.source_pb2_grpc import add_SourceServiceServicer_to_server
 from pawl.tool.v1.tool_pb2_grpc import add_ToolServiceServicer_to_server
 from pawl.tool.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
@@ -15,9 +14,9 @@ from pawl.tool.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from services.chassis.lifecycle import Stop, run_service
 from services.chassis.service import Service
 from services.chassis.settings import load
-from services.tool_registry.adapters.file_folders import FileFolders
 from services.tool_registry.adapters.egress import GuardedEgress
 from services.tool_registry.adapters.egress_file import read_egress_file
+from services.tool_registry.adapters.file_folders import FileFolders
 from services.tool_registry.adapters.ledger import LedgerResults
 from services.tool_registry.adapters.mail import OutboxFolder, SmtpMailer
 from services.tool_registry.adapters.mcp.connector import McpConnector
@@ -41,11 +40,11 @@ from services.tool_registry.app.checking import Checker
 from services.tool_registry.app.documents import Documents
 from services.tool_registry.app.executor import Executor, ExecutorOptions
 from services.tool_registry.app.permits import Permits
+from services.tool_registry.app.ports import Connector
 from services.tool_registry.app.rules import Rules
+from services.tool_registry.app.sources import Sources
 from services.tool_registry.app.worker_tools import WorkerTools
 from services.tool_registry.app.workers import WorkerHub, WorkerOptions
-from services.tool_registry.app.ports import Connector
-from services.tool_registry.app.sources import Sources
 from services.tool_registry.builtin.calculator import calculator_tools
 from services.tool_registry.builtin.clock import clock_tools
 from services.tool_registry.builtin.documents import document_tools
@@ -54,8 +53,8 @@ from services.tool_registry.builtin.mail import mail_tools
 from services.tool_registry.builtin.planning import planning_tools
 from services.tool_registry.builtin.question import question_tools
 from services.tool_registry.builtin.stored_results import result_tools
-from services.tool_registry.domain.files import FileLimits
 from services.tool_registry.builtin.web import web_tools
+from services.tool_registry.domain.files import FileLimits
 from services.tool_registry.domain.mail_server import read_smtp_url
 from services.tool_registry.domain.workers import SOURCE_KIND as WORKER
 from services.tool_registry.rpc.audit_servicer import AuditServicer
