@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx2
 from pawl.tool.v1.audit_pb2_grpc import add_AuditServiceServicer_to_server
 from pawl.tool.v1.document_pb2_grpc import add_DocumentServiceServicer_to_server
@@ -11,12 +13,14 @@ from pawl.tool.v1.source_pb2_grpc import add_SourceServiceServicer_to_server
 from pawl.tool.v1.tool_pb2_grpc import add_ToolServiceServicer_to_server
 from pawl.tool.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 
+from services.chassis.database import Database
 from services.chassis.lifecycle import Stop, run_service
 from services.chassis.service import Service
 from services.chassis.settings import load
 from services.tool_registry.adapters.egress import GuardedEgress
 from services.tool_registry.adapters.egress_file import read_egress_file
 from services.tool_registry.adapters.file_folders import FileFolders
+from services.tool_registry.adapters.http_tools import HttpTools
 from services.tool_registry.adapters.ledger import LedgerResults
 from services.tool_registry.adapters.mail import OutboxFolder, SmtpMailer
 from services.tool_registry.adapters.mcp.connector import McpConnector
@@ -38,7 +42,7 @@ from services.tool_registry.app.attempt import AttemptParts
 from services.tool_registry.app.catalog import Catalog
 from services.tool_registry.app.checking import Checker
 from services.tool_registry.app.documents import Documents
-from services.tool_registry.app.executor import Executor, ExecutorOptions
+from services.tool_registry.app.executor import Executor
 from services.tool_registry.app.permits import Permits
 from services.tool_registry.app.ports import Connector
 from services.tool_registry.app.rules import Rules
@@ -64,6 +68,7 @@ from services.tool_registry.rpc.rule_servicer import RuleServicer
 from services.tool_registry.rpc.source_servicer import SourceServicer
 from services.tool_registry.rpc.tool_servicer import ToolServicer
 from services.tool_registry.rpc.worker_servicer import WorkerServicer
+from services.tool_registry.sdk import Tool
 from services.tool_registry.settings import ToolRegistrySettings, module_names
 
 
@@ -73,71 +78,45 @@ async def main(stop: Stop) -> None:
     async with Service("tool_registry", settings) as service:
         database = await service.open_database()
         await database.migrate("tool_registry", "services.tool_registry.adapters.sql.migrations")
-        job_store = await service.open_channel("job_store", settings.job_store_address, optional=True)
-
         # An entry of the journal must not look alive because a later process has the same name.
         instance_id = service.ids.new(settings.instance_id)
         journal = PostgresJournal(database, instance_id=instance_id, lease_seconds=settings.execution_lease_seconds)
         threads = PythonRunner(threads_max=settings.tool_threads_max)
         runner = await service.enter(ProcessRunner(threads, processes_max=settings.tool_processes_max))
-        smtp_url = settings.smtp_url
-        mailer = (
-            SmtpMailer(read_smtp_url(smtp_url.get_secret_value())) if smtp_url else OutboxFolder(settings.outbox_dir)
-        )
-
-        documents = PostgresDocumentBook(database)
-        file_limits = FileLimits(file_bytes_max=settings.file_bytes_max, store_bytes_max=settings.files_bytes_max)
-
         secrets = FileSecrets.read(settings.tool_secrets_file)
-        source_store = PostgresSources(database)
-        connectors = await _connectors(service, source_store, secrets)
+        egress = GuardedEgress(read_egress_file(settings.egress_file))
+
         book, worker_book = PostgresToolBook(database), PostgresWorkerBook(database, instance_id=instance_id)
         options = WorkerOptions(lease_seconds=settings.worker_lease_seconds)
         hub = await service.enter(WorkerHub(worker_book, clock=service.clock, stopping=stop.wait, options=options))
+        source_store = PostgresSources(database)
+        connectors = await _connectors(service, source_store, secrets, egress)
         catalog = Catalog(book, sources={WORKER: hub, **connectors})
-        egress = GuardedEgress(read_egress_file(settings.egress_file))
-
-        await catalog.load(
-            "builtin",
-            [
-                *clock_tools(service.clock),
-                *calculator_tools(),
-                *planning_tools(PostgresPlanBook(database), service.ids),
-                *document_tools(documents),
-                *file_tools(FileFolders(settings.files_dir, file_limits, service.clock.now)),
-                *mail_tools(mailer, service.clock, sender=settings.mail_from),
-                *question_tools(),
-                *result_tools(LedgerResults(job_store)),
-                *web_tools(egress),
-            ],
-        )
+        documents = PostgresDocumentBook(database)
+        await catalog.load("builtin", await _builtin_tools(service, settings, database, documents, egress))
         for module in load_modules(module_names(settings.tools)):
             await catalog.load(f"module:{module.name}", module.tools)
 
         rules = Rules(PostgresRuleBook(database), catalog, service.ids, service.clock)
         metrics = RegistryMetrics(service.metrics)
         policy = policy_parts(database, service.clock, store_calls_per_minute=settings.store_calls_per_minute)
+        parts = AttemptParts(
+            journal=journal,
+            locks=PostgresResourceLocks(database, instance_id=instance_id),
+            runner=runner,
+            secrets=secrets,
+            policy=policy.calls,
+            clock=service.clock,
+        )
         executor = Executor(
             catalog=catalog,
             permits=Permits(rules, journal),
             journal=journal,
-            parts=AttemptParts(
-                journal=journal,
-                locks=PostgresResourceLocks(database, instance_id=instance_id),
-                runner=runner,
-                secrets=secrets,
-                policy=policy.calls,
-                clock=service.clock,
-            ),
+            parts=parts,
             observer=metrics,
             clock=service.clock,
             stopping=stop.wait,
-            options=ExecutorOptions(
-                executions_max=settings.executions_max,
-                grace_seconds=settings.drain_seconds,
-                lease_seconds=settings.execution_lease_seconds,
-                retention_seconds=settings.execution_retention_days * 86400,
-            ),
+            options=settings.executor_options,
         )
         metrics.watch(
             running=lambda: executor.running_count,
@@ -148,32 +127,55 @@ async def main(stop: Stop) -> None:
 
         server = service.rpc_server()
         checker = Checker(catalog, rules, metrics, policy.audit)
+        execution = ExecutionServicer(catalog=catalog, checker=checker, executor=executor, audit=policy.audit)
+        sources = Sources(store=source_store, book=book, catalog=catalog, connectors=connectors, clock=service.clock)
+        workers = WorkerServicer(hub, WorkerTools(book, worker_book, catalog))
         server.add(add_ToolServiceServicer_to_server, ToolServicer(catalog))
         server.add(add_RuleServiceServicer_to_server, RuleServicer(rules))
         server.add(add_AuditServiceServicer_to_server, AuditServicer(policy.log))
         server.add(add_DocumentServiceServicer_to_server, DocumentServicer(Documents(documents)))
-        sources = Sources(store=source_store, book=book, catalog=catalog, connectors=connectors, clock=service.clock)
         server.add(add_SourceServiceServicer_to_server, SourceServicer(sources))
-        server.add(
-            add_ExecutionServiceServicer_to_server,
-            ExecutionServicer(catalog=catalog, checker=checker, executor=executor, audit=policy.audit),
-            service_only=True,
-            drain_streams=True,
-        )
-        workers = WorkerServicer(hub, WorkerTools(book, worker_book, catalog))
         server.add(add_WorkerServiceServicer_to_server, workers, drain_streams=True)
+        server.add(add_ExecutionServiceServicer_to_server, execution, service_only=True, drain_streams=True)
         await service.serve(server, stop)
 
 
-async def _connectors(service: Service, store: PostgresSources, secrets: FileSecrets) -> dict[str, Connector]:
-    """Return what connects each kind of source."""
+async def _builtin_tools(
+    service: Service,
+    settings: ToolRegistrySettings,
+    database: Database,
+    documents: PostgresDocumentBook,
+    egress: GuardedEgress,
+) -> list[Tool[..., Any]]:
+    """Return the tools that come along."""
+    job_store = await service.open_channel("job_store", settings.job_store_address, optional=True)
+    url = settings.smtp_url
+    mailer = SmtpMailer(read_smtp_url(url.get_secret_value())) if url else OutboxFolder(settings.outbox_dir)
+    file_limits = FileLimits(file_bytes_max=settings.file_bytes_max, store_bytes_max=settings.files_bytes_max)
+    return [
+        *clock_tools(service.clock),
+        *calculator_tools(),
+        *planning_tools(PostgresPlanBook(database), service.ids),
+        *document_tools(documents),
+        *file_tools(FileFolders(settings.files_dir, file_limits, service.clock.now)),
+        *mail_tools(mailer, service.clock, sender=settings.mail_from),
+        *question_tools(),
+        *result_tools(LedgerResults(job_store)),
+        *web_tools(egress),
+    ]
+
+
+async def _connectors(
+    service: Service, store: PostgresSources, secrets: FileSecrets, egress: GuardedEgress
+) -> dict[str, Connector]:
+    """Return what connects each kind of source. All of them go out under the egress rules."""
     mcp = McpConnector(
         find=store.source,
         secrets=secrets,
         clock=service.clock,
-        http=lambda _: httpx2.AsyncClient(trust_env=False),
+        http=lambda store_id: httpx2.AsyncClient(transport=egress.transport(store_id), trust_env=False),
     )
-    return {"mcp": await service.enter(mcp)}
+    return {"mcp": await service.enter(mcp), "http": HttpTools(egress)}
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, SecretStr
 
 from services.chassis.settings import ListenAddress, PeerAddresses, ServiceSettings
+from services.tool_registry.app.executor import ExecutorOptions
 from services.tool_registry.domain.definition import RATE_PER_MINUTE_MAX
 from services.tool_registry.domain.mail_server import read_smtp_url
 
@@ -69,3 +70,13 @@ class ToolRegistrySettings(ServiceSettings):
     files_dir: Path = Path(".pawl/files")
     file_bytes_max: int = Field(default=1024 * 1024, ge=1024)
     files_bytes_max: int = Field(default=100 * 1024 * 1024, ge=1024)
+
+    @property
+    def executor_options(self) -> ExecutorOptions:
+        """What executions are held to."""
+        return ExecutorOptions(
+            executions_max=self.executions_max,
+            grace_seconds=self.drain_seconds,
+            lease_seconds=self.execution_lease_seconds,
+            retention_seconds=self.execution_retention_days * 86400,
+        )

@@ -11,7 +11,7 @@ from services.job_store.domain.command import Decide, Receipt
 from services.job_store.domain.states import CallState, CommandOutcome, DecisionKind, DecisionRight
 from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, World, change
 
-EDIT = {"arguments": b'{"to":"bob"}', "edited_digest": EDITED_DIGEST}
+EDIT: dict[str, Any] = {"arguments": b'{"to":"bob"}', "edited_digest": EDITED_DIGEST}
 
 
 def gated(world: World, required: int = 1, **fields: Any) -> str:
