@@ -99,6 +99,10 @@ class RegistryClient:
             timeout_seconds=execution.timeout_seconds,
             approved_digest=execution.approved_digest,
             rule_id=execution.rule_id,
+            answers=[
+                execution_pb2.Answer(question=given.question, answer=given.answer, declined=given.declined)
+                for given in execution.answers
+            ],
         )
         stream = self._stub.ExecuteTool(request)
         try:
@@ -190,4 +194,5 @@ def _result(message: execution_pb2.ExecutionResult) -> ExecutionResult:
     outcome = wire.named(
         Outcome, execution_pb2.ExecutionOutcome, "EXECUTION_OUTCOME_", message.outcome, default=Outcome.UNKNOWN
     )
-    return ExecutionResult(outcome=outcome, result=wire.result(message.result))
+    question = wire.question(message.question) if message.HasField("question") else None
+    return ExecutionResult(outcome=outcome, result=wire.result(message.result), question=question)

@@ -10,7 +10,7 @@ from typing import Final
 from services.agent_loop.app.patience import TRANSIENT, Patience
 from services.agent_loop.app.ports import Execution, OnBehalfOf, Registry
 from services.agent_loop.domain import settle
-from services.agent_loop.domain.call import REPEATABLE, Call, CallResult
+from services.agent_loop.domain.call import REPEATABLE, Answer, Call, CallResult
 from services.agent_loop.domain.run import PinnedTool, Run
 from services.agent_loop.domain.tool import (
     DecisionNote,
@@ -92,7 +92,9 @@ class Hands:
             # While a deployment goes on: the registry before this version keeps no chain.
             return
 
-    async def execute(self, call: Call, unknowns_resolved: int, on_progress: OnProgress) -> ExecutionResult:
+    async def execute(
+        self, call: Call, unknowns_resolved: int, on_progress: OnProgress, answers: Sequence[Answer] = ()
+    ) -> ExecutionResult:
         """Run a call and return how it ended; never raises for the tool's or the registry's sake."""
         execution = Execution(
             call_id=call.call_id,
@@ -104,6 +106,7 @@ class Hands:
             timeout_seconds=call.timeout_seconds,
             approved_digest=call.approved_digest,
             rule_id=call.rule_id,
+            answers=tuple(answers),
         )
         began, failures = self._clock.monotonic(), 0
         while True:

@@ -196,7 +196,8 @@ class Jobs:
             )
             self._signal.set()
 
-        ended = await self._hands.execute(call, state.loop.unknowns_resolved.get(call_id, 0), on_progress)
+        unknowns, answers = state.loop.unknowns_resolved.get(call_id, 0), state.loop.answers.get(call_id, ())
+        ended = await self._hands.execute(call, unknowns, on_progress, answers)
         self._shop.meter.call_executed(ended.outcome)
         return CallExecuted(call_id=call_id, ended=ended)
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.agent_loop.domain.call import Call
+from services.agent_loop.domain.call import Answer, Call
 from services.agent_loop.domain.command import Command
 from services.agent_loop.domain.loop_state import LoopState
 from services.agent_loop.domain.message import Message
@@ -133,6 +133,8 @@ class Execution:
     timeout_seconds: float
     approved_digest: str
     rule_id: str
+    answers: tuple[Answer, ...] = ()
+    """What became of the questions that its tool has asked so far."""
 
 
 class Registry(Protocol):

@@ -133,6 +133,14 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     timeout_seconds: float = 0.0
 
 
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a question that a running tool asked."""
+
+    question: str
+    answer: str = ""
+    declined: bool = False
+
+
 class OfferLease(msgspec.Struct, frozen=True, kw_only=True):
     """Which client holds a front-end call."""
 
@@ -200,6 +208,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     def settled(self) -> bool:
         """Whether the call has its result."""
         return self.state in SETTLED
+
+    @property
+    def asks_in_mid_execution(self) -> bool:
+        """Whether its tool runs and asks a person something: it is asked on behalf of the tool, not of the model."""
+        return self.state is CallState.ASKED and self.attempt > 0
 
     @property
     def approved_digest(self) -> str:

@@ -6,7 +6,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from services.agent_loop.domain import order, proposals, settle
+from services.agent_loop.domain import asking, order, proposals, settle
 from services.agent_loop.domain.call import ApprovalRequest, Call, CallResult, CallState, Decided, DecisionKind
 from services.agent_loop.domain.command import (
     CallResolution,
@@ -67,6 +67,7 @@ def decisions(state: State) -> tuple[DecisionNote, ...]:
         if isinstance(command.kind, Decide)
         and (call := state.calls.get(command.kind.call_id)) is not None
         and call.approval is not None
+        and not call.asks_in_mid_execution
     )
 
 
@@ -85,6 +86,10 @@ def _decided(state: State, command: Command, decision: Decide, now: float) -> St
     call = state.calls.get(decision.call_id)
     if call is None or call.state not in {CallState.AWAITING_APPROVAL, CallState.ASKED}:
         return state
+    if call.asks_in_mid_execution:
+        if state.run.state is RunState.CANCELLING:
+            return state  # Its tool is stopped instead.
+        return asking.answered(state, call, decision.answer if decision.kind is DecisionKind.ANSWER else None)
     if call.approval is not None:
         call = replace(call, approval=_approval(call.approval, command, decision))
     if call.approval is not None and decision.kind is DecisionKind.EDIT and call.approval.decision is None:
@@ -136,11 +141,17 @@ def _rejected(call: Call, reason: str, now: float) -> Call:
 
 def _steered(state: State, steer: Steer, now: float) -> State:
     """Withdraw what waits for a person, and what stands behind it; the rest of the batch goes on."""
+    for call in state.open_calls:
+        if call.asks_in_mid_execution and state.run.state is not RunState.CANCELLING:
+            state = asking.answered(state, call, None)
     withdrawn = [
         settle.withdrawn(call, _WITHDRAWN, now)
         for call in state.open_calls
-        if call.state in {CallState.AWAITING_APPROVAL, CallState.ASKED, CallState.OFFERED}
-        or (call.state is CallState.RUNNABLE and order.waits_for_decision(call, state.batch))
+        if not call.attempt
+        and (
+            call.state in {CallState.AWAITING_APPROVAL, CallState.ASKED, CallState.OFFERED}
+            or (call.state is CallState.RUNNABLE and order.waits_for_decision(call, state.batch))
+        )
     ]
     loop = replace(state.loop, steers=(*state.loop.steers, steer.text))
     return replace(state.with_calls(withdrawn), loop=loop)

@@ -15,6 +15,7 @@ from services.agent_loop.domain.decision import (
     CheckFallback,
     CheckInverse,
     Decision,
+    Decline,
     EnterSteers,
     Execute,
     Fail,
@@ -90,7 +91,7 @@ def _end(state: State, now: float) -> Decision:
         return StopModel()
     # First, and whatever runs: the ledger takes no step in which a call of a stopped run gets nearer to its start,
     # as one does whose approval was taken just before.
-    not_begun = [call for call in state.open_calls if call.state is not CallState.RUNNING]
+    not_begun = [call for call in state.open_calls if not _has_begun_running(call, state)]
     if not_begun:
         message = "The run was stopped before this call was made."
         return Settle(calls=tuple(settle.withdrawn(call, message, now) for call in not_begun))
@@ -103,6 +104,12 @@ def _end(state: State, now: float) -> Decision:
     if state.run.state is RunState.CANCELLING:
         return Finish(state=RunState.CANCELLED)
     return Finish(state=RunState.FAILED, failure=state.loop.failure)
+
+
+def _has_begun_running(call: Call, state: State) -> bool:
+    """Whether the registry may hold an execution of the call: it runs, or its tool waits for an answer."""
+    is_answered = call.state is CallState.RUNNABLE and call.call_id in state.loop.answers
+    return call.state is CallState.RUNNING or call.asks_in_mid_execution or is_answered
 
 
 def _limit_reached(state: State, now: float) -> RunFailure | None:
@@ -152,6 +159,9 @@ def _go_on_with_batch(state: State, now: float) -> Decision:
     to_check = next((call for call in overdue if _falls_back(call)), None)
     if to_check is not None and check_of(to_check.call_id) not in state.under_way:
         return CheckFallback(call_id=to_check.call_id)
+    unanswered = next((call for call in overdue if call.asks_in_mid_execution), None)
+    if unanswered is not None:
+        return Decline(call_id=unanswered.call_id)
     lapsed = tuple(settle.expired(call, state.run.options, now) for call in overdue if not _falls_back(call))
     if lapsed:
         return Settle(calls=lapsed)

@@ -17,6 +17,12 @@ class Settle(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[Call, ...]
 
 
+class Decline(msgspec.Struct, frozen=True, kw_only=True):
+    """Nobody answers what the tool of this call asks: it goes on without. Then decide again."""
+
+    call_id: str
+
+
 class EnterSteers(msgspec.Struct, frozen=True, kw_only=True):
     """Append the waiting messages of the user. Then decide again."""
 
@@ -108,6 +114,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
 
 Decision: TypeAlias = (
     Settle
+    | Decline
     | EnterSteers
     | Fail
     | PinTools

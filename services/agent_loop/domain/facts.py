@@ -6,8 +6,8 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from services.agent_loop.domain import answering, proposals, settle
-from services.agent_loop.domain.call import REPEATABLE, Call, CallState, ExecutionContext
+from services.agent_loop.domain import answering, asking, proposals, settle
+from services.agent_loop.domain.call import REPEATABLE, Call, CallState, ExecutionContext, Question
 from services.agent_loop.domain.event import OwnerEvent, Warned
 from services.agent_loop.domain.fact import (
     CallExecuted,
@@ -60,6 +60,10 @@ def apply_fact(state: State, fact: Fact, now: float) -> tuple[State, tuple[Owner
 
 def _executed(state: State, fact: CallExecuted, now: float) -> State:
     call = state.calls[fact.call_id]
+    if fact.ended.outcome is Outcome.INPUT_REQUIRED:
+        is_running = call.state is CallState.RUNNING and state.run.state is not RunState.CANCELLING
+        question = fact.ended.question or Question(question="What is the answer?")
+        return asking.asked(state, call, question, now) if is_running else state
     policy = state.run.options.unknown_outcome_policy
     if (
         fact.ended.outcome is Outcome.UNKNOWN
@@ -97,6 +101,7 @@ def _inverse_checked(state: State, fact: InverseChecked, now: float) -> State:
         state.loop,
         notes=notes,
         unknowns_resolved={},
+        answers={},
         in_doubt=(),
         round_began_active_seconds=state.active_seconds(now),
     )

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 from msgspec import field
 
+from services.agent_loop.domain.call import Answer
 from services.agent_loop.domain.run import RunFailure, Usage
 from services.agent_loop.domain.undo import UndoPlan
 
@@ -60,6 +61,8 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of unknown outcome that an operator must resolve."""
     unknowns_resolved: dict[str, int] = field(default_factory=dict)
     """How often an operator found that an open call of unknown outcome had not happened and shall run, by call id."""
+    answers: dict[str, tuple[Answer, ...]] = field(default_factory=dict)
+    """What became of the questions that tools of open calls have asked, in order, by call id."""
     failure: RunFailure | None = None
     """Why the run will fail once all of its work has stopped."""
     partial_text: str = ""

@@ -9,9 +9,9 @@ from typing import Final, TypeAlias, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from services.agent_loop.domain import answering, budget, undo
+from services.agent_loop.domain import answering, asking, budget, undo
 from services.agent_loop.domain.call import CallState
-from services.agent_loop.domain.command import Steer
+from services.agent_loop.domain.command import Cancel, Command, Steer
 from services.agent_loop.domain.commands import apply_command
 from services.agent_loop.domain.decide import decide
 from services.agent_loop.domain.decision import (
@@ -19,6 +19,7 @@ from services.agent_loop.domain.decision import (
     CheckFallback,
     CheckInverse,
     Decision,
+    Decline,
     EnterSteers,
     Execute,
     Fail,
@@ -79,9 +80,14 @@ def take_in(base: State, now: float) -> State:
     """Return the state with its unconsumed commands applied."""
     state = base
     # What was taken about a call counts, though a message that withdraws the call came before: receipts are final.
-    for command in sorted(base.commands, key=lambda command: isinstance(command.kind, Steer)):
+    # A tool that asks does not go on with an answer that a cancel came with.
+    for command in sorted(base.commands, key=_order_of):
         state = apply_command(state, command, now)
     return replace(state, commands=(), consumed=tuple(command.command_id for command in base.commands))
+
+
+def _order_of(command: Command) -> int:
+    return 0 if isinstance(command.kind, Cancel) else 2 if isinstance(command.kind, Steer) else 1
 
 
 def advance(state: State, events: Sequence[OwnerEvent], now: float) -> Plan:
@@ -106,6 +112,8 @@ def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[Ow
     match decision:
         case Settle():
             return state.with_calls(decision.calls), ()
+        case Decline():
+            return asking.answered(state, state.calls[decision.call_id], None), ()
         case EnterSteers():
             return _enter_steers(_with_report(state, goes_on=True)), ()
         case Fail():
@@ -218,7 +226,7 @@ def _announce(state: State, decision: CallModel, now: float) -> tuple[State, tup
     if summary:
         loop = replace(loop, summarised_round=decision.round)
     else:
-        loop = replace(loop, notes={}, unknowns_resolved={})
+        loop = replace(loop, notes={}, unknowns_resolved={}, answers={})
         run = replace(run, round=decision.round)
     started = RoundStarted(
         round=decision.round,

@@ -91,6 +91,8 @@ class Outcome(StrEnum):
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
     UNKNOWN = "UNKNOWN"
+    INPUT_REQUIRED = "INPUT_REQUIRED"
+    """It has not ended: the tool asks a person something."""
 
 
 class ExecutionProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +107,8 @@ class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):
 
     outcome: Outcome
     result: CallResult
+    question: Question | None = None
+    """What the tool asks, with INPUT_REQUIRED."""
 
 
 ExecutionPiece: TypeAlias = ExecutionProgress | ExecutionResult

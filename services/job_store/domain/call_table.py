@@ -50,10 +50,22 @@ TRANSITIONS: Final[Mapping[CallState, frozenset[CallState]]] = MappingProxyType(
                 _S.CANCELLED,
             }
         ),
-        _S.ASKED: frozenset({_S.SUCCEEDED, _S.FAILED, _S.REJECTED, _S.EXPIRED, _S.CANCELLED}),
-        _S.RUNNABLE: frozenset({_S.RUNNING, _S.FAILED, _S.CANCELLED}),
+        _S.ASKED: frozenset(
+            {
+                _S.RUNNABLE,
+                _S.RUNNING,
+                _S.SUCCEEDED,
+                _S.FAILED,
+                _S.REJECTED,
+                _S.EXPIRED,
+                _S.CANCELLED,
+                _S.OUTCOME_UNKNOWN,
+            }
+        ),
+        _S.RUNNABLE: frozenset({_S.RUNNING, _S.SUCCEEDED, _S.FAILED, _S.CANCELLED, _S.OUTCOME_UNKNOWN}),
         _S.RUNNING: frozenset(
             {
+                _S.ASKED,
                 _S.RUNNABLE,
                 _S.RUNNING,
                 _S.SUCCEEDED,
@@ -75,6 +87,17 @@ TRANSITIONS: Final[Mapping[CallState, frozenset[CallState]]] = MappingProxyType(
 
 RUNNING to itself is a new attempt; AWAITING_APPROVAL to itself is a request that is shown again: edited, or escalated.
 """
+
+ONCE_BEGUN: Final[frozenset[tuple[CallState, CallState]]] = frozenset(
+    {
+        (_S.ASKED, _S.RUNNABLE),
+        (_S.ASKED, _S.RUNNING),
+        (_S.ASKED, _S.OUTCOME_UNKNOWN),
+        (_S.RUNNABLE, _S.SUCCEEDED),
+        (_S.RUNNABLE, _S.OUTCOME_UNKNOWN),
+    }
+)
+"""Transitions of calls whose tool runs and asks a person something: only those that have begun take them."""
 
 INITIAL: Final[frozenset[CallState]] = frozenset({_S.PROPOSED}) | TRANSITIONS[_S.PROPOSED]
 """The states in which a call may be created: PROPOSED, or one step from it."""

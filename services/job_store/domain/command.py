@@ -235,7 +235,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
                 _check_result(call, command, now)
             case Decide():
                 call = self._decide(call, command, now)
-                if call.decision is None:
+                if call.decision is None and call.state is not CallState.ASKED:
                     return _count(book, run, call, letter, now=now, ids=ids)
             case Resolve():
                 _check_resolve(run, call)
@@ -280,6 +280,8 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
     def _decide(self, call: CallRow, command: Decide, now: datetime) -> CallRow:
         """Return the call with the decision, if it can be taken; without, if more people have to approve it."""
         _check_decidable(call, command, self.user_id, now)
+        if call.state is CallState.ASKED and call.attempt:
+            return call  # Its tool asks: what was decided about the call itself stays.
         edits = command.kind is DecisionKind.EDIT
         decision = Decision(
             command_id=self.command_id,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from services.tool_registry.sdk import Category, Effect, tool
+from services.tool_registry.sdk import Category, Effect, ToolContext, tool
 
 
 async def _act(path: str, seconds: float) -> str:
@@ -25,3 +25,23 @@ async def act_once(path: str, seconds: float) -> str:
 async def act_again(path: str, seconds: float) -> str:
     """Add a line to a file, then take a while. May be repeated."""
     return await _act(path, seconds)
+
+
+async def _order(path: str, context: ToolContext) -> str:
+    colour = await context.ask("Which colour?", options=["red", "blue"])
+    size = await context.ask("Which size?")
+    with Path(path).open("a", encoding="utf-8") as orders:  # noqa: ASYNC230  # one line
+        orders.write(f"{colour} {size}\n")
+    return f"{colour} {size}"
+
+
+@tool(category=Category.SAFE, effect=Effect.AT_MOST_ONCE)
+async def order_once(path: str, context: ToolContext) -> str:
+    """Ask what to order, then add it to a file. Must not be repeated."""
+    return await _order(path, context)
+
+
+@tool(category=Category.SAFE, effect=Effect.IDEMPOTENT)
+async def order_again(path: str, context: ToolContext) -> str:
+    """Ask what to order, then add it to a file. May be repeated."""
+    return await _order(path, context)
