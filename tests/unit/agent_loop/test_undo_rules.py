@@ -1,0 +1,120 @@
+"""The rules of undo alone: what is chosen, in which order, and what is said of the rest."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from services.agent_loop.domain import undo
+from services.agent_loop.domain.call import (
+    ApprovalRequest,
+    Call,
+    CallResult,
+    CallState,
+    Decided,
+    DecisionKind,
+    EffectClass,
+    ExecutionContext,
+    Inverse,
+)
+from services.agent_loop.domain.fact import InverseChecked
+from services.agent_loop.domain.facts import apply_fact
+from services.agent_loop.domain.loop_state import LoopState
+from services.agent_loop.domain.run import Run, Undo
+from services.agent_loop.domain.state import State
+from services.agent_loop.domain.undo import CallUndo, PlannedUndo, UndoPlan, UndoSource, UndoState
+from tests.fakes.registry import tool
+
+DIGEST = "d" * 64
+INVERSE = Inverse(tool_name="back", arguments_json=b"{}", summary="back")
+
+
+@st.composite
+def any_call(draw: st.DrawFn, call_id: str = "", run_id: str = "run_1") -> Call:
+    state = draw(st.sampled_from([state for state in CallState if state is not CallState.PROPOSED]))
+    reason = draw(st.sampled_from(["TOOL_ERROR", "NOT_STOPPED", "TOOL_TIMEOUT", "TOOL_NOT_FOUND", "CANCELLED"]))
+    inverse = INVERSE if draw(st.booleans()) and state is CallState.SUCCEEDED else None
+    is_error = state is not CallState.SUCCEEDED
+    result = CallResult(content_json=b"{}", is_error=is_error, error_reason=reason * is_error, inverse=inverse)
+    kind = draw(st.sampled_from([None, *DecisionKind]))
+    return Call(
+        store_id="store",
+        conversation_id="conv",
+        run_id=run_id,
+        call_id=call_id or f"call_{draw(st.integers(1, 10**9))}",
+        round=draw(st.integers(1, 5)),
+        index=draw(st.integers(0, 5)),
+        tool_name="do",
+        state=state,
+        effect_class=draw(st.sampled_from(list(EffectClass))),
+        context=draw(st.sampled_from([ExecutionContext.BACKEND, ExecutionContext.FRONTEND])),
+        attempt=draw(st.integers(0, 2)),
+        approval=ApprovalRequest(digest=DIGEST, decision=Decided(kind=kind, user_id="me")) if kind else None,
+        result=result,
+        end_time=draw(st.sampled_from([1.0, 2.0, 3.0, 4.0])),
+    )
+
+
+@st.composite
+def any_source(draw: st.DrawFn) -> UndoSource:
+    call = draw(any_call())
+    count = draw(st.integers(0, 3))
+    tries = [
+        draw(any_call(call_id=undo.undo_call_id(call.call_id, attempt), run_id=f"run_{attempt + 1}"))
+        for attempt in range(1, count + 1)
+    ]
+    return UndoSource(call=call, tries=tuple(tries))
+
+
+@given(st.lists(any_source(), unique_by=lambda source: source.call.call_id, max_size=12))
+def test_a_plan_is_the_reverse_of_the_ends_with_each_call_at_most_once(sources: list[UndoSource]) -> None:
+    run = Run(store_id="s", user_id="u", conversation_id="c", run_id="run_9", undo=Undo(run_id="run_1"))
+
+    planned = undo.plan(sources, run)
+
+    of = {source.call.call_id: source for source in sources}
+    chosen = [of[step.call_id] for step in planned.steps]
+    assert len(set(map(id, chosen))) == len(chosen)
+    ends = [(each.call.end_time or 0.0, each.call.round, each.call.index) for each in chosen]
+    assert ends == sorted(ends, reverse=True)
+    for step, source in zip(planned.steps, chosen, strict=True):
+        assert undo.inverse_of(source.call) is not None
+        assert step.undo_call_id not in {each.call_id for each in source.tries}
+        assert not any(_may_have_had_its_effect(each) for each in source.tries[-1:])
+    skipped = [source for source in sources if source not in chosen and undo.inverse_of(source.call) is not None]
+    assert all(source.tries for source in skipped)
+
+
+def test_a_verdict_that_comes_again_does_not_begin_an_inverse_again() -> None:
+    """A step of an earlier drive may have been written after all: its call is there when the fact is taken in."""
+    run = Run(store_id="s", user_id="u", conversation_id="c", run_id="run_9", undo=Undo(run_id="run_1"))
+    step = PlannedUndo(call_id="call_1", undo_call_id="undo_1", tool_name="do", summary="")
+    state = State(run=run, loop=LoopState(undo=UndoPlan(steps=(step,))))
+    fact = InverseChecked(call=undo.draft(run, step, INVERSE, 1.0), verdict=tool())
+    begun, _ = apply_fact(state, fact, 1.0)
+    ended = begun.with_calls([replace(begun.calls["undo_1"], state=CallState.SUCCEEDED)])
+
+    again, _ = apply_fact(ended, fact, 2.0)
+
+    assert begun.calls["undo_1"].state is CallState.RUNNABLE
+    assert again == ended
+
+
+@given(any_source())
+def test_every_call_is_said_to_be_one_thing_and_why(source: UndoSource) -> None:
+    for run_id in ("", "run_2", "run_9"):
+        found: CallUndo = undo.judged(source, run_id)
+        clear = {UndoState.UNDONE, UndoState.ALREADY_UNDONE, UndoState.RUNNING, UndoState.NEEDS_APPROVAL}
+        if found.state not in {*clear, UndoState.TO_UNDO}:
+            assert found.reason
+        if found.state in clear:
+            assert found.undo_call_id
+
+
+def _may_have_had_its_effect(call: Call) -> bool:
+    decision = call.approval.decision if call.approval else None
+    answered = decision is not None and decision.kind is DecisionKind.ANSWER
+    return (call.state is CallState.SUCCEEDED and not answered) or (
+        call.state is CallState.OUTCOME_UNKNOWN and call.effect_class is not EffectClass.READ_ONLY
+    )
