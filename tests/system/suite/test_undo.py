@@ -95,6 +95,33 @@ async def test_a_destructive_inverse_waits_for_its_approval_and_the_conversation
     assert "391" in (await agent.until_ended(after.run_id)).output_text
 
 
+async def test_tasks_that_the_agent_made_are_taken_back_with_the_consent_of_the_user(agent: Agent) -> None:
+    """HITL-7 with the built-in tools: deleting is destructive, so each deletion is approved."""
+    run = await agent.start("add task Moving house with subtasks Pack the books and Cancel the lease")
+    await agent.until_ended(run.run_id)
+    assert "Pack the books" in (await tasks(agent))
+
+    undoing = await undo(agent, run.run_id)
+    shown = []
+    while (await agent.get(undoing.run_id)).state != run_pb2.RUN_STATE_COMPLETED:
+        waiting = (await agent.get(undoing.run_id)).pending_calls
+        if waiting and waiting[0].call_id not in shown:
+            shown.append(waiting[0].call_id)
+            await agent.decide(waiting[0], call_pb2.DECISION_KIND_APPROVE)
+
+    assert len(shown) == 3
+    made = [("add_subtask", "UNDONE"), ("add_subtask", "UNDONE"), ("create_task", "UNDONE")]
+    assert await report(agent, undoing.run_id) == made
+    assert "Moving house" not in (await tasks(agent))
+
+
+async def tasks(agent: Agent) -> str:
+    """What the agent's tools say of the tasks of the user."""
+    listed = await agent.start("call list_projects")
+    await agent.until_ended(listed.run_id)
+    return str((await agent.calls(listed.run_id))[0].result.content_json)
+
+
 async def test_an_undo_goes_on_after_its_owner_was_killed_and_takes_nothing_back_twice(
     suite: Suite, tmp_path: Path
 ) -> None:
