@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from datetime import UTC, datetime
 
 import pytest
 from pawl.agent.v1 import steps_pb2, undo_pb2
+from pawl.event.v1 import call_pb2
 from rich.console import Console
 
-from services.cli import steps
+from services.cli import steps, wording
 from services.cli.undoing import undo_line
 
 
@@ -56,3 +58,9 @@ def test_a_line_says_why_a_call_cannot_be_undone() -> None:
     )
 
     assert undo_line(found)[0] == "✗ call_1  mail cannot be undone: Its tool gives no way back."
+
+
+def test_who_decides_an_inverse_is_told_what_it_takes_back() -> None:
+    call = call_pb2.Call(call_id="undo_1", undoes_call_id="call_1", arguments_json=b"{}")
+
+    assert "takes back: call call_1" in wording.call_lines(call, datetime.now(tz=UTC))
