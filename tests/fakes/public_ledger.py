@@ -6,7 +6,6 @@ Only what clients can observe: a test plays the worker by calling `append`,
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -38,7 +37,6 @@ from services.agent_loop.app.public_values import (
     TopUpCommand,
     Verdict,
 )
-from services.agent_loop.domain import undo
 from services.agent_loop.domain.call import CallState, DecisionKind
 from services.agent_loop.domain.run import ENDED, RunState, StopCause
 from services.agent_loop.domain.undo import UndoSource
@@ -59,6 +57,7 @@ from services.errors import (
     TokenCeiling,
 )
 from tests.fakes.manual_clock import ManualClock
+from tests.fakes.undo_sources import sources
 
 ME = Caller(store_id="local", user_id="me", roles=frozenset({"member"}))
 PENDING = {call_pb2.CALL_STATE_OFFERED, call_pb2.CALL_STATE_AWAITING_APPROVAL, call_pb2.CALL_STATE_ASKED}
@@ -339,13 +338,8 @@ class FakeLedger:
         return Page(items=tuple(call_view(_copy(call)) for call in stored.calls.values()), next_page_token="")
 
     async def undo_sources(self, caller: Caller, run_id: str) -> tuple[UndoSource, ...]:
-        calls = {call.call_id: wire.call(call) for each in self.runs.values() for call in each.calls.values()}
-        found = []
-        for call_id in self._stored(caller, run_id).calls:
-            ids = (undo.undo_call_id(call_id, attempt) for attempt in itertools.count(1))
-            tries = itertools.takewhile(bool, map(calls.get, ids))
-            found.append(UndoSource(call=calls[call_id], tries=tuple(each for each in tries if each)))
-        return tuple(found)
+        everything = (call for each in self.runs.values() for call in each.calls.values())
+        return sources(self._stored(caller, run_id).calls.values(), everything)
 
     async def list_messages(
         self, caller: Caller, conversation_id: str, *, page_size: int, page_token: str
