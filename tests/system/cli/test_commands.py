@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,22 @@ def test_the_steps_of_a_run_are_folded_and_open(pawl: CommandLine) -> None:
     kinds = [line.split(":")[0].split()[1] for line in folded]
     assert kinds == ["reasoning", "planning", "call", "result", "reasoning", "answer"]
     assert len(pawl.succeed("steps", run_id, "--full").splitlines()) > len(folded)
+
+
+def test_a_run_is_undone_once_what_takes_it_back_is_approved(pawl: CommandLine) -> None:
+    """HITL-7: shown before, approved in between, reported after."""
+    run_id = pawl.succeed("run", "--detach", "add task Paint the fence").strip()
+    pawl.succeed("watch", run_id)
+    assert "create_task (Delete the task 'Paint the fence') to undo" in pawl.succeed("undo", run_id, "--preview")
+    with ThreadPoolExecutor() as beside:
+        undoing = beside.submit(pawl.succeed, "undo", run_id)
+        found = None
+        while found is None and not undoing.done():
+            found = re.search(r"run (run_\w+)  call (undo_\w+)", pawl.succeed("inbox", "--list"))
+        assert found is not None
+        pawl.succeed("approve", *found.groups())
+        output = undoing.result()
+    assert "create_task (Delete the task 'Paint the fence') undone" in output.splitlines()[-1]
 
 
 def test_a_run_without_effects_has_nothing_to_undo(pawl: CommandLine) -> None:
