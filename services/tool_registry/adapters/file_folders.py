@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -61,7 +62,6 @@ class FileFolders:
         self._folder = folder
         self._limits = limits
         self._now = now
-        self._changes = 0
 
     def read(self, store_id: str, path: str) -> bytes:
         with self._root(store_id) as root:
@@ -92,7 +92,7 @@ class FileFolders:
                 self._check_room(root, planned.change)
                 _make(root, state, planned.change, key, planned.outcome)
             _finish(state, done, key, planned.outcome)
-            self._prune(done)
+            self._prune(done, key)
             return planned.outcome
 
     @contextmanager
@@ -140,10 +140,9 @@ class FileFolders:
         if count + _missing(root, target) > limits.entries_max:
             raise ToolError(f"the store may have {limits.entries_max} files and folders; delete some first")
 
-    def _prune(self, done: int) -> None:
-        """Forget old records, now and then. A race with another thread prunes once more, or later."""
-        self._changes += 1
-        if self._changes % _PRUNE_EVERY != 1:
+    def _prune(self, done: int, key: str) -> None:
+        """Forget old records, with one change in a hundred: chosen by its key, so that every store has its turn."""
+        if zlib.crc32(key.encode()) % _PRUNE_EVERY:
             return
         oldest = self._now() - RECORD_SECONDS
         for name in handles.names_in(done):
