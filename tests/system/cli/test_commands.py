@@ -224,3 +224,11 @@ def test_documents_are_added_listed_found_by_the_model_and_removed(pawl: Command
         code, _, errors = pawl.run("documents", "add", str(given))
         assert code == 2
         assert sentence in errors
+
+
+def test_what_the_model_writes_is_in_the_files_of_the_data_folder(pawl: CommandLine) -> None:
+    """TOOL-7."""
+    pawl.succeed("run", 'call write_file with {"path": "notes/plan.md", "content": "marzipan"}')
+    (written,) = (pawl.data / "files").glob("*/notes/plan.md")
+    assert written.read_text() == "marzipan"
+    assert "marzipan" in pawl.succeed("run", 'call read_file with {"path": "notes/plan.md"}')
