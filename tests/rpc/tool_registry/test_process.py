@@ -24,9 +24,9 @@ from tests.rpc.tool_registry.world import is_gone
 
 TOOLS = '''
 import asyncio
+import ctypes
 import os
 import subprocess
-import time
 from pathlib import Path
 from services.tool_registry.sdk import Category, ProcessLimits, ToolContext, tool
 
@@ -43,11 +43,11 @@ async def pay(path: str) -> str:
 
 @tool(category=Category.SAFE, timeout_seconds=60, process=ProcessLimits())
 def linger(path: str) -> None:
-    """Stay for a minute, with a child that hides."""
+    """Hold the interpreter for a minute, with a child that hides."""
     hidden = subprocess.Popen(["/bin/sleep", "300"], start_new_session=True)
     Path(path + ".draft").write_text(f"{os.getpid()} {os.getppid()} {hidden.pid}")
     Path(path + ".draft").rename(path)
-    time.sleep(60)
+    ctypes.PyDLL(None).sleep(60)
 '''
 
 
