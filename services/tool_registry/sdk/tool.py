@@ -189,16 +189,7 @@ def tool(
             cache_seconds=float(cache_seconds),
             approvals_required=approvals_required,
         )
-        if (reconcile is not None) != (effect is Effect.RECONCILABLE):
-            raise ToolDefinitionError(f"{definition.name}: reconcile goes with the effect RECONCILABLE, and only there")
-        if process is not None:
-            check_process(definition.name, function, context)
-        try:
-            check_definition(definition)
-            compile_schema(definition.arguments_schema, recursion=True)
-        except PawlError as error:
-            raise ToolDefinitionError(f"{definition.name}: {error.message}") from None
-        return Tool(
+        made = Tool(
             function=function,
             definition=definition,
             signature=signature,
@@ -207,8 +198,28 @@ def tool(
             _bulk_count=bulk_count,
             process=process,
         )
+        _check(made)
+        return made
 
     return make if function is None else make(function)
+
+
+def _check(made: Tool[P, R]) -> None:
+    """Return if all that was said of a tool holds together.
+
+    Raises:
+        ToolDefinitionError: it does not.
+    """
+    definition = made.definition
+    if (made.reconcile is not None) != (definition.effect is Effect.RECONCILABLE):
+        raise ToolDefinitionError(f"{made.name}: reconcile goes with the effect RECONCILABLE, and only there")
+    if made.process is not None:
+        check_process(made.name, made.function, definition.context)
+    try:
+        check_definition(definition)
+        compile_schema(definition.arguments_schema, recursion=True)
+    except PawlError as error:
+        raise ToolDefinitionError(f"{made.name}: {error.message}") from None
 
 
 def forwarded(
