@@ -92,6 +92,19 @@ def test_broken_modules_and_names_taken_twice_are_errors(kit: Path) -> None:
     assert output.endswith("3 tools, 2 errors, 2 warnings\n")
 
 
+def test_a_tool_that_its_own_process_could_not_find_is_an_error(kit: Path) -> None:
+    (kit / "kit/_plain.py").write_text('def far() -> int:\n    """Be far."""\n    return 1\n')
+    (kit / "kit/b_near.py").write_text(
+        "from services.tool_registry.sdk import ProcessLimits, tool\n"
+        "from . import _plain\n"
+        "near = tool(process=ProcessLimits())(_plain.far)\n"
+    )
+    code, output, _ = check(kit, "./kit", "--call", "far")
+    assert code == 1
+    assert "    error: it is no name at the top of its module pawl_tools_" in output
+    assert "far is no name at the top of its module: its own process cannot find it" in output
+
+
 def test_a_call_is_checked_and_run_like_one_of_the_model(kit: Path) -> None:
     secrets = kit / "secrets.json"
     secrets.write_text('{"acme": {"key": "hunter2"}}')
