@@ -242,6 +242,16 @@ async def test_a_name_with_one_address_that_is_refused_is_refused(site: WebServe
     assert site.connections == 0
 
 
+async def test_a_host_that_is_not_listed_is_refused_and_its_name_not_asked_for(site: WebServer) -> None:
+    names = Names(dict.fromkeys(("a.example", "b.example"), ["127.0.0.1"]))
+    rules = {"*": read_rules([f"a.example:{site.port}"], [f"127.0.0.1:{site.port}"])}
+    egress = GuardedEgress(rules, resolve=names, tls=TRUSTS_NOBODY)
+    assert (await egress.send("acme", OutboundRequest(url=f"http://a.example:{site.port}/"))).body == b"hello"
+    with pytest.raises(EgressRefused, match="not among the hosts"):
+        await egress.send("acme", OutboundRequest(url=f"http://b.example:{site.port}/"))
+    assert (names.asked, site.connections) == (["a.example"], 1)
+
+
 async def test_the_next_address_is_tried_where_one_does_not_answer(site: WebServer) -> None:
     rules = {"*": read_rules(None, [f"a.example:{site.port}"])}
     egress = GuardedEgress(rules, resolve=Names({"a.example": ["127.0.0.3", "127.0.0.1"]}), tls=TRUSTS_NOBODY)
@@ -281,7 +291,8 @@ async def test_certificates_are_checked_against_the_name_though_the_address_is_c
 async def test_a_client_of_its_own_is_judged_by_the_transport(site: WebServer) -> None:
     egress = GuardedEgress(opened(site), tls=TRUSTS_NOBODY)
     async with httpx2.AsyncClient(transport=egress.transport("acme"), trust_env=False) as client:
-        assert (await client.get(f"http://127.0.0.1:{site.port}/")).text == "hello"
+        assert (await client.get(f"http://127.0.0.1:{site.port}/", headers={"Host": "other.example"})).text == "hello"
+        assert site.asked[0].headers["host"] == f"127.0.0.1:{site.port}"
         with pytest.raises(EgressRefused):
             await client.get("http://169.254.169.254/")
 
