@@ -243,7 +243,7 @@ async def test_a_name_with_one_address_that_is_refused_is_refused(site: WebServe
 
 
 async def test_a_host_that_is_not_listed_is_refused_and_its_name_not_asked_for(site: WebServer) -> None:
-    names = Names(dict.fromkeys(("a.example", "b.example"), ["127.0.0.1"]))
+    names = Names({"a.example": ["127.0.0.1"], "b.example": ["127.0.0.1"]})
     rules = {"*": read_rules([f"a.example:{site.port}"], [f"127.0.0.1:{site.port}"])}
     egress = GuardedEgress(rules, resolve=names, tls=TRUSTS_NOBODY)
     assert (await egress.send("acme", OutboundRequest(url=f"http://a.example:{site.port}/"))).body == b"hello"
