@@ -252,6 +252,16 @@ async def test_a_host_that_is_not_listed_is_refused_and_its_name_not_asked_for(s
     assert (names.asked, site.connections) == (["a.example"], 1)
 
 
+async def test_names_are_resolved_by_the_system(site: WebServer) -> None:
+    rules = {"acme": read_rules(None, [f"localhost:{site.port}"])}
+    egress = GuardedEgress(rules, tls=TRUSTS_NOBODY)
+    request = OutboundRequest(url=f"http://localhost:{site.port}/")
+    assert (await egress.send("acme", request)).body == b"hello"
+    for store, url in (("other", "http://localhost/"), ("acme", "http://localhost/"), ("acme", "http://x.invalid/")):
+        with pytest.raises(EgressRefused, match="no address that tools may reach"):
+            await egress.send(store, OutboundRequest(url=url))
+
+
 async def test_the_next_address_is_tried_where_one_does_not_answer(site: WebServer) -> None:
     rules = {"*": read_rules(None, [f"a.example:{site.port}"])}
     egress = GuardedEgress(rules, resolve=Names({"a.example": ["127.0.0.3", "127.0.0.1"]}), tls=TRUSTS_NOBODY)
