@@ -315,8 +315,10 @@ class Secrets(Protocol):
 class Egress(Protocol):
     """The way out into the world: what fetches anything on behalf of a store does it here."""
 
-    def check(self, store_id: str, url: str) -> None:
+    def check(self, store_id: str, url: str, *, with_secrets: bool = False) -> None:
         """Return if the rules allow a URL, as far as can be said without asking for its addresses.
+
+        Secrets may go there over https, or where the deployment has opened the host.
 
         Raises:
             EgressRefused: they do not.
