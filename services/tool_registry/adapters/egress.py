@@ -47,8 +47,11 @@ class GuardedEgress:
         """Return a transport for clients that make their own requests on behalf of a store."""
         return GuardedTransport(rules_of(self._rules, store_id), resolve=self._resolve, tls=self._tls)
 
-    def check(self, store_id: str, url: str) -> None:
-        rules_of(self._rules, store_id).check_target(read_target(url))
+    def check(self, store_id: str, url: str, *, with_secrets: bool = False) -> None:
+        rules, target = rules_of(self._rules, store_id), read_target(url)
+        rules.check_target(target)
+        if with_secrets:
+            rules.check_secrets(target)
 
     async def send(self, store_id: str, request: OutboundRequest) -> OutboundResponse:
         sent = _Sent()

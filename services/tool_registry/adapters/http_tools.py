@@ -63,7 +63,8 @@ class HttpTools:
         for tool in tools:
             binding = msgspec.json.decode(tool.binding, type=Binding)
             try:
-                self._egress.check(source.store_id, binding.url.partition("?")[0].partition("{")[0])
+                start = binding.url.partition("?")[0].partition("{")[0]
+                self._egress.check(source.store_id, start, with_secrets=bool(binding.secret_headers))
             except EgressRefused as refused:
                 raise InvalidField(f"config: {refused}", field="config") from None
         return tools

@@ -209,9 +209,7 @@ class EgressRules:
         Raises:
             EgressRefused: it may not.
         """
-        is_opened = any(opening.host == target.host and opening.port == target.port for opening in self.openings)
-        if target.address is not None:
-            is_opened = is_opened or any(opening.admits(target, target.address) for opening in self.openings)
+        is_opened = self._opens(target)
         is_listed = any(pattern.matches(target) for pattern in self.hosts or ())
         if self.hosts is not None and not is_listed and not is_opened:
             raise EgressRefused(f"{target.authority} is not among the hosts that tools may reach")
@@ -222,6 +220,22 @@ class EgressRules:
             raise EgressRefused(f"port {target.port} of {target.host} may not be reached by tools")
         if target.address is not None:
             self.check_addresses(target, [target.address])
+
+    def check_secrets(self, target: Target) -> None:
+        """Return if secrets may be sent to a target: over https, or to what the deployment has opened by its name.
+
+        Raises:
+            EgressRefused: they may not.
+        """
+        if target.scheme != "https" and not self._opens(target):
+            raise EgressRefused(f"secrets are not sent to {target.authority} over http, where others can read them")
+
+    def _opens(self, target: Target) -> bool:
+        """Whether an opening names the target, which a name inside an opened network does not."""
+        if any(opening.host == target.host and opening.port == target.port for opening in self.openings):
+            return True
+        address = target.address
+        return address is not None and any(opening.admits(target, address) for opening in self.openings)
 
     def check_addresses(self, target: Target, addresses: Sequence[Address]) -> None:
         """Return if every address of a target may be connected to, and there is one.

@@ -267,6 +267,7 @@ async def test_the_configuration_is_the_json_of_the_message(world: World) -> Non
         ({"url": "http://user@a.example/"}, "http_endpoint.url"),
         ({"url": "http://169.254.169.254/"}, "config"),
         ({"url": "http://127.0.0.1:1/"}, "config"),
+        ({"url": "http://a.example/", "secretHeaders": {"X": "token"}}, "config"),
         ({"headers": {"Host": "a"}}, "http_endpoint.headers"),
         ({"headers": {"X": "a\r\nY: b"}}, "http_endpoint.headers"),
         ({"headers": {"X": "1"}, "secretHeaders": {"x": "token"}}, "http_endpoint.headers"),

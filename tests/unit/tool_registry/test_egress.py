@@ -316,6 +316,15 @@ def test_private_addresses_are_reached_where_a_rule_opens_them_and_only_there() 
     assert not addresses_are_refused("http://a.example", ["fd00::1", "8.8.8.8"], rules)
 
 
+def test_secrets_go_over_https_or_to_what_is_opened_by_its_name() -> None:
+    rules = read_rules(None, ["wiki:8080", "10.1.0.0/16"])
+    for url in ("https://a.example", "http://wiki:8080", "http://10.1.2.3"):
+        rules.check_secrets(read_target(url))
+    for url in ("http://a.example", "http://wiki", "http://10.2.3.4", "http://8.8.8.8"):
+        with pytest.raises(EgressRefused, match="over http"):
+            rules.check_secrets(read_target(url))
+
+
 @pytest.mark.parametrize("address", ["169.254.169.254", "fd00:ec2::254", "100.100.100.200", "fe80::1", "224.0.0.1"])
 def test_no_rule_opens_metadata(address: str) -> None:
     rules = read_rules(None, ["wiki:80", "100.64.0.0/10", "fc00::/7"])
