@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -106,13 +107,15 @@ class WorkerLink:
         """Note the calls that it kept over a reconnect."""
         self.in_hand.update(held)
 
-    def reserve(self) -> None:
-        """Keep a slot for a call that is being written down."""
-        self._reserved += 1
-
-    def release(self) -> None:
-        """Give a slot back that was reserved."""
-        self._reserved -= 1
+    @contextmanager
+    def reserved(self, slots: int) -> Iterator[None]:
+        """Keep slots for calls that are being written down or claimed; hand them over inside."""
+        self._reserved += slots
+        try:
+            yield
+        finally:
+            self._reserved -= slots
+            self.end_if_drained()
 
     def hand(self, call: Invocation) -> bool:
         """Send a call; False if the stream has ended: the worker will not get it."""

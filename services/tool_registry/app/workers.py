@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Self
@@ -204,7 +204,14 @@ class WorkerHub:
             await self._reached(lambda: self._book.add(call, None))
             self._wake_group(call.store_id, call.group_name)
             return
-        link.reserve()
+        with link.reserved(1):
+            epoch = await self._add_held(call, link)
+            if epoch is not None:
+                await self._hand(link, _invocation(call, epoch, context))
+        if epoch is None:
+            self._wake_group(call.store_id, call.group_name)
+
+    async def _add_held(self, call: WorkerCall, link: WorkerLink) -> int | None:
         try:
             epoch: int | None = await self._reached(lambda: self._book.add(call, link.worker))
         except asyncio.CancelledError:
@@ -212,23 +219,7 @@ class WorkerHub:
                 key = (call.store_id, call.call_id)
                 await self._reached(lambda: self._book.abandon(key, call.token, link.worker.key))
             raise
-        finally:
-            link.release()
-            link.end_if_drained()
-        if epoch is None:
-            self._wake_group(call.store_id, call.group_name)
-            return
-        invocation = Invocation(
-            purpose=call.purpose,
-            store_id=call.store_id,
-            call_id=call.call_id,
-            lease_epoch=epoch,
-            tool_name=call.tool_name,
-            details=call.details,
-            deadline=context.deadline.timestamp(),
-            attempt=call.attempt,
-        )
-        await self._hand(link, invocation)
+        return epoch
 
     def _free_link(self, call: WorkerCall) -> WorkerLink | None:
         links = [
@@ -344,14 +335,25 @@ class WorkerHub:
             await link.due.wait()
             link.due.clear()
             while (most := link.free) and self._is_heard(link):
-                try:
-                    calls = await self._book.claim(link.worker, most=most)
-                except DependencyUnavailable:
-                    break  # It is looked at again soon.
-                for call in calls:
-                    await self._hand(link, call)
+                with link.reserved(most):
+                    try:
+                        calls = await self._claim(link, most)
+                    except DependencyUnavailable:
+                        break  # It is looked at again soon.
+                    for call in calls:
+                        await self._hand(link, call)
                 if len(calls) < most:
                     break
+
+    async def _claim(self, link: WorkerLink, most: int) -> Sequence[Invocation]:
+        """Claim calls; if the stream ends in the middle, they are put back, as nothing was sent."""
+        claim = asyncio.ensure_future(self._book.claim(link.worker, most=most))
+        try:
+            return await asyncio.shield(claim)
+        except asyncio.CancelledError:
+            for call in await claim:
+                await self._hand(link, call)
+            raise
 
     def _take_progress(self, link: WorkerLink, report: ProgressReport) -> None:
         if link.in_hand.get(report.call_id) != report.lease_epoch:
@@ -455,6 +457,19 @@ class WorkerHub:
                 return await ask()
             except DependencyUnavailable:
                 await self._clock.sleep(_RETRY_SECONDS)
+
+
+def _invocation(call: WorkerCall, lease_epoch: int, context: ToolContext) -> Invocation:
+    return Invocation(
+        purpose=call.purpose,
+        store_id=call.store_id,
+        call_id=call.call_id,
+        lease_epoch=lease_epoch,
+        tool_name=call.tool_name,
+        details=call.details,
+        deadline=context.deadline.timestamp(),
+        attempt=call.attempt,
+    )
 
 
 def _value(tool_name: str, answer: Answer) -> Any:
