@@ -11,11 +11,12 @@ from typing import Any, Final, Self
 
 from services.chassis import logs
 from services.chassis.clock import Clock
-from services.chassis.strict_json import dumps_canonical, loads
+from services.chassis.strict_json import dumps_canonical
 from services.chassis.tasks import end
-from services.errors import Cancelled, DeadlineExceeded, DependencyUnavailable, InvalidJson, ShuttingDown, TooLarge
+from services.errors import Cancelled, DeadlineExceeded, DependencyUnavailable, ShuttingDown
 from services.tool_registry.app.execution import wait_any
 from services.tool_registry.app.ports import CallKey
+from services.tool_registry.app.worker_answers import bounded, finding_of, value_of
 from services.tool_registry.app.worker_call import PendingCall
 from services.tool_registry.app.worker_link import (
     Drain,
@@ -32,10 +33,9 @@ from services.tool_registry.app.worker_link import (
 )
 from services.tool_registry.app.worker_ports import Attached, NewsKind, WorkerBook
 from services.tool_registry.app.worker_tools import WorkerTools
-from services.tool_registry.domain.definition import RESULT_BYTES_MAX, Effect, ToolVersion, definition_hash
+from services.tool_registry.domain.definition import Effect, ToolVersion, definition_hash
 from services.tool_registry.domain.workers import (
     Answer,
-    AnswerKind,
     CallDetails,
     Hello,
     Invocation,
@@ -46,16 +46,9 @@ from services.tool_registry.domain.workers import (
     group_of,
 )
 from services.tool_registry.sdk import (
-    Inverse,
-    OutcomeUnknown,
     ReconcileResult,
-    Reversible,
     Tool,
     ToolContext,
-    ToolError,
-    cannot_say,
-    did_not_happen,
-    happened,
 )
 from services.tool_registry.sdk.tool import forwarded
 
@@ -133,34 +126,10 @@ class WorkerHub:
         )
 
     async def _run(self, entry: ToolVersion, arguments: dict[str, Any], context: ToolContext) -> Any:
-        answer = await self._ask(entry, Purpose.RUN, dumps_canonical(arguments), context)
-        match answer.kind:
-            case AnswerKind.RETURNED:
-                value = _value(entry.definition.name, answer)
-                if answer.inverse is None:
-                    return value
-                inverse = answer.inverse
-                arguments_of_inverse: Any = loads(inverse.arguments, bytes_max=len(inverse.arguments))
-                return Reversible(
-                    value=value,
-                    inverse=Inverse(
-                        tool_name=inverse.tool_name, arguments=arguments_of_inverse, summary=inverse.summary
-                    ),
-                )
-            case AnswerKind.FAILED:
-                raise ToolError(answer.message)
-            case AnswerKind.OUTCOME_UNKNOWN | AnswerKind.DID_NOT_HAPPEN:
-                raise OutcomeUnknown
+        return value_of(entry, await self._ask(entry, Purpose.RUN, dumps_canonical(arguments), context))
 
     async def _reconcile(self, entry: ToolVersion, context: ToolContext) -> ReconcileResult:
-        answer = await self._ask(entry, Purpose.RECONCILE, b"", context)
-        match answer.kind:
-            case AnswerKind.RETURNED:
-                return happened(_value(entry.definition.name, answer))
-            case AnswerKind.DID_NOT_HAPPEN:
-                return did_not_happen()
-            case AnswerKind.FAILED | AnswerKind.OUTCOME_UNKNOWN:
-                return cannot_say()
+        return finding_of(entry, await self._ask(entry, Purpose.RECONCILE, b"", context))
 
     async def _ask(self, entry: ToolVersion, purpose: Purpose, arguments: bytes, context: ToolContext) -> Answer:
         call = WorkerCall(
@@ -369,7 +338,7 @@ class WorkerHub:
         key = link.worker.key
         link.mark_answered(result.call_id, result.lease_epoch)
         status = await self._reached(
-            lambda: self._book.finish(key, result.call_id, result.lease_epoch, _bounded(result.answer))
+            lambda: self._book.finish(key, result.call_id, result.lease_epoch, bounded(result.answer))
         )
         link.send(ResultReceipt(call_id=result.call_id, lease_epoch=result.lease_epoch, status=status))
         if status is not ResultStatus.ACCEPTED:
@@ -470,18 +439,3 @@ def _invocation(call: WorkerCall, lease_epoch: int, context: ToolContext) -> Inv
         deadline=context.deadline.timestamp(),
         attempt=call.attempt,
     )
-
-
-def _value(tool_name: str, answer: Answer) -> Any:
-    try:
-        return loads(answer.content, bytes_max=RESULT_BYTES_MAX)
-    except (InvalidJson, TooLarge) as error:
-        raise ToolError(f"{tool_name} returned what cannot be passed on: {error.message}") from None
-
-
-def _bounded(answer: Answer) -> Answer:
-    """Return an answer of a size that is kept."""
-    if len(answer.content) <= RESULT_BYTES_MAX:
-        return answer
-    message = f"the result has {len(answer.content)} bytes, the limit is {RESULT_BYTES_MAX}: ask for less"
-    return Answer(kind=AnswerKind.FAILED, message=message)

@@ -248,6 +248,33 @@ async def test_a_result_for_a_registry_that_died_is_late(database_url: str, tmp_
         await asyncio.wait({asked})
 
 
+async def test_a_worker_is_asked_about_the_call_of_a_registry_that_died(database_url: str, tmp_path: Path) -> None:
+    async with (
+        running(database_url, tmp_path, name="b", worker_options=LASTING) as there,
+        attached(there, RECONCILABLE, calls_max=2) as worker,
+    ):
+        async with running(database_url, tmp_path, drain_seconds=0, worker_options=LASTING) as here:
+            asked, call = await begun(here, worker)
+        await asyncio.wait({asked})
+        again = asyncio.ensure_future(there.run("charge"))
+        question = await until_invocation(worker)
+        assert question.purpose == Purpose.INVOCATION_PURPOSE_RECONCILE
+        assert question.lease_epoch > call.lease_epoch
+        assert question.arguments_json == b""
+        assert await answer(worker, question, did_not_happen=worker_pb2.DidNotHappen()) == Status.RESULT_STATUS_ACCEPTED
+        run = await until_invocation(worker)
+        assert (run.purpose, run.arguments_json) == (Purpose.INVOCATION_PURPOSE_RUN, call.arguments_json)
+        assert await answer(worker, run) == Status.RESULT_STATUS_ACCEPTED
+        assert outcome(await again) == "SUCCEEDED"
+
+
+async def until_invocation(worker: AttachedWorker) -> worker_pb2.Invocation:
+    """The next call, past what is taken back."""
+    while not isinstance(frame := await worker.next(), worker_pb2.Invocation):
+        assert isinstance(frame, worker_pb2.InvocationCancel)
+    return frame
+
+
 async def test_nothing_of_a_call_is_kept_when_it_is_over(database_url: str, lasting: Registry) -> None:
     async with attached(lasting) as worker:
         asked = asyncio.ensure_future(lasting.run("charge", {"amount": 7}))

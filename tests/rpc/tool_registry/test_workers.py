@@ -95,6 +95,8 @@ async def test_progress_reaches_the_caller(registry: Registry) -> None:
         ({"outcome_unknown": worker_pb2.OutcomeUnknown()}, "UNKNOWN OUTCOME_UNKNOWN"),
         ({"did_not_happen": worker_pb2.DidNotHappen()}, "UNKNOWN OUTCOME_UNKNOWN"),
         ({"content_json": b"{"}, "FAILED TOOL_ERROR"),
+        ({"content_json": b"1", "inverse": call_pb2.Inverse(tool_name="no name")}, "FAILED TOOL_ERROR"),
+        ({"content_json": b"1", "inverse": call_pb2.Inverse(tool_name="x", arguments_json=b"[]")}, "FAILED TOOL_ERROR"),
         ({"content_json": b'"' + b"a" * 2**20 + b'"'}, "FAILED TOOL_ERROR"),
     ],
 )

@@ -1,0 +1,69 @@
+"""From what a worker answers to what a tool returns or raises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from services.chassis.strict_json import loads
+from services.errors import InvalidJson, TooLarge
+from services.tool_registry.domain.definition import ARGUMENTS_BYTES_MAX, RESULT_BYTES_MAX, ToolVersion
+from services.tool_registry.domain.inverse import InverseCall
+from services.tool_registry.domain.workers import Answer, AnswerKind
+from services.tool_registry.sdk import (
+    Inverse,
+    OutcomeUnknown,
+    ReconcileResult,
+    Reversible,
+    ToolError,
+    cannot_say,
+    did_not_happen,
+    happened,
+)
+
+
+def value_of(entry: ToolVersion, answer: Answer) -> Any:
+    """Return what a call returned.
+
+    Raises:
+        ToolError: it failed, or what it returned cannot be passed on.
+        OutcomeUnknown: the worker does not know.
+    """
+    match answer.kind:
+        case AnswerKind.RETURNED:
+            value = _parsed(entry, answer)
+            return value if answer.inverse is None else Reversible(value=value, inverse=_inverse(answer.inverse))
+        case AnswerKind.FAILED:
+            raise ToolError(answer.message)
+        case AnswerKind.OUTCOME_UNKNOWN | AnswerKind.DID_NOT_HAPPEN:
+            raise OutcomeUnknown
+
+
+def finding_of(entry: ToolVersion, answer: Answer) -> ReconcileResult:
+    """Return what a worker found out about an earlier execution."""
+    match answer.kind:
+        case AnswerKind.RETURNED:
+            return happened(_parsed(entry, answer))
+        case AnswerKind.DID_NOT_HAPPEN:
+            return did_not_happen()
+        case AnswerKind.FAILED | AnswerKind.OUTCOME_UNKNOWN:
+            return cannot_say()
+
+
+def bounded(answer: Answer) -> Answer:
+    """Return an answer of a size that is kept."""
+    if len(answer.content) <= RESULT_BYTES_MAX:
+        return answer
+    message = f"the result has {len(answer.content)} bytes, the limit is {RESULT_BYTES_MAX}: ask for less"
+    return Answer(kind=AnswerKind.FAILED, message=message)
+
+
+def _parsed(entry: ToolVersion, answer: Answer) -> Any:
+    try:
+        return loads(answer.content, bytes_max=RESULT_BYTES_MAX)
+    except (InvalidJson, TooLarge) as error:
+        raise ToolError(f"{entry.definition.name} returned what cannot be passed on: {error.message}") from None
+
+
+def _inverse(inverse: InverseCall) -> Inverse:
+    arguments: Any = loads(inverse.arguments, bytes_max=ARGUMENTS_BYTES_MAX)
+    return Inverse(tool_name=inverse.tool_name, arguments=arguments, summary=inverse.summary)
