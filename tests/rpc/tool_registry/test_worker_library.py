@@ -11,12 +11,16 @@ from typing import Any
 
 import grpc
 import pytest
-from pawl.tool.v1 import tool_pb2
+from pawl.tool.v1 import execution_pb2, tool_pb2
+from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
+from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
 
+from services.chassis.rpc_client import open_channel
 from services.tool_registry.app.workers import WorkerOptions
 from services.worker import DID_NOT_HAPPEN, CallContext, ToolError, Worker
 from tests.poll import until
-from tests.rpc.tool_registry.registry import Registry, content, outcome, running
+from tests.rpc.tool_registry.registry import Registry, content, context, outcome, running
+from tests.rpc.tool_registry.test_process import process
 
 KEY = "key-of-a-worker-of-acme"
 OPTIONS = WorkerOptions(lease_seconds=2.0, poll_seconds=0.1)
@@ -149,6 +153,40 @@ async def test_a_call_survives_the_end_of_the_replica_that_its_worker_is_attache
 async def _has(registry: Registry, tool: str) -> bool:
     found = (await registry.ann.ListTools(tool_pb2.ListToolsRequest())).tools
     return tool in [entry.definition.name for entry in found]
+
+
+async def test_a_worker_on_this_machine_needs_no_key(database_url: str, tmp_path: Path) -> None:
+    """In development mode, against a process as it is deployed."""
+    async with process(database_url, tmp_path, "a") as (registry, address):
+        worker = Worker(address, name="billing")
+
+        @worker.tool(category="SAFE")
+        async def hello(name: str) -> str:
+            """Greet somebody."""
+            return f"hello {name}"
+
+        task = asyncio.create_task(worker.run())
+        async with open_channel(address) as channel:
+            tools, execution = ToolServiceStub(channel), ExecutionServiceStub(channel)
+
+            async def is_there() -> bool:
+                listed = (await tools.ListTools(tool_pb2.ListToolsRequest())).tools
+                return "hello" in [entry.definition.name for entry in listed]
+
+            await until(is_there)
+            request = execution_pb2.ExecuteToolRequest(
+                context=context(store="local", user="me"),
+                call_id="call",
+                tool_name="hello",
+                tool_version=1,
+                arguments_json=b'{"name": "Ann"}',
+            )
+            responses = [response async for response in execution.ExecuteTool(request)]
+        assert content(responses[-1].result) == "hello Ann"
+        worker.drain()
+        await task
+        registry.terminate()
+        assert await registry.wait() == 0
 
 
 async def test_a_worker_that_the_registry_does_not_want_ends(registry: Registry) -> None:
