@@ -171,6 +171,18 @@ async def test_a_result_after_the_call_was_given_away_is_late(registry: Registry
                 assert content(await asked) == "done"
 
 
+async def test_a_result_under_an_older_epoch_is_late_from_the_same_worker_too(lasting: Registry) -> None:
+    async with attached(lasting, IDEMPOTENT) as first:
+        asked, call = await begun(lasting, first)
+        first.vanish()
+    async with attached(lasting, IDEMPOTENT) as back:
+        again = await back.invocation()
+        assert (again.call_id, again.lease_epoch) == (call.call_id, call.lease_epoch + 1)
+        assert await answer(back, call, content_json=b'"old"') == Status.RESULT_STATUS_LATE
+        assert await answer(back, again) == Status.RESULT_STATUS_ACCEPTED
+        assert content(await asked) == "done"
+
+
 async def test_a_worker_has_one_stream(lasting: Registry) -> None:
     async with attached(lasting) as first, attached(lasting) as second:
         assert await first.ended() is grpc.StatusCode.CANCELLED
