@@ -21,7 +21,6 @@ _NEXT: Final = {
     "DOCUMENT_NOT_FOUND": "`pawl documents list` shows those that you can see; --shared means those of the store.",
     "SOURCE_NOT_FOUND": "`pawl sources list` shows those of the store.",
     "SOURCE_EXISTS": "Add `--replace` to put this one in its place.",
-    "SOURCE_CHANGED": "Look at it again with `pawl sources check`.",
     "CONVERSATION_NOT_FOUND": "`pawl runs` shows your conversations.",
     "CALL_NOT_FOUND": "`pawl inbox` lists the calls that wait.",
     "CALL_NOT_PENDING": "`pawl inbox` lists the calls that wait.",

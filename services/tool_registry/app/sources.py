@@ -104,7 +104,7 @@ class Sources:
             return await self._listed(before)
         if before is not None and before.source != source and not may_replace:
             raise SourceExists
-        found = await self._discover(source)
+        found = await self._answered(source)
         record = SourceRecord(
             source=source,
             state=SourceState.READY,
@@ -174,7 +174,7 @@ class Sources:
         listed = await self._get(store_id, name)
         _require(roles, runs_program=listed.record.runs_program)
         source = listed.record.source
-        found = await self._discover(source)
+        found = await self._answered(source)
         if definitions_hash(found) != found_hash:
             raise SourceChanged
         self._refuse_taken(found, await self._registered(store_id), {source.origin})
@@ -182,6 +182,13 @@ class Sources:
         await self._store.set_state(store_id, name, SourceState.READY, "")
         _log.info("source.approved", store=store_id, source=name, definitions_hash=found_hash)
         return await self._get(store_id, name)
+
+    async def _answered(self, source: Source) -> Sequence[DiscoveredTool]:
+        """Return what `_discover` does, or say which source it is that does not answer."""
+        try:
+            return await self._discover(source)
+        except SourceUnreachable as error:
+            raise SourceUnreachable(f"the source {source.name!r} cannot be used: {error.message}") from None
 
     async def _discover(self, source: Source) -> Sequence[DiscoveredTool]:
         """Return the tools under their policies, each fit to be registered."""
