@@ -24,6 +24,8 @@ from services.tool_registry.domain.names import did_you_mean
 from services.tool_registry.domain.schema import compile_schema
 from services.tool_registry.sdk import Tool
 
+FRONT_END: Final = "store"
+"""The source of tools that a store registers itself."""
 _CACHED_VERSIONS_MAX: Final = 2000
 
 _log = logs.get_logger(__name__)
@@ -198,6 +200,9 @@ class Catalog:
                 raise InvalidField("fallback_tool_name: must be a backend tool", field="fallback_tool_name")
         if definition.name in self._loaded:
             raise ToolExists(f"{definition.name!r} is a tool of the deployment and cannot be replaced")
+        current = await self._current(store_id, definition.name)
+        if current is not None and current.source != FRONT_END:
+            raise ToolExists(f"{definition.name!r} is a tool of {current.source} and cannot be replaced")
         return await self._book.register(store_id, definition, replace=replace)
 
     async def unregister(self, store_id: str, name: str) -> None:
@@ -208,6 +213,9 @@ class Catalog:
         """
         if name in self._loaded:
             raise ToolNotFound("tools of the deployment cannot be unregistered", tool_name=name)
+        current = await self._current(store_id, name)
+        if current is not None and current.source != FRONT_END:
+            raise ToolNotFound(f"tools of {current.source} go with it and cannot be unregistered", tool_name=name)
         await self._book.unregister(store_id, name)
 
     async def _current(self, store_id: str, name: str) -> ToolVersion | None:
