@@ -100,9 +100,9 @@ class Sources:
         check_source_name(source.name)
         read_policies(source.config)
         before = await self._store.get(source.store_id, source.name)
-        if before is not None and before.source == source and before.state is not SourceState.UNREACHABLE:
+        if before is not None and before.source == source:
             return await self._listed(before)
-        if before is not None and before.source != source and not may_replace:
+        if before is not None and not may_replace:
             raise SourceExists
         found = await self._answered(source)
         record = SourceRecord(

@@ -191,6 +191,17 @@ async def test_a_name_that_something_else_has_is_not_taken(mcp: McpRegistry, ser
     assert await mcp.listed() == []
 
 
+async def test_a_tool_of_a_source_is_not_replaced_or_taken_out_by_whoever_registers_tools(
+    mcp: McpRegistry, server: FakeServer
+) -> None:
+    source = await mcp.add(server.config())
+    mine = tool_pb2.RegisterToolRequest(definition=front_end_tool("fake.echo"), replace=True)
+    assert await refusal(mcp.registry.ann.RegisterTool(mine)) == "TOOL_EXISTS"
+    gone = mcp.registry.ann.UnregisterTool(tool_pb2.UnregisterToolRequest(name="fake.echo"))
+    assert await refusal(gone) == "TOOL_NOT_FOUND"
+    assert await mcp.listed() == [source]
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import aclosing
 from email.utils import formatdate
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from services.agent_loop.adapters.model.client import OpenAiModel
 from services.agent_loop.domain.failure import FailureClass
-from services.agent_loop.domain.model import Finished, ModelError, ModelRequest, Piece, TextPiece
+from services.agent_loop.domain.model import CallPiece, Finished, ModelError, ModelRequest, Piece, TextPiece
 from tests.rpc.agent_loop.model.model_http import HI, STOP, Exchange, Script, answer, model_http
 
 NOW = 1_800_000_000.0
@@ -69,6 +70,18 @@ async def test_the_request_carries_what_was_asked_and_nothing_else() -> None:
     assert set(plain) == {"model", "messages", "stream", "stream_options"}
     assert server.exchanges[0].head.startswith("POST /v1/chat/completions ")
     assert "authorization: bearer sk-secret" in server.exchanges[0].head.lower()
+
+
+async def test_tools_with_a_dot_go_out_without_it_and_come_back_with_it() -> None:
+    async def script(exchange: Exchange) -> None:
+        function = {"name": "time__now", "arguments": "{}"}
+        message = {"tool_calls": [{"index": 0, "id": "c", "function": function}]}
+        await exchange.respond(200, json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}))
+
+    async with model_http(script) as server, client(server.url) as model:
+        pieces = await collect(model, request(tools=({"type": "function", "function": {"name": "time.now"}},)))
+    assert [piece.name for piece in pieces if isinstance(piece, CallPiece)] == ["time.now"]
+    assert server.exchanges[0].body["tools"][0]["function"]["name"] == "time__now"
 
 
 async def test_calls_one_after_the_other_share_a_connection() -> None:
