@@ -15,9 +15,10 @@ from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
 
 from services.agent_loop.adapters.registry import RegistryClient
 from services.agent_loop.app.ports import Execution, OnBehalfOf
-from services.agent_loop.domain.call import EffectClass, ExecutionContext
+from services.agent_loop.domain.call import DecisionKind, EffectClass, ExecutionContext
 from services.agent_loop.domain.run import PinnedTool
 from services.agent_loop.domain.tool import (
+    DecisionNote,
     Disposition,
     ExecutionProgress,
     ExecutionResult,
@@ -142,6 +143,20 @@ async def test_a_verdict_that_this_version_does_not_understand_is_a_refusal(regi
     assert (known.disposition, known.context) == (Disposition.RUN, ExecutionContext.BACKEND)
     assert (known.effect_class, known.resource_keys) == (EffectClass.IDEMPOTENT, ("a",))
     assert newer.disposition is Disposition.REFUSE
+
+
+async def test_decisions_are_reported_with_who_made_them(registry: RegistryClient, stand_in: StandIn) -> None:
+    note = DecisionNote(
+        call_id="call_1",
+        tool_name="write",
+        tool_version=2,
+        kind=DecisionKind.EDIT,
+        user_id="bob",
+        arguments_json=b"{}",
+    )
+    await registry.record_decisions(CONTEXT, [note])
+    (decision,) = stand_in.asked[0].decisions
+    assert (decision.kind, decision.user_id, decision.tool_version) == (call_pb2.DECISION_KIND_EDIT, "bob", 2)
 
 
 async def test_an_execution_gives_its_progress_and_its_result(registry: RegistryClient, stand_in: StandIn) -> None:
