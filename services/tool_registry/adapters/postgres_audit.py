@@ -9,12 +9,11 @@ from typing import Any, Final
 import asyncpg
 
 from services.chassis.database import Connection, Database
-from services.errors import DependencyUnavailable
 from services.tool_registry.app.policy_ports import AuditFilter
 from services.tool_registry.domain.audit import AuditDraft, AuditEntry, AuditKind, Head, ToolFigures, chained
 
 _HEADS_MAX: Final = 10_000
-_CONFLICTS_MAX: Final = 10
+_CONFLICTS_MAX: Final = 3
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
@@ -99,20 +98,25 @@ class PostgresAuditLog:
         self._database = database
         self._heads: dict[str, Head] = {}
 
-    async def append(self, drafts: Sequence[AuditDraft]) -> None:
+    async def append(self, drafts: Sequence[AuditDraft]) -> frozenset[str]:
         heads = {draft.store_id: self._heads.get(draft.store_id) for draft in drafts}
         known = {store_id: head for store_id, head in heads.items() if head is not None}
         is_simple = len(known) == len(heads) and all(draft.kind != AuditKind.DECIDED for draft in drafts)
         if is_simple and await self._append_at(known, drafts):
-            return
+            return frozenset()
         for _ in range(_CONFLICTS_MAX):
             try:
                 await self._append_locked(sorted(heads), drafts)
             except asyncpg.UniqueViolationError:
-                # Somebody has written the same decision since.
+                # Somebody has written the same decision since, or put a row where the next entry goes.
                 continue
-            return
-        raise DependencyUnavailable("the audit chain does not take the entries: verify it")
+            return frozenset()
+        if len(heads) == 1:
+            return frozenset(heads)
+        refused = frozenset[str]()
+        for store_id in sorted(heads):
+            refused |= await self.append([draft for draft in drafts if draft.store_id == store_id])
+        return refused
 
     async def head(self, store_id: str) -> Head:
         async with self._database.acquire() as connection:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from services.errors import DependencyUnavailable
 from services.tool_registry.app.policy_ports import AuditLog
 from services.tool_registry.domain.audit import AuditDraft, AuditKind, DecisionRecord, clean_name, sha256_hex
 from services.tool_registry.domain.verdict import CallIdentity, Verdict
@@ -109,12 +110,16 @@ class AuditTrail:
             taken.append(self._waiting.pop(0))
             entries += taken[-1][0]
         try:
-            await self._log.append(entries)
+            refused = await self._log.append(entries)
         except Exception as error:  # noqa: BLE001  # it is for those who wait
             for _, written in taken:
                 if not written.done():
                     written.set_exception(error)
         else:
-            for _, written in taken:
-                if not written.done():
+            for drafts, written in taken:
+                if written.done():
+                    continue
+                if any(draft.store_id in refused for draft in drafts):
+                    written.set_exception(DependencyUnavailable("the audit chain takes no entries: verify it"))
+                else:
                     written.set_result(None)

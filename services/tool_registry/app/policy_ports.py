@@ -43,10 +43,12 @@ class AuditFilter:
 class AuditLog(Protocol):
     """The audit chains of all stores, durable, shared by all replicas."""
 
-    async def append(self, drafts: Sequence[AuditDraft]) -> None:
-        """Write entries at the ends of their chains, in order, all or none.
+    async def append(self, drafts: Sequence[AuditDraft]) -> frozenset[str]:
+        """Write entries at the ends of their chains, in order; returns the stores whose chain takes none.
 
-        A decision that is there already (same call, kind and person) is left out.
+        Somebody has tampered with those: nothing was written to them, and everything
+        to the others. A decision that is there already (same call, kind and person)
+        is left out.
 
         Raises:
             DependencyUnavailable: it is not known whether they were written.

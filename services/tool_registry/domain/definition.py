@@ -31,7 +31,7 @@ APPROVALS_MAX: Final = 5
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}|(?=.{3,63}\Z)[a-zA-Z0-9_-]+\.[a-zA-Z0-9_-]+", re.ASCII)
 # Tab, line feed and carriage return are text; no other control character is.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-_VERSION_MAX: Final = 2**31 - 1
+VERSION_MAX: Final = 2**31 - 1
 
 
 class ExecutionContext(StrEnum):
@@ -140,7 +140,7 @@ class ToolVersion:
 
 def can_exist(name: str, version: int = 0) -> bool:
     """Whether a tool can have that name and version: what cannot is not worth asking a store for."""
-    return _NAME.fullmatch(name) is not None and version <= _VERSION_MAX
+    return _NAME.fullmatch(name) is not None and version <= VERSION_MAX
 
 
 def check_definition(definition: ToolDefinition) -> None:

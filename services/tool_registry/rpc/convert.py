@@ -13,6 +13,7 @@ from services.chassis.strict_json import dumps_canonical, loads
 from services.errors import InvalidField, InvalidJson, InvalidSchema, TooLarge
 from services.tool_registry.domain.audit import DecisionRecord
 from services.tool_registry.domain.definition import (
+    VERSION_MAX,
     Caller,
     Category,
     Effect,
@@ -175,6 +176,8 @@ def decision_from(message: execution_pb2.RecordedDecision) -> DecisionRecord:
     kind = name.removeprefix("DECISION_KIND_")
     if kind in {"", "UNSPECIFIED"}:
         raise InvalidField(f"kind: {message.kind} is not a value of it", field="kind")
+    if message.tool_version > VERSION_MAX:
+        raise InvalidField(f"tool_version: at most {VERSION_MAX}", field="tool_version")
     return DecisionRecord(
         tool_name=message.tool_name,
         tool_version=message.tool_version,
