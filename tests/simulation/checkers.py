@@ -53,6 +53,8 @@ def accepted_commands_have_their_effect(record: Record) -> Iterator[str]:
         if state == "CANCELLED" and (stopped or sent.kind in {"APPROVE", "EDIT"}):
             # Approved, and withdrawn by a message of the user before its turn came.
             continue
+        if sent.kind in {"APPROVE", "EDIT"} and call.approval.approvals_required > 1:
+            continue  # One of several: what the others said may be something else.
         content = call.result.content_json
         wrong = {
             "RESULT": state != "SUCCEEDED" or content != sent.content,
@@ -161,16 +163,23 @@ def seqs_without_gaps(record: Record) -> Iterator[str]:
 
 
 def gated_calls_run_as_approved(record: Record) -> Iterator[str]:
-    """I9, I10: a gated effect has the owner's approval of exactly these arguments."""
+    """I9, I10, D6: a gated effect has the approval of exactly these arguments by as many people as it needs.
+
+    Of two and more none is the user of the run.
+    """
     said: dict[str, list[Sent]] = defaultdict(list)
     for sent in record.history.commands:
         said[sent.call_id].append(sent)
     for effect in record.history.effects:
         if TOOLS[effect.tool_name].disposition != "APPROVE":
             continue
-        words = [sent for sent in said[effect.call_id] if sent.user_id == effect.user_id]
-        if not any(sent.kind in {"APPROVE", "EDIT"} and sent.content == effect.arguments_json for sent in words):
-            yield f"{effect.tool_name} {effect.call_id} happened as nobody approved it"
+        words = [sent for sent in said[effect.call_id] if sent.user_id != "stranger"]
+        people = {
+            sent.user_id for sent in words if sent.kind in {"APPROVE", "EDIT"} and sent.content == effect.arguments_json
+        }
+        required = record.calls[effect.call_id].approval.approvals_required
+        if len(people if required == 1 else people - {effect.user_id}) < required:
+            yield f"{effect.tool_name} {effect.call_id} happened, approved by {sorted(people)} of {required}"
         if any(sent.kind == "REJECT" and sent.taken for sent in words):
             yield f"{effect.tool_name} {effect.call_id} happened though it was rejected"
 

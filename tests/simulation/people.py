@@ -11,11 +11,18 @@ import msgspec
 from pawl.event.v1 import run_pb2
 
 from services.agent_loop.app.frames import CallDecision, ToolResult
-from services.agent_loop.app.public_values import ActiveRunPolicy, Caller, CallView, Reply, RunView
+from services.agent_loop.app.public_values import ActiveRunPolicy, Caller, CallView, PendingFilter, Reply, RunView
 from services.agent_loop.domain.call import CallState, DecisionKind
 from services.agent_loop.domain.command import CallResolution
 from services.agent_loop.domain.options import AskedOptions
-from services.agent_loop.domain.run import ENDED, BatchOrder, RunState, TokenBudgetPolicy, UnknownOutcomePolicy
+from services.agent_loop.domain.run import (
+    ENDED,
+    ApprovalExpiryPolicy,
+    BatchOrder,
+    RunState,
+    TokenBudgetPolicy,
+    UnknownOutcomePolicy,
+)
 from services.errors import ConversationBusy, ConversationNotFound, PawlError, QueueFull
 from tests.simulation.cluster import AgentLoop
 from tests.simulation.history import Message, Sent
@@ -40,6 +47,7 @@ class User:
         self.ended: set[str] = set()
         self.draw = world.chance.stream("user", name)
         self.purse = world.chance.stream("budget", name)
+        self.gate = world.chance.stream("approvals", name)
         self.network = Network(world.chance, world.history, name)
         self.conversation_id = f"conv_{name}"
         self.done = False
@@ -84,6 +92,8 @@ class User:
             unknown_outcome_policy=self.draw.choice(list(UnknownOutcomePolicy)),
             limits=budget_limits(self.purse),
             token_budget_policy=TokenBudgetPolicy.FAIL if self.purse.random() < 0.3 else TokenBudgetPolicy.WAIT,
+            approvals_required=self.gate.choice([0, 0, 2]),
+            approval_expiry_policy=self.gate.choice(list(ApprovalExpiryPolicy)),
         )
         times = 2 if self.draw.random() < 0.15 else 1
         await asyncio.gather(*(self._submit(message, asked, policy) for _ in range(times)))
@@ -290,6 +300,29 @@ class User:
         self.world.history.tell(f"receipt {sent.command_id} {sent.kind} {reply.outcome}")
         if reply.taken and sent.taken_at is None:
             sent.taken_at = asyncio.get_running_loop().time()
+
+
+class Approver(User):
+    """Decides what awaits an approval in the store, whoever asks."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name, front_end=False)
+        self.caller = Caller(store_id=STORE, user_id=name, roles=frozenset({"approver"}))
+
+    async def live(self) -> None:
+        """Look at the inbox of the store now and then, until cancelled."""
+        wanted = PendingFilter(of_store=True)
+        while True:
+            await asyncio.sleep(0.5 + 4.0 * self.draw.random())
+            page = await self.world.insist(
+                self.network,
+                self.draw,
+                "list_pending",
+                lambda agent: agent.ledger.list_pending(self.caller, wanted, page_size=50, page_token=""),
+            )
+            for call in page.items:
+                if self.world.chance.calm or self.draw.random() < self._attention:
+                    await self._decide(self.caller, call, f"cmd_{self.name}_{self._next()}")
 
 
 class Operator:

@@ -19,7 +19,7 @@ from tests.simulation.chance import Chance
 from tests.simulation.checkers import CHECKERS
 from tests.simulation.front_end import FrontEnd, Reader
 from tests.simulation.history import History
-from tests.simulation.people import Operator, User
+from tests.simulation.people import Approver, Operator, User
 from tests.simulation.record import Record
 from tests.simulation.world import Trouble, World
 
@@ -73,7 +73,7 @@ async def _play(seed: int, history: History) -> Verdict:
     users = _users(world)
     trouble = loop.create_task(Trouble(world).make())
     lives = [loop.create_task(user.live()) for user in users]
-    beside = [loop.create_task(other.live()) for other in (*_others(users), Operator(world))]
+    beside = [loop.create_task(other.live()) for other in (*_others(users), *_approvers(world), Operator(world))]
     await trouble
     await asyncio.wait(lives)
     for task in lives:
@@ -146,3 +146,7 @@ def _described(error: object) -> str:
     places = traceback.extract_tb(found.__traceback__)[-3:]
     where = " < ".join(f"{place.filename.rpartition('/')[2]}:{place.lineno}" for place in reversed(places))
     return f"{type(found).__name__}: {found} ({where})"
+
+
+def _approvers(world: World) -> list[Approver]:
+    return [Approver(world, f"boss{number}") for number in range(2)]
