@@ -37,7 +37,9 @@ class _CallStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CallState.V
     CALL_STATE_OFFERED: _CallState.ValueType  # 3
     """Interrupted. A front end must run it and return the result."""
     CALL_STATE_ASKED: _CallState.ValueType  # 4
-    """Interrupted. A person must answer (AgentService.Decide with an answer)."""
+    """Interrupted. A person must answer (AgentService.Decide with an answer): the
+    call is a question, or its tool has begun to run and asks something.
+    """
     CALL_STATE_RUNNABLE: _CallState.ValueType  # 5
     """Transient. It may run, and waits for the calls before it."""
     CALL_STATE_RUNNING: _CallState.ValueType  # 6
@@ -78,7 +80,9 @@ CALL_STATE_AWAITING_APPROVAL: CallState.ValueType  # 2
 CALL_STATE_OFFERED: CallState.ValueType  # 3
 """Interrupted. A front end must run it and return the result."""
 CALL_STATE_ASKED: CallState.ValueType  # 4
-"""Interrupted. A person must answer (AgentService.Decide with an answer)."""
+"""Interrupted. A person must answer (AgentService.Decide with an answer): the
+call is a question, or its tool has begun to run and asks something.
+"""
 CALL_STATE_RUNNABLE: CallState.ValueType  # 5
 """Transient. It may run, and waits for the calls before it."""
 CALL_STATE_RUNNING: CallState.ValueType  # 6
