@@ -67,8 +67,9 @@ _THEN = re.compile(r"\s*(?:;|,?\s*\b(?:and\s+)?then\b)[,:]?\s*", re.IGNORECASE)
 _AND = re.compile(r"\s*,?\s+and\s+(?:also\s+)?", re.IGNORECASE)
 _ADDRESS = r"[\w.+-]+@[\w-]+(?:\.[\w-]+)*"
 _ADDRESSES = rf"{_ADDRESS}(?:\s*(?:,\s*(?:and\s+)?|\band\s+){_ADDRESS})*"
+_ONE_TASK = r"(?:(?!\band\s+(?:also\s+)?(?:add|create)\b).)"
 _ADD_TASK = (
-    r"(?:add|create) (?:a )?task\s+(?P<title>.+?)(?:\s+in (?:the )?project\s+(?P<project>.+?))?"
+    rf"(?:add|create) (?:a )?task\s+(?P<title>{_ONE_TASK}+?)(?:\s+in (?:the )?project\s+(?P<project>{_ONE_TASK}+?))?"
     r"(?:\s+with (?:the )?subtasks?:?\s+(?P<subtasks>.+))?"
 )
 _UPDATE_PROJECT = (

@@ -233,3 +233,13 @@ def test_all_tasks_of_a_project_are_completed_in_one_call() -> None:
 def test_an_e_mail_goes_to_all_who_are_named() -> None:
     ((name, arguments),) = calls(ask("e-mail a@x.org, b@x.org and c@x.org about lunch: see you"))
     assert (name, arguments["to"], arguments["body"]) == ("send_email", ["a@x.org", "b@x.org", "c@x.org"], "see you")
+
+
+def test_several_tasks_in_projects_are_one_batch() -> None:
+    offered = (Tool(name="create_task", parameters={"properties": {"title": {}, "project": {}}}),)
+    made = calls(ask("add task A in project P and add task B in project P and add task C", offered))
+    assert made == [
+        ("create_task", {"title": "A", "project": "P"}),
+        ("create_task", {"title": "B", "project": "P"}),
+        ("create_task", {"title": "C"}),
+    ]
