@@ -243,20 +243,13 @@ async def running(
             stopping=stop.wait,
             options=options,
         )
-        observer.watch(
-            running=lambda: executor.running_count,
-            threads_busy=lambda: threads.threads_busy,
-            processes_busy=lambda: processes.processes_busy,
-        )
-        server = _server(f"unix:{folder}/{name}", ids, metrics, drain_seconds)
+        _watch(observer, executor, threads, processes)
         sources = Sources(store=source_store, book=book, catalog=catalog, connectors=kinds, clock=clock)
         workers = WorkerServicer(hub, WorkerTools(book, worker_book, catalog))
         checker = Checker(catalog, rules, observer, policy.audit)
-        server.add(add_AuditServiceServicer_to_server, AuditServicer(policy.log))
         execution = ExecutionServicer(catalog=catalog, checker=checker, executor=executor, audit=policy.audit)
-        server.add(add_ToolServiceServicer_to_server, ToolServicer(catalog))
-        server.add(add_RuleServiceServicer_to_server, RuleServicer(rules))
-        server.add(add_SourceServiceServicer_to_server, SourceServicer(sources))
+        server = _server(f"unix:{folder}/{name}", ids, metrics, drain_seconds)
+        _serve(server, ToolServicer(catalog), RuleServicer(rules), SourceServicer(sources), AuditServicer(policy.log))
         server.add(add_WorkerServiceServicer_to_server, workers, drain_streams=True)
         server.add(add_ExecutionServiceServicer_to_server, execution, service_only=True, drain_streams=True)
         async with processes, hub, executor, server, _Channels(server.address) as channels:
@@ -275,6 +268,23 @@ async def running(
                 stop=stop.set,
             )
             stop.set()
+
+
+def _watch(observer: RegistryMetrics, executor: Executor, threads: PythonRunner, processes: ProcessRunner) -> None:
+    observer.watch(
+        running=lambda: executor.running_count,
+        threads_busy=lambda: threads.threads_busy,
+        processes_busy=lambda: processes.processes_busy,
+    )
+
+
+def _serve(
+    server: RpcServer, tools: ToolServicer, rules: RuleServicer, sources: SourceServicer, audit: AuditServicer
+) -> None:
+    server.add(add_ToolServiceServicer_to_server, tools)
+    server.add(add_RuleServiceServicer_to_server, rules)
+    server.add(add_SourceServiceServicer_to_server, sources)
+    server.add(add_AuditServiceServicer_to_server, audit)
 
 
 def _server(address: str, ids: IdSource, metrics: Metrics, drain_seconds: float) -> RpcServer:
