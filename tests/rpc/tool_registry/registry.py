@@ -226,23 +226,15 @@ async def running(
         rules = Rules(PostgresRuleBook(database), catalog, ids, clock)
         observer = RegistryMetrics(metrics)
         policy = policy_parts(database, clock, store_calls_per_minute=store_calls_per_minute)
-        executor = Executor(
-            catalog=catalog,
-            permits=Permits(rules, journal),
+        parts = AttemptParts(
             journal=journal,
-            parts=AttemptParts(
-                journal=journal,
-                locks=PostgresResourceLocks(database, instance_id=instance_id),
-                runner=processes,
-                secrets=known_secrets,
-                policy=policy.calls,
-                clock=clock,
-            ),
-            observer=observer,
+            locks=PostgresResourceLocks(database, instance_id=instance_id),
+            runner=processes,
+            secrets=known_secrets,
+            policy=policy.calls,
             clock=clock,
-            stopping=stop.wait,
-            options=options,
         )
+        executor = _executor(catalog, Permits(rules, journal), parts, observer, stop, options)
         _watch(observer, executor, threads, processes)
         sources = Sources(store=source_store, book=book, catalog=catalog, connectors=kinds, clock=clock)
         workers = WorkerServicer(hub, WorkerTools(book, worker_book, catalog))
@@ -268,6 +260,26 @@ async def running(
                 stop=stop.set,
             )
             stop.set()
+
+
+def _executor(
+    catalog: Catalog,
+    permits: Permits,
+    parts: AttemptParts,
+    observer: RegistryMetrics,
+    stop: asyncio.Event,
+    options: ExecutorOptions,
+) -> Executor:
+    return Executor(
+        catalog=catalog,
+        permits=permits,
+        journal=parts.journal,
+        parts=parts,
+        observer=observer,
+        clock=parts.clock,
+        stopping=stop.wait,
+        options=options,
+    )
 
 
 def _watch(observer: RegistryMetrics, executor: Executor, threads: PythonRunner, processes: ProcessRunner) -> None:
