@@ -206,11 +206,9 @@ async def running(
 ) -> AsyncIterator[Registry]:
     """Run a registry with these tools; several on one database are replicas."""
     options = options or ExecutorOptions(grace_seconds=drain_seconds)
-    clock = SystemClock()
+    clock, stop, metrics = SystemClock(), asyncio.Event(), Metrics(f"registry_{name}")
     ids = IdSource(clock)
     instance_id = ids.new(name)
-    metrics = Metrics(f"registry_{name}")
-    stop = asyncio.Event()
     async with Database(database_url, application_name="test", connections_max=8) as database:
         await database.migrate("tool_registry", "services.tool_registry.adapters.sql.migrations")
         journal = wrap_journal(PostgresJournal(database, instance_id=instance_id, lease_seconds=options.lease_seconds))
@@ -234,7 +232,7 @@ async def running(
             policy=policy.calls,
             clock=clock,
         )
-        executor = _executor(catalog, Permits(rules, journal), parts, observer, stop, options)
+        executor = _executor(catalog, Permits(rules, journal), parts, observer=observer, stop=stop, options=options)
         _watch(observer, executor, threads, processes)
         sources = Sources(store=source_store, book=book, catalog=catalog, connectors=kinds, clock=clock)
         workers = WorkerServicer(hub, WorkerTools(book, worker_book, catalog))
@@ -266,6 +264,7 @@ def _executor(
     catalog: Catalog,
     permits: Permits,
     parts: AttemptParts,
+    *,
     observer: RegistryMetrics,
     stop: asyncio.Event,
     options: ExecutorOptions,
