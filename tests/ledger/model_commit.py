@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.ledger.model import Model, Refusal, Row
-from tests.simulation.reference import CALL_MOVES, ENDED, RUN_MOVES, SETTLED
+from tests.simulation.reference import CALL_MOVES, ENDED, ONCE_BEGUN, RUN_MOVES, SETTLED
 
 _WAITS_FOR_SOMEBODY = {"AWAITING_APPROVAL", "OFFERED", "ASKED"}
 _MAY_HAVE_ITS_EFFECT = {"OFFERED", "RUNNABLE", "RUNNING"}
@@ -134,7 +134,9 @@ def _against_call(model: Model, run: Row, wish: Row, consumed: list[str]) -> set
         reasons.add(_ILLEGAL)
     if not itself and wish["state"] not in CALL_MOVES.get(call["state"], "").split():
         reasons.add(_ILLEGAL)
-    is_answered = call["reserved"] or (call["state"] == "ASKED" and call["default"])
+    if (call["state"], wish["state"]) in ONCE_BEGUN and not call["begun"]:
+        reasons.add(_ILLEGAL)
+    is_answered = call["reserved"] or (call["state"] == "ASKED" and (call["default"] or call["begun"]))
     if wish["state"] == "SUCCEEDED" and call["state"] in _WAITS_FOR_SOMEBODY and not is_answered:
         reasons.add(_ILLEGAL)
     if not _passes_the_gate(call, wish):
@@ -217,7 +219,7 @@ def _put_call(model: Model, run: Row, wish: Row) -> None:
     nobody: Row = {"client": "", "offer_epoch": 0, "held_for": 0.0, "held_until": None}
     undecided: Row = {"decision": "", "approved": None, "approvers": [], "escalated": False}
     new = {"store": run["store"], "id": wish["call"], "run": run["id"], "user": run["user"], "state": ""}
-    new |= undecided | nobody | {"required": wish["required"]}
+    new |= undecided | nobody | {"required": wish["required"], "begun": False}
     call = model.calls.setdefault((run["store"], wish["call"]), new)
     if state == "AWAITING_APPROVAL" and call["state"] != state:
         call |= undecided | {"required": wish["required"]}
@@ -226,6 +228,7 @@ def _put_call(model: Model, run: Row, wish: Row) -> None:
     elif state == "AWAITING_APPROVAL":
         call["escalated"] = True
     call["default"] = wish["default"]
+    call["begun"] = call["begun"] or state == "RUNNING"
     for name in ("state", "tool", "fallback", "arguments", "digest", "attempt"):
         call[name] = wish[name]
     call["deadline"] = None if wish["deadline"] is None else model.after(wish["deadline"])

@@ -240,7 +240,7 @@ def _apply_to_call(model: Model, run: Row, call: Row, ask: Row) -> None:
         run["log"].append("tool.awaiting_approval")
         return
     call["reserved"] = ask["command"]
-    if ask["kind"] == "decide":
+    if ask["kind"] == "decide" and not (call["state"] == "ASKED" and call["begun"]):
         edits = ask["decision"] == "EDIT"
         if call["state"] == "AWAITING_APPROVAL" and ask["decision"] in {"APPROVE", "EDIT"}:
             call["approvers"] = [ask["user"]] if edits else [*call["approvers"], ask["user"]]

@@ -104,7 +104,7 @@ def move(call: CallRow, change: CallChange, consumed: Collection[str], *, now: d
     call_table.check(call.state, change.state)
     if change.state is call.state is CallState.RUNNING and change.attempt <= call.attempt:
         raise IllegalTransition("a call that runs again must have a higher attempt")
-    if (call.state, change.state) in call_table.ONCE_BEGUN and not call.attempt:
+    if (call.state, change.state) in call_table.ONCE_BEGUN and call.start_time is None:
         raise IllegalTransition(f"a call that has not begun cannot go from {call.state.name} to {change.state.name}")
     if change.state is CallState.SUCCEEDED and call.state in call_table.PENDING and not _is_answered(call):
         raise IllegalTransition(f"nobody settled the call that is {call.state.name}")
@@ -172,7 +172,7 @@ def _shown(call: CallRow, change: CallChange) -> CallRow:
 def _is_answered(call: CallRow) -> bool:
     """Whether a call that waits for somebody has a result: of a command, the default of a question, or its tool."""
     is_asked = call.state is CallState.ASKED
-    return bool(call.reserved_by) or (is_asked and (call.has_default or call.attempt > 0))
+    return bool(call.reserved_by) or (is_asked and (call.has_default or call.start_time is not None))
 
 
 def _offer(state: CallState, before: Offer | None) -> Offer | None:

@@ -280,7 +280,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
     def _decide(self, call: CallRow, command: Decide, now: datetime) -> CallRow:
         """Return the call with the decision, if it can be taken; without, if more people have to approve it."""
         _check_decidable(call, command, self.user_id, now)
-        if call.state is CallState.ASKED and call.attempt:
+        if call.state is CallState.ASKED and call.start_time is not None:
             return call  # Its tool asks: what was decided about the call itself stays.
         edits = command.kind is DecisionKind.EDIT
         decision = Decision(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from services.errors import IllegalTransition, InboxChanged, InvalidField
+from services.job_store.domain import call_table
 from services.job_store.domain.states import CallState, DecisionKind
 from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, World, change
 
@@ -152,3 +153,29 @@ def test_an_ungated_fallback_may_start_but_no_other_tool() -> None:
     with pytest.raises(IllegalTransition):
         world.commit(run_id, calls=(change("call", CallState.RUNNING, tool_name="other"),))
     world.commit(run_id, calls=(change("call", CallState.RUNNING, tool_name="backend"),))
+
+
+@pytest.mark.parametrize(("state", "after"), sorted(call_table.ONCE_BEGUN))
+def test_only_a_call_whose_tool_has_begun_goes_on_after_a_question(state: CallState, after: CallState) -> None:
+    for begins in (False, True):
+        world = World()
+        run_id = world.begin()
+        if begins:
+            world.commit(run_id, calls=(change("call", CallState.RUNNING),))
+        world.commit(run_id, calls=(change("call", state),))
+        if begins:
+            world.commit(run_id, calls=(change("call", after, attempt=2),))
+        else:
+            with pytest.raises(IllegalTransition):
+                world.commit(run_id, calls=(change("call", after, attempt=2),))
+
+
+def test_an_answer_to_a_tool_that_asks_leaves_the_approval_of_the_call_as_it_is() -> None:
+    world = World()
+    run_id = gated(world)
+    world.decide(run_id, "call", DecisionKind.APPROVE, "yes")
+    world.commit(run_id, calls=(change("call", CallState.RUNNING, digest=DIGEST),), consumed=("yes",))
+    world.commit(run_id, calls=(change("call", CallState.ASKED, digest=DIGEST),))
+    world.decide(run_id, "call", DecisionKind.ANSWER, "red")
+    again = change("call", CallState.RUNNING, digest=DIGEST, attempt=2)
+    world.commit(run_id, calls=(again,), consumed=("red",))

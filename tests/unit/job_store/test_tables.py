@@ -23,9 +23,9 @@ CALL_MOVES = {
     "PROPOSED": "AWAITING_APPROVAL OFFERED ASKED RUNNABLE RUNNING FAILED REJECTED CANCELLED",
     "AWAITING_APPROVAL": "AWAITING_APPROVAL RUNNABLE RUNNING OFFERED REJECTED EXPIRED CANCELLED SUCCEEDED FAILED",
     "OFFERED": "SUCCEEDED FAILED EXPIRED CANCELLED RUNNABLE RUNNING ASKED AWAITING_APPROVAL",
-    "ASKED": "SUCCEEDED FAILED REJECTED EXPIRED CANCELLED",
-    "RUNNABLE": "RUNNING FAILED CANCELLED",
-    "RUNNING": "RUNNING RUNNABLE SUCCEEDED FAILED EXPIRED CANCELLED OUTCOME_UNKNOWN",
+    "ASKED": "RUNNABLE RUNNING SUCCEEDED FAILED REJECTED EXPIRED CANCELLED OUTCOME_UNKNOWN",
+    "RUNNABLE": "RUNNING SUCCEEDED FAILED CANCELLED OUTCOME_UNKNOWN",
+    "RUNNING": "ASKED RUNNING RUNNABLE SUCCEEDED FAILED EXPIRED CANCELLED OUTCOME_UNKNOWN",
 }
 
 
@@ -95,7 +95,9 @@ def test_a_step_moves_a_call_only_along_the_table(before: CallState, after: Call
     # A command that settles the call is what lets an answer or a client's result in.
     again = before is after is CallState.AWAITING_APPROVAL
     pending = before in call_table.PENDING and not again
-    world.book.put_call(replace(world.call("call"), state=before, reserved_by="cmd" if pending else ""))
+    began = world.call("call").create_time if (before, after) in call_table.ONCE_BEGUN else None
+    reserved_by = "cmd" if pending else ""
+    world.book.put_call(replace(world.call("call"), state=before, reserved_by=reserved_by, start_time=began))
     if pending:
         world.steer(run_id)
         command = world.book.inbox(world.run(run_id))[0]
