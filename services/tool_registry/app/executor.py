@@ -359,6 +359,7 @@ class Executor:
             try:
                 await self._parts.policy.sweep()
                 await self._journal.forget(self._options.retention_seconds)
+                await self._permits.forget(self._options.retention_seconds)
             except Exception as error:  # noqa: BLE001  # the next round may succeed
                 _log.warning("journal.not_cleaned", error=type(error).__name__)
             await self._clock.sleep(self._options.forget_seconds)

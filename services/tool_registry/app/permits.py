@@ -29,6 +29,10 @@ class Permits:
         if refusal is not None and not (job.effect.is_journaled and await self._journal.look(job.key)):
             raise refusal
 
+    async def forget(self, older_than_seconds: float) -> None:
+        """Delete what is known of calls that rules allowed longer ago."""
+        await self._rules.forget(older_than_seconds)
+
     async def _refusal(self, job: Job) -> PawlError | None:
         store_id, call_id = job.key
         rule = await self._rules.deciding(store_id, job.ruled)

@@ -145,6 +145,10 @@ class Rules:
         """Whether a rule has allowed the call and is neither revoked nor expired."""
         return await self._book.has_allowed(store_id, rule_id, call_id)
 
+    async def forget(self, older_than_seconds: float) -> None:
+        """Delete what is known of calls that were allowed longer ago; their number stays with each rule."""
+        await self._book.forget(older_than_seconds)
+
     async def _in_force(self, store_id: str) -> Sequence[Rule]:
         now = self._clock.monotonic()
         read_at, rules = self._kept.get(store_id, (-_FRESH_SECONDS, ()))

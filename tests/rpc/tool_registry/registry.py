@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +108,7 @@ class Registry:
     instance_id: str
     stop: Callable[[], None]
     """Say that the process is to end; the server goes on until the registry is left."""
+    forget_rule_uses: Callable[[float], Awaitable[None]]
 
     @property
     def ann(self) -> ToolServiceAsyncStub:
@@ -232,16 +233,15 @@ async def running(
             policy=policy.calls,
             clock=clock,
         )
-        executor = _executor(catalog, Permits(rules, journal), parts, observer=observer, stop=stop, options=options)
+        permits = Permits(rules, journal)
+        executor = _executor(catalog, permits, parts, observer=observer, stop=stop, options=options)
         _watch(observer, executor, threads, processes)
         sources = Sources(store=source_store, book=book, catalog=catalog, connectors=kinds, clock=clock)
-        workers = WorkerServicer(hub, WorkerTools(book, worker_book, catalog))
         checker = Checker(catalog, rules, observer, policy.audit)
         execution = ExecutionServicer(catalog=catalog, checker=checker, executor=executor, audit=policy.audit)
         server = _server(f"unix:{folder}/{name}", ids, metrics, drain_seconds)
         _serve(server, ToolServicer(catalog), RuleServicer(rules), SourceServicer(sources), AuditServicer(policy.log))
-        server.add(add_WorkerServiceServicer_to_server, workers, drain_streams=True)
-        server.add(add_ExecutionServiceServicer_to_server, execution, service_only=True, drain_streams=True)
+        _serve_streams(server, WorkerServicer(hub, WorkerTools(book, worker_book, catalog)), execution)
         async with processes, hub, executor, server, _Channels(server.address) as channels:
             yield Registry(
                 address=server.address,
@@ -256,6 +256,7 @@ async def running(
                 runner=threads,
                 instance_id=instance_id,
                 stop=stop.set,
+                forget_rule_uses=permits.forget,
             )
             stop.set()
 
@@ -296,6 +297,11 @@ def _serve(
     server.add(add_RuleServiceServicer_to_server, rules)
     server.add(add_SourceServiceServicer_to_server, sources)
     server.add(add_AuditServiceServicer_to_server, audit)
+
+
+def _serve_streams(server: RpcServer, workers: WorkerServicer, execution: ExecutionServicer) -> None:
+    server.add(add_WorkerServiceServicer_to_server, workers, drain_streams=True)
+    server.add(add_ExecutionServiceServicer_to_server, execution, service_only=True, drain_streams=True)
 
 
 def _server(address: str, ids: IdSource, metrics: Metrics, drain_seconds: float) -> RpcServer:

@@ -265,3 +265,13 @@ async def test_rules_are_listed_in_pages_to_those_whom_they_concern(registry: Re
     everything = await registry.rules["acme", "root"].ListRules(rule_pb2.ListRulesRequest(all_users=True))
     assert len(everything.rules) == 5
     assert not (await registry.rules["other", "ann"].ListRules(rule_pb2.ListRulesRequest())).rules
+
+
+async def test_calls_that_were_allowed_long_ago_are_forgotten_and_still_counted(registry: Registry) -> None:
+    await make(registry, ALLOW, uses_max=2)
+    await registry.check("pay", call="one")
+    await registry.forget_rule_uses(0)
+    (rule,) = (await registry.rules["acme", "ann"].ListRules(rule_pb2.ListRulesRequest())).rules
+    assert rule.uses == 1
+    assert (await registry.check("pay", call="two")).disposition == RUN
+    assert (await registry.check("pay", call="three")).disposition == APPROVE
