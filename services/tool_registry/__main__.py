@@ -97,9 +97,9 @@ async def main(stop: Stop) -> None:
         for module in load_modules(module_names(settings.tools)):
             await catalog.load(f"module:{module.name}", module.tools)
 
-        rules = Rules(PostgresRuleBook(database), catalog, service.ids, service.clock)
         metrics = RegistryMetrics(service.metrics)
         policy = policy_parts(database, service.clock, store_calls_per_minute=settings.store_calls_per_minute)
+        rules = Rules(PostgresRuleBook(database), catalog, policy.audit, service.ids, service.clock)
         parts = AttemptParts(
             journal=journal,
             locks=PostgresResourceLocks(database, instance_id=instance_id),

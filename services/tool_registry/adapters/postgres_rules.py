@@ -12,7 +12,7 @@ import msgspec
 
 from services.chassis.database import Database
 from services.errors import RequestIdReused, RuleNotFound
-from services.tool_registry.domain.rules import ArgumentPattern, Rule, RuleEffect, RuleScope
+from services.tool_registry.domain.rules import ArgumentPattern, Rule, RuleEffect, RuleScope, said_by
 
 _IN_FORCE: Final = """
 revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp()) AND (uses_max = 0 OR uses < uses_max)
@@ -72,7 +72,7 @@ class PostgresRuleBook:
 
     async def add(self, rule: Rule, request_id: str) -> Rule:
         patterns = msgspec.msgpack.encode(rule.arguments)
-        request_hash = hashlib.sha256(msgspec.msgpack.encode(msgspec.structs.asdict(_Said.of(rule)))).digest()
+        request_hash = hashlib.sha256(said_by(rule)).digest()
         async with self._database.acquire() as connection:
             row = await connection.fetchrow(
                 _ADD,
@@ -134,37 +134,6 @@ class PostgresRuleBook:
     async def forget(self, older_than_seconds: float) -> None:
         async with self._database.acquire() as connection:
             await connection.execute(_FORGET, older_than_seconds)
-
-
-class _Said(msgspec.Struct):
-    """What tells one request from another: what the person said."""
-
-    effect: str
-    scope: str
-    scope_id: str
-    tool_name: str
-    arguments: bytes
-    items_max: int
-    includes_destructive: bool
-    uses_max: int
-    reason: str
-    expire_time: float
-
-    @classmethod
-    def of(cls, rule: Rule) -> _Said:
-        """Return what the person said with a rule."""
-        return cls(
-            effect=rule.effect,
-            scope=rule.scope,
-            scope_id=rule.scope_id,
-            tool_name=rule.tool_name,
-            arguments=msgspec.msgpack.encode(rule.arguments),
-            items_max=rule.items_max,
-            includes_destructive=rule.includes_destructive,
-            uses_max=rule.uses_max,
-            reason=rule.reason,
-            expire_time=rule.expire_time,
-        )
 
 
 def _rule(row: asyncpg.Record) -> Rule:

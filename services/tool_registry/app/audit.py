@@ -9,6 +9,7 @@ from typing import Final
 from services.errors import DependencyUnavailable
 from services.tool_registry.app.policy_ports import AuditLog
 from services.tool_registry.domain.audit import AuditDraft, AuditKind, DecisionRecord, clean_name, sha256_hex
+from services.tool_registry.domain.rules import Rule, said_by
 from services.tool_registry.domain.verdict import CallIdentity, Verdict
 
 _ENTRIES_PER_COMMIT_MAX: Final = 2000
@@ -60,7 +61,7 @@ class AuditTrail:
                     tool_name=clean_name(tool_name),
                     tool_version=verdict.tool_version,
                     verdict=verdict.disposition.value,
-                    reason=verdict.approval_cause or verdict.error_reason,
+                    reason=_reason(verdict),
                     arguments_sha256=sha256_hex(verdict.accepted.canonical) if verdict.accepted else "",
                 )
                 for identity, tool_name, verdict in zip(identities, tool_names, verdicts, strict=True)
@@ -90,6 +91,31 @@ class AuditTrail:
                     arguments_sha256=sha256_hex(decision.arguments),
                 )
                 for identity, decision in decisions
+            ]
+        )
+
+    async def ruled(self, rule: Rule, verdict: str, by_user_id: str) -> None:
+        """Write that somebody makes (MADE) or revokes (REVOKED) a rule.
+
+        Raises:
+            DependencyUnavailable: as `write`.
+        """
+        await self.write(
+            [
+                AuditDraft(
+                    store_id=rule.store_id,
+                    kind=AuditKind.RULE,
+                    time_us=self.time_us(),
+                    user_id=rule.user_id,
+                    run_id="",
+                    call_id="",
+                    tool_name=clean_name(rule.tool_name),
+                    tool_version=rule.tool_version,
+                    verdict=verdict,
+                    reason=rule.rule_id,
+                    by_user_id=by_user_id,
+                    arguments_sha256=sha256_hex(said_by(rule)),
+                )
             ]
         )
 
@@ -123,3 +149,11 @@ class AuditTrail:
                     written.set_exception(DependencyUnavailable("the audit chain takes no entries: verify it"))
                 else:
                     written.set_result(None)
+
+
+def _reason(verdict: Verdict) -> str:
+    """Return why a call is gated or refused; the rule that decided goes along where it is not in there."""
+    reason = verdict.approval_cause or verdict.error_reason
+    if not verdict.rule_id or verdict.rule_id in reason:
+        return reason
+    return f"{reason}, rule {verdict.rule_id}".lstrip(", ")

@@ -82,7 +82,9 @@ class CallPolicy:
         return rates
 
     def _executed(self, job: Job) -> AuditDraft:
-        return replace(self._of_job(job), kind=AuditKind.EXECUTED, verdict="APPROVED" if job.is_approved else "")
+        rule_id = job.allowing_rule_id
+        verdict = "APPROVED" if job.is_approved else "RULE" if rule_id else ""
+        return replace(self._of_job(job), kind=AuditKind.EXECUTED, verdict=verdict, reason=rule_id)
 
     def _returned(self, job: Job, result: ExecutionResult, *, is_cached: bool = False) -> AuditDraft:
         return replace(

@@ -9,6 +9,7 @@ from typing import Final
 from services.chassis.clock import Clock
 from services.chassis.ids import IdSource
 from services.errors import InvalidField, PermissionDenied, RuleNotFound
+from services.tool_registry.app.audit import AuditTrail
 from services.tool_registry.app.catalog import Catalog
 from services.tool_registry.app.ports import RuleBook
 from services.tool_registry.domain.definition import Caller
@@ -53,15 +54,16 @@ class ListedRule:
 
 
 class Rules:
-    """Makes rules and finds the one that decides about a call.
+    """Makes rules and finds the one that decides about a call. What is made and revoked is in the audit chain before.
 
     The rules of a store are kept for a second, so that checking a batch costs no
     statement where there are none. What allows a call is not taken from there: it
     is counted, and looked at again right before the call runs, in the database.
     """
 
-    def __init__(self, book: RuleBook, catalog: Catalog, ids: IdSource, clock: Clock) -> None:
+    def __init__(self, book: RuleBook, catalog: Catalog, audit: AuditTrail, ids: IdSource, clock: Clock) -> None:
         self._book = book
+        self._audit = audit
         self._catalog = catalog
         self._ids = ids
         self._clock = clock
@@ -96,6 +98,7 @@ class Rules:
             user_id=person.user_id,
             tool_version=version,
         )
+        await self._audit.ruled(rule, "MADE", person.user_id)
         made = await self._book.add(rule, request_id)
         self._kept.pop(person.store_id, None)
         return ListedRule(rule=made, is_suspended=False)
@@ -113,6 +116,7 @@ class Rules:
             raise RuleNotFound
         if rule.scope is RuleScope.STORE and not is_admin:
             raise PermissionDenied("a rule of the whole store is revoked by an admin")
+        await self._audit.ruled(rule, "REVOKED", person.user_id)
         revoked = await self._book.revoke(person.store_id, rule_id, person.user_id)
         self._kept.pop(person.store_id, None)
         return await self._listed(revoked)

@@ -25,13 +25,15 @@ class AuditKind(StrEnum):
     """What an entry says of a call."""
 
     PROPOSED = "PROPOSED"
-    """It was checked: `verdict` is the disposition, `reason` why it is gated or refused."""
+    """It was checked: `verdict` is the disposition, `reason` why it is gated or refused, or the rule that decided."""
     DECIDED = "DECIDED"
     """A person decided about it: `verdict` is the kind of the decision, `by_user_id` who."""
     EXECUTED = "EXECUTED"
-    """It is about to begin: `verdict` is APPROVED if it had an approval, else empty."""
+    """It is about to begin: `verdict` is APPROVED if it had an approval, RULE if a rule stood for one, else empty."""
     RETURNED = "RETURNED"
     """It has ended: `verdict` is the outcome, `reason` that of an error, or CACHED."""
+    RULE = "RULE"
+    """Somebody made or revoked a rule: `verdict` is MADE or REVOKED, `reason` its id. No call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -151,6 +151,32 @@ def ruling(rules: Iterable[Rule], call: RuledCall, now: float) -> Rule | None:
     )
 
 
+def said_by(rule: Rule) -> bytes:
+    """Return what its author said with a rule, canonical: without ids, versions and uses."""
+    patterns: list[JsonValue] = [
+        {
+            "argument": each.argument,
+            "equals": each.equals.decode() if each.equals is not None else None,
+            "glob": each.glob,
+        }
+        for each in rule.arguments
+    ]
+    return dumps_canonical(
+        {
+            "effect": rule.effect.value,
+            "scope": rule.scope.value,
+            "scope_id": rule.scope_id,
+            "tool_name": rule.tool_name,
+            "arguments": patterns,
+            "items_max": rule.items_max,
+            "includes_destructive": rule.includes_destructive,
+            "uses_max": rule.uses_max,
+            "reason": rule.reason,
+            "expire_time": rule.expire_time,
+        }
+    )
+
+
 def is_suspended(rule: Rule, current_version: int) -> bool:
     """Whether the tool of an ALLOW rule has changed since it was made; `current_version` is 0 if there is none."""
     return rule.effect is RuleEffect.ALLOW and rule.is_for_one_tool and rule.tool_version != current_version

@@ -222,9 +222,9 @@ async def running(
         kinds = connectors(source_store, known_secrets)
         catalog = Catalog(book, sources={"worker": hub, **kinds})
         await catalog.load("module:test", tools)
-        rules = Rules(PostgresRuleBook(database), catalog, ids, clock)
         observer = RegistryMetrics(metrics)
         policy = policy_parts(database, clock, store_calls_per_minute=store_calls_per_minute)
+        rules = Rules(PostgresRuleBook(database), catalog, policy.audit, ids, clock)
         parts = AttemptParts(
             journal=journal,
             locks=PostgresResourceLocks(database, instance_id=instance_id),

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from pawl.tool.v1 import execution_pb2, rule_pb2
+from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2
 
 from services.tool_registry.domain.definition import Category, Effect
 from services.tool_registry.sdk import Tool, tool
@@ -275,3 +275,19 @@ async def test_calls_that_were_allowed_long_ago_are_forgotten_and_still_counted(
     assert rule.uses == 1
     assert (await registry.check("pay", call="two")).disposition == RUN
     assert (await registry.check("pay", call="three")).disposition == APPROVE
+
+
+async def test_rules_and_what_they_decide_are_in_the_audit_chain(registry: Registry) -> None:
+    rule_id = await make(registry, ALLOW)
+    await registry.check("pay")
+    await registry.run("pay", rule_id=rule_id)
+    await registry.rules["acme", "ann"].RevokeRule(rule_pb2.RevokeRuleRequest(rule_id=rule_id))
+    listed = (await registry.auditors["acme", "olga"].ListAudit(audit_pb2.ListAuditRequest())).entries
+    told = sorted((entry.seq, entry.verdict, entry.reason) for entry in listed)
+    assert [entry[1:] for entry in told] == [
+        ("MADE", rule_id),
+        ("RUN", f"rule {rule_id}"),
+        ("RULE", rule_id),
+        ("SUCCEEDED", ""),
+        ("REVOKED", rule_id),
+    ]

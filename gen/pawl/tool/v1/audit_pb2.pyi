@@ -30,17 +30,22 @@ class _AuditKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AuditKind.V
     """Never sent. In a filter: any."""
     AUDIT_KIND_PROPOSED: _AuditKind.ValueType  # 1
     """It was checked: `verdict` is a Disposition, `reason` says why it is gated
-    or refused.
+    or refused, and which rule decided.
     """
     AUDIT_KIND_DECIDED: _AuditKind.ValueType  # 2
     """A person decided about it: `verdict` is a DecisionKind, `by_user_id` who."""
     AUDIT_KIND_EXECUTED: _AuditKind.ValueType  # 3
-    """It was about to begin: `verdict` is APPROVED if it had an approval, else
-    empty. Without RETURNED behind it, its process died in the middle.
+    """It was about to begin: `verdict` is APPROVED if it had an approval, RULE if
+    a rule stood for one (`reason` says which), else empty. Without RETURNED
+    behind it, its process died in the middle.
     """
     AUDIT_KIND_RETURNED: _AuditKind.ValueType  # 4
     """It ended: `verdict` is an ExecutionOutcome, `reason` that of an error, or
     CACHED for a result that was given again.
+    """
+    AUDIT_KIND_RULE: _AuditKind.ValueType  # 5
+    """Somebody made or revoked a rule: `verdict` is MADE or REVOKED, `reason` the
+    id of the rule, `arguments_sha256` of what it says. No call.
     """
 
 class AuditKind(_AuditKind, metaclass=_AuditKindEnumTypeWrapper):
@@ -50,17 +55,22 @@ AUDIT_KIND_UNSPECIFIED: AuditKind.ValueType  # 0
 """Never sent. In a filter: any."""
 AUDIT_KIND_PROPOSED: AuditKind.ValueType  # 1
 """It was checked: `verdict` is a Disposition, `reason` says why it is gated
-or refused.
+or refused, and which rule decided.
 """
 AUDIT_KIND_DECIDED: AuditKind.ValueType  # 2
 """A person decided about it: `verdict` is a DecisionKind, `by_user_id` who."""
 AUDIT_KIND_EXECUTED: AuditKind.ValueType  # 3
-"""It was about to begin: `verdict` is APPROVED if it had an approval, else
-empty. Without RETURNED behind it, its process died in the middle.
+"""It was about to begin: `verdict` is APPROVED if it had an approval, RULE if
+a rule stood for one (`reason` says which), else empty. Without RETURNED
+behind it, its process died in the middle.
 """
 AUDIT_KIND_RETURNED: AuditKind.ValueType  # 4
 """It ended: `verdict` is an ExecutionOutcome, `reason` that of an error, or
 CACHED for a result that was given again.
+"""
+AUDIT_KIND_RULE: AuditKind.ValueType  # 5
+"""Somebody made or revoked a rule: `verdict` is MADE or REVOKED, `reason` the
+id of the rule, `arguments_sha256` of what it says. No call.
 """
 Global___AuditKind: _TypeAlias = AuditKind  # noqa: Y015
 
