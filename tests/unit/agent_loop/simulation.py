@@ -60,6 +60,7 @@ from services.agent_loop.domain.run import ENDED, Run, RunOptions, RunState, Sto
 from services.agent_loop.domain.state import MODEL, State
 from services.agent_loop.domain.tool import Disposition, ExecutionResult, Outcome, Stopped, Verdict
 from tests.fakes.provider import check_history
+from tests.simulation.reference import CALL_MOVES, ONCE_BEGUN
 
 TOKENS_PER_ANSWER = 15
 
@@ -115,6 +116,9 @@ BROKEN = ExecutionResult(
     result=CallResult(content_json=b'{"error":"broken"}', is_error=True, error_reason="TOOL_ERROR"),
 )
 UNKNOWN = ExecutionResult(outcome=Outcome.UNKNOWN, result=CallResult(content_json=b"null", is_error=True))
+ASKS = ExecutionResult(
+    outcome=Outcome.INPUT_REQUIRED, result=CallResult(content_json=b"null"), question=Question(question="Really?")
+)
 
 
 def verdict_on(call: Call) -> Verdict:
@@ -219,7 +223,12 @@ class Simulation:
 
     def _check(self, before: State, plan: planning.Plan) -> None:
         for call_id, call in before.calls.items():
-            assert not call.settled or plan.state.calls[call_id] == call, "a settled call changed"
+            after = plan.state.calls[call_id]
+            assert not call.settled or after == call, "a settled call changed"
+            if after.state is not call.state:
+                move = (call.state.value, after.state.value)
+                assert move[1] in CALL_MOVES[move[0]].split(), f"the ledger would refuse {move}"
+                assert move not in ONCE_BEGUN or call.attempt, f"the ledger would refuse {move} before it began"
         for event in plan.events:
             if isinstance(event, RoundStarted):
                 assert plan.state.open_calls == () or plan.state.run.state in ENDED

@@ -18,7 +18,7 @@ from services.agent_loop.domain.run import (
     UnknownOutcomePolicy,
 )
 from services.agent_loop.domain.state import MODEL
-from tests.unit.agent_loop.simulation import BROKEN, OK, PENDING, UNKNOWN, VERDICTS, Simulation, answer
+from tests.unit.agent_loop.simulation import ASKS, BROKEN, OK, PENDING, UNKNOWN, VERDICTS, Simulation, answer
 
 BATCHES = st.lists(st.lists(st.sampled_from(sorted(VERDICTS)), min_size=1, max_size=4), min_size=1, max_size=2)
 OPTIONS = st.builds(
@@ -29,7 +29,7 @@ OPTIONS = st.builds(
     token_budget_policy=st.sampled_from(TokenBudgetPolicy),
 )
 KINDS = (
-    *("model", "model_breaks", "top_up", "end", "break", "doubt", "resolve"),
+    *("model", "model_breaks", "top_up", "end", "break", "doubt", "asks", "resolve"),
     *("approve", "edit", "reject", "answer", "return", "return_error", "expire"),
     *("cancel", "steer", "take_over"),
 )
@@ -59,8 +59,8 @@ def happen(run: Simulation, what: str, which: int) -> None:
             run.model_fails()
         case "top_up" if run.tokens_granted and not run.cancelled:
             run.tops_up(10 * which + 1)
-        case "end" | "break" | "doubt" if running:
-            ended = {"end": OK, "break": BROKEN, "doubt": UNKNOWN}[what]
+        case "end" | "break" | "doubt" | "asks" if running:
+            ended = {"end": OK, "break": BROKEN, "doubt": UNKNOWN, "asks": ASKS}[what]
             run.ends(sorted(running)[which % len(running)], ended)
         case "approve" | "edit" | "reject" | "answer" if asked and not run.cancelled:
             call, kind = asked[which % len(asked)], DECISIONS[what]
