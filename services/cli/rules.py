@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from collections.abc import Callable
 from typing import Annotated, Final
 
 import typer
@@ -59,40 +60,30 @@ def allow(
     _make(context, rule, like, equals, lasts)
 
 
-@app.command()
-def ask(
-    context: typer.Context,
-    tool: Tool,
-    *,
-    run: Run = None,
-    conversation: Conversation = None,
-    everybody: Everybody = False,
-    like: Like = None,
-    equals: Equals = None,
-    lasts: For = None,
-    reason: Reason = "",
-) -> None:
-    """Have calls approved, whatever the category of the tool."""
-    rule = _rule(rule_pb2.RULE_EFFECT_ASK, tool, run, conversation, everybody=everybody, reason=reason)
-    _make(context, rule, like, equals, lasts)
+def _stricter(effect: rule_pb2.RuleEffect.ValueType, what: str) -> Callable[..., None]:
+    """Return a command that makes a rule which lets nothing pass that would not pass without it."""
+
+    def command(
+        context: typer.Context,
+        tool: Tool,
+        *,
+        run: Run = None,
+        conversation: Conversation = None,
+        everybody: Everybody = False,
+        like: Like = None,
+        equals: Equals = None,
+        lasts: For = None,
+        reason: Reason = "",
+    ) -> None:
+        rule = _rule(effect, tool, run, conversation, everybody=everybody, reason=reason)
+        _make(context, rule, like, equals, lasts)
+
+    command.__doc__ = what
+    return command
 
 
-@app.command()
-def deny(
-    context: typer.Context,
-    tool: Tool,
-    *,
-    run: Run = None,
-    conversation: Conversation = None,
-    everybody: Everybody = False,
-    like: Like = None,
-    equals: Equals = None,
-    lasts: For = None,
-    reason: Reason = "",
-) -> None:
-    """Refuse calls without asking anybody."""
-    rule = _rule(rule_pb2.RULE_EFFECT_DENY, tool, run, conversation, everybody=everybody, reason=reason)
-    _make(context, rule, like, equals, lasts)
+app.command("ask")(_stricter(rule_pb2.RULE_EFFECT_ASK, "Have calls approved, whatever the category of the tool."))
+app.command("deny")(_stricter(rule_pb2.RULE_EFFECT_DENY, "Refuse calls without asking anybody."))
 
 
 @app.command()
