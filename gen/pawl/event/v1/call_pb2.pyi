@@ -566,6 +566,7 @@ class Call(_message.Message):
     PROVIDER_CALL_ID_FIELD_NUMBER: _builtins.int
     UNDOES_CALL_ID_FIELD_NUMBER: _builtins.int
     TOOL_NAME_FIELD_NUMBER: _builtins.int
+    PROPOSED_TOOL_NAME_FIELD_NUMBER: _builtins.int
     TOOL_VERSION_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     CONTEXT_FIELD_NUMBER: _builtins.int
@@ -607,7 +608,11 @@ class Call(_message.Message):
     undoes_call_id: _builtins.str
     """The call whose effect this one takes back; only in an undo."""
     tool_name: _builtins.str
-    """Name of the tool as the model wrote it."""
+    """Name of the tool: as the model wrote it, or of the one that took its place
+    (OFFER_FALLBACK_BACKEND_TOOL).
+    """
+    proposed_tool_name: _builtins.str
+    """Name that the model used, if another tool took its place; empty otherwise."""
     tool_version: _builtins.int
     """Version of the tool; 0 when there is no such tool."""
     state: Global___CallState.ValueType
@@ -694,6 +699,7 @@ class Call(_message.Message):
         provider_call_id: _builtins.str = ...,
         undoes_call_id: _builtins.str = ...,
         tool_name: _builtins.str = ...,
+        proposed_tool_name: _builtins.str = ...,
         tool_version: _builtins.int = ...,
         state: Global___CallState.ValueType = ...,
         context: Global___ExecutionContext.ValueType = ...,
@@ -721,7 +727,7 @@ class Call(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["approval", b"approval", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "offer", b"offer", "question", b"question", "result", b"result", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["approval", b"approval", "arguments_json", b"arguments_json", "attempt", b"attempt", "call_id", b"call_id", "category", b"category", "context", b"context", "conversation_id", b"conversation_id", "create_time", b"create_time", "deadline_time", b"deadline_time", "effect_class", b"effect_class", "end_time", b"end_time", "fallback_tool_name", b"fallback_tool_name", "index", b"index", "offer", b"offer", "offer_fallback", b"offer_fallback", "parallel", b"parallel", "proposed_arguments", b"proposed_arguments", "provider_call_id", b"provider_call_id", "question", b"question", "resource_keys", b"resource_keys", "result", b"result", "result_omitted_bytes", b"result_omitted_bytes", "round", b"round", "rule_id", b"rule_id", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "store_id", b"store_id", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "tool_version", b"tool_version", "undoes_call_id", b"undoes_call_id", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approval", b"approval", "arguments_json", b"arguments_json", "attempt", b"attempt", "call_id", b"call_id", "category", b"category", "context", b"context", "conversation_id", b"conversation_id", "create_time", b"create_time", "deadline_time", b"deadline_time", "effect_class", b"effect_class", "end_time", b"end_time", "fallback_tool_name", b"fallback_tool_name", "index", b"index", "offer", b"offer", "offer_fallback", b"offer_fallback", "parallel", b"parallel", "proposed_arguments", b"proposed_arguments", "proposed_tool_name", b"proposed_tool_name", "provider_call_id", b"provider_call_id", "question", b"question", "resource_keys", b"resource_keys", "result", b"result", "result_omitted_bytes", b"result_omitted_bytes", "round", b"round", "rule_id", b"rule_id", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "store_id", b"store_id", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "tool_version", b"tool_version", "undoes_call_id", b"undoes_call_id", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

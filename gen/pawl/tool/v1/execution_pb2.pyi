@@ -120,6 +120,7 @@ class CallContext(_message.Message):
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     USER_ROLES_FIELD_NUMBER: _builtins.int
+    APPROVALS_REQUIRED_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store of the run."""
     user_id: _builtins.str
@@ -128,6 +129,10 @@ class CallContext(_message.Message):
     """Conversation of the run."""
     run_id: _builtins.str
     """The run."""
+    approvals_required: _builtins.int
+    """How many different people must approve each gated call of the run; 0 means
+    one. From two on no rule allows a call in their place.
+    """
     @_builtins.property
     def user_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Roles of the user when the run was started."""
@@ -140,10 +145,11 @@ class CallContext(_message.Message):
         conversation_id: _builtins.str = ...,
         run_id: _builtins.str = ...,
         user_roles: _abc.Iterable[_builtins.str] | None = ...,
+        approvals_required: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "run_id", b"run_id", "store_id", b"store_id", "user_id", b"user_id", "user_roles", b"user_roles"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approvals_required", b"approvals_required", "conversation_id", b"conversation_id", "run_id", b"run_id", "store_id", b"store_id", "user_id", b"user_id", "user_roles", b"user_roles"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
