@@ -179,6 +179,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     tool_name: str
     state: CallState
     provider_call_id: str = ""
+    proposed_tool_name: str = ""
+    """The name that the model used, where another tool took its place; else empty."""
     undoes_call_id: str = ""
     """The call whose effect this one takes back; empty unless the run is an undo."""
     tool_version: int = 0
@@ -203,6 +205,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     end_time: float | None = None
     rule_id: str = ""
     """The rule that decided about it in place of a person, or asked for the person."""
+
+    @property
+    def name_for_model(self) -> str:
+        """The name of the tool as the model used it."""
+        return self.proposed_tool_name or self.tool_name
 
     @property
     def settled(self) -> bool:

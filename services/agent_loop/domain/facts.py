@@ -123,7 +123,13 @@ def _fallen_back(state: State, fact: FallbackChecked, now: float) -> State:
         return state.with_calls([settle.settled(call, CallState.EXPIRED, result, now)])
     note = f"No client ran {call.tool_name} in time; {call.fallback_tool_name} took its place."
     # The approval of the front-end tool, if there was one, is not one of this tool.
-    replaced = replace(call, tool_name=call.fallback_tool_name, approval=None, offer=None)
+    replaced = replace(
+        call,
+        tool_name=call.fallback_tool_name,
+        proposed_tool_name=call.name_for_model,
+        approval=None,
+        offer=None,
+    )
     call = proposals.judged(replaced, fact.verdict, state.run.options, now)
     notes = {**state.loop.notes, call.call_id: f"{note} {fact.verdict.note}".strip()}
     return replace(state.with_calls([call]), loop=replace(state.loop, notes=notes))

@@ -146,7 +146,7 @@ def _assistant(message: Message, asked: Sequence[Call], reasoning_field: str) ->
             {
                 "id": call.call_id,
                 "type": "function",
-                "function": {"name": call.tool_name, "arguments": _arguments(call.proposed_arguments)},
+                "function": {"name": call.name_for_model, "arguments": _arguments(call.proposed_arguments)},
             }
             for call in asked
         ]

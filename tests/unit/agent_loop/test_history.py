@@ -8,14 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from services.agent_loop.adapters import wire
 from services.agent_loop.domain import history, settle
-from services.agent_loop.domain.call import Call, CallResult, CallState
+from services.agent_loop.domain.call import Call, CallResult, CallState, ExecutionContext, OfferFallback
+from services.agent_loop.domain.fact import FallbackChecked
+from services.agent_loop.domain.facts import apply_fact
 from services.agent_loop.domain.history import Dialect, ReasoningEcho
 from services.agent_loop.domain.limits import Limits
 from services.agent_loop.domain.message import Message, Role
 from services.agent_loop.domain.results import contents
 from services.agent_loop.domain.run import Run, RunOptions
 from services.agent_loop.domain.state import State
+from services.agent_loop.domain.tool import Disposition, Verdict
 from tests.fakes.provider import check_history
 
 RUN = Run(store_id="s", user_id="u", conversation_id="c", run_id="r")
@@ -67,6 +71,25 @@ def test_calls_are_known_to_the_provider_by_pawl_s_ids() -> None:
         state(user("hi"), assistant("", "a"), assistant("", "b"), calls=(call("a"), call("b"))), Dialect()
     )
     assert [message["tool_calls"][0]["id"] for message in told if "tool_calls" in message] == ["a", "b"]
+
+
+def test_the_model_finds_its_call_under_the_name_that_it_used() -> None:
+    """Also where a backend tool took the place of a front end: else it calls again until the run is stuck."""
+    offered = replace(
+        call("a", name="ask_browser"),
+        state=CallState.OFFERED,
+        context=ExecutionContext.FRONTEND,
+        offer_fallback=OfferFallback.BACKEND_TOOL,
+        fallback_tool_name="search",
+        result=None,
+    )
+    verdict = Verdict(call_id="a", disposition=Disposition.RUN, tool_version=3, context=ExecutionContext.BACKEND)
+    before = state(user("hi"), assistant("", "a"), calls=(offered,))
+    after, _ = apply_fact(before, FallbackChecked(call_id="a", verdict=verdict), 1.0)
+    kept = wire.call(wire.call_message(after.calls["a"]))
+    done = settle.settled(kept, CallState.SUCCEEDED, CallResult(content_json=b"1"), 2.0)
+    told = history.of_run(state(user("hi"), assistant("", "a"), calls=(done,)), Dialect())
+    assert (kept.tool_name, told[1]["tool_calls"][0]["function"]["name"]) == ("search", "ask_browser")
 
 
 def test_instructions_come_first() -> None:
