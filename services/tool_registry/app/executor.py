@@ -26,7 +26,7 @@ from services.tool_registry.app.jobs import ExecuteRequest, Job, admit
 from services.tool_registry.app.permits import Permits
 from services.tool_registry.app.ports import CallKey, HeldElsewhere, Journal, Observer
 from services.tool_registry.domain.definition import Effect
-from services.tool_registry.domain.execution import NOT_STOPPED, ExecutionResult, Progress, input_required
+from services.tool_registry.domain.execution import NOT_STOPPED, ExecutionResult, Outcome, Progress, input_required
 from services.tool_registry.domain.question import given
 
 _POLL_SECONDS: Final = 0.1
@@ -293,6 +293,8 @@ class Executor:
 
     async def _write_end(self, job: Job, result: ExecutionResult, attempt: Attempt) -> ExecutionResult:
         """Make the result, and that there is one, durable before anybody sees it, however long the database is away."""
+        if result.outcome is Outcome.INPUT_REQUIRED:
+            return result  # It has not ended: it begins again with the answer.
         audited = self._until_written(job, lambda: self._parts.policy.ended(job, result, has_begun=attempt.has_run))
         if not attempt.has_asked_journal:
             await audited

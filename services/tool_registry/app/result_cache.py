@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from services.tool_registry.app.jobs import Job
-from services.tool_registry.domain.execution import ExecutionResult
+from services.tool_registry.domain.execution import ExecutionResult, Outcome
 
 _SWEEP_SECONDS: Final = 60.0
 
@@ -54,7 +54,7 @@ class ResultCache:
 
     def find(self, job: Job) -> ExecutionResult | None:
         """Return an earlier result of the same call, with a note of its age, if it is not too old."""
-        if not job.cache_seconds:
+        if not _is_kept(job):
             return None
         key, now = _key(job), self._monotonic()
         kept = self._kept.get(key)
@@ -65,8 +65,9 @@ class ResultCache:
         return replace(kept.result, note=f"From the cache: this result is {age:.0f} s old.", duration_seconds=0.0)
 
     def put(self, job: Job, result: ExecutionResult) -> None:
-        """Keep a result; errors are not kept. Its age counts from when the call began."""
-        if not job.cache_seconds or result.is_error or result.note or len(result.content) > self._bytes_max:
+        """Keep a result; errors, questions and what hangs on an answer are not kept. Its age counts from its begin."""
+        has_succeeded = result.outcome is Outcome.SUCCEEDED and not result.is_error
+        if not _is_kept(job) or not has_succeeded or result.note or len(result.content) > self._bytes_max:
             return
         now = self._monotonic()
         begun_at = now - result.duration_seconds
@@ -89,6 +90,11 @@ class ResultCache:
         kept = self._kept.pop(key, None)
         if kept is not None:
             self._bytes -= len(kept.result.content)
+
+
+def _is_kept(job: Job) -> bool:
+    """Whether results of the call are for others of the same arguments too: an answer of a person is for this one."""
+    return bool(job.cache_seconds) and not job.answers
 
 
 def _key(job: Job) -> CacheKey:
