@@ -130,6 +130,7 @@ def _context(context: OnBehalfOf) -> execution_pb2.CallContext:
         conversation_id=context.conversation_id,
         run_id=context.run_id,
         user_roles=context.user_roles,
+        approvals_required=context.approvals_required,
     )
 
 

@@ -46,6 +46,7 @@ class Hands:
             conversation_id=run.conversation_id,
             run_id=run.run_id,
             user_roles=run.user_roles,
+            approvals_required=run.options.approvals_required,
         )
         self._registry = registry
         self._patience = patience

@@ -118,6 +118,8 @@ class OnBehalfOf:
     run_id: str
     user_roles: tuple[str, ...] = ()
     """Those that the user had when the run was started."""
+    approvals_required: int = 0
+    """People who must approve each gated call of the run; 0 means one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

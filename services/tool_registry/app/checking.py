@@ -17,7 +17,7 @@ from services.tool_registry.domain.digest import call_digest
 from services.tool_registry.domain.gate import approval_cause, longest_array
 from services.tool_registry.domain.names import did_you_mean
 from services.tool_registry.domain.resources import resource_keys
-from services.tool_registry.domain.rules import Rule, RuledCall, RuleEffect, RuleScope
+from services.tool_registry.domain.rules import Rule, RuledCall, RuleEffect, RuleScope, may_approve
 from services.tool_registry.domain.verdict import CallIdentity, Disposition, Verdict, question_of
 
 PREVIEW_CHARACTERS_MAX: Final = 4096
@@ -60,12 +60,19 @@ class Checker:
         first: dict[tuple[str, bytes], int] = {}
         verdicts = []
         for number, (identity, call) in enumerate(proposed, 1):
-            verdict = await self._check(identity, call, known_names)
-            definition, accepted = verdict.definition, verdict.accepted
-            if definition is not None and accepted is not None and definition.effect is not Effect.READ_ONLY:
-                earlier = first.setdefault((definition.name, accepted.canonical), number)
-                if earlier != number:
-                    verdict = _duplicate(verdict, definition, earlier, proposed[earlier - 1][0].call_id)
+            fitting = await self._fitting(identity, call, known_names)
+            if isinstance(fitting, Verdict):
+                verdict = fitting
+            else:
+                tool, accepted = fitting
+                key = (tool.definition.name, accepted.canonical)
+                if key in first:
+                    # Before any rule, which would count it.
+                    verdict = _duplicate(identity, tool, first[key], proposed[first[key] - 1][0].call_id)
+                else:
+                    verdict = await self._judged(identity, call, tool, accepted)
+                    if verdict.accepted is not None and tool.definition.effect is not Effect.READ_ONLY:
+                        first[key] = number
             self._observer.checked(verdict.disposition)
             verdicts.append(verdict)
         await self._audit.proposed(
@@ -73,7 +80,10 @@ class Checker:
         )
         return verdicts
 
-    async def _check(self, identity: CallIdentity, call: ProposedCall, known_names: Iterable[str]) -> Verdict:
+    async def _fitting(
+        self, identity: CallIdentity, call: ProposedCall, known_names: Iterable[str]
+    ) -> tuple[CatalogTool, Accepted] | Verdict:
+        """Return the tool that the user may call, and arguments that fit it, or the refusal."""
         tool = None
         if call.tool_version:
             tool = await self._catalog.find(identity.store_id, call.tool_name, call.tool_version)
@@ -88,6 +98,13 @@ class Checker:
             return _refused(identity, checked.reason, checked.message, tool)
         if definition.context is ExecutionContext.BACKEND and tool.loaded is None:
             return _refused(identity, "TOOL_NOT_FOUND", f"the tool {definition.name} is not available any more", tool)
+        return tool, checked
+
+    async def _judged(
+        self, identity: CallIdentity, call: ProposedCall, tool: CatalogTool, checked: Accepted
+    ) -> Verdict:
+        """Return the verdict on a call that fits, by the gate and by people's rules."""
+        definition = tool.definition
         cause = gate(tool, checked)
         rule = await self._rules.deciding(identity.store_id, ruled_call(identity, tool, checked))
         if rule is not None:
@@ -109,10 +126,11 @@ class Checker:
             tool_version=tool.entry.version,
             accepted=checked,
             resource_keys=resource_keys(definition.resource_keys, checked.arguments),
-            digest=digest_of(identity, tool, checked) if cause else "",
+            # By its digest the ledger knows what was approved: so an edit has one though it needs no approval any more.
+            digest=digest_of(identity, tool, checked) if cause or call.is_edited else "",
             preview=_preview(tool, checked) if cause else "",
             approval_cause=cause,
-            approvals_required=_approvals_required(tool) if cause else 0,
+            approvals_required=_approvals_required(identity, tool) if cause else 0,
             question=(
                 question_of(definition, checked.arguments) if definition.context is ExecutionContext.HUMAN else None
             ),
@@ -138,7 +156,8 @@ def ruled_call(identity: CallIdentity, tool: CatalogTool, accepted: Accepted) ->
         tool_create_time=max(tool.entry.create_time, tool.loaded.entry.create_time if tool.loaded else 0.0),
         category=definitions[0].category,
         items=_items(tool, accepted),
-        approvals_required=max(definition.approvals_required for definition in definitions),
+        approvals_required=_approvals_required(identity, tool),
+        user_may_approve=may_approve(identity.user_roles),
         arguments=accepted.arguments,
     )
 
@@ -167,10 +186,9 @@ def _items(tool: CatalogTool, accepted: Accepted) -> int:
     return items if count is None else count
 
 
-def _approvals_required(tool: CatalogTool) -> int:
-    """Return how many people must approve, by the pinned definition or by the one in force: the larger number."""
-    loaded = tool.loaded.tool.definition.approvals_required if tool.loaded is not None else 0
-    return max(1, tool.definition.approvals_required, loaded)
+def _approvals_required(identity: CallIdentity, tool: CatalogTool) -> int:
+    """Return how many people must approve, by the run, the pinned definition or the one in force: the most."""
+    return max(1, identity.approvals_required, *(each.approvals_required for each in _definitions(tool)))
 
 
 def digest_of(identity: CallIdentity, tool: CatalogTool, accepted: Accepted) -> str:
@@ -202,19 +220,12 @@ def fits_loaded(tool: CatalogTool, accepted: Accepted) -> Accepted | Refused:
     )
 
 
-def _duplicate(verdict: Verdict, definition: ToolDefinition, earlier: int, call_id: str) -> Verdict:
+def _duplicate(identity: CallIdentity, tool: CatalogTool, earlier: int, call_id: str) -> Verdict:
     message = (
-        f"this is call {earlier} of the batch ({call_id}) once more: {definition.name} with the same arguments. "
+        f"this is call {earlier} of the batch ({call_id}) once more: {tool.definition.name} with the same arguments. "
         "It is done once. If it is meant twice, call it again after its result"
     )
-    return Verdict(
-        call_id=verdict.call_id,
-        disposition=Disposition.REFUSE,
-        definition=definition,
-        tool_version=verdict.tool_version,
-        error_reason="DUPLICATE_CALL",
-        error_message=message,
-    )
+    return _refused(identity, "DUPLICATE_CALL", message, tool)
 
 
 def _ungated(definition: ToolDefinition) -> Disposition:

@@ -14,6 +14,7 @@ from services.tool_registry.app.catalog import Catalog
 from services.tool_registry.app.ports import RuleBook
 from services.tool_registry.domain.definition import Caller
 from services.tool_registry.domain.rules import (
+    ADMIN,
     RULES_MAX,
     Rule,
     RuledCall,
@@ -21,11 +22,9 @@ from services.tool_registry.domain.rules import (
     RuleScope,
     check_rule,
     is_suspended,
+    may_approve,
     ruling,
 )
-
-ADMIN: Final = "admin"
-APPROVER: Final = "approver"
 
 _FRESH_SECONDS: Final = 1.0
 _STORES_MAX: Final = 1000
@@ -42,7 +41,7 @@ class Person:
     @property
     def may_approve(self) -> bool:
         """Whether decisions about their own runs are theirs: without any role they are, as for everybody's own runs."""
-        return not self.roles or bool(self.roles & {ADMIN, APPROVER})
+        return may_approve(self.roles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ of the tool that its author knew, no bulk and no destruction unless it says so.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -19,6 +19,8 @@ from services.errors import InvalidField
 from services.tool_registry.domain.definition import Category, can_exist
 from services.tool_registry.domain.gate import BULK_ITEMS_MIN
 
+ADMIN: Final = "admin"
+APPROVER: Final = "approver"
 ANY_TOOL: Final = "*"
 PATTERNS_MAX: Final = 20
 GLOB_CHARACTERS_MAX: Final = 1000
@@ -44,6 +46,11 @@ class RuleScope(StrEnum):
     CONVERSATION = "CONVERSATION"
     USER = "USER"
     STORE = "STORE"
+
+
+def may_approve(roles: Collection[str]) -> bool:
+    """Whether somebody decides about their own runs: approvers and admins do, and whoever has no roles at all."""
+    return not roles or not {ADMIN, APPROVER}.isdisjoint(roles)
 
 
 def canonical_value(value: JsonValue) -> bytes:
@@ -136,6 +143,9 @@ class RuledCall:
     items: int
     """How many things it is about."""
     approvals_required: int
+    """By the definitions, or by the run."""
+    user_may_approve: bool
+    """Whether the user of the run could decide about it without a rule."""
     arguments: Mapping[str, JsonValue]
 
 
@@ -223,6 +233,8 @@ def _allows(rule: Rule, call: RuledCall) -> bool:
     """Whether an ALLOW that matches means a call like this."""
     if call.approvals_required > 1 or call.items > (rule.items_max or BULK_ITEMS_MIN - 1):
         return False
+    if rule.scope is not RuleScope.STORE and not call.user_may_approve:
+        return False  # Its author has lost the right in whose place it decides.
     if rule.is_for_one_tool:
         return call.tool_versions == {rule.tool_version}
     is_meant = call.category is not Category.DESTRUCTIVE or rule.includes_destructive

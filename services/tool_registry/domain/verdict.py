@@ -31,6 +31,8 @@ class CallIdentity:
     run_id: str
     call_id: str
     user_roles: frozenset[str] = frozenset()
+    approvals_required: int = 0
+    """People who must approve each gated call of the run; 0 means one."""
 
     @property
     def caller(self) -> Caller:

@@ -163,6 +163,7 @@ def identity_from(context: execution_pb2.CallContext, call_id: str) -> CallIdent
         run_id=check_id(context.run_id, "run_id"),
         call_id=check_id(call_id, "call_id"),
         user_roles=frozenset(context.user_roles),
+        approvals_required=context.approvals_required,
     )
 
 

@@ -34,6 +34,7 @@ def call(arguments: Mapping[str, Any] | None = None, **changes: Any) -> RuledCal
         "category": Category.SENSITIVE,
         "items": 0,
         "approvals_required": 0,
+        "user_may_approve": True,
         "arguments": arguments or {},
     }
     return RuledCall(**fields | changes)
