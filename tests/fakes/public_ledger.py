@@ -225,6 +225,7 @@ class FakeLedger:
         number = len(self.runs) + 1
         stored = await self.add_run(f"run_{number}", caller, message.conversation_id or f"conv_{number}")
         stored.run.options.CopyFrom(options_message(message.options))
+        stored.run.user_roles.extend(sorted(caller.roles))
         if message.undo is not None:
             stored.run.undo.CopyFrom(wire.undo_message(message.undo))
         if message.request_id:
@@ -487,7 +488,7 @@ class FakeLedger:
 class FakeChecker:
     """A `CallChecker` that refuses arguments with the word `bad` in them."""
 
-    async def check_edit(self, caller: Caller, call: CallView, arguments_json: bytes) -> Verdict:
+    async def check_edit(self, store_id: str, run: RunView, call: CallView, arguments_json: bytes) -> Verdict:
         if b"bad" in arguments_json:
             raise InvalidArguments("to: not an address; subject: missing")
         return Verdict(arguments_json=arguments_json.replace(b" ", b""), digest="ef" * 32)

@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from services.agent_loop.app.ports import Execution, OnBehalfOf
-from services.agent_loop.app.public_values import Caller, CallView
+from services.agent_loop.app.public_values import CallView, RunView
 from services.agent_loop.app.public_values import Verdict as EditVerdict
 from services.agent_loop.domain.call import REPEATABLE, CallResult, EffectClass
 from services.agent_loop.domain.run import PinnedTool
@@ -108,7 +108,7 @@ class Server:
         """Run a call, join it, or say what is in the journal."""
         verdict = TOOLS[execution.tool_name]
         if verdict.disposition is Disposition.APPROVE and execution.approved_digest != digest_of(
-            context, execution.call_id, execution.tool_name, execution.arguments_json
+            context.store_id, execution.call_id, execution.tool_name, execution.arguments_json
         ):
             raise ApprovalRequired
         if verdict.effect_class in REPEATABLE:
@@ -223,9 +223,9 @@ def _result(tool_name: str) -> ExecutionResult:
     return ExecutionResult(outcome=Outcome.SUCCEEDED, result=CallResult(content_json=content))
 
 
-def digest_of(context: OnBehalfOf | Caller, call_id: str, tool_name: str, arguments_json: bytes) -> str:
+def digest_of(store_id: str, call_id: str, tool_name: str, arguments_json: bytes) -> str:
     """Return what an approval is bound to."""
-    parts = (context.store_id, call_id, tool_name, arguments_json.decode())
+    parts = (store_id, call_id, tool_name, arguments_json.decode())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -242,7 +242,7 @@ def _verdict(context: OnBehalfOf, call: ProposedCall) -> Verdict:
         call_id=call.call_id,
         tool_version=1,
         arguments_json=call.arguments_json,
-        digest=digest_of(context, call.call_id, call.tool_name, call.arguments_json) if gated else "",
+        digest=digest_of(context.store_id, call.call_id, call.tool_name, call.arguments_json) if gated else "",
     )
 
 
@@ -283,8 +283,8 @@ class Client:
             server.process, "cancel", lambda: server.cancel(call_id, wait_seconds), deadline_seconds=wait_seconds + 2
         )
 
-    async def check_edit(self, caller: Caller, call: CallView, arguments_json: bytes) -> EditVerdict:
+    async def check_edit(self, store_id: str, run: RunView, call: CallView, arguments_json: bytes) -> EditVerdict:
         if b'"bad"' in arguments_json:
             raise InvalidArguments("they may not run")
-        digest = digest_of(caller, call.call_id, call.tool_name, arguments_json)
+        digest = digest_of(store_id, call.call_id, call.tool_name, arguments_json)
         return EditVerdict(arguments_json=arguments_json, digest=digest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc
 
-from services.agent_loop.app.public_values import Caller, CallView, Verdict
+from services.agent_loop.app.public_values import CallView, RunView, Verdict
 from services.chassis.rpc_client import translating
 from services.errors import Internal, InvalidArguments
 
@@ -16,15 +16,16 @@ class RegistryCallChecker:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = execution_pb2_grpc.ExecutionServiceStub(channel)
 
-    async def check_edit(self, caller: Caller, call: CallView, arguments_json: bytes) -> Verdict:
+    async def check_edit(self, store_id: str, run: RunView, call: CallView, arguments_json: bytes) -> Verdict:
         request = execution_pb2.CheckCallsRequest(
             context=execution_pb2.CallContext(
-                store_id=caller.store_id,
+                store_id=store_id,
                 # Who edits it decides for the user of the run: that user must be allowed to make the call.
-                user_id=call.user_id,
-                conversation_id=call.conversation_id,
-                run_id=call.run_id,
-                user_roles=sorted(caller.roles),
+                user_id=run.user_id,
+                conversation_id=run.conversation_id,
+                run_id=run.run_id,
+                user_roles=sorted(run.user_roles),
+                approvals_required=run.approvals_required,
             ),
             calls=[
                 execution_pb2.ProposedCall(

@@ -53,6 +53,8 @@ def run_view(run: run_pb2.Run) -> RunView:
         undo=wire.undo(run.undo) if run.HasField("undo") else None,
         pending_calls=tuple(call_view(call) for call in run.pending_calls),
         document=run,
+        user_roles=frozenset(run.user_roles),
+        approvals_required=run.options.approvals_required,
     )
 
 

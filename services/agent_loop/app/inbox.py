@@ -153,7 +153,9 @@ class Inbox:
             call = await self._ledger.get_call(caller, decision.call_id, for_approval=for_approval)
             if call.run_id != decision.run_id:
                 raise CallNotFound
-            verdict = await self._checker.check_edit(caller, call, decision.arguments_json)
+            # The run as a service reads it: who edits may be no more than an approver to it.
+            run = await self._ledger.get_run(Caller(store_id=caller.store_id, user_id=""), call.run_id)
+            verdict = await self._checker.check_edit(caller.store_id, run, call, decision.arguments_json)
         command = DecisionCommand(
             call_id=decision.call_id,
             kind=decision.kind,

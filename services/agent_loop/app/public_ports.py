@@ -149,8 +149,8 @@ class PublicLedger(Protocol):
 class CallChecker(Protocol):
     """The registry, for edited arguments."""
 
-    async def check_edit(self, caller: Caller, call: CallView, arguments_json: bytes) -> Verdict:
-        """Return the canonical form of new arguments for a call.
+    async def check_edit(self, store_id: str, run: RunView, call: CallView, arguments_json: bytes) -> Verdict:
+        """Return the canonical form of new arguments for a call of `run`, whose user must be allowed to make it.
 
         Raises:
             InvalidArguments: they may not run; the message lists everything that is wrong.

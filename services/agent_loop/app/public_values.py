@@ -69,6 +69,10 @@ class RunView:
     undo: Undo | None
     pending_calls: tuple[CallView, ...]
     document: object = field(repr=False)
+    user_roles: frozenset[str] = frozenset()
+    """Roles that its user had when it was started; only in runs that were read for their user or for a service."""
+    approvals_required: int = 0
+    """People who must approve each of its gated calls; 0 means one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

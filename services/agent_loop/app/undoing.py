@@ -87,4 +87,4 @@ class Undoing:
                 raise
         # The ledger reads for no user in particular: for a service.
         run = await self._ledger.get_run(Caller(store_id=caller.store_id, user_id=""), run_id)
-        return Caller(store_id=caller.store_id, user_id=run.user_id), run
+        return Caller(store_id=caller.store_id, user_id=run.user_id, roles=run.user_roles), run

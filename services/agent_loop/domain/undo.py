@@ -209,7 +209,7 @@ def _end(source: UndoSource) -> tuple[float, int, int]:
 def _without_inverse(call: Call) -> tuple[UndoState, str]:
     if call.effect_class is EffectClass.READ_ONLY:
         return UndoState.NOTHING_TO_UNDO, "It only reads."
-    if call.context is ExecutionContext.HUMAN or call.question is not None:
+    if call.context is ExecutionContext.HUMAN or (call.question is not None and not call.attempt):
         return UndoState.NOTHING_TO_UNDO, "It was a question."
     if _is_in_doubt(call):
         return UndoState.CANNOT_BE_UNDONE, "It is not known whether it had its effect."

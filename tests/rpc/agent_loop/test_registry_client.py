@@ -10,9 +10,11 @@ from typing import Any
 
 import grpc
 import pytest
-from pawl.event.v1 import call_pb2
+from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
 
+from services.agent_loop.adapters import views
+from services.agent_loop.adapters.call_checker import RegistryCallChecker
 from services.agent_loop.adapters.registry import RegistryClient
 from services.agent_loop.app.ports import Execution, OnBehalfOf
 from services.agent_loop.domain.call import DecisionKind, EffectClass, ExecutionContext
@@ -34,7 +36,9 @@ from services.chassis.rpc_client import open_channel
 from services.chassis.rpc_server import RpcServer
 from services.errors import ToolNotFound
 
-CONTEXT = OnBehalfOf(store_id="s", user_id="u", conversation_id="c", run_id="r", user_roles=("member",))
+CONTEXT = OnBehalfOf(
+    store_id="s", user_id="u", conversation_id="c", run_id="r", user_roles=("member",), approvals_required=2
+)
 EXECUTION = Execution(
     call_id="call_1",
     tool_name="write",
@@ -72,7 +76,7 @@ class StandIn(execution_pb2_grpc.ExecutionServiceServicer):
             resource_keys=["a"],
         )
         newer = execution_pb2.Verdict(call_id="call_2", disposition=77)  # type: ignore[arg-type]  # of a newer version
-        return execution_pb2.CheckCallsResponse(verdicts=[known, newer])
+        return execution_pb2.CheckCallsResponse(verdicts=[known] if request.calls[0].edited else [known, newer])
 
     async def ExecuteTool(self, request: Any, context: Any) -> AsyncIterator[execution_pb2.ExecuteToolResponse]:
         self.asked.append(request)
@@ -106,7 +110,7 @@ def stand_in() -> StandIn:
 
 
 @pytest.fixture
-async def registry(stand_in: StandIn, tmp_path: Path) -> AsyncIterator[RegistryClient]:
+async def channel(stand_in: StandIn, tmp_path: Path) -> AsyncIterator[grpc.aio.Channel]:
     server = RpcServer(
         f"unix:{tmp_path}/registry",
         authenticator=DevelopmentAuthenticator(),
@@ -117,7 +121,12 @@ async def registry(stand_in: StandIn, tmp_path: Path) -> AsyncIterator[RegistryC
     server.add(execution_pb2_grpc.add_ExecutionServiceServicer_to_server, stand_in, service_only=True)
     async with server, open_channel(server.address, batches=True) as channel:
         assert isinstance(channel, grpc.aio.Channel)
-        yield RegistryClient(channel)
+        yield channel
+
+
+@pytest.fixture
+def registry(channel: grpc.aio.Channel) -> RegistryClient:
+    return RegistryClient(channel)
 
 
 async def test_tools_come_with_their_versions_and_fallbacks(registry: RegistryClient, stand_in: StandIn) -> None:
@@ -192,3 +201,17 @@ async def test_cancelling_says_whether_anything_still_runs(registry: RegistryCli
     stopped = await registry.cancel(CONTEXT, "call_1", wait_seconds=2)
     assert (stopped.stopped, stopped.result) == (True, None)
     assert stand_in.asked[0].wait_seconds == 2
+
+
+async def test_an_edit_is_checked_with_what_its_run_may(channel: grpc.aio.Channel, stand_in: StandIn) -> None:
+    """Who edits decides for the user of the run: neither gives the roles of the one what the other may not call."""
+    options = run_pb2.RunOptions(approvals_required=2)
+    run = run_pb2.Run(run_id="r", conversation_id="c", user_id="u", user_roles=["member"], options=options)
+    call = call_pb2.Call(run_id="r", call_id="call_1", tool_name="write", tool_version=2)
+    await RegistryCallChecker(channel).check_edit("s", views.run_view(run), views.call_view(call), b"{}")
+
+    (request,) = stand_in.asked
+    assert request.context == execution_pb2.CallContext(
+        store_id="s", user_id="u", conversation_id="c", run_id="r", user_roles=["member"], approvals_required=2
+    )
+    assert [(call.call_id, call.edited) for call in request.calls] == [("call_1", True)]

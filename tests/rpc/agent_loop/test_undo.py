@@ -158,3 +158,13 @@ async def test_only_an_undo_has_a_report(stub: AgentServiceAsyncStub) -> None:
     assert await reason(stub.GetUndoReport(undo_pb2.GetUndoReportRequest(run_id="run_1"), metadata=ME)) == (
         "INVALID_FIELD"
     )
+
+
+async def test_an_admin_undoes_with_the_roles_of_the_user_whose_run_it_is(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger
+) -> None:
+    """Else no inverse runs whose tool is for some roles only, and tools that the user may not call do."""
+    ledger.runs["run_1"].run.user_roles.extend(["finance", "member"])
+    undoing = (await stub.UndoRun(RUN, metadata=ADMIN)).run
+
+    assert (undoing.user_id, list(undoing.user_roles)) == ("me", ["finance", "member"])

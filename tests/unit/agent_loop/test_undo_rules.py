@@ -17,6 +17,7 @@ from services.agent_loop.domain.call import (
     EffectClass,
     ExecutionContext,
     Inverse,
+    Question,
 )
 from services.agent_loop.domain.fact import InverseChecked
 from services.agent_loop.domain.facts import apply_fact
@@ -118,3 +119,23 @@ def _may_have_had_its_effect(call: Call) -> bool:
     return (call.state is CallState.SUCCEEDED and not answered) or (
         call.state is CallState.OUTCOME_UNKNOWN and call.effect_class is not EffectClass.READ_ONLY
     )
+
+
+def test_a_call_that_was_stopped_while_it_asked_is_no_question() -> None:
+    """Its tool had begun: nobody knows what it did before it asked."""
+    call = Call(
+        store_id="store",
+        conversation_id="conv",
+        run_id="run_1",
+        call_id="call_1",
+        round=1,
+        index=0,
+        tool_name="order",
+        state=CallState.CANCELLED,
+        effect_class=EffectClass.AT_MOST_ONCE,
+        context=ExecutionContext.BACKEND,
+        attempt=1,
+        question=Question(question="Which colour?"),
+        result=CallResult(content_json=b"{}", is_error=True, error_reason="CANCELLED"),
+    )
+    assert undo.judged(UndoSource(call=call)).state is UndoState.CANNOT_BE_UNDONE
