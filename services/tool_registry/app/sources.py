@@ -34,6 +34,7 @@ from services.tool_registry.domain.source import (
     changes,
     check_source_name,
     definitions_hash,
+    may_be_source,
     read_policies,
     under_policies,
 )
@@ -242,7 +243,7 @@ class Sources:
         return await self._book.current(store_id)
 
     async def _get(self, store_id: str, name: str) -> ListedSource:
-        record = await self._store.get(store_id, name)
+        record = await self._store.get(store_id, name) if may_be_source(name) else None
         if record is None:
             raise SourceNotFound
         return await self._listed(record)

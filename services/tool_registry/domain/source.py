@@ -93,13 +93,18 @@ class ToolChange:
     found: ToolDefinition | None
 
 
+def may_be_source(name: str) -> bool:
+    """Whether a source can have that name: what cannot is not worth asking a store for."""
+    return _NAME.fullmatch(name) is not None
+
+
 def check_source_name(name: str) -> None:
     """Return if a source may have that name.
 
     Raises:
         InvalidField: it may not.
     """
-    if _NAME.fullmatch(name) is None:
+    if not may_be_source(name):
         raise InvalidField("name: must match ^[a-z0-9][a-z0-9_-]{0,31}$", field="name")
 
 

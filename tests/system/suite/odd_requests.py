@@ -1,0 +1,134 @@
+"""Requests of every method with one odd value each, made from the contract alone: a new method is in them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, TypeAlias
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from pawl.agent.v1 import agent_pb2, operator_pb2, types_pb2
+from pawl.event.v1 import call_pb2
+from pawl.notify.v1 import notify_pb2
+from pawl.tool.v1 import audit_pb2, document_pb2, rule_pb2, source_pb2, tool_pb2
+
+Odd: TypeAlias = tuple[str, str, str, bytes, bool]
+"""(process, method with its service, what is odd, the request, whether it streams its answers)."""
+
+_SERVICES: Final = {
+    "agent-loop": (agent_pb2, operator_pb2),
+    "tool-registry": (tool_pb2, rule_pb2, source_pb2, document_pb2, audit_pb2),
+    "notifier": (notify_pb2,),
+}
+_DEPTH_MAX: Final = 3
+_MANY: Final = 3000
+
+_TEXTS: Final = (
+    "a\0b",
+    "a\nb\x1b[2J",
+    "é٣\U0001d4b3",
+    "x" * 70,
+    "x" * 300_000,
+    "../a",
+    "*",
+    "a.b",
+    "a'--",
+    "%s{}",
+    " ",
+)
+_BYTES: Final = (b"\xff", b"\0", b"[" * 20_000, b'{"a": 1e999}', b'{"a": "\\ud800"}', b"x" * 300_000)
+_NUMBERS: Final = {
+    FieldDescriptor.CPPTYPE_DOUBLE: (float("nan"), float("inf"), -1.0, 1e300, 5e-324),
+    FieldDescriptor.CPPTYPE_UINT32: (1, 2**31, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (1, 2**63, 2**64 - 1),
+    FieldDescriptor.CPPTYPE_INT32: (-1, -(2**31), 2**31 - 1),
+    FieldDescriptor.CPPTYPE_INT64: (-1, -(2**63), 2**63 - 1, 253402300800),
+    FieldDescriptor.CPPTYPE_BOOL: (True,),
+    FieldDescriptor.CPPTYPE_ENUM: (1, 2, 99, -1),
+}
+
+_PLAIN: Final[dict[str, Message]] = {
+    "StartRun": agent_pb2.StartRunRequest(text="hello"),
+    "SendMessage": agent_pb2.SendMessageRequest(conversation_id="absent", text="hello"),
+    "Decide": agent_pb2.DecideRequest(
+        run_id="absent", decision=types_pb2.CallDecision(call_id="absent", kind=1, digest="0" * 64)
+    ),
+    "CreateRule": rule_pb2.CreateRuleRequest(
+        rule=rule_pb2.Rule(effect=rule_pb2.RULE_EFFECT_DENY, scope=rule_pb2.RULE_SCOPE_USER, tool_name="nothing")
+    ),
+    "PutDocument": document_pb2.PutDocumentRequest(name="odd", text="odd"),
+    "RegisterTool": tool_pb2.RegisterToolRequest(
+        definition=tool_pb2.ToolDefinition(
+            name="odd_tool",
+            description="Odd.",
+            arguments_schema_json=b'{"type":"object"}',
+            context=call_pb2.EXECUTION_CONTEXT_FRONTEND,
+        ),
+        replace=True,
+    ),
+    "AddSource": source_pb2.AddSourceRequest(
+        config=source_pb2.SourceConfig(
+            name="odd",
+            http_endpoint=source_pb2.HttpEndpointConfig(url="https://192.0.2.1/a", method="GET", description="Odd."),
+        ),
+        replace=True,
+    ),
+}
+"""What a method would take, where an empty request says too little."""
+
+
+def all_odd() -> Iterator[Odd]:
+    """Give every odd request to a method that takes one request."""
+    for process, modules in _SERVICES.items():
+        for module in modules:
+            for service in module.DESCRIPTOR.services_by_name.values():
+                for method in service.methods:
+                    if not method.client_streaming:
+                        yield from _of_method(process, method)
+
+
+def _of_method(process: str, method: MethodDescriptor) -> Iterator[Odd]:
+    plain = _PLAIN.get(method.name) or GetMessageClass(method.input_type)()
+    name = f"{method.containing_service.full_name}/{method.name}"
+    for what, request in _odd(plain, method.input_type):
+        yield process, name, what, request.SerializeToString(), method.server_streaming
+
+
+def _odd(plain: Message, descriptor: Descriptor) -> Iterator[tuple[str, Message]]:
+    yield "as it is", plain
+    for path, field in _leaves(descriptor, ()):
+        for value in _values(field):
+            request = type(plain)()
+            request.CopyFrom(plain)
+            _put(request, path, field, value)
+            yield f"{'.'.join((*path, field.name))} {str(value)[:20]!a}", request
+
+
+def _leaves(descriptor: Descriptor, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], FieldDescriptor]]:
+    for field in descriptor.fields:
+        below = field.message_type
+        if below is None or below.GetOptions().map_entry:
+            yield path, field
+        elif len(path) < _DEPTH_MAX:
+            yield from _leaves(below, (*path, field.name))
+
+
+def _values(field: FieldDescriptor) -> tuple[Any, ...]:
+    if field.message_type is not None:
+        return tuple((odd, "x") for odd in _TEXTS) + tuple(("x", odd) for odd in _TEXTS)
+    if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
+        return _BYTES if field.type == FieldDescriptor.TYPE_BYTES else _TEXTS
+    return _NUMBERS[field.cpp_type]
+
+
+def _put(message: Any, path: tuple[str, ...], field: FieldDescriptor, value: Any) -> None:
+    for part in path:
+        below = getattr(message, part)
+        message = below.add() if hasattr(below, "add") else below
+    if field.message_type is not None:
+        getattr(message, field.name)[value[0]] = value[1]
+    elif hasattr(getattr(message, field.name), "append"):
+        getattr(message, field.name).extend([value] * (1 if len(str(value)) > 1000 else _MANY))
+    else:
+        setattr(message, field.name, value)
