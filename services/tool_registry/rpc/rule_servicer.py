@@ -34,9 +34,10 @@ class RuleServicer(rule_pb2_grpc.RuleServiceServicer):
         return rule_pb2.CreateRuleResponse(rule=_message(made))
 
     async def RevokeRule(self, request: rule_pb2.RevokeRuleRequest, context: Context) -> rule_pb2.RevokeRuleResponse:
+        person = _person()
         if not is_id(request.rule_id):
             raise RuleNotFound
-        return rule_pb2.RevokeRuleResponse(rule=_message(await self._rules.revoke(_person(), request.rule_id)))
+        return rule_pb2.RevokeRuleResponse(rule=_message(await self._rules.revoke(person, request.rule_id)))
 
     async def ListRules(self, request: rule_pb2.ListRulesRequest, context: Context) -> rule_pb2.ListRulesResponse:
         if request.page_size > PAGE_SIZE_MAX:

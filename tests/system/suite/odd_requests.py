@@ -52,7 +52,8 @@ _PLAIN: Final[dict[str, Message]] = {
     "StartRun": agent_pb2.StartRunRequest(text="hello"),
     "SendMessage": agent_pb2.SendMessageRequest(conversation_id="absent", text="hello"),
     "Decide": agent_pb2.DecideRequest(
-        run_id="absent", decision=types_pb2.CallDecision(call_id="absent", kind=1, digest="0" * 64)
+        run_id="absent",
+        decision=types_pb2.CallDecision(call_id="absent", kind=call_pb2.DECISION_KIND_APPROVE, digest="0" * 64),
     ),
     "CreateRule": rule_pb2.CreateRuleRequest(
         rule=rule_pb2.Rule(effect=rule_pb2.RULE_EFFECT_DENY, scope=rule_pb2.RULE_SCOPE_USER, tool_name="nothing")

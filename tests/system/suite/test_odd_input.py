@@ -24,8 +24,10 @@ _FAULTS = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
 async def _ask(channel: grpc.aio.Channel, odd: odd_requests.Odd) -> Refusal:
     _, method, _, data, streams = odd
     if not streams:
-        return await refusals.outcome(channel.unary_unary(f"/{method}")(data, timeout=_SECONDS_MAX))
-    stream = channel.unary_stream(f"/{method}")(data, timeout=_SECONDS_MAX)
+        unary: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{method}")
+        return await refusals.outcome(unary(data, timeout=_SECONDS_MAX))
+    behaviour: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"/{method}")
+    stream = behaviour(data, timeout=_SECONDS_MAX)
     try:
         await stream.read()
     except grpc.aio.AioRpcError as error:
