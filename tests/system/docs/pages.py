@@ -1,0 +1,193 @@
+"""The code blocks of a page of docs/, and somebody who does what they say, one after the other.
+
+What a block is stands behind its language:
+
+    python my_tools/money.py    a file (of any language) with this content
+    sh                          commands, which must succeed
+    sh terminal                 a command for a terminal of its own, which goes on
+    text                        what the commands before it print; `...` stands for anything
+
+RUN, CALL and RULE in commands stand for the newest id of that kind that was printed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from services.launcher.ports import free_port
+
+_BLOCK: Final = re.compile(r"^```(?P<language>\S+)(?: (?P<info>[^\n]*))?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_ID: Final = re.compile(r"\b(?P<kind>run|call|rule)_[a-z0-9]{26}\b")
+_PORTS: Final = {"agent-loop": "7601", "tool-registry": "7602", "": "9000"}
+_COMMANDS_SECONDS: Final = 60.0
+_TERMINAL_SECONDS: Final = 60.0
+_STOP_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A block of code, or of output."""
+
+    language: str
+    info: str
+    text: str
+    line: int
+
+    @property
+    def first_line(self) -> str:
+        """The line by which people find it."""
+        return self.text.partition("\n")[0]
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """Every block of a page, in order."""
+    text = page.read_text(encoding="utf-8")
+    assert text.count("```") == 2 * len(_BLOCK.findall(text)), f"{page.name} has a block without a language"
+    for match in _BLOCK.finditer(text):
+        line = text.count("\n", 0, match.start()) + 1
+        yield Block(language=match["language"], info=match["info"] or "", text=match["text"], line=line)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Terminal:
+    command: str
+    process: subprocess.Popen[bytes]
+    screen: Path
+
+    def text(self) -> str:
+        return self.screen.read_text(encoding="utf-8", errors="replace")
+
+
+class Reader:
+    """Follows a page in a folder; a context manager, which ends what still runs.
+
+    The ports of the page are replaced by free ones, because others test on the
+    same machine.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ids: dict[str, str] = {}
+        self._terminals: list[_Terminal] = []
+        ports = {name: str(free_port()) for name in _PORTS}
+        self._ports = {f"127.0.0.1:{_PORTS[name]}": f"127.0.0.1:{port}" for name, port in ports.items()}
+        chosen = [f"{name}={port}" for name, port in ports.items() if name]
+        self._environment = _environment() | {"PAWL_PORTS": ",".join(["all=0", *chosen])}
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for terminal in reversed(self._terminals):
+            _stop(terminal)
+
+    def follow(self, block: Block, output: Block | None) -> None:
+        """Do what a block says; `output` is what it must print."""
+        text = self._here(block.text)
+        if block.language != "sh":
+            assert block.info, "a block of code needs the name of its file"
+            path = self._folder / block.info
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        elif block.info == "terminal":
+            self._open(text, output)
+        else:
+            assert not block.info, block.info
+            self._run(text, output)
+
+    def _here(self, text: str) -> str:
+        for written, real in self._ports.items():
+            text = text.replace(written, real)
+        for kind, found in self._ids.items():
+            text = re.sub(rf"\b{kind.upper()}\b", found, text)
+        return text
+
+    def _run(self, commands: str, output: Block | None) -> None:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", commands],
+            cwd=self._folder,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_COMMANDS_SECONDS,
+            check=False,
+        )
+        printed = done.stdout.decode()
+        assert done.returncode == 0, printed
+        self._note(printed)
+        if output is not None:
+            missing = _missing(output.text, printed)
+            assert missing is None, f"{missing!r} was not printed, but:\n{printed}"
+
+    def _open(self, command: str, output: Block | None) -> None:
+        """Run a command that goes on, until it has printed what it must; a suite stops for the next one first."""
+        if "pawl up" in command:
+            for earlier in [terminal for terminal in self._terminals if "pawl up" in terminal.command]:
+                _stop(earlier)
+                self._terminals.remove(earlier)
+        screen = self._folder / f"screen-{len(self._terminals)}-{time.monotonic_ns()}"
+        with screen.open("wb") as printed:
+            process = subprocess.Popen(
+                ["bash", "-c", command],
+                cwd=self._folder,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        terminal = _Terminal(command=command, process=process, screen=screen)
+        self._terminals.append(terminal)
+        assert output is not None, "what goes on must say by which output one knows that it works"
+        give_up = time.monotonic() + _TERMINAL_SECONDS
+        while (missing := _missing(output.text, terminal.text())) is not None:
+            is_over = process.poll() is not None and _missing(output.text, terminal.text()) is not None
+            assert not is_over, f"{missing!r} was not printed, but:\n{terminal.text()}"
+            assert time.monotonic() < give_up, f"{missing!r} was not printed in time, but:\n{terminal.text()}"
+            time.sleep(0.05)
+        self._note(terminal.text())
+
+    def _note(self, printed: str) -> None:
+        for match in _ID.finditer(printed):
+            self._ids[match["kind"]] = match[0]
+
+
+def _environment() -> Mapping[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PAWL_", "OPENAI_"))}
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}"
+    return kept | {"PATH": programs, "COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def _missing(expected: str, printed: str) -> str | None:
+    """The first line of `expected` that is not in `printed` behind those before it; None if all are."""
+    rest = [" ".join(line.split()) for line in printed.splitlines()]
+    for line in expected.splitlines():
+        wanted = " ".join(line.split())
+        pattern = re.compile(".*".join(re.escape(part) for part in wanted.split("...")))
+        place = next((number for number, found in enumerate(rest) if pattern.search(found)), None)
+        if place is None:
+            return line
+        del rest[: place + 1]
+    return None
+
+
+def _stop(terminal: _Terminal) -> None:
+    """End what a terminal runs, as Ctrl-C does."""
+    process = terminal.process
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGINT)
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

@@ -1,0 +1,52 @@
+"""Every block of code in the pages for strangers works, in the order of the page, in an empty folder."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.docs.pages import Block, Reader, blocks
+
+# A page starts a suite or two.
+pytestmark = pytest.mark.timeout(180)
+
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = ("tools.md",)
+NOT_RUN = {
+    "pip install mcp-server-time": "needs the network; the environment of the tests has it",
+}
+"""First lines of blocks that are not run, and why."""
+
+
+def with_output(page: Path) -> Iterator[tuple[Block, Block | None]]:
+    """The blocks to follow, each with what it must print."""
+    found = list(blocks(page))
+    for number, block in enumerate(found):
+        if block.language == "text":
+            assert found[number - 1].language == "sh", f"{page.name}:{block.line} is the output of nothing"
+            continue
+        after = found[number + 1] if number + 1 < len(found) else None
+        yield block, after if after is not None and after.language == "text" else None
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_blocks_of_a_page_work_from_top_to_bottom(name: str) -> None:
+    page = DOCS / name
+    # Not pytest's folder: that is closed to the account under which PostgreSQL runs when the tests run as root.
+    with tempfile.TemporaryDirectory(prefix="pawl-page-") as folder, Reader(Path(folder)) as reader:
+        for block, output in with_output(page):
+            if block.first_line in NOT_RUN:
+                continue
+            try:
+                reader.follow(block, output)
+            except AssertionError as error:
+                raise AssertionError(f"{name}:{block.line}: {block.first_line}\n{error}") from None
+
+
+def test_what_is_not_run_is_there() -> None:
+    """Nothing is listed that no page has any more."""
+    first_lines = {block.first_line for name in PAGES for block in blocks(DOCS / name)}
+    assert NOT_RUN.keys() <= first_lines
