@@ -28,6 +28,7 @@ from services.launcher.ports import free_port
 _BLOCK: Final = re.compile(r"^```(?P<language>\S+)(?: (?P<info>[^\n]*))?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _ID: Final = re.compile(r"\b(?P<kind>run|call|rule)_[a-z0-9]{26}\b")
 _PORTS: Final = {"agent-loop": "7601", "tool-registry": "7602", "": "9000"}
+"""Ports in the pages: of two services, and of a program of the reader's."""
 _COMMANDS_SECONDS: Final = 60.0
 _TERMINAL_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 30.0
@@ -79,7 +80,7 @@ class Reader:
         self._ids: dict[str, str] = {}
         self._terminals: list[_Terminal] = []
         ports = {name: str(free_port()) for name in _PORTS}
-        self._ports = {f"127.0.0.1:{_PORTS[name]}": f"127.0.0.1:{port}" for name, port in ports.items()}
+        self._ports = {_PORTS[name]: port for name, port in ports.items()}
         chosen = [f"{name}={port}" for name, port in ports.items() if name]
         self._environment = _environment() | {"PAWL_PORTS": ",".join(["all=0", *chosen])}
 
@@ -106,7 +107,7 @@ class Reader:
 
     def _here(self, text: str) -> str:
         for written, real in self._ports.items():
-            text = text.replace(written, real)
+            text = re.sub(rf"\b{written}\b", real, text)
         for kind, found in self._ids.items():
             text = re.sub(rf"\b{kind.upper()}\b", found, text)
         return text
