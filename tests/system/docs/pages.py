@@ -174,7 +174,7 @@ def _missing(expected: str, printed: str) -> str | None:
     rest = [" ".join(line.split()) for line in printed.splitlines()]
     for line in expected.splitlines():
         wanted = " ".join(line.split())
-        pattern = re.compile(".*".join(re.escape(part) for part in wanted.split("...")))
+        pattern = re.compile(".*".join(re.escape(part.strip()) for part in wanted.split("...")))
         place = next((number for number, found in enumerate(rest) if pattern.search(found)), None)
         if place is None:
             return line
