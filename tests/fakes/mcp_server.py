@@ -48,11 +48,16 @@ def read() -> dict[str, Any]:
 
 
 def ask(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Ask what is in the arguments, and return what the answer is, unless it `forgets` to wait for it."""
     schema = {"type": "object", "properties": {"size": {"type": "string"}}}
-    send(id="q1", method="elicitation/create", params={"message": "Which size?", "requestedSchema": schema})
+    asked = arguments.get("asks") or {"message": "Which size?", "requestedSchema": schema}
+    send(id="q1", method="elicitation/create", params=asked)
+    if arguments.get("forgets"):
+        return text("never mind")
     while (answer := read()).get("id") != "q1":
         pass
-    return text(f"the user said {answer['result']['action']}")
+    log(f"answer {answer['result']['action']}")
+    return text(json.dumps(answer["result"]))
 
 
 def progress(token: Any) -> dict[str, Any]:

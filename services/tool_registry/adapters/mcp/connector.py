@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -19,22 +18,20 @@ from services.tool_registry.adapters.mcp.config import HttpServer, StdioServer, 
 from services.tool_registry.adapters.mcp.definitions import Binding, ServerTool, discovered
 from services.tool_registry.adapters.mcp.program import Program, ProgramOrder
 from services.tool_registry.app.ports import Secrets
-from services.tool_registry.domain.definition import RESULT_BYTES_MAX, Effect, ToolVersion
+from services.tool_registry.domain.definition import Effect, ToolVersion
 from services.tool_registry.domain.source import DiscoveredTool, Source
 from services.tool_registry.sdk import OutcomeUnknown, Tool, ToolContext, ToolError
 from services.tool_registry.sdk.tool import forwarded
 
 if TYPE_CHECKING:
-    import mcp.types
-
+    from services.tool_registry.adapters.mcp.call import Call
     from services.tool_registry.adapters.mcp.pace import Streams, Wire
-    from services.tool_registry.adapters.mcp.session import Question, Session
+    from services.tool_registry.adapters.mcp.session import Session
 
 IDLE_SECONDS: Final = 300.0
 SESSIONS_MAX: Final = 200
 _BACKOFF_SECONDS_MAX: Final = 60.0
 _STABLE_SECONDS: Final = 60.0
-_SCHEMA_CHARACTERS_MAX: Final = 2000
 _REPEATABLE: Final = frozenset({Effect.READ_ONLY, Effect.IDEMPOTENT})
 
 FindSource = Callable[[str, str], Awaitable[Source | None]]
@@ -115,17 +112,21 @@ class McpConnector:
         source = await self._find(context.store_id, name)
         if source is None:
             raise ToolError(f"the source {name!r} was removed")
-        for secret in read_config(source.config).secrets.values():
-            context.secret(secret)  # From now on it is taken out of whatever comes back.
+        # From now on they are taken out of whatever comes back.
+        values = [context.secret(secret) for secret in read_config(source.config).secrets.values()]
         binding = msgspec.json.decode(entry.binding, type=Binding)
-        problem = ""
+        call_id, problem = f"{context.run_id} {context.call_id}", ""
         for _ in range(2):
-            session = await self._approved_session(source, binding)
-            call = _Call(entry, context)
-            sessions = _sessions_module()
+            session = await self._approved_session(source, binding, call_id)
+            sessions, calls = _late("session"), _late("call")
+            call: Call = calls.Call(entry, context, values)
             try:
                 result = await session.call(
-                    binding.tool, arguments, on_progress=call.on_progress, on_question=call.on_question
+                    binding.tool,
+                    arguments,
+                    call_id=call_id,
+                    on_progress=call.on_progress,
+                    on_question=call.on_question,
                 )
             except sessions.Lost as lost:
                 problem = lost.problem
@@ -141,10 +142,10 @@ class McpConnector:
                 return call.outcome(result)
         raise ToolError(f"the server of {entry.definition.name} went away: {problem}")
 
-    async def _approved_session(self, source: Source, binding: Binding) -> Session:
-        """Return a connection whose server describes the tool as it was approved."""
+    async def _approved_session(self, source: Source, binding: Binding, call_id: str) -> Session:
+        """Return a connection for a call, whose server describes the tool as it was approved."""
         try:
-            session, tools = await self._described(source)
+            session, tools = await self._described(source, call_id=call_id)
             found = tools.get(binding.tool)
         except (SourceUnreachable, InvalidField) as error:
             raise ToolError(f"the source {source.name!r} cannot be used: {error.message}") from None
@@ -157,23 +158,25 @@ class McpConnector:
             f" then `pawl sources approve {source.name}`"
         )
 
-    async def _described(self, source: Source, *, is_forced: bool = False) -> tuple[Session, Mapping[str, ServerTool]]:
-        """Return a connection and what its server has; `is_forced` asks it anew.
+    async def _described(
+        self, source: Source, *, call_id: str = "", is_forced: bool = False
+    ) -> tuple[Session, Mapping[str, ServerTool]]:
+        """Return a connection, good for a call, and what its server has; `is_forced` asks it anew.
 
         Raises:
             InvalidField, SourceUnreachable: as `_session`.
         """
-        session = await self._session(source, is_forced=is_forced)
+        session = await self._session(source, call_id, is_forced=is_forced)
         try:
             return session, await session.tools(anew=is_forced)
         except SourceUnreachable:
             if session.problem:
                 raise
             # It was closed for being idle in this very moment.
-            session = await self._session(source, is_forced=is_forced)
+            session = await self._session(source, call_id, is_forced=is_forced)
             return session, await session.tools(anew=is_forced)
 
-    async def _session(self, source: Source, *, is_forced: bool = False) -> Session:
+    async def _session(self, source: Source, call_id: str, *, is_forced: bool) -> Session:
         """Return the open connection of a source, or a new one.
 
         Raises:
@@ -187,7 +190,7 @@ class McpConnector:
         async with slot.lock:
             session = slot.session
             if session is not None:
-                if session.is_open and slot.made_of == made_of:
+                if session.is_open and slot.made_of == made_of and not session.is_spent(call_id):
                     session.touch()
                     return session
                 if session.problem:
@@ -201,7 +204,7 @@ class McpConnector:
                 raise SourceUnreachable(f"{slot.problem}; it is tried again in {wait:.0f} s")
             await self._make_room()
             slot.made_of = made_of
-            sessions = await asyncio.to_thread(_sessions_module)
+            sessions = await asyncio.to_thread(_late, "session")
             opened: Session = sessions.Session(
                 self._transport(source, server, values),
                 name=f"{source.store_id}/{source.name}",
@@ -266,63 +269,6 @@ class McpConnector:
         return lambda wire: stdio_transport(program, wire, Pacer(self._clock))
 
 
-def _sessions_module() -> Any:
-    """Return the module that imports the package `mcp`, which takes most of a second the first time."""
-    return importlib.import_module("services.tool_registry.adapters.mcp.session")
-
-
-class _Call:
-    """One call of a tool: what its server says meanwhile, and what came of it."""
-
-    def __init__(self, entry: ToolVersion, context: ToolContext) -> None:
-        self._entry = entry
-        self._context = context
-        self._questions: list[Question] = []
-        self._may_be_others = False
-
-    async def on_progress(self, progress: float, total: float | None, message: str | None) -> None:
-        fraction = min(max(progress / total, 0.0), 1.0) if total else None
-        self._context.progress(fraction, message or "")
-
-    async def on_question(self, question: Question, *, is_certain: bool) -> mcp.types.ElicitResult:
-        """Decline: a tool that runs cannot ask the user. The model is told, and can."""
-        import mcp.types as wire  # noqa: PLC0415
-
-        self._questions.append(question)
-        self._may_be_others = self._may_be_others or not is_certain
-        return wire.ElicitResult(action="decline")
-
-    def outcome(self, result: mcp.types.CallToolResult) -> Any:
-        """Return the result for the model.
-
-        Raises:
-            ToolError: the tool failed, or asked the user something.
-        """
-        from services.tool_registry.adapters.mcp.results import error_text, result_json  # noqa: PLC0415
-
-        bytes_max = self._entry.definition.result_bytes_max or RESULT_BYTES_MAX
-        asked = _question_text(self._entry.definition.name, self._questions) if self._questions else ""
-        if asked and self._may_be_others and not result.is_error:
-            note = f"Either this call or another one at the same time: {asked}"
-            return {"result": result_json(result, bytes_max - len(note.encode())), "note": note}
-        if asked:
-            answer = error_text(result) if result.is_error else json.dumps(result_json(result, 0), ensure_ascii=False)
-            raise ToolError(f"{asked}\nAfter the decline the tool returned: {answer}")
-        if result.is_error:
-            raise ToolError(error_text(result))
-        return result_json(result, bytes_max)
-
-
-def _question_text(name: str, questions: Sequence[Question]) -> str:
-    """Return what the model is told of questions that nobody could answer."""
-    lines = [f"{name} asked the user something in the middle of the call, which was declined."]
-    for question in questions:
-        asked = question.model_dump(by_alias=True, mode="json", exclude_none=True)
-        schema = asked.get("requestedSchema")
-        lines.append(f"Question: {str(asked.get('message', ''))[:_SCHEMA_CHARACTERS_MAX]}")
-        if schema is not None:
-            lines.append(f"Schema of the answer: {json.dumps(schema, ensure_ascii=False)[:_SCHEMA_CHARACTERS_MAX]}")
-        if asked.get("url"):
-            lines.append(f"It wants the user to open: {str(asked['url'])[:_SCHEMA_CHARACTERS_MAX]}")
-    lines.append("Ask the user with ask_user, then call the tool again with what the answer changes.")
-    return "\n".join(lines)
+def _late(module: str) -> Any:
+    """Return a module that imports the package `mcp`, which takes most of a second the first time."""
+    return importlib.import_module(f"services.tool_registry.adapters.mcp.{module}")

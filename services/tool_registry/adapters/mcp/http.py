@@ -12,8 +12,9 @@ from mcp.client.streamable_http import streamable_http_client
 from services.tool_registry.adapters.mcp.pace import Paced, Pacer, Streams
 from services.tool_registry.adapters.mcp.program import MESSAGE_BYTES_MAX
 
-# A server may be silent for as long as a call may take; the call's own limit ends it.
-_TIMEOUT: Final = httpx2.Timeout(30.0, read=3600.0)
+# A server may be silent for as long as a call may take, whose own limit ends it, and that stands still while the user
+# is asked something, for days perhaps.
+_TIMEOUT: Final = httpx2.Timeout(30.0, read=None)
 
 
 @asynccontextmanager

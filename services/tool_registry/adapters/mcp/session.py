@@ -7,7 +7,7 @@ import contextlib
 import contextvars
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import httpx2
 import mcp
@@ -21,6 +21,8 @@ from services.chassis import logs
 from services.chassis.clock import Clock
 from services.errors import SourceUnreachable
 from services.tool_registry.adapters.mcp.definitions import ServerTool
+from services.tool_registry.adapters.mcp.elicitation import Asked
+from services.tool_registry.adapters.mcp.flight import Flight, OnQuestion, open_pages
 from services.tool_registry.adapters.mcp.pace import Streams, Wire
 from services.tool_registry.adapters.mcp.program import ProgramProblem
 from services.tool_registry.domain.source import TOOLS_MAX
@@ -35,23 +37,13 @@ _LISTED_MAX: Final = 5 * TOOLS_MAX
 _RELIST_SECONDS: Final = 1.0
 _RELISTEN_SECONDS: Final = 5.0
 _ROUNDS_MAX: Final = 10
+# With two, there is always one that is another call.
+_LEFT_MAX: Final = 2
 _MESSAGE_CHARACTERS_MAX: Final = 500
 _CLIENT: Final = mcp.types.Implementation(name="pawl", version="1")
 # What the package says in the server's place. The code alone is one that servers use too.
 _SESSION_GONE: Final = "Session terminated"
 _BROKEN: Final = ("Connection closed", "SSE stream ")
-
-Question: TypeAlias = mcp.types.ElicitRequestParams
-"""What a server asks the user in the middle of a call."""
-
-
-class OnQuestion(Protocol):
-    """Answers a question; `is_certain` unless it may be that of another call at the same time."""
-
-    async def __call__(self, question: Question, *, is_certain: bool) -> mcp.types.ElicitResult:
-        """Return the answer."""
-        ...
-
 
 Connect = Callable[[Wire], AbstractAsyncContextManager[Streams]]
 
@@ -96,7 +88,10 @@ class Session:
         self._is_stale = False
         self._stopped = asyncio.Event()
         self._was_refused = False
-        self._flights: list[OnQuestion] = []
+        self._flights: list[Flight] = []
+        # Calls that were left before the server had answered.
+        self._left: set[str] = set()
+        self._asks_unbound = False
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
         self._opened_at = self._used_at = clock.monotonic()
@@ -112,6 +107,14 @@ class Session:
     def is_busy(self) -> bool:
         """Whether a call is under way."""
         return bool(self._flights)
+
+    def is_spent(self, call_id: str) -> bool:
+        """Whether the next call should have a connection of its own.
+
+        The server asks questions that do not say which call they belong to, and may
+        still be at a call of another call than this one, which was left in the middle.
+        """
+        return self._asks_unbound and not self._flights and bool(self._left - {call_id})
 
     @property
     def used_at(self) -> float:
@@ -174,9 +177,18 @@ class Session:
         return self._tools
 
     async def call(
-        self, name: str, arguments: Mapping[str, Any], *, on_progress: ProgressFnT, on_question: OnQuestion
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        *,
+        call_id: str,
+        on_progress: ProgressFnT,
+        on_question: OnQuestion,
     ) -> mcp.types.CallToolResult:
-        """Call a tool. Cancelling it tells the server so.
+        """Call a tool. Cancelling it tells the server so, and ends what it asks.
+
+        `call_id` is the same every time that a call is made. There is no limit of
+        time here, so that none runs out while a question is open.
 
         Raises:
             Lost: the connection ended.
@@ -184,9 +196,14 @@ class Session:
         """
         if self._client is None or not self.is_open:
             raise Lost(self.problem or "the connection was closed", never_ran=True)
-        self._flights.append(on_question)
+        flight = Flight(call_id, on_question)
+        self._flights.append(flight)
         try:
             return await self._call(self._client, name, dict(arguments), on_progress, on_question)
+        except asyncio.CancelledError:
+            if len(self._left) < _LEFT_MAX:
+                self._left.add(call_id)
+            raise
         except mcp.MCPError as error:
             if error.message == _SESSION_GONE:
                 self._wire.end("it does not know the session any more")
@@ -198,7 +215,8 @@ class Session:
         except pydantic.ValidationError:
             raise Garbled from None
         finally:
-            self._flights.remove(on_question)
+            self._flights.remove(flight)
+            flight.end()
             self.touch()
 
     async def _ended(self) -> None:
@@ -229,7 +247,12 @@ class Session:
                     name=name, arguments=arguments, input_responses=answers, request_state=state
                 )
             )
-            result = await client.session.send_request(request, _results, progress_callback=on_progress)
+            try:
+                result = await client.session.send_request(request, _results, progress_callback=on_progress)
+            except mcp.MCPError as error:
+                # It has done nothing yet: pages have to be opened first.
+                await open_pages(error, on_question)
+                continue
             if isinstance(result, mcp.types.CallToolResult):
                 return result
             answers, state = {}, result.request_state
@@ -344,14 +367,20 @@ class Session:
             await self._clock.sleep(_RELISTEN_SECONDS)
             self._changed()
 
-    async def _on_elicit(self, context: ClientRequestContext, params: Question) -> mcp.types.ElicitResult:
-        """Pass a question on to the call that it belongs to; several are all told, for the protocol does not say."""
-        declined = mcp.types.ElicitResult(action="decline")
-        if len(self._flights) == 1:
-            return await self._flights[0](params, is_certain=True)
-        for on_question in list(self._flights):
-            await on_question(params, is_certain=False)
-        return declined
+    async def _on_elicit(self, context: ClientRequestContext, params: Asked) -> mcp.types.ElicitResult:
+        """Pass a question on to the call that it belongs to.
+
+        The protocol does not say which one that is. It is certain if there is one
+        call, and none that was left before its server had answered. Else all are
+        told, and nobody answers: a question must not reach somebody else.
+        """
+        self._asks_unbound = True
+        flights = list(self._flights)
+        if len(flights) == 1 and self._left <= {flights[0].call_id}:
+            return await flights[0].ask(params)
+        for flight in flights:
+            await flight.on_question(params, is_certain=False)
+        return mcp.types.ElicitResult(action="decline")
 
     def _sentence(self, error: BaseException) -> str:
         """Return what an error means, for people, without secrets."""

@@ -1,0 +1,189 @@
+"""Questions of MCP servers become questions that a person can answer, and the answers what the servers want."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mcp.types
+import pytest
+
+from services.tool_registry.adapters.mcp.elicitation import Unaskable, put
+from services.tool_registry.sdk import QuestionDeclined, ToolError
+
+
+class Person:
+    """Gives these answers, None for none."""
+
+    def __init__(self, *answers: str | None) -> None:
+        self.answers = list(answers)
+        self.asked: list[str] = []
+        self.options: list[Sequence[str]] = []
+        self.why = ""
+
+    async def ask(self, question: str, *, why: str, kind: str, options: Sequence[str]) -> str:
+        self.asked.append(question)
+        self.options.append(options)
+        self.why = why
+        answer = self.answers.pop(0)
+        if answer is None:
+            raise QuestionDeclined("nobody")
+        return answer
+
+
+def form(properties: dict[str, Any], **more: Any) -> mcp.types.ElicitRequestFormParams:
+    schema = {"type": "object", "properties": properties, **more}
+    return mcp.types.ElicitRequestFormParams(message="Tell\0 me.", requested_schema=schema)
+
+
+async def told(asked: mcp.types.ElicitRequestParams, person: Person) -> tuple[str, Any]:
+    """What the server gets."""
+    result = await put(asked, person.ask, tool="shop.order", clean=lambda text: text.replace("\0", ""))
+    return result.action, result.content
+
+
+ENUM = {"type": "string", "enum": ["s", "m"], "enumNames": ["Small", "Medium"]}
+TITLED = {"type": "string", "oneOf": [{"const": "#f00", "title": "Red"}, {"const": "#0f0", "title": "Green"}]}
+MANY = {"type": "array", "items": {"type": "string", "enum": ["a", "b", "c"]}, "minItems": 1}
+
+
+@pytest.mark.parametrize(
+    ("schema", "answer", "value", "options"),
+    [
+        ({"type": "string"}, "free text ", "free text ", []),
+        ({"type": "string", "format": "email"}, "a@example.com", "a@example.com", []),
+        (ENUM, "small", "s", ["Small", "Medium"]),
+        (ENUM, "m", "m", ["Small", "Medium"]),
+        ({"type": "string", "enum": ["a", "A"]}, "A", "A", ["a", "A"]),
+        ({"type": "string", "enum": ["x", "y"], "enumNames": ["same", "same"]}, "y", "y", ["x", "y"]),
+        (TITLED, "Green", "#0f0", ["Red", "Green"]),
+        ({"type": "boolean"}, "Yes.", True, ["yes", "no"]),
+        ({"type": "boolean"}, "no", False, ["yes", "no"]),
+        ({"type": "integer"}, " 12 ", 12, []),
+        ({"type": "number"}, "1.5", 1.5, []),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "12", 12, []),
+        (MANY, "a, c", ["a", "c"], []),
+        (MANY, '["b"]', ["b"], []),
+    ],
+)
+async def test_one_property_is_answered_as_it_is(
+    schema: dict[str, Any], answer: str, value: Any, options: list[str]
+) -> None:
+    person = Person(answer)
+    assert await told(form({"size": schema}), person) == ("accept", {"size": value})
+    assert list(person.options[0]) == options
+    assert person.asked[0].startswith("Tell me.")
+    assert "MCP server of shop.order" in person.why
+
+
+@pytest.mark.parametrize(
+    ("schema", "answer"),
+    [
+        (ENUM, "huge"),
+        ({"type": "boolean"}, "perhaps"),
+        ({"type": "integer"}, "1.5"),
+        ({"type": "integer"}, "true"),
+        ({"type": "integer", "maximum": 5}, "6"),
+        ({"type": "number"}, "many"),
+        ({"type": "number"}, "NaN"),
+        ({"type": "string", "format": "email"}, "nobody"),
+        ({"type": "string", "minLength": 3}, "ab"),
+        ({"type": "string", "enum": ["a", "A"]}, "ä"),
+        (MANY, "a, z"),
+        (MANY, ""),
+    ],
+)
+async def test_an_answer_that_does_not_fit_is_asked_for_once_more_then_declined(
+    schema: dict[str, Any], answer: str
+) -> None:
+    person = Person(answer, answer)
+    assert await told(form({"size": schema}), person) == ("decline", None)
+    assert person.asked[1].startswith("That does not fit: ")
+    assert person.asked[1].endswith(person.asked[0]), "the question is still there"
+
+
+async def test_a_second_answer_that_fits_is_taken() -> None:
+    assert await told(form({"n": {"type": "integer"}}), Person("many", "3")) == ("accept", {"n": 3})
+
+
+async def test_several_properties_are_listed_and_answered_with_json() -> None:
+    properties = {
+        "name": {"type": "string", "title": "Name", "description": "as on the card"},
+        "size": ENUM,
+        "gift": {"type": "boolean", "default": False},
+        "count": {"type": "integer", "minimum": 1},
+    }
+    person = Person("Ann", '{"name": "Ann", "size": "s", "count": 2}')
+    taken = await told(form(properties, required=["name", "count"]), person)
+    assert taken == ("accept", {"name": "Ann", "size": "s", "gift": False, "count": 2})
+    assert person.asked[0].splitlines() == [
+        "Tell me.",
+        "Answer with a JSON object of these properties:",
+        "- name: Name; as on the card; text; required",
+        "- size: one of s, m; may be left out",
+        "- gift: true or false; may be left out; usually false",
+        "- count: whole number; at least 1; required",
+    ]
+    assert '"name": ...' in person.asked[1]
+
+
+@pytest.mark.parametrize("answer", ['{"b": 1}', '{"a": "x"}', "[]", '{"a": 1, "b": {"c": 2}}'])
+async def test_json_that_does_not_fit_the_schema_is_declined(answer: str) -> None:
+    properties: dict[str, Any] = {"a": {"type": "integer"}, "b": {}}
+    assert await told(form(properties, required=["a"]), Person(answer, answer)) == ("decline", None)
+
+
+async def test_who_gives_no_answer_declines() -> None:
+    assert await told(form({"a": ENUM}), Person(None)) == ("decline", None)
+
+
+@pytest.mark.parametrize(("answer", "action"), [("yes", "accept"), ("no", "decline")])
+async def test_a_form_without_fields_asks_for_a_yes(answer: str, action: str) -> None:
+    assert (await told(form({}), Person(answer)))[0] == action
+
+
+@pytest.mark.parametrize(("answer", "action"), [("done", "accept"), ("no", "decline")])
+async def test_a_page_is_shown_with_its_host_and_asked_about(answer: str, action: str) -> None:
+    url = "https://login.example.com/start?state=1#here"
+    asked = mcp.types.ElicitRequestURLParams(message="Log in.", url=url, elicitation_id="e1")
+    person = Person(answer)
+    assert await told(asked, person) == (action, None)
+    assert url in person.asked[0]
+    assert "page of login.example.com" in person.asked[0]
+
+
+@pytest.mark.parametrize("url", ["javascript:alert(1)", "file:///etc/passwd", "https://bank.example@evil.example/"])
+async def test_a_page_that_means_ill_is_not_shown(url: str) -> None:
+    with pytest.raises(Unaskable):
+        await told(mcp.types.ElicitRequestURLParams(message="Log in.", url=url), Person())
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        form({"a": {"type": "nonsense"}}),
+        form({"a": 5}),
+        form({"a": {"$ref": "https://example.com/schema"}}),
+        form({f"property_{number}": {"description": "x" * 300} for number in range(20)}),
+    ],
+)
+async def test_what_cannot_be_asked_is_said(asked: mcp.types.ElicitRequestFormParams) -> None:
+    with pytest.raises(Unaskable):
+        await told(asked, Person())
+
+
+async def test_too_many_choices_are_listed_in_the_question() -> None:
+    person = Person("v70")
+    schema = {"type": "string", "enum": [f"v{number}" for number in range(80)]}
+    assert await told(form({"a": schema}), person) == ("accept", {"a": "v70"})
+    assert list(person.options[0]) == []
+    assert "v3, v4" in person.asked[0]
+
+
+async def test_an_error_of_asking_is_passed_on() -> None:
+    class Nobody(Person):
+        async def ask(self, question: str, *, why: str, kind: str, options: Sequence[str]) -> str:
+            raise ToolError("a tool may ask 20 questions in a call")
+
+    with pytest.raises(ToolError, match="20 questions"):
+        await told(form({"a": ENUM}), Nobody())
