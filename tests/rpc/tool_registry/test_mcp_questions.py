@@ -1,0 +1,168 @@
+"""MCP servers ask the user in the middle of a call (TOOL-3, HITL-1)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pawl.event.v1 import call_pb2
+from pawl.tool.v1 import execution_pb2
+
+from tests.poll import until
+from tests.rpc.tool_registry.mcp_world import SAFE, FakeServer, McpRegistry, failure, mcp_registry, policy
+from tests.rpc.tool_registry.registry import content, context, outcome
+
+READ_ONLY = [policy("*", category=SAFE, effect_class=call_pb2.EFFECT_CLASS_READ_ONLY)]
+AT_MOST_ONCE = [policy("*", category=SAFE)]
+
+
+@pytest.fixture
+async def mcp(database_url: str, tmp_path: Path) -> AsyncIterator[McpRegistry]:
+    async with mcp_registry(database_url, tmp_path, secrets={"acme": {"key": "s3cret-key"}}) as made:
+        yield made
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> FakeServer:
+    return FakeServer(tmp_path / "fake", ["ask", "hang", "note"])
+
+
+def answer(question: execution_pb2.ExecutionResult, text: str | None) -> execution_pb2.Answer:
+    """What a person says to a question; None refuses."""
+    return execution_pb2.Answer(question=question.question.question, answer=text or "", declined=text is None)
+
+
+def got(result: execution_pb2.ExecutionResult) -> Any:
+    """What the server got."""
+    return json.loads(content(result))
+
+
+def calls(server: FakeServer, line: str) -> int:
+    return server.log().count(line)
+
+
+async def logged(server: FakeServer, line: str) -> None:
+    async def is_there() -> bool:
+        return line in server.log()
+
+    await until(is_there)
+
+
+@pytest.mark.parametrize(("policies", "times"), [(AT_MOST_ONCE, 1), (READ_ONLY, 2)])
+async def test_the_user_is_asked_and_the_answer_goes_back_into_the_call(
+    mcp: McpRegistry, server: FakeServer, policies: list[Any], times: int
+) -> None:
+    await mcp.add(server.config(policies=policies))
+    asked = await mcp.run("fake.ask")
+    assert outcome(asked) == "INPUT_REQUIRED"
+    assert asked.question.question == "Which size?"
+    assert "MCP server of fake.ask" in asked.question.why
+    done = await mcp.run("fake.ask", answers=[answer(asked, "large")])
+    assert got(done) == {"action": "accept", "content": {"size": "large"}}
+    assert calls(server, "call ask") == times, "one that may be repeated is run again from its start"
+
+
+async def test_who_refuses_declines(mcp: McpRegistry, server: FakeServer) -> None:
+    await mcp.add(server.config())
+    asked = await mcp.run("fake.ask")
+    assert got(await mcp.run("fake.ask", answers=[answer(asked, None)])) == {"action": "decline"}
+
+
+async def test_an_answer_that_does_not_fit_is_asked_for_once_more(mcp: McpRegistry, server: FakeServer) -> None:
+    await mcp.add(server.config(policies=READ_ONLY))
+    schema = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}
+    arguments = {"asks": {"message": "How many?", "requestedSchema": schema}}
+    first = await mcp.run("fake.ask", arguments)
+    second = await mcp.run("fake.ask", arguments, answers=[answer(first, "many")])
+    assert second.question.question.startswith("That does not fit: ")
+    answers = [answer(first, "many"), answer(second, "3")]
+    assert got(await mcp.run("fake.ask", arguments, answers=answers))["content"] == {"count": 3}
+
+
+async def test_a_page_to_open_is_shown(mcp: McpRegistry, server: FakeServer) -> None:
+    await mcp.add(server.config())
+    url = "https://login.example.com/?state=1"
+    page = {"mode": "url", "message": "Log in first.", "url": url, "elicitationId": "e1"}
+    asked = await mcp.run("fake.ask", {"asks": page})
+    assert url in asked.question.question
+    assert got(await mcp.run("fake.ask", {"asks": page}, answers=[answer(asked, "done")])) == {"action": "accept"}
+
+
+async def test_secrets_of_the_server_are_not_in_its_questions(mcp: McpRegistry, server: FakeServer) -> None:
+    await mcp.add(server.config(secret_environment={"TOKEN": "key"}))
+    schema = {"type": "object", "properties": {"a": {"type": "string", "description": "s3cret-key?"}}}
+    asked = await mcp.run("fake.ask", {"asks": {"message": "Is it s3cret-key?", "requestedSchema": schema}})
+    assert "[secret]" in asked.question.question
+    assert "s3cret-key" not in str(asked)
+    await mcp.registry.cancel()
+
+
+async def test_time_stands_still_while_the_user_is_asked(mcp: McpRegistry, server: FakeServer) -> None:
+    await mcp.add(server.config())
+    asked = await mcp.run("fake.ask", timeout_seconds=0.5)
+    await asyncio.sleep(0.8)
+    assert outcome(await mcp.run("fake.ask", answers=[answer(asked, "large")])) == "SUCCEEDED"
+
+
+async def test_a_call_that_is_cancelled_takes_its_question_back(mcp: McpRegistry, server: FakeServer) -> None:
+    await mcp.add(server.config())
+    await mcp.run("fake.ask")
+    assert (await mcp.registry.cancel()).stopped
+    await logged(server, "answer cancel")
+    assert content(await mcp.run("fake.note", call="two")) == "noted"
+
+
+async def test_a_server_that_does_not_wait_for_the_answer_ends_the_call(mcp: McpRegistry, server: FakeServer) -> None:
+    await mcp.add(server.config())
+    result = await mcp.run("fake.ask", {"forgets": True})
+    if outcome(result) == "INPUT_REQUIRED":
+        result = await mcp.run("fake.ask", {"forgets": True}, answers=[answer(result, "large")])
+    assert content(result) == "never mind"
+
+
+async def test_a_question_that_may_be_of_another_call_reaches_nobody(mcp: McpRegistry, server: FakeServer) -> None:
+    await mcp.add(server.config())
+    other = asyncio.create_task(mcp.run("fake.hang", call="of_bob", who=context(user="bob", run="of_bob")))
+    await logged(server, "call hang")
+    result = content(await mcp.run("fake.ask"))
+    assert "decline" in str(result["result"])
+    assert "Either this call or another one" in result["note"]
+    await mcp.registry.cancel("of_bob", user="bob", run="of_bob")
+    await other
+
+
+async def test_a_call_that_was_left_is_not_taken_for_the_one_under_way(mcp: McpRegistry, server: FakeServer) -> None:
+    """The server may still be at it, and what it asks then is not for somebody else."""
+    await mcp.add(server.config())
+    bob = context(user="bob", run="of_bob")
+    assert outcome(await mcp.run("fake.hang", call="1", who=bob, timeout_seconds=0.3)) == "FAILED TOOL_TIMEOUT"
+    assert "Either this call or another one" in content(await mcp.run("fake.ask", call="2"))["note"]
+    # From now on it is known to ask, so the next one has a connection of its own.
+    asked = await mcp.run("fake.ask", call="3")
+    assert outcome(asked) == "INPUT_REQUIRED"
+    assert got(await mcp.run("fake.ask", call="3", answers=[answer(asked, "s")]))["action"] == "accept"
+
+
+async def test_users_are_asked_one_after_the_other_by_calls_that_are_run_again(
+    mcp: McpRegistry, server: FakeServer
+) -> None:
+    await mcp.add(server.config(policies=READ_ONLY))
+    for user in ("ann", "bob", "ann"):
+        who = context(user=user, run=f"of_{user}_{len(server.log())}")
+        asked = await mcp.run("fake.ask", who=who)
+        assert outcome(asked) == "INPUT_REQUIRED"
+        done = await mcp.run("fake.ask", who=who, answers=[answer(asked, user)])
+        assert got(done)["content"] == {"size": user}
+
+
+async def test_what_cannot_be_asked_goes_to_the_model(mcp: McpRegistry, server: FakeServer) -> None:
+    await mcp.add(server.config())
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}
+    told = failure(await mcp.run("fake.ask", {"asks": {"message": "Which?", "requestedSchema": schema}}))
+    assert "Which?" in told
+    assert "It was declined because" in told
+    assert "ask_user" in told
