@@ -28,7 +28,6 @@ NAMES = [
     "flood",
     "huge",
     "wrong",
-    "ask",
     "progress",
     "kinds",
     "change",
@@ -127,17 +126,6 @@ async def test_a_call_that_takes_too_long_ends_and_the_server_is_told(mcp: McpRe
     await mcp.add(server.config())
     assert outcome(await mcp.run("fake.hang", timeout_seconds=0.5)) == "FAILED TOOL_TIMEOUT"
     await logged(server, "cancelled")
-
-
-async def test_a_question_of_the_server_ends_the_call_and_goes_to_the_model(
-    mcp: McpRegistry, server: FakeServer
-) -> None:
-    await mcp.add(server.config())
-    told = failure(await mcp.run("fake.ask"))
-    assert "Which size?" in told
-    assert '"size"' in told
-    assert "ask_user" in told
-    assert "the user said decline" in told
 
 
 async def test_a_server_that_dies_in_a_call_leaves_its_outcome_unknown(mcp: McpRegistry, server: FakeServer) -> None:

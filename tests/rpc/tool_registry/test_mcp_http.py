@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pawl.tool.v1 import source_pb2
+from pawl.event.v1 import call_pb2
+from pawl.tool.v1 import execution_pb2, source_pb2
 
 from tests.poll import until
 from tests.rpc.tool_registry.mcp_world import SAFE, McpRegistry, failure, mcp_registry, policy, refusal
@@ -57,9 +58,21 @@ async def test_a_server_of_the_newest_protocol_works(mcp: McpRegistry, url: str)
     await mcp.add(config(url, secret_headers={"X-Token": "token"}), who="admin")
     assert content(await mcp.run("web.add", {"a": 1, "b": 2}, call="1")) == {"result": 3}
     assert "you sent [secret]" in str(content(await mcp.run("web.whoami", call="2")))
-    told = failure(await mcp.run("web.order", call="3"))
-    assert "Which size?" in told
-    assert '"size"' in told
+
+
+@pytest.mark.parametrize("effect", [call_pb2.EFFECT_CLASS_AT_MOST_ONCE, call_pb2.EFFECT_CLASS_IDEMPOTENT])
+async def test_questions_of_the_newest_protocol_belong_to_their_calls(
+    mcp: McpRegistry, url: str, effect: call_pb2.EffectClass.ValueType
+) -> None:
+    added = config(url)
+    added.policies[0].effect_class = effect
+    await mcp.add(added, who="admin")
+    # Side by side, and each is asked.
+    first, second = [await mcp.run("web.order", call=call) for call in ("1", "2")]
+    assert outcome(first) == outcome(second) == "INPUT_REQUIRED"
+    for call, size in (("2", "small"), ("1", "large")):
+        answer = execution_pb2.Answer(question=first.question.question, answer=size)
+        assert f"ordered {size}" in str(content(await mcp.run("web.order", call=call, answers=[answer])))
 
 
 async def test_a_change_that_it_announces_stops_the_tool(mcp: McpRegistry, url: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from pawl.event.v1 import call_pb2
-from pawl.tool.v1 import source_pb2
+from pawl.tool.v1 import execution_pb2, source_pb2
 
 from tests.poll import until
 from tests.rpc.tool_registry.mcp_world import SAFE, McpRegistry, failure, mcp_registry, policy, refusal
@@ -121,9 +121,21 @@ async def test_the_everything_server_shows_every_kind_of_content(mcp: McpRegistr
     assert embedded[1]["data"]
     structured = content(await mcp.run("every.get-structured-content", {"location": "Chicago"}, call="5"))
     assert structured["conditions"]
-    told = failure(await mcp.run("every.trigger-elicitation-request", call="6"))
-    assert "Schema of the answer" in told
-    assert "first" in told.lower()
+
+
+async def test_the_everything_server_asks_the_user(mcp: McpRegistry, node: Path, modules: Path) -> None:
+    await mcp.add(stdio("every", node, modules / "server-everything" / "dist" / "index.js"))
+    asked = await mcp.run("every.trigger-elicitation-request", call="1")
+    assert outcome(asked) == "INPUT_REQUIRED"
+    assert "JSON object of these properties" in asked.question.question
+    answer = execution_pb2.Answer(question=asked.question.question, answer='{"name": "Ann", "integer": 7}')
+    answered = str(content(await mcp.run("every.trigger-elicitation-request", call="1", answers=[answer])))
+    assert "Ann" in answered
+    assert "provided the requested information" in answered
+    asked = await mcp.run("every.trigger-elicitation-request", call="2")
+    answer = execution_pb2.Answer(question=asked.question.question, declined=True)
+    answered = str(content(await mcp.run("every.trigger-elicitation-request", call="2", answers=[answer])))
+    assert "declined" in answered
 
 
 async def test_the_everything_server_reports_progress_and_can_be_cancelled(
@@ -221,8 +233,8 @@ async def test_the_everything_server_works_over_http_and_after_a_restart(
     async with everything_over_http(node, modules, port):
         await mcp.add(over_http(port), who="admin")
         assert content(await mcp.run("web.echo", {"message": "hi"}, call="1")) == "Echo: hi"
-        told = failure(await mcp.run("web.trigger-elicitation-request", call="2"))
-        assert "Schema of the answer" in told
+        asked = await mcp.run("web.trigger-elicitation-request", call="2")
+        assert "JSON object of these properties" in asked.question.question
     assert "cannot be used" in failure(await mcp.run("web.echo", {"message": "hi"}, call="3"))
     async with everything_over_http(node, modules, port):
         assert (await mcp.check("web")).source.state == source_pb2.SOURCE_STATE_READY
