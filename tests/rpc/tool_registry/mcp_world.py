@@ -17,6 +17,7 @@ from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2, source_pb2
 
 from services.chassis.clock import SystemClock
+from services.tool_registry.adapters.egress import GuardedEgress
 from services.tool_registry.adapters.mcp.connector import McpConnector
 from services.tool_registry.adapters.postgres_sources import PostgresSources
 from services.tool_registry.adapters.secret_file import FileSecrets
@@ -102,9 +103,13 @@ def failure(result: execution_pb2.ExecutionResult) -> str:
 async def mcp_registry(
     database_url: str, folder: Path, *, secrets: Mapping[str, Mapping[str, str]] | None = None, **options: Any
 ) -> AsyncIterator[McpRegistry]:
-    """Run a registry that serves MCP sources."""
+    """Run a registry that serves MCP sources; those over HTTP are reached under `egress`, if it is given."""
     made: list[McpConnector] = []
     idle_seconds = options.pop("idle_seconds", 300.0)
+    egress: GuardedEgress | None = options.pop("egress", None)
+
+    def client(store_id: str) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(transport=egress.transport(store_id) if egress else None, trust_env=False)
 
     def connectors(store: PostgresSources, known: FileSecrets) -> Mapping[str, Connector]:
         made.append(
@@ -112,7 +117,7 @@ async def mcp_registry(
                 find=store.source,
                 secrets=known,
                 clock=SystemClock(),
-                http=lambda _: httpx2.AsyncClient(trust_env=False),
+                http=client,
                 idle_seconds=idle_seconds,
             )
         )

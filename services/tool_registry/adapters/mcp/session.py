@@ -25,6 +25,7 @@ from services.tool_registry.adapters.mcp.elicitation import Asked
 from services.tool_registry.adapters.mcp.flight import Flight, OnQuestion, open_pages
 from services.tool_registry.adapters.mcp.pace import Streams, Wire
 from services.tool_registry.adapters.mcp.program import ProgramProblem
+from services.tool_registry.domain.egress import EgressRefused
 from services.tool_registry.domain.source import TOOLS_MAX
 from services.tool_registry.sdk.values import hide, without
 
@@ -273,7 +274,7 @@ class Session:
             problem = "" if self._stopped.is_set() else "the connection broke"
         except BaseException as error:  # noqa: BLE001  # whatever it is, callers get a sentence
             problem = self._sentence(error)
-            self._was_refused = isinstance(_first(error), httpx2.ConnectError)
+            self._was_refused = isinstance(_first(error), httpx2.ConnectError | EgressRefused)
         if problem:
             self._wire.end(problem)
         if self.problem and self._opened.done():
@@ -391,6 +392,8 @@ class Session:
                 text = str(problem)
             case mcp.MCPError() as answer:
                 text = self.problem or f"it answers {answer.message!r}"
+            case EgressRefused() as refused:
+                text = f"it may not be reached: {refused}"
             case httpx2.HTTPError() as failure:
                 text = f"it cannot be reached: {str(failure) or type(failure).__name__}"
             case pydantic.ValidationError():
