@@ -10,7 +10,8 @@ from services.agent_loop.domain.state import State
 
 def asked(state: State, call: Call, question: Question, now: float) -> State:
     """Return the state with the call waiting for a person."""
-    seconds = question.timeout_seconds or state.run.options.limits.answer_timeout_seconds
+    most = state.run.options.limits.answer_timeout_seconds
+    seconds = min(question.timeout_seconds or most, most)
     waiting = replace(call, state=CallState.ASKED, question=question, deadline_time=now + seconds)
     return state.with_calls([waiting])
 

@@ -27,7 +27,7 @@ class Dialogue:
 
     @property
     def position(self) -> int:
-        """How many questions are behind it."""
+        """How many answers are behind it."""
         return self._position
 
     async def ask(self, question: Question) -> str:
@@ -38,14 +38,14 @@ class Dialogue:
             ToolError: the tool asks too much.
         """
         async with self._turn:
-            if self._position >= QUESTIONS_MAX:
-                raise ToolError(f"a tool may ask {QUESTIONS_MAX} questions in a call")
-            while (answer := given(self._answers, self._position, question)) is None:
-                del self._answers[self._position :]  # Answers to other questions than those it asks now.
+            while (found := given(self._answers, self._position, question)) is None:
+                if len(self._answers) >= QUESTIONS_MAX:  # Those too that it asks no more, now that it runs again.
+                    raise ToolError(f"a tool may ask {QUESTIONS_MAX} questions in a call")
                 self.question = question
                 self._turn_to(self.asked)
                 await asyncio.wait({self.answered})
-            self._position += 1
+            answer = self._answers[found]
+            self._position = found + 1
         if answer.is_declined:
             raise QuestionDeclined(f"nobody answered: {question.question}")
         return answer.answer

@@ -29,6 +29,8 @@ from services.tool_registry.domain.definition import Effect
 from services.tool_registry.domain.execution import NOT_STOPPED, ExecutionResult, Outcome, Progress, input_required
 from services.tool_registry.domain.question import given
 
+_ASKING_PER_RUNNING: Final = 10
+"""So many times more executions may wait for people than run."""
 _POLL_SECONDS: Final = 0.1
 _END_RETRY_SECONDS: Final = (0.05, 0.2, 0.5, 1.0)
 # How long an async tool may take to clean up after it was cancelled.
@@ -174,8 +176,7 @@ class Executor:
             return existing
         if self._stop_at is not None:
             raise ShuttingDown
-        if len(self._running) >= self._options.executions_max:
-            raise Overloaded(f"{self._options.executions_max} executions are running, which is the limit")
+        self._check_room()
         execution = Execution(
             job.key,
             fingerprint=job.fingerprint,
@@ -190,6 +191,21 @@ class Executor:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return execution
+
+    def _check_room(self) -> None:
+        """Return if one more execution may begin. Those that wait for people may do so for days: they count apart.
+
+        Raises:
+            Overloaded: it may not.
+        """
+        most = self._options.executions_max
+        if len(self._running) < most:
+            return
+        asking = sum(execution.dialogue.question is not None for execution in self._running.values())
+        if len(self._running) - asking >= most:
+            raise Overloaded(f"{most} executions are running, which is the limit")
+        if asking >= most * _ASKING_PER_RUNNING:
+            raise Overloaded(f"{asking} executions wait for people, which is the limit")
 
     async def _drive(self, execution: Execution, job: Job) -> None:
         """Take an execution to its end, whatever happens."""

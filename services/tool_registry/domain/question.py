@@ -47,8 +47,11 @@ def check_question(question: Question) -> str:
     return ""
 
 
-def given(answers: Sequence[Answer], position: int, question: Question) -> Answer | None:
-    """Return the answer to the question at `position`, if it was asked with these words and is answered."""
-    if position >= len(answers) or answers[position].question != question.question:
-        return None
-    return answers[position]
+def given(answers: Sequence[Answer], position: int, question: Question) -> int | None:
+    """Return where, from `position` on, the answer to a question is that was asked with these words.
+
+    Answers to other words stand before it where the tool asked something else when it ran before.
+    """
+    return next(
+        (number for number in range(position, len(answers)) if answers[number].question == question.question), None
+    )

@@ -235,10 +235,11 @@ def _allows(rule: Rule, call: RuledCall) -> bool:
         return False
     if rule.scope is not RuleScope.STORE and not call.user_may_approve:
         return False  # Its author has lost the right in whose place it decides.
+    if call.tool_create_time > rule.create_time:
+        return False  # Its author did not know it. Another tool of the name can have the same version.
     if rule.is_for_one_tool:
         return call.tool_versions == {rule.tool_version}
-    is_meant = call.category is not Category.DESTRUCTIVE or rule.includes_destructive
-    return is_meant and call.tool_create_time <= rule.create_time
+    return call.category is not Category.DESTRUCTIVE or rule.includes_destructive
 
 
 def check_rule(rule: Rule, now: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2
 
+from services.tool_registry.app.executor import ExecutorOptions
 from services.tool_registry.domain.definition import Category, Effect
 from services.tool_registry.sdk import Tool, ToolContext, tool
 from tests.rpc.tool_registry.registry import Registry, as_json, content, context, outcome, running
@@ -37,7 +39,24 @@ def _tools() -> list[Tool[..., Any]]:
         """Say what the weather is."""
         return "rain in " + await context.ask("In which town?")
 
-    return [pay, send, weather]
+    runs = itertools.count(1)
+
+    @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+    async def fickle(context: ToolContext) -> str:
+        """Ask something else each time it runs."""
+        return await context.ask(f"Is it {next(runs)} o'clock?")
+
+    @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+    async def settling(context: ToolContext) -> str:
+        """Ask something else only the first time it runs."""
+        return await context.ask("In which street?" if next(runs) == 1 else "In which town?")
+
+    @tool(category=Category.SAFE)
+    async def order(context: ToolContext) -> str:
+        """Order once it is known what, however long that takes."""
+        return await context.ask("What shall it be?")
+
+    return [pay, send, weather, fickle, settling, order]
 
 
 @pytest.fixture
@@ -152,3 +171,36 @@ async def test_an_edited_call_has_its_digest_also_where_it_needs_no_approval_any
     (edited,) = await check(registry, proposed("one", "send", few, edited=True))
     assert (edited.disposition, len(edited.digest)) == (RUN, 64)
     assert outcome(await registry.run("send", few, call="one", approved_digest=edited.digest)) == "SUCCEEDED"
+
+
+async def until_it_ends(registry: Registry, name: str) -> tuple[execution_pb2.ExecutionResult, int]:
+    """Answer whatever a tool asks, as a run does; returns how it ended, and after how many answers."""
+    given: list[execution_pb2.Answer] = []
+    while True:
+        result = await registry.run(name, answers=given, earlier_attempts=len(given))
+        if outcome(result) != "INPUT_REQUIRED" or len(given) == 100:
+            return result, len(given)
+        given.append(execution_pb2.Answer(question=result.question.question, answer="yes"))
+
+
+async def test_a_tool_that_asks_something_else_each_time_comes_to_an_end(registry: Registry) -> None:
+    """It is told that it must not; its user must not be asked for ever."""
+    result, count = await until_it_ends(registry, "fickle")
+    assert (outcome(result), count) == ("FAILED TOOL_ERROR", 20)
+
+
+async def test_an_answer_is_found_behind_those_to_what_is_asked_no_more(registry: Registry) -> None:
+    result, count = await until_it_ends(registry, "settling")
+    assert (outcome(result), content(result), count) == ("SUCCEEDED", "yes", 2)
+
+
+async def test_calls_that_wait_for_people_take_no_place_from_calls_that_run(database_url: str, tmp_path: Path) -> None:
+    """An answer may take days: a user who gives none would else keep the tools of all stores from running."""
+    options = ExecutorOptions(executions_max=2)
+    async with running(database_url, tmp_path, _tools(), options=options) as registry:
+        for number in range(5):
+            assert outcome(await registry.run("order", call=f"order-{number}")) == "INPUT_REQUIRED"
+        assert outcome(await registry.run_approved("pay", call="pay")) == "SUCCEEDED"
+        answer = execution_pb2.Answer(question="What shall it be?", answer="tea")
+        for number in range(5):
+            assert content(await registry.run("order", call=f"order-{number}", answers=[answer])) == "tea"

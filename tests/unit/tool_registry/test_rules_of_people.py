@@ -129,3 +129,20 @@ def test_patterns_look_at_every_item_and_an_absent_argument_matches_nothing() ->
     assert not five.matches({"n": True})
     one = ArgumentPattern(argument="n", equals=canonical_value(1))
     assert not one.matches({"n": True})
+
+
+def test_a_rule_does_not_mean_a_tool_that_took_the_name_and_the_version_of_another() -> None:
+    """A deployment brings a tool of the name that a tool of the store had: both count their versions from 1."""
+    rule = Rule(
+        store_id="acme",
+        rule_id="rule",
+        effect=RuleEffect.ALLOW,
+        scope=RuleScope.USER,
+        scope_id="",
+        user_id="ann",
+        tool_name="files.write",
+        tool_version=1,
+        create_time=NOW,
+    )
+    assert ruling([rule], call(tool_create_time=NOW - 1), NOW) == rule
+    assert ruling([rule], call(tool_create_time=NOW + 1), NOW + 2) is None
