@@ -158,7 +158,7 @@ class Sources:
         state, problem = SourceState.READY, ""
         if differences:
             state = SourceState.CHANGED
-            problem = f"{len(differences)} tools are not as they were approved: they do not run until an admin approves"
+            problem = f"{len(differences)} tools are not as they were approved: an admin looks at them and approves"
         listed = await self._in_state(listed, state, problem)
         return CheckedSource(listed=listed, changes=differences, found_hash=definitions_hash(found))
 

@@ -36,8 +36,9 @@ class SourceServiceStub(object):
 
     What a source says of itself is believed in nothing that could do harm: its
     tools are SENSITIVE and AT_MOST_ONCE unless a policy of the request says
-    otherwise. Their definitions are pinned: a tool whose source describes it
-    differently later does not run until ApproveSource.
+    otherwise. Their definitions are pinned. A tool that its MCP server describes
+    differently later does not run until ApproveSource; one of an HTTP service
+    makes the requests that were approved until then.
     """
 
     def __init__(self, channel):
@@ -84,8 +85,9 @@ class SourceServiceServicer(object):
 
     What a source says of itself is believed in nothing that could do harm: its
     tools are SENSITIVE and AT_MOST_ONCE unless a policy of the request says
-    otherwise. Their definitions are pinned: a tool whose source describes it
-    differently later does not run until ApproveSource.
+    otherwise. Their definitions are pinned. A tool that its MCP server describes
+    differently later does not run until ApproveSource; one of an HTTP service
+    makes the requests that were approved until then.
     """
 
     def AddSource(self, request, context):
@@ -187,8 +189,9 @@ class SourceService(object):
 
     What a source says of itself is believed in nothing that could do harm: its
     tools are SENSITIVE and AT_MOST_ONCE unless a policy of the request says
-    otherwise. Their definitions are pinned: a tool whose source describes it
-    differently later does not run until ApproveSource.
+    otherwise. Their definitions are pinned. A tool that its MCP server describes
+    differently later does not run until ApproveSource; one of an HTTP service
+    makes the requests that were approved until then.
     """
 
     @staticmethod

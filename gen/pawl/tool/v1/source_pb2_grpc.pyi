@@ -37,8 +37,9 @@ class SourceServiceStub:
 
     What a source says of itself is believed in nothing that could do harm: its
     tools are SENSITIVE and AT_MOST_ONCE unless a policy of the request says
-    otherwise. Their definitions are pinned: a tool whose source describes it
-    differently later does not run until ApproveSource.
+    otherwise. Their definitions are pinned. A tool that its MCP server describes
+    differently later does not run until ApproveSource; one of an HTTP service
+    makes the requests that were approved until then.
     """
 
     @_typing.overload
@@ -90,8 +91,9 @@ class SourceServiceAsyncStub(SourceServiceStub):
 
     What a source says of itself is believed in nothing that could do harm: its
     tools are SENSITIVE and AT_MOST_ONCE unless a policy of the request says
-    otherwise. Their definitions are pinned: a tool whose source describes it
-    differently later does not run until ApproveSource.
+    otherwise. Their definitions are pinned. A tool that its MCP server describes
+    differently later does not run until ApproveSource; one of an HTTP service
+    makes the requests that were approved until then.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -139,8 +141,9 @@ class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
 
     What a source says of itself is believed in nothing that could do harm: its
     tools are SENSITIVE and AT_MOST_ONCE unless a policy of the request says
-    otherwise. Their definitions are pinned: a tool whose source describes it
-    differently later does not run until ApproveSource.
+    otherwise. Their definitions are pinned. A tool that its MCP server describes
+    differently later does not run until ApproveSource; one of an HTTP service
+    makes the requests that were approved until then.
     """
 
     @_abc_1.abstractmethod
