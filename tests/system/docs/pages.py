@@ -26,7 +26,11 @@ from typing import Final
 from services.launcher.ports import free_port
 
 _BLOCK: Final = re.compile(r"^```(?P<language>\S+)(?: (?P<info>[^\n]*))?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
-_ID: Final = re.compile(r"\b(?P<kind>run|call|rule)_[a-z0-9]{26}\b")
+_IDS: Final = {
+    "RUN": re.compile(r"\brun_[a-z0-9]{26}\b"),
+    "CALL": re.compile(r"\b(?:call_[a-z0-9]{26}|undo_\d+_[0-9a-f]{32})\b"),
+    "RULE": re.compile(r"\brule_[a-z0-9]{26}\b"),
+}
 _PORTS: Final = {"agent-loop": "7601", "tool-registry": "7602", "": "9000"}
 """Ports in the pages: of two services, and of a program of the reader's."""
 _COMMANDS_SECONDS: Final = 60.0
@@ -108,8 +112,8 @@ class Reader:
     def _here(self, text: str) -> str:
         for written, real in self._ports.items():
             text = re.sub(rf"\b{written}\b", real, text)
-        for kind, found in self._ids.items():
-            text = re.sub(rf"\b{kind.upper()}\b", found, text)
+        for word, found in self._ids.items():
+            text = re.sub(rf"\b{word}\b", found, text)
         return text
 
     def _run(self, commands: str, output: Block | None) -> None:
@@ -159,8 +163,9 @@ class Reader:
         self._note(terminal.text())
 
     def _note(self, printed: str) -> None:
-        for match in _ID.finditer(printed):
-            self._ids[match["kind"]] = match[0]
+        for word, pattern in _IDS.items():
+            for found in pattern.findall(printed):
+                self._ids[word] = found
 
 
 def _environment() -> Mapping[str, str]:
