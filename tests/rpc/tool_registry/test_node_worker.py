@@ -61,7 +61,7 @@ async def test_a_worker_in_javascript_runs_calls_and_drains(example: Path, datab
             "worker.js",
             cwd=example,
             env=environment(
-                PAWL_ADDRESS=registry.address, PAWL_API_KEY="key-of-a-worker-of-acme", PAWL_PROTO=str(ROOT / "proto")
+                PAWL_ADDRESS=registry.address, PAWL_API_KEY="key-of-machine-of-acme", PAWL_PROTO=str(ROOT / "proto")
             ),
         )
         try:

@@ -75,6 +75,18 @@ async def test_an_allowed_call_runs_without_approval_and_names_its_rule(registry
     assert outcome(await registry.run("pay", rule_id=rule_id)) == "SUCCEEDED"
 
 
+async def test_the_audit_chain_names_the_rule_that_decided(registry: Registry) -> None:
+    allowing = await make(registry, ALLOW)
+    await registry.check("pay", call="one")
+    denying = await make(registry, DENY, tool_name="look")
+    await registry.check("look", call="two")
+    asking = await make(registry, ASK)
+    await registry.check("pay", call="three")
+    listed = await registry.auditors["acme", "root"].ListAudit(audit_pb2.ListAuditRequest())
+    why = [entry.reason for entry in reversed(listed.entries)]
+    assert why == [f"rule {allowing}", f"NOT_ALLOWED, rule {denying}", f"category SENSITIVE, rule {asking}"]
+
+
 async def test_a_gated_call_does_not_run_in_the_name_of_a_rule_that_did_not_allow_it(registry: Registry) -> None:
     rule_id = await make(registry, ALLOW)
     for claimed in (rule_id, "rule_x"):

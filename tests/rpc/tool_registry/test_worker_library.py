@@ -22,7 +22,7 @@ from tests.poll import until
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, running
 from tests.rpc.tool_registry.test_process import process
 
-KEY = "key-of-a-worker-of-acme"
+KEY = "key-of-machine-of-acme"
 OPTIONS = WorkerOptions(lease_seconds=2.0, poll_seconds=0.1)
 
 
