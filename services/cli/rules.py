@@ -166,7 +166,7 @@ def _make(
         request = rule_pb2.CreateRuleRequest(request_id=f"cli_{secrets.token_hex(12)}", rule=rule)
         async with target.rules() as rules:
             made = (await rules.CreateRule(request, metadata=target.metadata)).rule
-        console.print(f"Made {made.rule_id}: {_says(made)}.", style="green", markup=False)
+        console.print(f"Made {made.rule_id}: {_says(made)}.", style="green", markup=False, soft_wrap=True)
         console.print(f"End it with: pawl rules revoke {made.rule_id}", markup=False, soft_wrap=True)
         return 0
 

@@ -22,6 +22,8 @@ from services.tool_registry.domain.definition import (
 )
 from services.tool_registry.domain.names import did_you_mean
 from services.tool_registry.domain.schema import compile_schema
+from services.tool_registry.domain.workers import ROLES as WORKER_ROLES
+from services.tool_registry.domain.workers import SOURCE_KIND as WORKER
 from services.tool_registry.sdk import Tool
 
 FRONT_END: Final = "store"
@@ -205,18 +207,21 @@ class Catalog:
             raise ToolExists(f"{definition.name!r} is a tool of {current.source} and cannot be replaced")
         return await self._book.register(store_id, definition, replace=replace)
 
-    async def unregister(self, store_id: str, name: str) -> None:
-        """Take a store's tool out of the register.
+    async def unregister(self, caller: Caller, name: str) -> None:
+        """Take a store's tool out of the register: a front-end tool, or one of workers if the caller may attach them.
 
         Raises:
-            ToolNotFound: the store has no such tool.
+            ToolNotFound: the store has no such tool, or none that is taken out like that.
         """
         if name in self._loaded:
             raise ToolNotFound("tools of the deployment cannot be unregistered", tool_name=name)
-        current = await self._current(store_id, name)
-        if current is not None and current.source != FRONT_END:
+        current = await self._current(caller.store_id, name)
+        if current is not None and current.source_kind == WORKER:
+            if caller.roles.isdisjoint(WORKER_ROLES):
+                raise ToolNotFound(f"tools of {current.source} are for the role worker or admin", tool_name=name)
+        elif current is not None and current.source != FRONT_END:
             raise ToolNotFound(f"tools of {current.source} go with it and cannot be unregistered", tool_name=name)
-        await self._book.unregister(store_id, name)
+        await self._book.unregister(caller.store_id, name)
 
     async def _current(self, store_id: str, name: str) -> ToolVersion | None:
         loaded = self._loaded.get(name)

@@ -15,6 +15,8 @@ from services.tool_registry.domain.inverse import InverseCall
 TOOLS_MAX: Final = 200
 CALLS_MAX: Final = 256
 SOURCE_KIND: Final = "worker"
+ROLES: Final = frozenset({"admin", "worker"})
+"""Who may attach workers, and take their tools out: one of these roles is needed."""
 
 
 class WorkerKey(NamedTuple):

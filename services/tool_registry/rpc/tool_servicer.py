@@ -40,7 +40,7 @@ class ToolServicer(tool_pb2_grpc.ToolServiceServicer):
     async def UnregisterTool(
         self, request: tool_pb2.UnregisterToolRequest, context: Context
     ) -> tool_pb2.UnregisterToolResponse:
-        await self._catalog.unregister(require_user().store_id, request.name)
+        await self._catalog.unregister(_caller(), request.name)
         return tool_pb2.UnregisterToolResponse()
 
     async def GetTool(self, request: tool_pb2.GetToolRequest, context: Context) -> tool_pb2.GetToolResponse:

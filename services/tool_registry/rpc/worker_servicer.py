@@ -15,9 +15,8 @@ from services.errors import DeadlineExceeded, PermissionDenied
 from services.tool_registry.app.worker_link import RegistryFrame
 from services.tool_registry.app.worker_tools import WorkerTools
 from services.tool_registry.app.workers import WorkerHub
+from services.tool_registry.domain.workers import ROLES
 from services.tool_registry.rpc import convert_worker
-
-ROLES: Final = frozenset({"admin", "worker"})
 
 _HELLO_SECONDS_MAX: Final = 15.0
 

@@ -57,6 +57,20 @@ async def test_its_tools_are_in_the_register_of_its_store_and_stay(registry: Reg
     assert (found.source, found.version) == ("worker:billing", 1)
 
 
+async def test_its_tools_are_taken_out_by_who_may_attach_workers(registry: Registry) -> None:
+    request = tool_pb2.UnregisterToolRequest(name="charge")
+    async with attached(registry):
+        pass
+    for store, user in (("acme", "ann"), ("other", "machine")):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await registry.users[store, user].UnregisterTool(request)
+        assert reason(caught.value)[1] == "TOOL_NOT_FOUND"
+    await registry.users["acme", "machine"].UnregisterTool(request)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await registry.ann.GetTool(tool_pb2.GetToolRequest(name="charge"))
+    assert reason(caught.value)[1] == "TOOL_NOT_FOUND"
+
+
 async def test_no_other_store_sees_or_runs_its_tools(registry: Registry) -> None:
     """I13."""
     async with attached(registry) as worker:

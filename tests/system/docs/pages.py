@@ -18,10 +18,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from services.launcher.ports import free_port
 
@@ -88,7 +88,7 @@ class Reader:
         chosen = [f"{name}={port}" for name, port in ports.items() if name]
         self._environment = _environment() | {"PAWL_PORTS": ",".join(["all=0", *chosen])}
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -168,10 +168,10 @@ class Reader:
                 self._ids[word] = found
 
 
-def _environment() -> Mapping[str, str]:
+def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PAWL_", "OPENAI_"))}
     programs = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}"
-    return kept | {"PATH": programs, "COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
+    return kept | {"PATH": programs, "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
 
 
 def _missing(expected: str, printed: str) -> str | None:

@@ -14,7 +14,7 @@ from tests.system.docs.pages import Block, Reader, blocks
 pytestmark = pytest.mark.timeout(180)
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGES = ("tools.md", "tool-sources.md", "approvals.md")
+PAGES = ("tools.md", "tool-sources.md", "builtin-tools.md", "approvals.md")
 NOT_RUN = {
     "pip install mcp-server-time": "needs the network; the environment of the tests has it",
 }
