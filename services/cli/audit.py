@@ -1,4 +1,4 @@
-"""`pawl audit list` and `verify`, and `pawl analytics`: what operators see of what tools did."""
+"""`pawl audit list` and `verify`, and `pawl tools stats`: what operators see of what tools did."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def verify(
     perform(context, work, asks="tools")
 
 
-def analytics(
+def stats(
     context: typer.Context,
     tool: Annotated[str, typer.Argument(help="Only this tool.", show_default=False)] = "",
     *,

@@ -24,7 +24,7 @@ def decided(pawl: CommandLine, *decision: str) -> str:
 
 def figures(pawl: CommandLine) -> dict[str, list[int]]:
     """Executions, and approvals asked, granted, edited, refused, by tool."""
-    rows = [line.split("\t") for line in pawl.succeed("analytics").splitlines() if "\t" in line]
+    rows = [line.split("\t") for line in pawl.succeed("tools", "stats").splitlines() if "\t" in line]
     return {row[0]: [int(row[1]), *map(int, row[7:])] for row in rows}
 
 
