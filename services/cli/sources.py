@@ -124,30 +124,60 @@ def add_http(
     context: typer.Context,
     name: Name,
     *,
-    openapi: Annotated[str, typer.Option(help="OpenAPI document: a file, or its address.", show_default=False)],
+    openapi: Annotated[str, typer.Option(help="OpenAPI document: a file, or its address.", show_default=False)] = "",
     base_url: Annotated[str, typer.Option(help="Address of the service, if not the document's.")] = "",
     operation: Annotated[list[str] | None, typer.Option(help="Id of an operation to take. Repeatable.")] = None,
+    endpoint: Annotated[
+        str, typer.Option(help="One address in place of a document; {argument} in path or query.", show_default=False)
+    ] = "",
+    method: Annotated[str, typer.Option(help="Of the endpoint: GET, POST, PUT, PATCH or DELETE.")] = "",
+    description: Annotated[str, typer.Option(help="What the endpoint does, for the model.")] = "",
+    arguments: Annotated[str, typer.Option(help="Arguments of the endpoint: a JSON Schema, or @FILE with one.")] = "",
+    idempotency_header: Annotated[
+        str, typer.Option(help="Header of the endpoint for a key that is the same each time a call is made.")
+    ] = "",
     header: Headers = None,
     secret_header: SecretHeaders = None,
     policy: Policies = None,
     replace: Replace = False,
 ) -> None:
-    """Add an HTTP service: each operation of its OpenAPI document becomes a tool."""
+    """Add an HTTP service: each operation of its OpenAPI document becomes a tool, or one endpoint does."""
     config = source_pb2.SourceConfig(name=name)
 
     async def work(target: Target, console: Console) -> int:
-        if openapi.startswith(("http://", "https://")):
-            config.open_api.document_url = openapi
+        if bool(openapi) == bool(endpoint):
+            raise CommandError("Give either --openapi or --endpoint.")
+        if endpoint and (base_url or operation):
+            raise CommandError("--base-url and --operation go with --openapi.")
+        if openapi and (method or description or arguments or idempotency_header):
+            raise CommandError("--method, --description, --arguments and --idempotency-header go with --endpoint.")
+        if openapi:
+            _set_openapi(config.open_api, openapi)
+            config.open_api.base_url = base_url
+            config.open_api.operation_ids.extend(operation or ())
         else:
-            config.open_api.document = _document(Path(openapi))
-        config.open_api.base_url = base_url
-        config.open_api.operation_ids.extend(operation or ())
-        config.open_api.headers.update(_pairs("--header", header))
-        config.open_api.secret_headers.update(_pairs("--secret-header", secret_header))
+            config.http_endpoint.url, config.http_endpoint.method = endpoint, method
+            config.http_endpoint.description = description
+            config.http_endpoint.arguments_schema_json = _schema(arguments)
+            config.http_endpoint.idempotency_header = idempotency_header
+        kind = config.open_api if openapi else config.http_endpoint
+        kind.headers.update(_pairs("--header", header))
+        kind.secret_headers.update(_pairs("--secret-header", secret_header))
         config.policies.extend(map(_policy, policy or ()))
         return await _add(target, console, config, replace=replace)
 
     perform(context, work, asks="tools")
+
+
+def _set_openapi(config: source_pb2.OpenApiConfig, given: str) -> None:
+    if given.startswith(("http://", "https://")):
+        config.document_url = given
+    else:
+        config.document = _document(Path(given))
+
+
+def _schema(given: str) -> bytes:
+    return _document(Path(given[1:])) if given.startswith("@") else given.encode()
 
 
 @app.command()

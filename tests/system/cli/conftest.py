@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.system.cli.shop import Shop
 
 _START_SECONDS = 60.0
 _COMMAND_SECONDS = 30.0
@@ -48,14 +51,23 @@ class CommandLine:
 
 
 @pytest.fixture(scope="session")
-def pawl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+def shop() -> Iterator[Shop]:
+    """An HTTP service at the one private address that tools may reach."""
+    with Shop() as shop:
+        yield shop
+
+
+@pytest.fixture(scope="session")
+def pawl(tmp_path_factory: pytest.TempPathFactory, shop: Shop) -> Iterator[CommandLine]:
     folder = tmp_path_factory.mktemp("suite")
     line = CommandLine(folder / "data")
+    egress = folder / "egress.json"
+    egress.write_text(json.dumps({"*": {"private": [f"127.0.0.1:{shop.port}"]}}))
     screen = folder / "screen"
     with screen.open("wb") as output:
         suite = subprocess.Popen(
             [sys.executable, "-m", "services.cli", "up", "--port", "all=0"],
-            env=line.environment(),
+            env=line.environment() | {"PAWL_EGRESS_FILE": str(egress)},
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""`pawl sources` against a real suite: from adding a server to a model that calls its tool (TOOL-3)."""
+"""`pawl sources` against a real suite: from adding a server or service to a model that calls its tool (TOOL-3)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.system.cli.conftest import CommandLine
+from tests.system.cli.shop import Shop
+from tests.system.cli.test_commands import pending_call, started
 
 # The first test waits for the suite to start.
 pytestmark = pytest.mark.timeout(120)
@@ -44,9 +46,86 @@ def test_a_source_is_added_used_checked_approved_and_removed(pawl: CommandLine, 
     assert pawl.succeed("sources", "list") == ""
 
 
+def test_a_service_is_added_used_checked_approved_and_removed(pawl: CommandLine, shop: Shop) -> None:
+    document = f"{shop.url}/openapi.json"
+    added = pawl.succeed("sources", "add-http", "shop", "--openapi", document, "--policy", "*=safe,read_only")
+    assert added.split("\t")[:4] == ["shop.getItem", "1", "safe", "read_only"]
+    assert "shop\tready\t1" in pawl.succeed("sources", "list")
+    output = pawl.succeed("run", 'call shop__getItem with {"item": "lamp"}')
+    assert "shop.getItem" in output
+    assert "42" in output
+    assert shop.asked[-1][0] == "GET /items/lamp"
+    assert "shop is ready" in pawl.succeed("sources", "check", "shop")
+
+    shop.describe("Buy the item.")
+    code, output, _ = pawl.run("sources", "check", "shop")
+    assert code == 1
+    assert "Look an item up." in output
+    assert "Buy the item." in output
+    shown = output.splitlines()[-1].split()[-1]
+    assert pawl.run("sources", "approve", "shop", "0" * 64)[0] == 2
+    assert "Buy the item." in pawl.succeed("sources", "approve", "shop", shown)
+    assert "shop is ready" in pawl.succeed("sources", "check", "shop")
+    assert "shop.getItem\t2\t" in pawl.succeed("tools")
+    assert "gone" in pawl.succeed("sources", "remove", "shop")
+    assert "shop.getItem" not in pawl.succeed("tools")
+
+
+def test_a_document_can_be_a_file(pawl: CommandLine, shop: Shop, tmp_path: Path) -> None:
+    file = tmp_path / "openapi.json"
+    file.write_text(json.dumps(shop.document))
+    options = (
+        "--base-url",
+        shop.url,
+        "--operation",
+        "getItem",
+        "--policy",
+        "*=safe,read_only",
+        "--header",
+        "X-From=me",
+    )
+    pawl.succeed("sources", "add-http", "files", "--openapi", str(file), *options)
+    pawl.succeed("run", 'call files__getItem with {"item": "a/b"}')
+    line, headers, _ = shop.asked[-1]
+    assert (line, headers["X-From"]) == ("GET /items/a%2Fb", "me")
+    pawl.succeed("sources", "remove", "files")
+
+
+def test_one_endpoint_is_a_tool_that_waits_for_its_approval(pawl: CommandLine, shop: Shop) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"id": {"type": "string"}, "count": {"type": "integer"}},
+        "required": ["id", "count"],
+    }
+    endpoint = ("--endpoint", f"{shop.url}/orders/{{id}}", "--method", "POST", "--description", "Order something.")
+    more = ("--arguments", json.dumps(schema), "--idempotency-header", "Idempotency-Key")
+    added = pawl.succeed("sources", "add-http", "orders", *endpoint, *more)
+    assert added.split("\t")[:4] == ["orders.call", "1", "sensitive", "at_most_once"]
+    before = len(shop.asked)
+    run_id = started(pawl, 'call orders__call with {"id": "7", "count": 2}')
+    assert f"POST {shop.url}/orders/7" in pawl.succeed("inbox", "--list")
+    assert len(shop.asked) == before
+    pawl.succeed("approve", run_id, pending_call(pawl, run_id))
+    assert "42" in pawl.succeed("watch", run_id)
+    ((line, headers, body),) = shop.asked[before:]
+    assert (line, json.loads(body)) == ("POST /orders/7", {"count": 2})
+    assert len(headers["Idempotency-Key"]) == 32
+    pawl.succeed("sources", "remove", "orders")
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
+        (("add-http", "x"), "either --openapi or --endpoint"),
+        (("add-http", "x", "--openapi", "a", "--method", "GET"), "go with --endpoint"),
+        (("add-http", "x", "--endpoint", "https://a.example/", "--operation", "b"), "go with --openapi"),
+        (("add-http", "x", "--endpoint", "https://a.example/", "--method", "FETCH"), "GET, POST"),
+        (("add-http", "x", "--endpoint", "https://a.example/", "--arguments", "@/no/such/file"), "cannot be read"),
+        (("add-http", "x", "--endpoint", "http://127.0.0.1:9/", "--method", "GET", "--description", "d"), "be reached"),
+        (("add-http", "x", "--openapi", "http://127.0.0.1:9/openapi.json"), "may not be reached by tools"),
+        (("add-http", "x", "--openapi", "http://169.254.169.254/"), "not an address that tools may reach"),
+        (("add-http", "x", "--openapi", "SHOP/elsewhere.json"), "may not be reached by tools"),
+        (("add-mcp", "x", "--url", "http://127.0.0.1:9/mcp"), "it may not be reached: port 9 of 127.0.0.1"),
         (("add-mcp", "x"), "Give either a program"),
         (("add-mcp", "x", "--url", "http://127.0.0.1:9/", "--env", "A=b"), "are for programs"),
         (("add-mcp", "x", "--header", "A=b", "--", "true"), "go with --url"),
@@ -58,7 +137,9 @@ def test_a_source_is_added_used_checked_approved_and_removed(pawl: CommandLine, 
         (("remove", "absent"), "pawl sources list"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_sentence(pawl: CommandLine, arguments: tuple[str, ...], told: str) -> None:
-    code, _, errors = pawl.run("sources", *arguments)
+def test_what_cannot_be_done_is_said_in_a_sentence(
+    pawl: CommandLine, shop: Shop, arguments: tuple[str, ...], told: str
+) -> None:
+    code, _, errors = pawl.run("sources", *(argument.replace("SHOP", shop.url) for argument in arguments))
     assert code == 2
     assert told in errors
