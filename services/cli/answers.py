@@ -20,6 +20,7 @@ from services.errors import PawlError
 APPROVAL_PROMPT: Final = (
     "[a]pprove, [e]dit [JSON], [r]eject [reason], [t] text to answer instead, or all to approve all: "
 )
+ALWAYS_PROMPT: Final = APPROVAL_PROMPT.replace(" or all", " always to allow the tool in its conversation, or all")
 QUESTION_PROMPT: Final = "number of an option, or your answer (/refuse to give none): "
 RESULT_PROMPT: Final = "the result as JSON, or ! text for an error: "
 _ARGUMENTS_BYTES_MAX: Final = 256 * 1024

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import grpc
@@ -15,6 +16,7 @@ from services.chassis.status import from_rpc_error
 from services.cli import answers, inbox
 from services.cli.command import perform
 from services.cli.failure import CommandError
+from services.cli.remembering import Reach, Remember, remembered, told
 from services.cli.target import Target
 from services.cli.transcript import Transcript
 from services.errors import PermissionDenied, RunNotFound
@@ -33,17 +35,25 @@ def approve(
     edit: Annotated[str | None, typer.Option(help="Run it with these arguments: a JSON object.")] = None,
     reject: Annotated[str | None, typer.Option(help="Do not run it; the model is told this reason.")] = None,
     answer: Annotated[str | None, typer.Option(help="Answer a question, or give the result instead.")] = None,
+    remember: Annotated[
+        Reach | None,
+        typer.Option(
+            help="Approve, and let the same tool run without an approval here from now on.", show_default=False
+        ),
+    ] = None,
+    lasts: Annotated[str | None, typer.Option("--for", help="How long to remember it: 30m, 2h, 7d.")] = None,
+    uses: Annotated[int | None, typer.Option(min=1, help="For how many calls to remember it.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask whether you are sure.")] = False,
 ) -> None:
     """Decide about a call that waits.
 
     Shows it, then approves it, or runs it with other arguments, or rejects it, or
-    answers it.
+    answers it. With --remember it makes a rule too (`pawl rules`), and does both or
+    neither.
     """
 
     async def work(target: Target, console: Console) -> int:
-        if sum(option is not None for option in (edit, reject, answer)) > 1:
-            raise CommandError("Give only one of --edit, --reject and --answer.")
+        _check_options((edit, reject, answer), remember=remember, lasts=lasts, uses=uses)
         async with target.agents() as agents:
             call = await find_pending(agents, target, run_id, call_id)
             if call.state not in _DECIDABLE:
@@ -53,11 +63,29 @@ def approve(
             sure = yes or decision.kind != call_pb2.DECISION_KIND_APPROVE or not sys.stdin.isatty()
             if not sure and not typer.confirm("Run it like this?"):
                 return 1
-            await inbox.decide(agents, target, decision)
-            console.print(answers.done(decision, call), style="green", markup=False)
+            if remember is None:
+                await inbox.decide(agents, target, decision)
+                console.print(answers.done(decision, call), style="green", markup=False)
+                return 0
+            wanted = Remember(reach=remember, lasts=lasts, uses=uses or 0)
+            async with remembered(agents, target, call, wanted) as rule:
+                await inbox.decide(agents, target, decision)
+            console.print(f"{answers.done(decision, call)} {told(rule)}", style="green", markup=False, soft_wrap=True)
         return 0
 
     perform(context, work)
+
+
+def _check_options(
+    others: Sequence[str | None], *, remember: Reach | None, lasts: str | None, uses: int | None
+) -> None:
+    given = sum(option is not None for option in others)
+    if given > 1:
+        raise CommandError("Give only one of --edit, --reject and --answer.")
+    if given and remember is not None:
+        raise CommandError("--remember goes with an approval, not with --edit, --reject or --answer.")
+    if remember is None and (lasts is not None or uses is not None):
+        raise CommandError("--for and --uses go with --remember.")
 
 
 async def find_pending(agents: AgentServiceAsyncStub, target: Target, run_id: str, call_id: str) -> call_pb2.Call:

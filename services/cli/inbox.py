@@ -18,8 +18,9 @@ from rich.console import Console
 from services.chassis.status import from_rpc_error
 from services.cli import answers
 from services.cli.command import perform
-from services.cli.failure import explain
+from services.cli.failure import CommandError, explain
 from services.cli.lines import LineReader
+from services.cli.remembering import Reach, Remember, remembered, told
 from services.cli.target import Target
 from services.cli.transcript import Transcript, hint
 from services.errors import SlowConsumer, Unavailable
@@ -152,22 +153,26 @@ class Desk:
             self._told = True
         gated = [other for other in others if other.state == call_pb2.CALL_STATE_AWAITING_APPROVAL]
         while True:
-            line = await self._line(answers.prompt(call))
+            is_gated = call.state == call_pb2.CALL_STATE_AWAITING_APPROVAL
+            line = await self._line(answers.ALWAYS_PROMPT if is_gated else answers.prompt(call))
             if line is None:
                 return False
             if not line.strip():
                 return True
             try:
-                if line.strip() == "all" and call.state == call_pb2.CALL_STATE_AWAITING_APPROVAL:
+                if line.strip() == "all" and is_gated:
                     return await self._approve_all([call, *gated])
-                done = await self._settle(line, call)
-            except answers.Unclear as error:
+                if line.strip() == "always" and is_gated:
+                    done = await self._always(call)
+                else:
+                    done = await self._settle(line, call)
+            except CommandError as error:
                 self._console.print(str(error), style="yellow", markup=False)
             except Exception as error:  # noqa: BLE001  # decided by somebody else meanwhile, for example: go on
                 self._console.print(explain(error, list(self._target.agent)), style="red", markup=False)
                 return True
             else:
-                self._console.print(done, style="green", markup=False)
+                self._console.print(done, style="green", markup=False, soft_wrap=True)
                 return True
 
     async def _line(self, prompt: str) -> str | None:
@@ -190,6 +195,14 @@ class Desk:
         decision = answers.decision_of(line, call)
         await decide(self._agents, self._target, decision)
         return answers.done(decision, call)
+
+    async def _always(self, call: call_pb2.Call) -> str:
+        """Approve a call, and its tool for the rest of the conversation; both or neither."""
+        decision = answers.approve(call)
+        wanted = Remember(reach=Reach.CONVERSATION)
+        async with remembered(self._agents, self._target, call, wanted) as rule:
+            await decide(self._agents, self._target, decision)
+        return f"{answers.done(decision, call)} {told(rule)}"
 
     async def _return(self, result: types_pb2.ToolResult) -> str:
         request = agent_pb2.SubmitToolResultsRequest(request_id=_request_id(), run_id=result.run_id, results=[result])

@@ -93,8 +93,7 @@ def revoke(
     """End a rule for good."""
 
     async def work(target: Target, console: Console) -> int:
-        async with target.rules() as rules:
-            await rules.RevokeRule(rule_pb2.RevokeRuleRequest(rule_id=rule_id), metadata=target.metadata)
+        await end(target, rule_id)
         console.print(f"Revoked {rule_id}: nothing that has not begun runs in its name.", style="green", markup=False)
         return 0
 
@@ -132,6 +131,49 @@ def list_rules(
     perform(context, work, asks="tools")
 
 
+async def create(target: Target, rule: rule_pb2.Rule, request_id: str) -> rule_pb2.Rule:
+    """Make a rule, once for a request id; returns it as made.
+
+    Raises:
+        grpc.aio.AioRpcError: it was not made.
+    """
+    request = rule_pb2.CreateRuleRequest(request_id=request_id, rule=rule)
+    async with target.rules() as rules:
+        return (await rules.CreateRule(request, metadata=target.metadata)).rule
+
+
+async def end(target: Target, rule_id: str) -> None:
+    """Revoke a rule for good. Idempotent.
+
+    Raises:
+        grpc.aio.AioRpcError: it was not revoked.
+    """
+    async with target.rules() as rules:
+        await rules.RevokeRule(rule_pb2.RevokeRuleRequest(rule_id=rule_id), metadata=target.metadata)
+
+
+def set_end(rule: rule_pb2.Rule, lasts: str) -> None:
+    """Have a rule end by itself after a time like 30m, 2h or 7d.
+
+    Raises:
+        CommandError: that is no time.
+    """
+    rule.expire_time.FromMicroseconds(int((time.time() + _seconds(lasts)) * 1e6))
+
+
+def says(rule: rule_pb2.Rule) -> str:
+    """Return what a rule says, on one line."""
+    effect = rule_pb2.RuleEffect.Name(rule.effect).removeprefix("RULE_EFFECT_").lower()
+    patterns = [
+        f"{pattern.argument}={pattern.equals_json.decode(errors='replace')}"
+        if pattern.HasField("equals_json")
+        else f"{pattern.argument} like {pattern.glob}"
+        for pattern in rule.arguments
+    ]
+    where = f" where {' and '.join(patterns)}" if patterns else ""
+    return wording.one_line(f"{effect} {rule.tool_name}{where}, {_where(rule)}", 300)
+
+
 def _rule(
     effect: rule_pb2.RuleEffect.ValueType,
     tool: str,
@@ -162,11 +204,9 @@ def _make(
             argument, value = _split(text)
             rule.arguments.add(argument=argument, equals_json=value.encode())
         if lasts is not None:
-            rule.expire_time.FromMicroseconds(int((time.time() + _seconds(lasts)) * 1e6))
-        request = rule_pb2.CreateRuleRequest(request_id=f"cli_{secrets.token_hex(12)}", rule=rule)
-        async with target.rules() as rules:
-            made = (await rules.CreateRule(request, metadata=target.metadata)).rule
-        console.print(f"Made {made.rule_id}: {_says(made)}.", style="green", markup=False, soft_wrap=True)
+            set_end(rule, lasts)
+        made = await create(target, rule, f"cli_{secrets.token_hex(12)}")
+        console.print(f"Made {made.rule_id}: {says(made)}.", style="green", markup=False, soft_wrap=True)
         console.print(f"End it with: pawl rules revoke {made.rule_id}", markup=False, soft_wrap=True)
         return 0
 
@@ -187,18 +227,6 @@ def _seconds(text: str) -> int:
     return int(match[1]) * _UNIT_SECONDS[match[2]]
 
 
-def _says(rule: rule_pb2.Rule) -> str:
-    effect = rule_pb2.RuleEffect.Name(rule.effect).removeprefix("RULE_EFFECT_").lower()
-    patterns = [
-        f"{pattern.argument}={pattern.equals_json.decode(errors='replace')}"
-        if pattern.HasField("equals_json")
-        else f"{pattern.argument} like {pattern.glob}"
-        for pattern in rule.arguments
-    ]
-    where = f" where {' and '.join(patterns)}" if patterns else ""
-    return wording.one_line(f"{effect} {rule.tool_name}{where}, {_where(rule)}", 300)
-
-
 def _where(rule: rule_pb2.Rule) -> str:
     match rule.scope:
         case rule_pb2.RULE_SCOPE_STORE:
@@ -213,7 +241,7 @@ def _row(rule: rule_pb2.Rule) -> tuple[str, ...]:
     effect = rule_pb2.RuleEffect.Name(rule.effect).removeprefix("RULE_EFFECT_").lower()
     ended = "revoked" if rule.HasField("revoke_time") else "suspended: the tool has changed" if rule.suspended else ""
     until = ended or (wording.time_text(rule.expire_time) if rule.HasField("expire_time") else "it is revoked")
-    patterns = _says(rule).partition(" where ")[2].rpartition(", ")[0]
+    patterns = says(rule).partition(" where ")[2].rpartition(", ")[0]
     return (
         rule.rule_id,
         effect,

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import io
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.event.v1 import call_pb2
+from pawl.tool.v1 import rule_pb2
 from rich.console import Console
 
 from services.cli.inbox import Desk
 from services.cli.lines import LineReader
 from services.cli.target import Target
+from services.errors import AlreadyDecided, PermissionDenied
 
 AWAITING, OFFERED, ASKED = (
     call_pb2.CALL_STATE_AWAITING_APPROVAL,
@@ -22,11 +27,14 @@ AWAITING, OFFERED, ASKED = (
 
 
 class Agents:
-    """An AgentService that takes everything but what concerns `late`."""
+    """An AgentService that takes everything but what concerns `late`; its runs are the caller's."""
 
     def __init__(self, late: str = "") -> None:
         self.asked: list[Any] = []
         self._late = late
+
+    async def GetRun(self, request: agent_pb2.GetRunRequest, metadata: Any) -> agent_pb2.GetRunResponse:
+        return agent_pb2.GetRunResponse()
 
     def _receipt(self, call_id: str) -> types_pb2.Receipt:
         if call_id == self._late:
@@ -40,6 +48,8 @@ class Agents:
 
     async def Decide(self, request: agent_pb2.DecideRequest, metadata: Any) -> agent_pb2.DecideResponse:
         self.asked.append(request.decision)
+        if request.decision.call_id == self._late:
+            raise AlreadyDecided("it was decided")
         return agent_pb2.DecideResponse(receipt=self._receipt(request.decision.call_id))
 
     async def DecideCalls(self, request: agent_pb2.DecideCallsRequest, metadata: Any) -> agent_pb2.DecideCallsResponse:
@@ -65,10 +75,43 @@ def call(call_id: str, state: call_pb2.CallState.ValueType = AWAITING, **fields:
     return made
 
 
-async def typed(agents: Agents, text: str, *calls: call_pb2.Call) -> str:
+class Rules:
+    """A RuleService."""
+
+    def __init__(self) -> None:
+        self.made: list[rule_pb2.Rule] = []
+        self.revoked: list[str] = []
+        self.refuses_to: set[str] = set()
+
+    async def CreateRule(self, request: rule_pb2.CreateRuleRequest, metadata: Any) -> rule_pb2.CreateRuleResponse:
+        if "make" in self.refuses_to:
+            raise PermissionDenied("that needs the role approver")
+        self.made.append(request.rule)
+        request.rule.rule_id = "rule_1"
+        return rule_pb2.CreateRuleResponse(rule=request.rule)
+
+    async def RevokeRule(self, request: rule_pb2.RevokeRuleRequest, metadata: Any) -> rule_pb2.RevokeRuleResponse:
+        if "revoke" in self.refuses_to:
+            raise PermissionDenied("not now")
+        self.revoked.append(request.rule_id)
+        return rule_pb2.RevokeRuleResponse()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetWithRules(Target):
+    """A suite whose RuleService is the test's own."""
+
+    service: Rules
+
+    @asynccontextmanager
+    async def rules(self) -> AsyncIterator[Any]:
+        yield self.service
+
+
+async def typed(agents: Agents, text: str, *calls: call_pb2.Call, rules: Rules | None = None) -> str:
     """Go through calls with these lines typed; return what was shown."""
     shown = io.StringIO()
-    target = Target(agent=("127.0.0.1:1",), tools=(), notifications=())
+    target = TargetWithRules(agent=("127.0.0.1:1",), tools=("127.0.0.1:2",), notifications=(), service=rules or Rules())
     console = Console(file=shown, width=200, highlight=False)
     await Desk(agents, target, console, LineReader(io.StringIO(text))).go_through(calls)  # type: ignore[arg-type]
     return shown.getvalue()
@@ -128,3 +171,52 @@ async def test_who_approved_so_far_is_shown() -> None:
     assert "escalated" in shown
     assert "of ann" in shown
     assert "Approved: 2 of 2." in shown
+
+
+async def test_always_approves_and_allows_the_tool_in_its_conversation() -> None:
+    """HITL-5: one answer, both done, and how to end it."""
+    agents, rules = Agents(), Rules()
+    shown = await typed(agents, "always\n", call("a", conversation_id="conv_1"), rules=rules)
+    (rule,) = rules.made
+    assert (rule.effect, rule.tool_name) == (rule_pb2.RULE_EFFECT_ALLOW, "tool_of_a")
+    assert (rule.scope, rule.scope_id) == (rule_pb2.RULE_SCOPE_CONVERSATION, "conv_1")
+    (decision,) = agents.asked
+    assert (decision.kind, decision.digest) == (call_pb2.DECISION_KIND_APPROVE, "digest of a")
+    assert "Approved. From now on: allow tool_of_a, in conv_1." in shown
+    assert "pawl rules revoke rule_1" in shown
+    assert not rules.revoked
+
+
+async def test_a_rule_that_cannot_be_made_leaves_the_call_as_it_is() -> None:
+    agents, rules = Agents(), Rules()
+    rules.refuses_to.add("make")
+    shown = await typed(agents, "always\n", call("a"), rules=rules)
+    assert not agents.asked
+    assert "needs the role approver" in shown
+
+
+async def test_a_rule_whose_approval_is_not_taken_is_revoked() -> None:
+    agents, rules = Agents(late="a"), Rules()
+    shown = await typed(agents, "always\n", call("a"), rules=rules)
+    assert rules.revoked == ["rule_1"]
+    assert "It was decided" in shown
+    assert "From now on" not in shown
+
+
+async def test_a_rule_that_stays_without_its_approval_is_said() -> None:
+    agents, rules = Agents(late="a"), Rules()
+    rules.refuses_to.add("revoke")
+    shown = await typed(agents, "always\n", call("a"), rules=rules)
+    assert "It was decided" in shown
+    assert "still in force: Not now" in shown
+    assert "`pawl rules revoke rule_1`" in shown
+
+
+async def test_what_two_people_decide_is_not_remembered_and_can_still_be_approved() -> None:
+    agents, rules = Agents(), Rules()
+    two = call("a")
+    two.approval.approvals_required = 2
+    shown = await typed(agents, "always\na\n", two, rules=rules)
+    assert not rules.made
+    assert "needs two people" in shown
+    assert [decision.call_id for decision in agents.asked] == ["a"]
