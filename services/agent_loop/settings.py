@@ -69,6 +69,7 @@ class AgentLoopSettings(ServiceSettings):
     total_tokens_max: int = Field(default=0, ge=0, le=TOKENS_MAX)
     topped_up_tokens_max: int = Field(default=0, ge=0, le=TOKENS_MAX)
     top_up_timeout_seconds: float = Field(default=86_400.0, gt=0)
+    agent_depth_max: int = Field(default=2, ge=0, le=10)
 
     @model_validator(mode="after")
     def _check_lease(self) -> Self:

@@ -110,6 +110,9 @@ class Chat:
         self._active: dict[str, None] = {}
         self._resumed: set[str] = set()
         self._pending: dict[str, call_pb2.Call] = {}
+        # Runs that do calls of those: of them only calls are shown.
+        self._below: set[str] = set()
+        self._unattached: list[str] = []
         # Runs that wait for tokens or an operator: no line of a message helps them.
         self._held: dict[str, run_pb2.Run] = {}
         self._connections = 0
@@ -185,6 +188,8 @@ class Chat:
         self._prompt_due = not quiet
         if not frame.cancelled():
             self._show(frame.result())
+            while self._unattached:
+                await self._session.attach(self._unattached.pop())
         if not line.cancelled():
             await self._obey(line.result())
 
@@ -217,6 +222,11 @@ class Chat:
                 pass
 
     def _show_event(self, event: event_pb2.RunEvent) -> None:
+        if event.run_id in self._below:
+            if event.HasField("call_changed"):
+                self._screen.show(event)
+                self._note_pending(event.call_changed.call)
+            return
         self._conversation_id = event.conversation_id
         by_user = event.message_added.message.role == message_pb2.ROLE_USER
         if not (by_user and sys.stdin.isatty() and event.run_id not in self._resumed):  # Else it stands there already.
@@ -231,6 +241,9 @@ class Chat:
             self._pending[call.call_id] = call
         else:
             self._pending.pop(call.call_id, None)
+        if call.state == call_pb2.CALL_STATE_DELEGATED and call.child_run_id not in self._below:
+            self._below.add(call.child_run_id)
+            self._unattached.append(call.child_run_id)
 
     def _note_held(self, run: run_pb2.Run) -> None:
         if run_pb2.WAIT_KIND_BUDGET in run.waits:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from services.cli import wording
+from services.cli.below import Below
 from services.cli.command import EXIT_UNSUCCESSFUL, perform
 from services.cli.target import Target
 from services.cli.transcript import Transcript
@@ -98,11 +99,14 @@ async def follow(
 ) -> int:
     """Show a run after an event to its end; returns the exit code."""
     transcript = Transcript(console, whole_reasoning=reasoning, hints=True)
+    below = Below(target, transcript, run_id)
     state = run_pb2.RUN_STATE_UNSPECIFIED
     try:
         async for event in watch_events(target, run_id, after_seq):
             if isinstance(event, event_pb2.RunEvent) and event.HasField("run_changed"):
                 state = event.run_changed.run.state
+                if not json:
+                    await below.note(event.run_changed.run)
             if json:
                 print(event_line(event), flush=True)
             elif isinstance(event, gap_pb2.Gap):
@@ -114,6 +118,7 @@ async def follow(
             transcript.line(f"The run goes on. Watch it again with: pawl watch {run_id}", "dim")
         raise
     finally:
+        await below.close()
         transcript.end_line()
     if state not in _ENDED:  # Attached after its last event.
         async with target.agents() as agents:

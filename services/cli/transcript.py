@@ -197,6 +197,10 @@ class Transcript:
                 self.line(f"⚙ {name} {arguments}{by}", "cyan")
             case call_pb2.CALL_STATE_OFFERED if changed.from_state != call_pb2.CALL_STATE_OFFERED:
                 self.line(f"⇢ {name} {arguments} (in a front end)", "cyan")
+            case call_pb2.CALL_STATE_DELEGATED:
+                self.line(f"⇉ {name} {arguments} (run {call.child_run_id})", "cyan")
+                if self._hints:
+                    self.command(f"watch it with: pawl watch {call.child_run_id}")
             case call_pb2.CALL_STATE_AWAITING_APPROVAL | call_pb2.CALL_STATE_ASKED:
                 self.pending(call)
                 if self._hints:

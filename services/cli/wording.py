@@ -24,6 +24,7 @@ _WAITS: Final = {
     run_pb2.WAIT_KIND_ANSWER: "an answer",
     run_pb2.WAIT_KIND_TOOL_RESULT: "a front end",
     run_pb2.WAIT_KIND_BUDGET: "more tokens",
+    run_pb2.WAIT_KIND_AGENT: "another agent",
 }
 
 _ACTS: Final = {
@@ -34,6 +35,7 @@ _ACTS: Final = {
 STOPPED_BY: Final = {
     run_pb2.STOP_CAUSE_SUPERSEDED: " by a newer message",
     run_pb2.STOP_CAUSE_OPERATOR: " by an operator",
+    run_pb2.STOP_CAUSE_PARENT: " with the call that it did",
 }
 """Who stopped a run, where it was not its user."""
 

@@ -206,6 +206,11 @@ def _question(question: str, why: str, *options: str, kind: str = "clarification
     return UseTool(tool="ask_user", wish=f'ask "{question}"', values=values)
 
 
+def _agent(match: re.Match[str]) -> Intent:
+    task = _unquoted(match["task"])
+    return UseTool(tool="run_agent", wish=f"ask an agent to {task}", values={"task": task})
+
+
 def _list(match: re.Match[str]) -> Intent:
     what = match["what"].lower()
     return UseTool(tool=f"list_{what}", wish=f"list {what}", values={})
@@ -252,6 +257,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Intent | None]
         (_UPDATE_PROJECT, _update),
         (_COMPLETE_TASKS, lambda m: CompleteTasks(project=_unquoted(m["project"] or ""))),
         (r"show(?:\s+me)?\s+(?P<what>.+)", _show),
+        (r"(?:ask|let) an agent(?: to|:)?\s+(?P<task>.+)", _agent),
         (r"ask me(?:\s+(?P<whether>whether|if))?\s+(?P<question>.+)", _ask),
         (r"list (?:my |all |the )*(?P<what>\w+)", _list),
         (r"(?:call|use|run)\s+(?:the tool\s+)?(?P<name>[\w-]+)(?:\s+with)?\s*(?P<arguments>\{.*\})?", _direct),

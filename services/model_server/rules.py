@@ -42,6 +42,7 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
     "title": ("title", "name", "task", "query", "what", "subject"),
     "parent": ("parent", "parent_title", "task", "task_title", "parent_task", "parent_id", "task_id", "parent_ref"),
     "question": ("question", "prompt", "text"),
+    "task": ("task", "prompt", "text"),
     "options": ("options", "choices"),
 }
 

@@ -49,6 +49,7 @@ from services.tool_registry.app.rules import Rules
 from services.tool_registry.app.sources import Sources
 from services.tool_registry.app.worker_tools import WorkerTools
 from services.tool_registry.app.workers import WorkerHub, WorkerOptions
+from services.tool_registry.builtin.agents import agent_tools
 from services.tool_registry.builtin.calculator import calculator_tools
 from services.tool_registry.builtin.clock import clock_tools
 from services.tool_registry.builtin.documents import document_tools
@@ -160,6 +161,7 @@ async def _builtin_tools(
         *file_tools(FileFolders(settings.files_dir, file_limits, service.clock.now)),
         *mail_tools(mailer, service.clock, sender=settings.mail_from),
         *question_tools(),
+        *agent_tools(),
         *result_tools(LedgerResults(job_store)),
         *web_tools(egress),
     ]

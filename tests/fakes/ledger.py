@@ -14,7 +14,9 @@ from msgspec.structs import replace
 from services.agent_loop.app.ports import Claim, Loaded, Renewal, RunKey
 from services.agent_loop.domain import loop_state, undo
 from services.agent_loop.domain.call import Call, CallState
+from services.agent_loop.domain.child import Delegation
 from services.agent_loop.domain.command import (
+    AgentEnded,
     Cancel,
     Command,
     CommandKind,
@@ -37,8 +39,11 @@ from services.job_store.domain.attention import ReportCrash
 from services.job_store.domain.book import Book
 from services.job_store.domain.calls import CallChange
 from services.job_store.domain.commit import ROUND_STARTED, Commit, NewMessage
+from services.job_store.domain.delegation import Delegation as LedgerDelegation
 from services.job_store.domain.events import MessageAdded, OwnerEvent, RunChanged
-from services.job_store.domain.rows import CallRow, RunRow
+from services.job_store.domain.inbox import AGENT_ENDED
+from services.job_store.domain.rows import CallRow, CommandRow, RunRow
+from services.job_store.domain.stop import read_ending
 from services.job_store.domain.submit import Submit
 
 # A request and its answer take this long each.
@@ -131,7 +136,7 @@ class FakeLedger:
         """Return a run as the loop sees it."""
         row = self.row(key)
         output: str = pickle.loads(row.output) if row.output else ""  # noqa: S301  # our own
-        options, undo = pickle.loads(row.options)  # noqa: S301
+        options, undo, *below = pickle.loads(row.options)  # noqa: S301
         failure: RunFailure | None = pickle.loads(row.failure) if row.failure else None  # noqa: S301
         return Run(
             store_id=row.store_id,
@@ -151,6 +156,11 @@ class FakeLedger:
             output_text=output,
             active_seconds=row.active_seconds,
             unstopped_call_ids=pickle.loads(row.unstopped) if row.unstopped else (),  # noqa: S301
+            parent_run_id=row.parent_run_id,
+            parent_call_id=row.parent_call_id,
+            depth=len(below[0]) if below else 0,
+            above=below[0] if below else (),
+            user_roles=below[1] if below else (),
         )
 
     def calls(self, key: RunKey) -> list[Call]:
@@ -260,7 +270,7 @@ class FakeLedger:
                 command_id=row.command_id,
                 user_id=row.user_id,
                 time=row.time.timestamp(),
-                kind=pickle.loads(row.payload),  # noqa: S301
+                kind=_ended(row) if row.name == AGENT_ENDED else pickle.loads(row.payload),  # noqa: S301
             )
             for row in self.book.inbox(self.row(key))
         )
@@ -286,6 +296,19 @@ class FakeLedger:
 def _call(row: CallRow) -> Call:
     call: Call = pickle.loads(row.spec)  # noqa: S301
     return replace(call, state=CallState[row.state.name], attempt=row.attempt)
+
+
+def _ended(row: CommandRow) -> AgentEnded:
+    ending = read_ending(row.payload)
+    failure: RunFailure | None = pickle.loads(ending.failure) if ending.failure else None  # noqa: S301
+    return AgentEnded(
+        call_id=row.call_id,
+        run_id=ending.run_id,
+        state=RunState[ending.state.name],
+        usage=pickle.loads(ending.usage) if ending.usage else Usage(),  # noqa: S301
+        output_text=pickle.loads(ending.output) if ending.output else "",  # noqa: S301
+        failure=failure,
+    )
 
 
 def _shown(messages: list[Message]) -> Iterable[Message]:
@@ -323,6 +346,17 @@ def _command(kind: CommandKind, ledger: FakeLedger) -> commands.Command:
             raise NotImplementedError
 
 
+def _delegation(each: Delegation) -> LedgerDelegation:
+    return LedgerDelegation(
+        call_id=each.call_id,
+        run_id=each.run_id,
+        message=pickle.dumps(Message(role=Role.USER, run_id="", text=each.text)),
+        options=pickle.dumps((each.options, None, each.above, each.user_roles)),
+        token_budget=each.options.limits.total_tokens_max,
+        token_ceiling=each.options.limits.topped_up_tokens_max,
+    )
+
+
 def _commit(claim: Claim, commit_id: str, step: Step) -> Commit:
     time = datetime.fromtimestamp(step.wake_time, UTC) if step.wake_time is not None else None
     return Commit(
@@ -351,6 +385,7 @@ def _commit(claim: Claim, commit_id: str, step: Step) -> Commit:
         wake_time=time,
         after_seq=step.after_seq,
         unstopped=pickle.dumps(step.unstopped_call_ids) if step.unstopped_call_ids else None,
+        delegations=tuple(map(_delegation, step.delegations)),
     )
 
 
@@ -374,6 +409,7 @@ def _change(call: Call) -> CallChange:
         deadline_time=datetime.fromtimestamp(call.deadline_time, UTC) if call.deadline_time is not None else None,
         result=pickle.dumps(call.result) if call.result else None,
         spec=pickle.dumps(call),
+        child_run_id=call.child_run_id,
     )
 
 

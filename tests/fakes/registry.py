@@ -60,7 +60,8 @@ class FakeRegistry:
         for name in names:
             if name not in self.verdicts:
                 raise ToolNotFound(tool_name=name)
-        return tuple(Tool(name=name, version=1) for name in (names or self.verdicts))
+        found = names or self.verdicts
+        return tuple(Tool(name=name, version=1, context=self.verdicts[name].context) for name in found)
 
     async def check(
         self, context: OnBehalfOf, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]

@@ -2,47 +2,16 @@
 
 An ask is a dict of words and numbers. `Chooser` draws one with the model's state
 in view, so that right answers, late ones, doubled ones and ones of strangers all
-come up; `operation` puts it into the words of the product.
+come up; `operations` puts it into the words of the product.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
 from typing import Any
 
-from pawl.event.v1 import run_pb2
-
-from services.job_store.domain.attention import ReportCrash
-from services.job_store.domain.calls import CallChange
-from services.job_store.domain.command import (
-    Cancel,
-    Command,
-    Decide,
-    Progress,
-    Redrive,
-    Resolve,
-    Send,
-    Steer,
-    ToolResult,
-    TopUp,
-)
-from services.job_store.domain.commit import Commit, NewMessage
-from services.job_store.domain.events import OwnerEvent
-from services.job_store.domain.offers import LeaseOffer
-from services.job_store.domain.states import (
-    ActiveRunPolicy,
-    CallState,
-    DecisionKind,
-    DecisionRight,
-    LeaseAction,
-    RunState,
-    StopCause,
-)
-from services.job_store.domain.submit import Submit
 from tests.ledger.model import Model, Row
 from tests.simulation.reference import CALL_MOVES, ENDED, RUN_MOVES, SETTLED
-from tests.unit.job_store.world import change, submission
 
 STORES = ("acme", "acme", "acme", "beta")
 USERS = ("ann", "ann", "ann", "bob")
@@ -51,7 +20,9 @@ CLIENTS = ("tab_1", "tab_2")
 DIGESTS = ("ab" * 32, "cd" * 32)
 ARGUMENTS = ("{}", '{"n":1}')
 LEASE_SECONDS = 30.0
-_CALLS = ("a", "b", "c")
+CALLS = ("a", "b", "c")
+# The id of a run that does a call is longer than that of the run that calls.
+_LONG = 40
 _WAITING = ("AWAITING_APPROVAL", "AWAITING_APPROVAL", "OFFERED", "ASKED")
 _COMMANDS = {
     "AWAITING_APPROVAL": ["decide"],
@@ -59,7 +30,6 @@ _COMMANDS = {
     "OFFERED": ["result", "progress"],
     "RUNNING": ["resolve"],
 }
-_FAILURE = run_pb2.Run(failure=run_pb2.RunFailure(message="It failed.")).SerializeToString()
 
 Pick = Callable[[Sequence[Any]], Any]
 
@@ -102,6 +72,8 @@ class Chooser:
             [*[""] * 4, *RUN_MOVES.get(run["state"], "").split(), *self._now_and_then(["WAITING", "COMPLETED"])]
         )
         unread = list(model.unread(run))
+        wishes = self._wishes(run)
+        begun = {wish["call"]: wish["child"] for wish in wishes if wish["state"] == "DELEGATED"}
         return self._ask(
             "commit",
             store=run["store"],
@@ -110,9 +82,10 @@ class Chooser:
             commit=self.pick([fresh] * 16 + [earlier or fresh, "step_000000"]),
             events=self.pick([[], ["output.delta"], ["round.started"], ["output.delta", "round.started", "warning"]]),
             messages=self.pick([0, 0, 1, 2]),
-            calls=self._wishes(run),
+            calls=wishes,
+            delegations=self.pick([begun] * 9 + [{}]),
             state=state,
-            waits=self.pick([[1], [1], [1, 2], []]),
+            waits=self.pick([[1], [1], [1, 2], [2, 60], []]),
             failure=self.pick([True, True, True, False]) if state == "FAILED" else False,
             cause=self.pick(["USER", "USER", ""]) if state in {"CANCELLED", "CANCELLING"} else "",
             unstopped=self.pick([[], [], [], ["a"], ["a", "b"]]),
@@ -125,7 +98,10 @@ class Chooser:
     def settling_commit(self, run: Row | None = None) -> Row:
         """The step of an owner that does everything right and ends its run."""
         run = run or self._run()
-        wishes = [self._as_it_is(call) | {"state": "FAILED"} for call in self.model.open_calls(run)]
+        wishes = [
+            self._as_it_is(call) | {"state": "CANCELLED" if call["state"] == "DELEGATED" else "FAILED"}
+            for call in self.model.open_calls(run)
+        ]
         return self._ask(
             "commit",
             store=run["store"],
@@ -135,6 +111,7 @@ class Chooser:
             events=["output.delta"],
             messages=1,
             calls=[wish | {"has_result": True} for wish in wishes],
+            delegations={},
             state="FAILED",
             waits=[],
             failure=True,
@@ -217,6 +194,32 @@ class Chooser:
         ask = self.settling_commit(run) | {"state": "", "messages": 0, "calls": [wish], "failure": False}
         reserved = call["reserved"]
         return ask | {"consumed": [reserved] if reserved in self.model.unread(run) else []}
+
+    def delegating(self) -> Row | None:
+        """The step of an owner that delegates a call and waits for what does it; None if nobody can."""
+        every = [run for run in self.model.runs.values() if run["worker"] and run["state"] == "RUNNING"]
+        free = [(run, f"{run['id']}_{name}") for run in every for name in CALLS if len(run["id"]) < _LONG]
+        free = [(run, name) for run, name in free if (run["store"], name) not in self.model.calls]
+        if not free:
+            return None
+        run, name = self.pick(free)
+        wish = self._new() | {"call": name, "state": "DELEGATED", "child": f"run_{name}", "digest": ""}
+        ask = self.settling_commit(run) | {"state": "WAITING", "waits": [60], "failure": False, "messages": 1}
+        return ask | {"calls": [wish], "delegations": {name: f"run_{name}"}, "consumed": [], "lease": "PARK"}
+
+    def reported(self) -> Row | None:
+        """The step of an owner that settles a delegated call: once its run has ended, or a little early."""
+        calls = [call for call in self.model.calls.values() if call["state"] == "DELEGATED"]
+        runs = self.model.runs
+        calls = [call for call in calls if runs[call["store"], call["run"]]["worker"]]
+        if not calls:
+            return None
+        call = self.pick([call for call in calls if call["reserved"]] or calls)
+        run = runs[call["store"], call["run"]]
+        state = self.pick(["SUCCEEDED", "FAILED", "CANCELLED"])
+        wish = self._as_it_is(call) | {"state": state, "has_result": True}
+        ask = self.settling_commit(run) | {"state": "", "failure": False, "messages": 0, "calls": [wish]}
+        return ask | {"consumed": [call["reserved"]] if call["reserved"] in self.model.unread(run) else []}
 
     def _gated(self) -> Row | None:
         runs = self.model.runs
@@ -332,8 +335,7 @@ class Chooser:
         if call is None:
             state = self.pick([*_WAITING, *CALL_MOVES[""].split(), *self._now_and_then(["SUCCEEDED"])])
             gated = state == "AWAITING_APPROVAL" or self.pick([False, False, False, True])
-            wish: Row = {"tool": "tool", "arguments": ARGUMENTS[0], "digest": DIGESTS[0] if gated else "", "attempt": 1}
-            wish["fallback"] = self.pick(["", "other"])
+            wish = self._new() | {"digest": DIGESTS[0] if gated else "", "fallback": self.pick(["", "other"])}
         else:
             state = self.pick(CALL_MOVES.get(call["state"], "SUCCEEDED RUNNING").split())
             wish = self._as_it_is(call)
@@ -346,150 +348,22 @@ class Chooser:
             wish["attempt"] = call["attempt"] + self.pick([1, 1, 0])
             if state == "AWAITING_APPROVAL" != call["state"]:
                 wish["digest"] = self.pick([DIGESTS[0], DIGESTS[0], DIGESTS[1], ""])
+        if state == "DELEGATED":
+            wish["child"] = f"run_{name}"
+        if self.pick([False] * 19 + [True]):
+            wish["child"] = self.pick(["", run["id"], "run_other"])
         ended = state in SETTLED
         has_result = ended if self.pick([True] * 15 + [False]) else not ended
         wish |= {"required": self.pick([1, 1, 2, 3]), "escalated": self.pick([True, False])}
         wish["default"] = self.pick([False, False, True])
         return wish | {"call": name, "state": state, "has_result": has_result, "deadline": self.pick([None, 50.0])}
 
+    def _new(self) -> Row:
+        """A call that there is not yet."""
+        wish: Row = {"tool": "tool", "arguments": ARGUMENTS[0], "digest": "", "attempt": 1, "fallback": "", "child": ""}
+        return wish | {"required": 1, "escalated": False, "default": False, "has_result": False, "deadline": None}
+
     def _as_it_is(self, call: Row) -> Row:
-        kept = ("tool", "fallback", "arguments", "digest", "attempt")
+        kept = ("tool", "fallback", "arguments", "digest", "attempt", "child")
         more = {"required": call["required"], "escalated": call["escalated"], "default": False}
         return {name: call[name] for name in kept} | more | {"call": call["id"], "deadline": None}
-
-
-def operation(ask: Row, now: datetime) -> Any:
-    """Return what the product does for an ask; None if it is not an operation of the group commit."""
-    match ask["do"]:
-        case "submit":
-            return _submit(ask)
-        case "commit":
-            return _commit(ask, now)
-        case "send":
-            return Send(
-                store_id=ask["store"],
-                run_id=ask["run"],
-                user_id=ask["user"],
-                command_id=ask["command"],
-                fingerprint=ask["fingerprint"].encode(),
-                command=_command(ask),
-                payload=b"payload",
-                as_operator=ask["operator"],
-            )
-        case "report_crash":
-            return ReportCrash(
-                store_id=ask["store"],
-                run_id=ask["run"],
-                epoch=ask["epoch"],
-                crashes_max=ask["limits"]["crashes"],
-            )
-        case "lease_offer":
-            return LeaseOffer(
-                store_id=ask["store"],
-                user_id=ask["user"],
-                run_id=ask["run"],
-                call_id=ask["call"],
-                client_id=ask["client"],
-                lease_seconds=ask["seconds"],
-            )
-        case _:
-            return None
-
-
-def _submit(ask: Row) -> Submit:
-    return submission(
-        ActiveRunPolicy[ask["policy"]],
-        store_id=ask["store"],
-        user_id=ask["user"],
-        request_id=ask["request"],
-        fingerprint=ask["fingerprint"].encode(),
-        conversation_id=ask["conversation"],
-        conversation_must_exist=ask["must_exist"],
-        message=b"",
-        steer=b"",
-        interrupt=b"",
-        queue_max=ask["limits"]["queue"],
-        store_queue_max=ask["limits"]["store_queue"],
-        token_budget=ask["budget"],
-        token_ceiling=ask["ceiling"],
-    )
-
-
-def _commit(ask: Row, now: datetime) -> Commit:
-    return Commit(
-        store_id=ask["store"],
-        run_id=ask["run"],
-        epoch=ask["epoch"],
-        commit_id=ask["commit"],
-        events=tuple(OwnerEvent(type=kind, body=b"") for kind in ask["events"]),
-        messages=(NewMessage(message_id="", summarised_to=0, body=b""),) * ask["messages"],
-        calls=tuple(_change(wish, now) for wish in ask["calls"]),
-        state=RunState[ask["state"]] if ask["state"] else None,
-        waits=tuple(ask["waits"]) if ask["state"] == "WAITING" else (),
-        failure=_FAILURE if ask["failure"] else None,
-        output=run_pb2.Run(output_text=ask["commit"]).SerializeToString() if ask["state"] in ENDED else None,
-        stop_cause=StopCause[ask["cause"]] if ask["cause"] else None,
-        loop_state=ask["commit"].encode(),
-        consumed=tuple(ask["consumed"]),
-        lease=LeaseAction[ask["lease"]],
-        wake_time=None if ask["wake"] is None else now + timedelta(seconds=ask["wake"]),
-        after_seq=ask["after_seq"],
-        unstopped=_unstopped(ask["unstopped"]),
-    )
-
-
-def _unstopped(call_ids: list[str]) -> bytes | None:
-    return run_pb2.Run(unstopped_call_ids=call_ids).SerializeToString() if call_ids else None
-
-
-def _change(wish: Row, now: datetime) -> CallChange:
-    deadline = None if wish["deadline"] is None else now + timedelta(seconds=wish["deadline"])
-    return change(
-        wish["call"],
-        CallState[wish["state"]],
-        index=_CALLS.index(wish["call"][-1]),
-        tool_name=wish["tool"],
-        fallback_tool_name=wish["fallback"],
-        arguments=wish["arguments"].encode(),
-        attempt=wish["attempt"],
-        digest=wish["digest"],
-        deadline_time=deadline,
-        result=b"" if wish["has_result"] else None,
-        approvals_required=wish["required"],
-        escalated=wish["escalated"],
-        has_default=wish["default"],
-    )
-
-
-def _command(ask: Row) -> Command:
-    match ask["kind"]:
-        case "decide":
-            return Decide(
-                call_id=ask["call"],
-                kind=DecisionKind[ask["decision"]],
-                digest=ask["digest"],
-                arguments=ask["arguments"].encode(),
-                edited_digest=ask["edited_digest"],
-                reason="",
-                right=DecisionRight[ask["right"]],
-            )
-        case "result":
-            return ToolResult(call_id=ask["call"], client_id=ask["client"], offer_epoch=ask["offer_epoch"])
-        case "progress":
-            return Progress(
-                call_id=ask["call"],
-                client_id=ask["client"],
-                offer_epoch=ask["offer_epoch"],
-                fraction=None,
-                message="",
-            )
-        case "resolve":
-            return Resolve(call_id=ask["call"])
-        case "cancel":
-            return Cancel(cause=StopCause.OPERATOR if ask["operator"] else StopCause.USER)
-        case "redrive":
-            return Redrive()
-        case "top_up":
-            return TopUp(tokens=ask["tokens"])
-        case _:
-            return Steer()

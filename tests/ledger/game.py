@@ -158,6 +158,13 @@ class Game:
             if ask is not None:
                 await self.play(ask)
 
+    async def agents(self) -> None:
+        """A run lets another do a call; owners go on with what became of such calls."""
+        for choose in (self.choose.delegating, self.choose.reported):
+            ask = choose()
+            if ask is not None:
+                await self.play(ask)
+
     async def offer(self) -> None:
         """A client wants a call."""
         await self.play(self.choose.lease_offer())
@@ -231,6 +238,7 @@ MOVES = (
     *[Game.step] * 8,
     *[Game.command] * 6,
     *[Game.approvals] * 2,
+    *[Game.agents] * 3,
     *[Game.group] * 4,
     *[Game.submit] * 2,
     *[Game.settle] * 2,

@@ -9,6 +9,7 @@ them apply, the documents do not say which comes first.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,6 +48,7 @@ class Model:
         self.calls: dict[Key, Row] = {}
         self.requests: dict[tuple[str, str, str], Row] = {}
         self._tag = ""
+        self._made: Counter[str] = Counter()
 
     def do(self, ask: Row) -> tuple[Any, ...]:
         """Answer a question; one that is refused changes nothing."""
@@ -55,6 +57,7 @@ class Model:
 
         methods = {"submit": Model.submit} | model_commit.ASKS | model_inbox.ASKS | model_leases.ASKS
         self._tag = ask["tag"]
+        self._made.clear()
         try:
             # Each judges before it acts: nothing is to be undone.
             return methods[ask["do"]](self, ask)
@@ -67,7 +70,9 @@ class Model:
 
     def new_id(self, prefix: str) -> str:
         """Return the id of what the ask makes."""
-        return f"{prefix}_{self._tag}"
+        self._made[prefix] += 1
+        count = self._made[prefix]
+        return f"{prefix}_{self._tag}" + (f"_{count}" if count > 1 else "")
 
     # A message of a user.
 
@@ -115,17 +120,19 @@ class Model:
             raise Refusal("QUEUE_FULL")
 
     def _new_conversation(self, ask: Row) -> Row:
-        name = ask["conversation"] or self.new_id("conv")
-        row: Row = {"store": ask["store"], "id": name, "user": ask["user"], "active": "", "queue": [], "messages": 0}
-        self.conversations[ask["store"], name] = row
+        return self._conversation_of(ask["store"], ask["user"], ask["conversation"] or self.new_id("conv"))
+
+    def _conversation_of(self, store: str, user: str, name: str) -> Row:
+        row: Row = {"store": store, "id": name, "user": user, "active": "", "queue": [], "messages": 0}
+        self.conversations[store, name] = row
         return row
 
-    def _create(self, ask: Row, conversation: Row, policy: str) -> Row:
+    def _new_run(self, conversation: Row, name: str, budget: int, ceiling: int) -> Row:
         run: Row = {
-            "store": ask["store"],
-            "id": self.new_id("run"),
+            "store": conversation["store"],
+            "id": name,
             "conversation": conversation["id"],
-            "user": ask["user"],
+            "user": conversation["user"],
             "state": "QUEUED",
             "waits": [],
             "cause": "",
@@ -135,14 +142,26 @@ class Model:
             "worker": "",
             "claim_at": None,
             "had_turn": False,
-            "budget": ask["budget"],
-            "ceiling": ask["ceiling"],
+            "budget": budget,
+            "ceiling": ceiling,
+            "parent": ("", ""),
             "unstopped": [],
             "log": ["run.queued"],
             "commands": {},
             "last_step": None,
         }
-        self.runs[ask["store"], run["id"]] = run
+        self.runs[run["store"], run["id"]] = run
+        return run
+
+    def delegate(self, parent: Row, call: str, name: str) -> None:
+        """Create the run that does a call, of the same user, in a conversation of its own."""
+        conversation = self._conversation_of(parent["store"], parent["user"], self.new_id("conv"))
+        run = self._new_run(conversation, name, 0, 0)
+        run["parent"] = (parent["id"], call)
+        self._give_turn(run)
+
+    def _create(self, ask: Row, conversation: Row, policy: str) -> Row:
+        run = self._new_run(conversation, self.new_id("run"), ask["budget"], ask["ceiling"])
         if policy == "CREATE":
             self._give_turn(run)
         elif policy == "INTERRUPT":
@@ -205,6 +224,23 @@ class Model:
         conversation["active"] = ""
         if conversation["queue"]:
             self._give_turn(self.runs[run["store"], conversation["queue"].pop(0)])
+        self._report(run)
+
+    def _report(self, run: Row) -> None:
+        """Who called the run hears of its end, unless the call was given up."""
+        parent, name = run["parent"]
+        call = self.calls.get((run["store"], name))
+        if call is not None and call["state"] == "DELEGATED":
+            call["reserved"] = self.new_id("cmd")
+            caller = self.runs[run["store"], parent]
+            self.post(caller, call["reserved"], "agent_ended", call=name)
+            self.wake(caller)
+
+    def give_up(self, store: str, name: str) -> None:
+        """Stop a run whose caller does not wait for it any more."""
+        run = self.runs[store, name]
+        if run["state"] not in ENDED and run["state"] != "CANCELLING":
+            self.stop(run, "PARENT")
 
     # What there is.
 

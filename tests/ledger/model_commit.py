@@ -8,7 +8,7 @@ from tests.ledger.model import Model, Refusal, Row
 from tests.simulation.reference import CALL_MOVES, ENDED, ONCE_BEGUN, RUN_MOVES, SETTLED
 
 _WAITS_FOR_SOMEBODY = {"AWAITING_APPROVAL", "OFFERED", "ASKED"}
-_MAY_HAVE_ITS_EFFECT = {"OFFERED", "RUNNABLE", "RUNNING"}
+_MAY_HAVE_ITS_EFFECT = {"OFFERED", "RUNNABLE", "RUNNING", "DELEGATED"}
 _ILLEGAL, _CHANGED, _INVALID = "ILLEGAL_TRANSITION", "INBOX_CHANGED", "INVALID_FIELD"
 
 
@@ -53,6 +53,7 @@ def _objections(model: Model, run: Row, ask: Row) -> set[str]:
     reasons |= _against_starting(run, ask, left)
     for wish in ask["calls"]:
         reasons |= _against_call(model, run, wish, ask["consumed"])
+    reasons |= _against_delegations(model, run, ask)
     reasons |= _against_state(run, ask)
     if ask["state"] in ENDED:
         reasons |= _against_end(model, run, ask, left)
@@ -69,6 +70,26 @@ def _against_starting(run: Row, ask: Row, left: list[Row]) -> set[str]:
         return set()
     # An owner that has not read the stop reads it; one that has is wrong.
     return {_CHANGED if any(command["kind"] == "cancel" for command in left) else _ILLEGAL}
+
+
+def _against_delegations(model: Model, run: Row, ask: Row) -> set[str]:
+    """TOOL-7: a step creates a run for each call that it delegates, and none besides."""
+    wanted = {wish["call"]: wish["child"] for wish in ask["calls"] if wish["state"] == "DELEGATED"}
+    reasons = set() if ask["delegations"] == wanted else {_INVALID}
+    is_there = any((run["store"], name) in model.runs for name in ask["delegations"].values())
+    return reasons | ({_ILLEGAL} if is_there else set())
+
+
+def _against_child(call: Row | None, wish: Row) -> set[str]:
+    """TOOL-7: a call has the run that does it from its delegation on, and is settled when that has ended."""
+    reasons = set()
+    if wish["state"] == "DELEGATED" and not wish["child"]:
+        reasons.add(_INVALID)
+    if wish["state"] != "DELEGATED" and wish["child"] != (call["child"] if call else ""):
+        reasons.add(_ILLEGAL)
+    if call and call["state"] == "DELEGATED" and not call["reserved"] and wish["state"] != "CANCELLED":
+        reasons.add(_ILLEGAL)
+    return reasons
 
 
 def _against_state(run: Row, ask: Row) -> set[str]:
@@ -110,7 +131,7 @@ def _against_end(model: Model, run: Row, ask: Row, left: list[Row]) -> set[str]:
 
 def _against_call(model: Model, run: Row, wish: Row, consumed: list[str]) -> set[str]:
     call = model.calls.get((run["store"], wish["call"]))
-    reasons = set()
+    reasons = _against_child(call, wish)
     if (wish["state"] in SETTLED) != wish["has_result"]:
         reasons.add(_INVALID)
     if wish["state"] == "AWAITING_APPROVAL" and not wish["digest"]:
@@ -193,7 +214,13 @@ def _write(model: Model, run: Row, ask: Row) -> tuple[Any, ...]:
     run["log"] += ["message.added"] * ask["messages"]
     model.conversations[run["store"], run["conversation"]]["messages"] += ask["messages"]
     for wish in ask["calls"]:
+        call = model.calls.get((run["store"], wish["call"]), {"state": "", "reserved": ""})
+        is_given_up = (call["state"], wish["state"]) == ("DELEGATED", "CANCELLED") and not call["reserved"]
         _put_call(model, run, wish)
+        if is_given_up:
+            model.give_up(run["store"], wish["child"])
+    for name, child in ask["delegations"].items():
+        model.delegate(run, name, child)
     run["log"] += [event for event in ask["events"] if event == "round.started"]
     if changes and state != "RUNNING":
         model.move(run, state, "UNKNOWN_OUTCOME" if state == "NEEDS_ATTENTION" else "")
@@ -229,7 +256,7 @@ def _put_call(model: Model, run: Row, wish: Row) -> None:
         call["escalated"] = True
     call["default"] = wish["default"]
     call["begun"] = call["begun"] or state == "RUNNING"
-    for name in ("state", "tool", "fallback", "arguments", "digest", "attempt"):
+    for name in ("state", "tool", "fallback", "arguments", "digest", "attempt", "child"):
         call[name] = wish[name]
     call["deadline"] = None if wish["deadline"] is None else model.after(wish["deadline"])
     call["reserved"] = ""

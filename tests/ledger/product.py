@@ -22,8 +22,8 @@ from services.job_store.domain.commit import Committed
 from services.job_store.domain.offers import Leased, ReleaseOffers, RenewOffers
 from services.job_store.domain.rows import CallRow, RunRow
 from services.job_store.domain.submit import Submitted
-from tests.ledger.commands import operation
 from tests.ledger.model import Model, Row
+from tests.ledger.operations import operation
 from tests.ledger.stores import Store
 from tests.simulation.store import Tables
 
@@ -162,6 +162,7 @@ def view_of_model(model: Model) -> Row:
                 "attention": row["attention"],
                 "crashes": row["crashes"],
                 "budget": row["budget"],
+                "parent": row["parent"],
                 "unstopped": row["unstopped"],
                 "epoch": row["epoch"],
                 "worker": row["worker"],
@@ -178,6 +179,7 @@ def view_of_model(model: Model) -> Row:
                 "decision": row["decision"],
                 "approvals": (row["required"], tuple(row["approvers"]), row["escalated"]),
                 "reserved": row["reserved"],
+                "child": row["child"],
                 "deadline": left(row["deadline"]),
                 "offer": (row["client"], row["offer_epoch"], left(row["held_until"])),
             }
@@ -203,6 +205,7 @@ def view_of_tables(tables: Tables, now: datetime) -> Row:
             "attention": "" if row.attention is None else row.attention.reason.name,
             "crashes": row.crashes,
             "budget": row.token_budget,
+            "parent": (row.parent_run_id, row.parent_call_id),
             "unstopped": list(run_pb2.Run.FromString(row.unstopped).unstopped_call_ids),
             "epoch": row.epoch,
             "worker": row.worker_id or "",
@@ -219,6 +222,7 @@ def view_of_tables(tables: Tables, now: datetime) -> Row:
             "decision": "" if row.decision is None else row.decision.kind.name,
             "approvals": (row.approvals_required, tuple(approval.user_id for approval in row.approvals), row.escalated),
             "reserved": row.reserved_by,
+            "child": row.child_run_id,
             "deadline": left(row.deadline_time),
             "offer": ("", 0, None) if offer is None else (offer.client_id, offer.epoch, left(offer.expire_time)),
         }

@@ -79,7 +79,7 @@ class SimulatedModel:
             raise _error("HEADERS_TIMEOUT", retryable=True)
         if strikes(draw, "model failed for good", 0.01):
             raise _error("HTTP_400", retryable=False)
-        pieces = _pieces(request, round_number, draw)
+        pieces = _pieces(request, served.plan, round_number, draw)
         cut_after = draw.randrange(len(pieces)) if strikes(draw, "stream cut", 0.06) else None
         hang_after = draw.randrange(len(pieces)) if strikes(draw, "stream hung", 0.02) else None
         for number, piece in enumerate(pieces):
@@ -114,7 +114,7 @@ def _text(message: Any) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _pieces(request: ModelRequest, round_number: int, draw: random.Random) -> list[Piece]:
+def _pieces(request: ModelRequest, plan: str, round_number: int, draw: random.Random) -> list[Piece]:
     names = [tool["function"]["name"] for tool in request.tools]
     pieces: list[Piece] = []
     if draw.random() < 0.3:
@@ -124,7 +124,7 @@ def _pieces(request: ModelRequest, round_number: int, draw: random.Random) -> li
         pieces += [TextPiece(text=f"word {number} ") for number in range(draw.randrange(1, 6))]
     if has_calls:
         for index in range(draw.choice([1, 1, 2, 3, 4])):
-            pieces += _call(index, names, draw)
+            pieces += _call(index, names, f"{plan}r{round_number}i{index}", draw)
     pieces.append(Finished(reason="tool_calls" if has_calls else "stop"))
     return pieces
 
@@ -143,9 +143,11 @@ def _tokens(piece: Piece) -> int:
             return 0
 
 
-def _call(index: int, names: list[str], draw: random.Random) -> list[Piece]:
+def _call(index: int, names: list[str], plan: str, draw: random.Random) -> list[Piece]:
     name = draw.choice(names) if draw.random() < 0.97 else "absent"
     arguments = msgspec.json.encode({"n": draw.randrange(100)}).decode()
+    if name == "hire":
+        arguments = msgspec.json.encode({"task": f"plan-{plan} please"}).decode()
     if draw.random() < 0.04:
         arguments = draw.choice(["{", '{"n":"bad"}', "[]", ""])
     half = len(arguments) // 2

@@ -66,6 +66,27 @@ MUTANTS = (
         checker="accepted_messages_are_kept",
     ),
     Mutant(
+        name="callers_sleep_on",
+        module="services.job_store.domain.stop",
+        text="    turn.wake(book, inbox.accept(book, parent, letter, now=now), now=now)",
+        instead="    inbox.accept(book, parent, letter, now=now)",
+        checker="runs_end",
+    ),
+    Mutant(
+        name="agents_outlive_their_callers",
+        module="services.job_store.domain.delegation",
+        text="    stop.request(book, run, StopCause.PARENT, now=now, ids=ids)",
+        instead="",
+        checker="callers_wait_for_their_agents",
+    ),
+    Mutant(
+        name="agents_are_free",
+        module="services.agent_loop.domain.delegation",
+        text="usage=state.run.usage + command.usage",
+        instead="usage=state.run.usage",
+        checker="callers_pay_for_their_agents",
+    ),
+    Mutant(
         name="commands_come_again",
         module=_COMMAND,
         text="outcome = CommandOutcome.DUPLICATE if is_taken else earlier.outcome",

@@ -19,7 +19,6 @@ from services.agent_loop.domain.run import (
     ENDED,
     ApprovalExpiryPolicy,
     BatchOrder,
-    RunState,
     TokenBudgetPolicy,
     UnknownOutcomePolicy,
 )
@@ -187,7 +186,7 @@ class User:
                 await self._answer(caller, call, command_id)
             case CallState.OFFERED:
                 await self._return(caller, call, command_id)
-            case _ if run.state is RunState.NEEDS_ATTENTION:
+            case CallState.RUNNING:
                 await self._resolve(caller, call, command_id)
             case _:
                 return

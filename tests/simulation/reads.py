@@ -10,7 +10,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from services.errors import CallNotFound, ConversationNotFound, LeaseLost, RunNotFound
-from services.job_store.app.reading import Claimed, Loaded, LogPart, Page, PendingFilter, Renewed, RunView
+from services.job_store.app.reading import Claimed, Loaded, LogPart, Page, PendingFilter, Renewed, RunView, view_of
 from services.job_store.domain.attention import GRACE
 from services.job_store.domain.offers import is_pending
 from services.job_store.domain.places import DueRun, Line, PlaceLimits, share_out
@@ -165,9 +165,17 @@ class MemoryReads:
 
     async def run(self, store_id: str, user_id: str, run_id: str) -> RunView:
         await self._database.reach()
-        run = self._run(store_id, user_id, run_id)
-        calls = [call for call in self._tables.calls_of(run.key) if not call.state.is_terminal]
-        return RunView(run=run, pending=tuple(call for call in calls if is_pending(run, call)))
+        shown = [self._open(self._run(store_id, user_id, run_id))]
+        for _, calls in shown:
+            children = [
+                self._tables.runs[store_id, call.child_run_id] for call in calls if call.state.name == "DELEGATED"
+            ]
+            shown += [self._open(run) for run in children if not run.state.is_terminal]
+        below = sorted(shown[1:], key=lambda each: (each[0].create_time, each[0].run_id))
+        return view_of([shown[0], *below])
+
+    def _open(self, run: RunRow) -> tuple[RunRow, list[CallRow]]:
+        return run, [call for call in self._tables.calls_of(run.key) if not call.state.is_terminal]
 
     async def load(self, store_id: str, run_id: str, epoch: int) -> Loaded:
         await self._database.reach()

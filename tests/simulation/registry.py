@@ -94,6 +94,7 @@ class Server:
                 description=name,
                 arguments_schema_json=_SCHEMA,
                 fallback_tool_name=TOOLS[name].fallback_tool_name,
+                context=TOOLS[name].context,
             )
             for name in (names or TOOLS)
         )

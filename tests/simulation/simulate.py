@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from tests.simulation import budgets, process
+from tests.simulation import agents, budgets, process
 from tests.simulation.chance import Chance
 from tests.simulation.checkers import CHECKERS
 from tests.simulation.front_end import FrontEnd, Reader
@@ -89,7 +89,7 @@ async def _play(seed: int, history: History) -> Verdict:
         task.cancel()
     await asyncio.gather(*beside, return_exceptions=True)
     record = Record(world.tables, history)
-    for checker in (*CHECKERS, *budgets.CHECKERS):
+    for checker in (*CHECKERS, *budgets.CHECKERS, *agents.CHECKERS):
         for text in checker(record):
             history.violation(checker.__name__, text)
     verdict = Verdict(

@@ -192,14 +192,17 @@ def load(tables: Tables, named: Sequence[Names]) -> Book:
         if key in submitted and row.active_run_id is not None:
             entered.append((row.store_id, row.active_run_id))
         keys.update(dict.fromkeys((row.store_id, run_id) for run_id in row.queue[: endings[key]]))
-    for run_key in [*keys, *entered]:
+    ending = [key for key in [*_keys(named, lambda n: n.ends), *entered] if key in tables.runs]
+    callers = [(key[0], tables.runs[key].parent_run_id) for key in ending]
+    for run_key in [*keys, *entered, *callers]:
         if run_key in tables.runs and book.runs.get(run_key) is None:
             book.runs.load(run_key, tables.runs[run_key])
     calls = [call for key in _keys(named, lambda n: n.calls_of) for call in tables.calls_of(key)]
     for call in calls:
         if not call.state.is_terminal:
             book.load_call(call)
-    for call_key in _keys(named, lambda names: names.calls):
+    done = [(run.store_id, run.parent_call_id) for _, run in book.runs.items()]
+    for call_key in [*_keys(named, lambda names: names.calls), *done]:
         if call_key in tables.calls and book.calls.get(call_key) is None:
             book.load_call(tables.calls[call_key])
     for run_key in dict.fromkeys([*_keys(named, lambda n: n.commands_of), *entered]):

@@ -282,6 +282,7 @@ def _limits(limits: Limits) -> run_pb2.RunLimits:
         total_tokens_max=limits.total_tokens_max,
         topped_up_tokens_max=limits.topped_up_tokens_max,
         top_up_timeout_seconds=limits.top_up_timeout_seconds,
+        agent_depth_max=limits.agent_depth_max,
     )
 
 

@@ -11,7 +11,7 @@ from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
 
 from services.agent_loop.adapters import wire
 from services.agent_loop.app.ports import Execution, OnBehalfOf
-from services.agent_loop.domain.call import OfferFallback
+from services.agent_loop.domain.call import ExecutionContext, OfferFallback
 from services.agent_loop.domain.run import PinnedTool
 from services.agent_loop.domain.tool import (
     DecisionNote,
@@ -131,6 +131,7 @@ def _context(context: OnBehalfOf) -> execution_pb2.CallContext:
         run_id=context.run_id,
         user_roles=context.user_roles,
         approvals_required=context.approvals_required,
+        above=map(wire.above_message, context.above),
     )
 
 
@@ -142,6 +143,14 @@ def _tool(message: tool_pb2.Tool) -> Tool:
         description=definition.description,
         arguments_schema_json=definition.arguments_schema_json,
         fallback_tool_name=definition.fallback_tool_name,
+        # One of a newer version cannot be called, and may be shown.
+        context=wire.named(
+            ExecutionContext,
+            call_pb2.ExecutionContext,
+            "EXECUTION_CONTEXT_",
+            definition.context,
+            default=ExecutionContext.UNSPECIFIED,
+        ),
     )
 
 

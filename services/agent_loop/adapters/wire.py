@@ -34,6 +34,7 @@ from services.agent_loop.domain.run import (
     PinnedTool,
     RoundLimitPolicy,
     Run,
+    RunAbove,
     RunFailure,
     RunOptions,
     RunState,
@@ -92,8 +93,8 @@ def run(message: run_pb2.Run) -> Run:
         tools=tuple(PinnedTool(name=tool.name, version=tool.version) for tool in message.tools),
         round=message.round,
         last_seq=message.last_seq,
-        usage=_usage(message.usage),
-        failure=_failure(message.failure) if message.HasField("failure") else None,
+        usage=usage(message.usage),
+        failure=failure(message.failure) if message.HasField("failure") else None,
         stop_cause=named(StopCause, run_pb2.StopCause, "STOP_CAUSE_", message.stop_cause)
         if message.stop_cause
         else None,
@@ -102,7 +103,16 @@ def run(message: run_pb2.Run) -> Run:
         unstopped_call_ids=tuple(message.unstopped_call_ids),
         user_roles=tuple(message.user_roles),
         undo=undo(message.undo) if message.HasField("undo") else None,
+        parent_run_id=message.parent_run_id,
+        parent_call_id=message.parent_call_id,
+        depth=message.depth,
+        above=tuple(RunAbove(run_id=each.run_id, conversation_id=each.conversation_id) for each in message.above),
     )
+
+
+def above_message(above: RunAbove) -> run_pb2.RunAbove:
+    """Return a run that stands above another one as the contract words it."""
+    return run_pb2.RunAbove(run_id=above.run_id, conversation_id=above.conversation_id)
 
 
 def undo(message: run_pb2.Undo) -> Undo:
@@ -176,7 +186,8 @@ def _limits(message: run_pb2.RunLimits) -> Limits:
     return Limits(**{field.name: value for field, value in message.ListFields()})
 
 
-def _usage(message: run_pb2.Usage) -> Usage:
+def usage(message: run_pb2.Usage) -> Usage:
+    """Return what model calls used."""
     return Usage(
         input_tokens=message.input_tokens,
         cached_input_tokens=message.cached_input_tokens,
@@ -199,7 +210,8 @@ def usage_message(usage: Usage) -> run_pb2.Usage:
     )
 
 
-def _failure(message: run_pb2.RunFailure) -> RunFailure:
+def failure(message: run_pb2.RunFailure) -> RunFailure:
+    """Return why a run failed."""
     group = named(
         FailureClass, run_pb2.FailureClass, "FAILURE_CLASS_", message.failure_class, default=FailureClass.INTERNAL
     )
@@ -279,6 +291,7 @@ def call(message: call_pb2.Call) -> Call:
         start_time=optional_seconds(message, "start_time"),
         end_time=optional_seconds(message, "end_time"),
         rule_id=message.rule_id,
+        child_run_id=message.child_run_id,
     )
 
 
@@ -385,6 +398,7 @@ def call_message(call: Call) -> call_pb2.Call:
         offer_fallback=call_pb2.OfferFallback.Value(f"OFFER_FALLBACK_{call.offer_fallback}"),
         fallback_tool_name=call.fallback_tool_name,
         rule_id=call.rule_id,
+        child_run_id=call.child_run_id,
     )
     if call.deadline_time is not None:
         set_time(message.deadline_time, call.deadline_time)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from pawl.event.v1 import call_pb2, event_pb2
+from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 
 from services.agent_loop.adapters import wire
 from services.agent_loop.domain.call import DecisionKind
 from services.agent_loop.domain.command import (
+    AgentEnded,
     CallResolution,
     Cancel,
     Command,
@@ -30,6 +31,7 @@ from services.agent_loop.domain.event import (
     ToolProgress,
     Warned,
 )
+from services.agent_loop.domain.run import RunState
 
 
 def event_message(event: OwnerEvent) -> event_pb2.RunEvent:
@@ -142,5 +144,19 @@ def _command_kind(message: ledger_pb2.Command) -> CommandKind:
             return Progress(call_id=progress.call_id, fraction=fraction, message=progress.message)
         case "top_up":
             return TopUp(tokens=message.top_up.tokens)
+        case "agent_ended":
+            return _agent_ended(message.agent_ended)
         case kind:
             raise ValueError(f"a command of kind {kind} is not known to this version")
+
+
+def _agent_ended(message: ledger_pb2.AgentEndedCommand) -> AgentEnded:
+    run = message.run
+    return AgentEnded(
+        call_id=message.call_id,
+        run_id=run.run_id,
+        state=wire.named(RunState, run_pb2.RunState, "RUN_STATE_", run.state, default=RunState.FAILED),
+        usage=wire.usage(run.usage),
+        output_text=run.output_text,
+        failure=wire.failure(run.failure) if run.HasField("failure") else None,
+    )

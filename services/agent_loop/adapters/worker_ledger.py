@@ -9,6 +9,7 @@ from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2, ledger_pb2_grpc
 
 from services.agent_loop.adapters import undo_reads, wire, wire_events
+from services.agent_loop.adapters.public_ledger import options_message
 from services.agent_loop.app.ports import Claim, Loaded, Renewal, RunKey
 from services.agent_loop.domain import loop_state
 from services.agent_loop.domain.command import Command
@@ -129,6 +130,16 @@ def commit_request(claim: Claim, commit_id: str, step: Step) -> ledger_pb2.Commi
         request.stop_cause = run_pb2.StopCause.Value(f"STOP_CAUSE_{step.stop_cause}")
     if step.usage is not None:
         request.usage.CopyFrom(wire.usage_message(step.usage))
+    for each in step.delegations:
+        request.delegations.add(
+            call_id=each.call_id,
+            run_id=each.run_id,
+            text=each.text,
+            options=options_message(each.options),
+            user_roles=each.user_roles,
+            depth=each.depth,
+            above=map(wire.above_message, each.above),
+        )
     if step.wake_time is not None:
         wire.set_time(request.wake_time, step.wake_time)
     if step.after_seq is not None:

@@ -47,6 +47,7 @@ class Hands:
             run_id=run.run_id,
             user_roles=run.user_roles,
             approvals_required=run.options.approvals_required,
+            above=run.above,
         )
         self._registry = registry
         self._patience = patience

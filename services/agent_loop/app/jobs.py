@@ -13,8 +13,9 @@ from services.agent_loop.app.patience import Patience
 from services.agent_loop.app.ports import Meter, Randomness, Registry, WorkerLedger
 from services.agent_loop.app.tasks import Tasks
 from services.agent_loop.app.unwinding import Unwinding
-from services.agent_loop.domain import proposals
+from services.agent_loop.domain import delegation, proposals
 from services.agent_loop.domain.answering import usage_of
+from services.agent_loop.domain.call import ExecutionContext
 from services.agent_loop.domain.decision import CheckFallback, CheckInverse, Execute, PinTools, StartModel, StopCalls
 from services.agent_loop.domain.event import OutputDelta, ToolProgress
 from services.agent_loop.domain.fact import (
@@ -148,9 +149,12 @@ class Jobs:
         options = state.run.options
         chosen = options.tool_choice.tool_name
         try:
-            self._tools = () if options.without_tools else await self._hands.resolve(options.tool_names)
+            tools = () if options.without_tools else await self._hands.resolve(options.tool_names)
         except ToolNotFound as error:
             return _no_tool(error.metadata.get("tool_name", ""))
+        # At the limit of their depth runs do without the tool that starts further ones.
+        may_delegate = delegation.may_delegate(state.run)
+        self._tools = tuple(tool for tool in tools if may_delegate or tool.context is not ExecutionContext.AGENT)
         if chosen and all(tool.name != chosen for tool in self._tools):
             return _no_tool(chosen)
         return ToolsPinned(tools=tuple(PinnedTool(name=tool.name, version=tool.version) for tool in self._tools))

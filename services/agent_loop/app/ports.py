@@ -10,7 +10,7 @@ from services.agent_loop.domain.call import Answer, Call
 from services.agent_loop.domain.command import Command
 from services.agent_loop.domain.loop_state import LoopState
 from services.agent_loop.domain.message import Message
-from services.agent_loop.domain.run import PinnedTool, Run, Usage
+from services.agent_loop.domain.run import PinnedTool, Run, RunAbove, Usage
 from services.agent_loop.domain.step import Committed, Step
 from services.agent_loop.domain.tool import DecisionNote, ExecutionPiece, ProposedCall, Stopped, Tool, Verdict
 from services.agent_loop.domain.undo import UndoSource
@@ -120,6 +120,8 @@ class OnBehalfOf:
     """Those that the user had when the run was started."""
     approvals_required: int = 0
     """People who must approve each gated call of the run; 0 means one."""
+    above: tuple[RunAbove, ...] = ()
+    """The runs above it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

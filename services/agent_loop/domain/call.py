@@ -17,6 +17,7 @@ class CallState(StrEnum):
     ASKED = "ASKED"
     RUNNABLE = "RUNNABLE"
     RUNNING = "RUNNING"
+    DELEGATED = "DELEGATED"
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     REJECTED = "REJECTED"
@@ -45,6 +46,7 @@ class ExecutionContext(StrEnum):
     BACKEND = "BACKEND"
     FRONTEND = "FRONTEND"
     HUMAN = "HUMAN"
+    AGENT = "AGENT"
 
 
 class ToolCategory(StrEnum):
@@ -205,6 +207,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     end_time: float | None = None
     rule_id: str = ""
     """The rule that decided about it in place of a person, or asked for the person."""
+    child_run_id: str = ""
+    """The run that does it; only of a call that is or was DELEGATED."""
 
     @property
     def name_for_model(self) -> str:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from services.agent_loop.domain.call import CallResult, DecisionKind
-from services.agent_loop.domain.run import StopCause
+from services.agent_loop.domain.run import RunFailure, RunState, StopCause, Usage
 
 
 class CallResolution(StrEnum):
@@ -73,7 +73,18 @@ class TopUp(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
-CommandKind: TypeAlias = ToolResult | Decide | Steer | Cancel | Resolve | Progress | TopUp
+class AgentEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """The run that does a call has ended: how, what it answered, and what it used."""
+
+    call_id: str
+    run_id: str
+    state: RunState
+    usage: Usage
+    output_text: str = ""
+    failure: RunFailure | None = None
+
+
+CommandKind: TypeAlias = ToolResult | Decide | Steer | Cancel | Resolve | Progress | TopUp | AgentEnded
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,9 +6,10 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from services.agent_loop.domain import asking, order, proposals, settle
+from services.agent_loop.domain import asking, delegation, order, proposals, settle
 from services.agent_loop.domain.call import ApprovalRequest, Call, CallResult, CallState, Decided, DecisionKind
 from services.agent_loop.domain.command import (
+    AgentEnded,
     CallResolution,
     Cancel,
     Command,
@@ -45,6 +46,8 @@ def apply_command(state: State, command: Command, now: float) -> State:
         case TopUp() as top_up:
             added = state.loop.tokens_added + top_up.tokens
             return replace(state, loop=replace(state.loop, tokens_added=added, top_up_deadline_time=None))
+        case AgentEnded() as ended:
+            return delegation.ended(state, ended, now)
         case Progress():
             # The ledger has told it; nothing follows from it.
             return state

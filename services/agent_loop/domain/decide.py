@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import Final
 
 from services.agent_loop.domain import budget, history, order, settle, undo
-from services.agent_loop.domain.call import Call, CallState, OfferFallback
+from services.agent_loop.domain.call import Call, CallState, ExecutionContext, OfferFallback
 from services.agent_loop.domain.decision import (
     CallModel,
     CheckFallback,
     CheckInverse,
     Decision,
     Decline,
+    Delegate,
     EnterSteers,
     Execute,
     Fail,
@@ -45,6 +46,7 @@ _WAITS: Final = {
     CallState.OFFERED: WaitKind.TOOL_RESULT,
     CallState.AWAITING_APPROVAL: WaitKind.APPROVAL,
     CallState.ASKED: WaitKind.ANSWER,
+    CallState.DELEGATED: WaitKind.AGENT,
 }
 
 _IN_MOTION: Final = frozenset({RunState.QUEUED, RunState.RUNNING})
@@ -93,8 +95,7 @@ def _end(state: State, now: float) -> Decision:
     # as one does whose approval was taken just before.
     not_begun = [call for call in state.open_calls if not _has_begun_running(call, state)]
     if not_begun:
-        message = "The run was stopped before this call was made."
-        return Settle(calls=tuple(settle.withdrawn(call, message, now) for call in not_begun))
+        return Settle(calls=tuple(settle.withdrawn(call, _why_stopped(call), now) for call in not_begun))
     running = state.open_calls
     to_stop = tuple(call.call_id for call in running if stop_of(call.call_id) not in state.under_way)
     if to_stop:
@@ -104,6 +105,12 @@ def _end(state: State, now: float) -> Decision:
     if state.run.state is RunState.CANCELLING:
         return Finish(state=RunState.CANCELLED)
     return Finish(state=RunState.FAILED, failure=state.loop.failure)
+
+
+def _why_stopped(call: Call) -> str:
+    if call.state is CallState.DELEGATED:
+        return "The run was stopped before this call ended, and with it the run that did the call."
+    return "The run was stopped before this call was made."
 
 
 def _has_begun_running(call: Call, state: State) -> bool:
@@ -165,9 +172,12 @@ def _go_on_with_batch(state: State, now: float) -> Decision:
     lapsed = tuple(settle.expired(call, state.run.options, now) for call in overdue if not _falls_back(call))
     if lapsed:
         return Settle(calls=lapsed)
-    startable = tuple(call.call_id for call in state.open_calls if _can_start(call, state))
+    startable = tuple(call for call in state.open_calls if _can_start(call, state))
+    delegable = next((call for call in startable if call.context is ExecutionContext.AGENT), None)
+    if delegable is not None:
+        return Delegate(call_id=delegable.call_id)
     if startable:
-        return Execute(call_ids=startable)
+        return Execute(call_ids=tuple(call.call_id for call in startable))
     if state.under_way:
         return Wait(until=min([_timeout_at(state, now), *_deadlines(state, after=now)]))
     return _park(state, now)

@@ -75,6 +75,12 @@ class Execute(msgspec.Struct, frozen=True, kw_only=True):
     call_ids: tuple[str, ...]
 
 
+class Delegate(msgspec.Struct, frozen=True, kw_only=True):
+    """Create the run that does this call, with the step that says so. Then decide again."""
+
+    call_id: str
+
+
 class CheckFallback(msgspec.Struct, frozen=True, kw_only=True):
     """Ask the registry about the backend tool that shall replace a call's front end. Then decide again."""
 
@@ -124,6 +130,7 @@ Decision: TypeAlias = (
     | TakeOver
     | StartModel
     | Execute
+    | Delegate
     | CheckFallback
     | StopModel
     | StopCalls

@@ -117,7 +117,7 @@ def _fallen_back(state: State, fact: FallbackChecked, now: float) -> State:
     call = state.calls[fact.call_id]
     if call.state is not CallState.OFFERED:
         return state
-    if fact.verdict.context is ExecutionContext.FRONTEND:
+    if fact.verdict.context in {ExecutionContext.FRONTEND, ExecutionContext.AGENT}:
         message = f"No client ran this call in time, and {call.fallback_tool_name} cannot run in its place."
         result = settle.error("EXPIRED", message)
         return state.with_calls([settle.settled(call, CallState.EXPIRED, result, now)])

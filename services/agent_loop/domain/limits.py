@@ -15,6 +15,7 @@ TOKENS_MAX: Final = 2**53
 """Most tokens that a budget can have."""
 
 _NONE_IS_ZERO: Final = frozenset({"total_tokens_max", "topped_up_tokens_max"})
+_MAY_BE_ZERO: Final = frozenset({"agent_depth_max"})
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +38,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens_max: int = 0
     topped_up_tokens_max: int = 0
     top_up_timeout_seconds: float = 86_400.0
+    agent_depth_max: int = 2
 
     def narrowed(self, asked: Mapping[str, float]) -> Limits:
         """Return these limits with those of `asked`, which may only be smaller.
@@ -50,7 +52,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         for name, value in asked.items():
             is_open = name in _NONE_IS_ZERO and known[name] == 0
             most = TOKENS_MAX if is_open else known[name]
-            if not math.isfinite(value) or value < 0 or (value == 0 and not is_open):
+            may_be_zero = is_open or name in _MAY_BE_ZERO
+            if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_zero):
                 raise InvalidField(f"limits.{name} must be above 0", field=f"options.limits.{name}")
             if value > most:
                 raise InvalidField(

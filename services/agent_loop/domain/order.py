@@ -1,7 +1,7 @@
 """Which calls of a batch may start: the order that REQUIREMENTS D1 fixes.
 
 Read-only and parallel-safe calls start at once, unless an earlier open call of
-the batch shares a resource key. Every other backend call is serial: it waits for
+the batch shares a resource key. Every other backend call, and each that a run of its own does, is serial: it waits for
 the serial calls before it, and for every earlier call that waits for a person's
 decision, because what follows may depend on it. With OVERTAKE_DECISIONS it does
 not wait for decisions. Nothing waits for a front end.
@@ -16,7 +16,7 @@ from services.agent_loop.domain.call import Call, CallState, ExecutionContext
 from services.agent_loop.domain.run import BatchOrder
 
 _DECISIONS: Final = frozenset({CallState.AWAITING_APPROVAL, CallState.ASKED})
-_READY: Final = frozenset({CallState.RUNNABLE, CallState.RUNNING})
+_READY: Final = frozenset({CallState.RUNNABLE, CallState.RUNNING, CallState.DELEGATED})
 
 
 def may_start(call: Call, batch: Sequence[Call], order: BatchOrder) -> bool:

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from services.agent_loop.domain import answering, asking, budget, undo
+from services.agent_loop.domain import answering, asking, budget, delegation, undo
 from services.agent_loop.domain.call import CallState
 from services.agent_loop.domain.command import Cancel, Command, Steer
 from services.agent_loop.domain.commands import apply_command
@@ -20,6 +20,7 @@ from services.agent_loop.domain.decision import (
     CheckInverse,
     Decision,
     Decline,
+    Delegate,
     EnterSteers,
     Execute,
     Fail,
@@ -130,6 +131,8 @@ def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[Ow
             return _start_model(state), ()
         case Execute():
             return _start_calls(state, decision, now), ()
+        case Delegate():
+            return _running(delegation.begin(state, state.calls[decision.call_id], now)), ()
         case CheckFallback():
             return _with_work(state, check_of(decision.call_id)), ()
         case CheckInverse():

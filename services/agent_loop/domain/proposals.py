@@ -92,7 +92,9 @@ def judged(call: Call, verdict: Verdict, options: RunOptions, now: float) -> Cal
         category=verdict.category,
         effect_class=verdict.effect_class,
         arguments_json=verdict.arguments_json,
-        parallel=verdict.parallel or verdict.effect_class is EffectClass.READ_ONLY,
+        # Of the runs that do calls each is given what the ones before it have left of the budget.
+        parallel=verdict.context is not ExecutionContext.AGENT
+        and (verdict.parallel or verdict.effect_class is EffectClass.READ_ONLY),
         resource_keys=verdict.resource_keys,
         timeout_seconds=timeout,
         question=verdict.question,
@@ -113,7 +115,7 @@ def judged(call: Call, verdict: Verdict, options: RunOptions, now: float) -> Cal
                 ),
                 deadline_time=now + limits.approval_expiry_seconds,
             )
-        case Disposition.OFFER | Disposition.ASK | Disposition.RUN:
+        case Disposition.OFFER | Disposition.ASK | Disposition.RUN | Disposition.DELEGATE:
             return released(with_offer(call, verdict), limits, now)
 
 
@@ -134,7 +136,7 @@ def released(call: Call, limits: Limits, now: float) -> Call:
             own = call.question.timeout_seconds if call.question else 0.0
             seconds = min(own or limits.answer_timeout_seconds, limits.answer_timeout_seconds)
             return replace(call, state=CallState.ASKED, deadline_time=now + seconds)
-        case ExecutionContext.BACKEND | ExecutionContext.UNSPECIFIED:
+        case ExecutionContext.BACKEND | ExecutionContext.AGENT | ExecutionContext.UNSPECIFIED:
             return replace(call, state=CallState.RUNNABLE, deadline_time=None)
 
 

@@ -37,6 +37,7 @@ class WaitKind(StrEnum):
     APPROVAL = "APPROVAL"
     ANSWER = "ANSWER"
     BUDGET = "BUDGET"
+    AGENT = "AGENT"
 
 
 class StopCause(StrEnum):
@@ -45,6 +46,7 @@ class StopCause(StrEnum):
     USER = "USER"
     SUPERSEDED = "SUPERSEDED"
     OPERATOR = "OPERATOR"
+    PARENT = "PARENT"
 
 
 class RoundLimitPolicy(StrEnum):
@@ -179,6 +181,13 @@ class Undo(msgspec.Struct, frozen=True, kw_only=True):
     user_id: str = ""
 
 
+class RunAbove(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that stands above another one, and its conversation."""
+
+    run_id: str
+    conversation_id: str
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One execution on a conversation; with `undo` it takes another one back and calls no model for that."""
 
@@ -201,6 +210,13 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     user_roles: tuple[str, ...] = ()
     """Roles of the user when the run was started."""
     undo: Undo | None = None
+    parent_run_id: str = ""
+    """The run whose call this one does; empty unless it does one."""
+    parent_call_id: str = ""
+    depth: int = 0
+    """How many runs stand above it."""
+    above: tuple[RunAbove, ...] = ()
+    """Those, the parent last: what rules deny them is denied to it."""
 
     def tool_version(self, name: str) -> int:
         """Return the pinned version of a tool, 0 if the run has no such tool."""

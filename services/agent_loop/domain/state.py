@@ -10,6 +10,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from services.agent_loop.domain.call import Call
+from services.agent_loop.domain.child import Delegation
 from services.agent_loop.domain.command import Command
 from services.agent_loop.domain.loop_state import LoopState
 from services.agent_loop.domain.message import Message, Role
@@ -45,6 +46,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     commands: tuple[Command, ...] = ()
     consumed: tuple[str, ...] = ()
     """Commands taken into account here and not yet in a commit."""
+    delegations: tuple[Delegation, ...] = ()
+    """Runs that do calls, to be created with the next commit."""
     counted_from: float = 0.0
     """From when on active time is not in `run.active_seconds` yet."""
     under_way: frozenset[str] = frozenset()

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from services.agent_loop.domain import loop_state
 from services.agent_loop.domain.call import Call
+from services.agent_loop.domain.child import Delegation
 from services.agent_loop.domain.event import OwnerEvent
 from services.agent_loop.domain.message import Message
 from services.agent_loop.domain.run import PinnedTool, RunFailure, RunState, StopCause, Usage, WaitKind
@@ -50,6 +51,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """All of them, with a step that adds any."""
     after_seq: int | None = None
     """Where the log must end now, for a step whose messages name seqs of its own events."""
+    delegations: tuple[Delegation, ...] = ()
+    """The runs that do the calls which this step delegates."""
 
     @property
     def changes_nothing(self) -> bool:
@@ -100,6 +103,7 @@ def between(
         wake_time=wake_time,
         unstopped_call_ids=_changed(old.unstopped_call_ids, new.unstopped_call_ids) or (),
         after_seq=old.last_seq if names_own_seqs else None,
+        delegations=after.delegations,
     )
 
 
@@ -117,7 +121,7 @@ def committed(after: State, answer: Committed, now: float) -> State:
     run = replace(
         after.run, last_seq=max(answer.last_seq, after.run.last_seq), active_seconds=after.active_seconds(now)
     )
-    return replace(after, run=run, messages=tuple(messages), consumed=(), counted_from=now)
+    return replace(after, run=run, messages=tuple(messages), consumed=(), delegations=(), counted_from=now)
 
 
 def _kept(base: State, after: State) -> int:

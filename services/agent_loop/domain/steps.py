@@ -106,6 +106,7 @@ _STATUS: Final = {
     CallState.PROPOSED: StepStatus.ACTIVE,
     CallState.RUNNABLE: StepStatus.ACTIVE,
     CallState.RUNNING: StepStatus.ACTIVE,
+    CallState.DELEGATED: StepStatus.ACTIVE,
     CallState.AWAITING_APPROVAL: StepStatus.WAITING,
     CallState.OFFERED: StepStatus.WAITING,
     CallState.ASKED: StepStatus.WAITING,

@@ -26,6 +26,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     arguments_schema_json: bytes = b""
     fallback_tool_name: str = ""
+    context: ExecutionContext = ExecutionContext.UNSPECIFIED
 
 
 class ProposedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +56,7 @@ class Disposition(StrEnum):
     APPROVE = "APPROVE"
     OFFER = "OFFER"
     ASK = "ASK"
+    DELEGATE = "DELEGATE"
     REFUSE = "REFUSE"
 
 

@@ -217,6 +217,8 @@ def _without_inverse(call: Call) -> tuple[UndoState, str]:
         return UndoState.NOTHING_TO_UNDO, "It did not succeed."
     if _was_answered(call):
         return UndoState.NOTHING_TO_UNDO, "A person answered it; it was not run."
+    if call.child_run_id:
+        return UndoState.CANNOT_BE_UNDONE, f"Run {call.child_run_id} did it: undo that run."
     return UndoState.CANNOT_BE_UNDONE, "Its tool gives no way back."
 
 

@@ -41,6 +41,19 @@ ORDER BY store_id, run_id
 FOR UPDATE OF r
 """
 
+# Those too whose calls some of the runs do.
+_RUNS_AND_CALLERS: Final = f"""
+SELECT {tables.RUNS.names} FROM job_store.runs AS r
+JOIN (
+    SELECT * FROM unnest($1::text[], $2::text[]) AS k (store_id, run_id)
+    UNION
+    SELECT c.store_id, c.parent_run_id FROM job_store.runs AS c
+    JOIN unnest($3::text[], $4::text[]) AS k (store_id, run_id) USING (store_id, run_id) WHERE c.parent_run_id <> ''
+) AS k USING (store_id, run_id)
+ORDER BY store_id, run_id
+FOR UPDATE OF r
+"""
+
 # All open ones of some runs, and some by name.
 _CALLS: Final = f"""
 SELECT {tables.CALLS.names} FROM job_store.calls
@@ -143,7 +156,9 @@ async def _load_runs(
         keys.update(dict.fromkeys((row.store_id, run_id) for run_id in row.queue[: endings[key]]))
     keys.update(dict.fromkeys(entered))
     if keys:
-        for record in await connection.fetch(_RUNS, *_columns(list(keys), 2)):
+        ending = list(dict.fromkeys([*_distinct(named, lambda names: names.ends), *entered]))
+        arguments = [*_columns(list(keys), 2), *(_columns(ending, 2) if ending else ())]
+        for record in await connection.fetch(_RUNS_AND_CALLERS if ending else _RUNS, *arguments):
             run = tables.run(record)
             book.runs.load(run.key, run)
     return entered
@@ -166,7 +181,8 @@ def _endings(named: Sequence[Names], conversations: Sequence[ConversationRow]) -
 
 async def _load_calls(connection: Connection, book: Book, named: Sequence[Names]) -> None:
     runs = _distinct(named, lambda names: names.calls_of)
-    calls = _distinct(named, lambda names: names.calls)
+    done = [(run.store_id, run.parent_call_id) for _, run in book.runs.items() if run.parent_call_id]
+    calls = list(dict.fromkeys([*_distinct(named, lambda names: names.calls), *done]))
     if runs or calls:
         for record in await connection.fetch(_CALLS, *_columns(runs, 2), *_columns(calls, 2)):
             book.load_call(tables.call(record))

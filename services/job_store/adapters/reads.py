@@ -9,8 +9,7 @@ from typing import Final
 from services.chassis.database import Connection, Database
 from services.errors import CallNotFound, ConversationNotFound, LeaseLost, RunNotFound
 from services.job_store.adapters import log_reads, paging, tables
-from services.job_store.app.reading import Loaded, LogPart, Page, PendingFilter, RunView
-from services.job_store.domain.offers import is_pending
+from services.job_store.app.reading import Loaded, LogPart, Page, PendingFilter, RunView, view_of
 from services.job_store.domain.rows import CallRow, CommandRow, MessageRow, RunRow
 from services.job_store.domain.states import CallState, RunState
 
@@ -23,6 +22,17 @@ _RUN: Final = f"SELECT {tables.RUNS.names} FROM job_store.runs WHERE store_id = 
 _OPEN_CALLS: Final = f"""
 SELECT {tables.CALLS.names} FROM job_store.calls WHERE store_id = $1 AND run_id = $2 AND state < 10
 ORDER BY round, batch_index
+"""
+# The runs that do calls of a run, those that do calls of theirs, and so on.
+_BELOW: Final = f"""
+WITH RECURSIVE below (run_id) AS (
+    SELECT child_run_id FROM job_store.calls WHERE store_id = $1 AND run_id = $2 AND state = 7
+    UNION
+    SELECT c.child_run_id FROM below AS b JOIN job_store.calls AS c ON c.store_id = $1 AND c.run_id = b.run_id
+    WHERE c.state = 7
+)
+SELECT {tables.RUNS.names} FROM job_store.runs
+WHERE store_id = $1 AND run_id IN (SELECT run_id FROM below) AND state < 10 ORDER BY create_time, run_id
 """
 _OWNER: Final = "SELECT user_id FROM job_store.conversations WHERE store_id = $1 AND conversation_id = $2"
 _OWNED_RUN: Final = f"""
@@ -111,9 +121,16 @@ class PostgresReads:
         self._database = database
 
     async def run(self, store_id: str, user_id: str, run_id: str) -> RunView:
-        async with self._database.acquire() as connection:
-            run, calls = await self._run_and_open_calls(connection, store_id, user_id, run_id)
-        return RunView(run=run, pending=tuple(call for call in calls if is_pending(run, call)))
+        async with (
+            self._database.acquire() as connection,
+            connection.transaction(isolation="repeatable_read", readonly=True),
+        ):
+            run = await _fetch_run(connection, store_id, user_id, run_id)
+            calls = await _open_calls(connection, run)
+            if all(call.state is not CallState.DELEGATED for call in calls):
+                return view_of([(run, calls)])
+            below = [tables.run(record) for record in await connection.fetch(_BELOW, store_id, run_id)]
+            return view_of([(run, calls), *[(row, await _open_calls(connection, row)) for row in below]])
 
     async def load(self, store_id: str, run_id: str, epoch: int) -> Loaded:
         async with (
@@ -217,13 +234,9 @@ class PostgresReads:
                 connection, store_id, user_id, run_id, after_seq=after_seq, events_max=events_max
             )
 
-    async def _run_and_open_calls(
-        self, connection: Connection, store_id: str, user_id: str, run_id: str
-    ) -> tuple[RunRow, list[CallRow]]:
-        async with connection.transaction(isolation="repeatable_read", readonly=True):
-            run = await _fetch_run(connection, store_id, user_id, run_id)
-            records = await connection.fetch(_OPEN_CALLS, store_id, run_id)
-        return run, [tables.call(record) for record in records]
+
+async def _open_calls(connection: Connection, run: RunRow) -> list[CallRow]:
+    return [tables.call(record) for record in await connection.fetch(_OPEN_CALLS, run.store_id, run.run_id)]
 
 
 async def _fetch_run(connection: Connection, store_id: str, user_id: str, run_id: str) -> RunRow:

@@ -126,6 +126,8 @@ RUNS: Final[Columns[RunRow]] = Columns(
         _fixed("create_time", "timestamptz"),
         _same("start_time", "timestamptz"),
         _same("end_time", "timestamptz"),
+        _fixed("parent_run_id", "text"),
+        _fixed("parent_call_id", "text"),
     ],
     key_length=2,
     # The state of the worker, which the ledger does not look at.
@@ -181,6 +183,7 @@ CALLS: Final[Columns[CallRow]] = Columns(
         Column("approvals", "bytea", lambda row: _packed(row.approvals or None)),
         _same("escalated", "boolean"),
         _same("has_default", "boolean"),
+        _same("child_run_id", "text"),
     ],
     key_length=2,
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Generic, Protocol, TypeVar
 
+from services.job_store.domain.offers import is_pending
 from services.job_store.domain.rows import CallRow, CommandRow, MessageRow, RunRow
 from services.job_store.domain.states import CallState, RunState
 
@@ -33,10 +34,22 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """A run and the calls that it waits for."""
+    """A run and the calls that it waits for, and what it waits for if it is shown with those of other runs."""
 
     run: RunRow
     pending: tuple[CallRow, ...]
+    waits: tuple[int, ...] | None = None
+
+
+def view_of(runs: Sequence[tuple[RunRow, Sequence[CallRow]]]) -> RunView:
+    """Return the view of the first of some runs with their open calls; the others do calls of it or of each other."""
+    run = runs[0][0]
+    waits = {wait for row, _ in runs for wait in row.waits}
+    return RunView(
+        run=run,
+        pending=tuple(call for row, calls in runs for call in calls if is_pending(row, call)),
+        waits=tuple(sorted(waits)) if run.waits else run.waits,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +152,7 @@ class Reads(Protocol):
     """
 
     async def run(self, store_id: str, user_id: str, run_id: str) -> RunView:
-        """Return a run with what it waits for, as of one moment.
+        """Return a run with what it waits for, and what those runs wait for that do its calls, as of one moment.
 
         Raises:
             RunNotFound: there is none for this user.

@@ -128,8 +128,9 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     With a run come its open calls, its unread commands or its conversation only
     where `calls_of`, `commands_of` or `conversations_of` name it too. With a
     conversation come its active run and the first of those that wait for their
-    turn. `ends` names runs that may end: with them come their conversation and
-    the run whose turn is next. `queues` are stores in which a run may be created,
+    turn. `ends` names runs that may end: with them come their conversation, the
+    run whose turn is next, and the call that they do, with its run; the latter also
+    with the active run of a conversation. `queues` are stores in which a run may be created,
     each with the most runs that may be queued there: they come with their number.
     """
 

@@ -20,6 +20,7 @@ TRANSITIONS: Final[Mapping[CallState, frozenset[CallState]]] = MappingProxyType(
                 _S.ASKED,
                 _S.RUNNABLE,
                 _S.RUNNING,
+                _S.DELEGATED,
                 _S.FAILED,
                 _S.REJECTED,
                 _S.CANCELLED,
@@ -31,6 +32,7 @@ TRANSITIONS: Final[Mapping[CallState, frozenset[CallState]]] = MappingProxyType(
                 _S.OFFERED,
                 _S.RUNNABLE,
                 _S.RUNNING,
+                _S.DELEGATED,
                 _S.SUCCEEDED,
                 _S.FAILED,
                 _S.REJECTED,
@@ -62,7 +64,7 @@ TRANSITIONS: Final[Mapping[CallState, frozenset[CallState]]] = MappingProxyType(
                 _S.OUTCOME_UNKNOWN,
             }
         ),
-        _S.RUNNABLE: frozenset({_S.RUNNING, _S.SUCCEEDED, _S.FAILED, _S.CANCELLED, _S.OUTCOME_UNKNOWN}),
+        _S.RUNNABLE: frozenset({_S.RUNNING, _S.DELEGATED, _S.SUCCEEDED, _S.FAILED, _S.CANCELLED, _S.OUTCOME_UNKNOWN}),
         _S.RUNNING: frozenset(
             {
                 _S.ASKED,
@@ -75,6 +77,8 @@ TRANSITIONS: Final[Mapping[CallState, frozenset[CallState]]] = MappingProxyType(
                 _S.OUTCOME_UNKNOWN,
             }
         ),
+        # Nothing but the end of the run that does it settles it, or giving that run up.
+        _S.DELEGATED: frozenset({_S.SUCCEEDED, _S.FAILED, _S.CANCELLED}),
         _S.SUCCEEDED: frozenset(),
         _S.FAILED: frozenset(),
         _S.REJECTED: frozenset(),
@@ -102,7 +106,7 @@ ONCE_BEGUN: Final[frozenset[tuple[CallState, CallState]]] = frozenset(
 INITIAL: Final[frozenset[CallState]] = frozenset({_S.PROPOSED}) | TRANSITIONS[_S.PROPOSED]
 """The states in which a call may be created: PROPOSED, or one step from it."""
 
-STARTED: Final = frozenset({_S.OFFERED, _S.RUNNABLE, _S.RUNNING})
+STARTED: Final = frozenset({_S.OFFERED, _S.RUNNABLE, _S.RUNNING, _S.DELEGATED})
 """The states from which the effect of a call may happen: a gated call needs an approval to get there."""
 
 PENDING: Final = frozenset({_S.AWAITING_APPROVAL, _S.OFFERED, _S.ASKED})
@@ -116,6 +120,7 @@ EVENT_TYPES: Final[Mapping[CallState, str]] = MappingProxyType(
         _S.ASKED: "tool.asked",
         _S.RUNNABLE: "tool.runnable",
         _S.RUNNING: "tool.executing",
+        _S.DELEGATED: "tool.delegated",
         _S.SUCCEEDED: "tool.completed",
         _S.FAILED: "tool.failed",
         _S.REJECTED: "tool.rejected",

@@ -22,6 +22,7 @@ from services.job_store.domain.rows import CallRow, Offer, RunRow
 from services.job_store.domain.states import CallState, DecisionKind
 
 _APPROVALS: Final = frozenset({DecisionKind.APPROVE, DecisionKind.EDIT})
+_BEGUN: Final = frozenset({CallState.RUNNING, CallState.DELEGATED})
 
 
 class CallChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +44,7 @@ class CallChange(msgspec.Struct, frozen=True, kw_only=True):
     approvals_required: int = 1
     escalated: bool = False
     has_default: bool = False
+    child_run_id: str = ""
 
 
 def arguments_sha256(arguments: bytes) -> bytes:
@@ -59,6 +61,7 @@ def create(run: RunRow, change: CallChange, *, now: datetime) -> CallRow:
     """
     call_table.check(None, change.state)
     _check_result(change)
+    _check_child(None, change)
     if change.digest and change.state in call_table.STARTED:
         raise IllegalTransition("a gated call cannot start before it was approved")
     _check_gate_has_digest(change)
@@ -84,10 +87,11 @@ def create(run: RunRow, change: CallChange, *, now: datetime) -> CallRow:
         result=change.result,
         spec=change.spec,
         create_time=now,
-        start_time=now if change.state is CallState.RUNNING else None,
+        start_time=now if change.state in _BEGUN else None,
         end_time=now if change.state.is_terminal else None,
         approvals_required=max(1, change.approvals_required),
         has_default=change.has_default,
+        child_run_id=change.child_run_id,
     )
 
 
@@ -108,9 +112,12 @@ def move(call: CallRow, change: CallChange, consumed: Collection[str], *, now: d
         raise IllegalTransition(f"a call that has not begun cannot go from {call.state.name} to {change.state.name}")
     if change.state is CallState.SUCCEEDED and call.state in call_table.PENDING and not _is_answered(call):
         raise IllegalTransition(f"nobody settled the call that is {call.state.name}")
+    if call.state is CallState.DELEGATED and change.state is not CallState.CANCELLED and not call.reserved_by:
+        raise IllegalTransition("the run that does the call has not ended")
     _check_result(change)
+    _check_child(call, change)
     _check_gate(call, change)
-    begins = change.state is CallState.RUNNING
+    begins = change.state in _BEGUN
     if change.state is CallState.AWAITING_APPROVAL:
         call = _shown(call, change)
     return replace(
@@ -130,6 +137,7 @@ def move(call: CallRow, change: CallChange, consumed: Collection[str], *, now: d
         start_time=now if begins else call.start_time,
         end_time=now if change.state.is_terminal else None,
         has_default=change.has_default,
+        child_run_id=change.child_run_id,
     )
 
 
@@ -150,7 +158,7 @@ def is_approved(call: CallRow) -> bool:
 def changed(before: CallRow | None, call: CallRow) -> CallChanged:
     """Return the event that says what became of a call."""
     duration = 0.0
-    if before is not None and before.state is CallState.RUNNING and call.state.is_terminal:
+    if before is not None and before.state in _BEGUN and call.state.is_terminal:
         began = call.start_time or call.create_time
         duration = max(0.0, ((call.end_time or began) - began).total_seconds())
     return CallChanged(from_state=before.state if before else None, call=call, duration_seconds=duration)
@@ -186,6 +194,15 @@ def _check_result(change: CallChange) -> None:
         raise InvalidField(f"call {change.call_id}: a settled call has a result", field="calls.result")
     if not change.state.is_terminal and change.result is not None:
         raise InvalidField(f"call {change.call_id}: only a settled call has a result", field="calls.result")
+
+
+def _check_child(call: CallRow | None, change: CallChange) -> None:
+    """Let a call have a run that does it from the moment on in which it is delegated, always the same one."""
+    had = call.child_run_id if call is not None else ""
+    if change.state is CallState.DELEGATED and not change.child_run_id:
+        raise InvalidField(f"call {change.call_id}: a run does a delegated call", field="calls.child_run_id")
+    if change.state is not CallState.DELEGATED and change.child_run_id != had:
+        raise IllegalTransition("a call keeps the run that does it, and gets one only by being delegated")
 
 
 def _check_gate_has_digest(change: CallChange) -> None:

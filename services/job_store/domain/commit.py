@@ -10,12 +10,13 @@ import msgspec
 from msgspec.structs import replace
 
 from services.errors import IllegalTransition, InboxChanged, InvalidField, LeaseLost, RunEnded, RunNotFound
-from services.job_store.domain import calls, inbox, log, run_table, stop
+from services.job_store.domain import calls, delegation, inbox, log, run_table, stop
 from services.job_store.domain.book import Book, Ids, Names
 from services.job_store.domain.calls import CallChange
+from services.job_store.domain.delegation import Delegation
 from services.job_store.domain.events import Happening, MessageAdded, OwnerEvent, RunChanged
 from services.job_store.domain.rows import Attention, CommandRow, LastCommit, MessageRow, RunRow
-from services.job_store.domain.states import AttentionReason, LeaseAction, RunState, StopCause
+from services.job_store.domain.states import AttentionReason, CallState, LeaseAction, RunState, StopCause
 
 ROUND_STARTED: Final = "round.started"
 
@@ -70,19 +71,26 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     wake_time: datetime | None = None
     after_seq: int | None = None
     unstopped: bytes | None = None
+    delegations: tuple[Delegation, ...] = ()
 
     @property
     def names(self) -> Names:
         """The rows it needs."""
         key = (self.store_id, self.run_id)
         may_end = self.state is not None and self.state.is_terminal
+        begun = tuple((self.store_id, each.run_id) for each in self.delegations)
+        given_up = tuple(
+            (self.store_id, change.child_run_id)
+            for change in self.calls
+            if change.child_run_id and change.state is CallState.CANCELLED
+        )
         return Names(
-            runs=(key,),
+            runs=(key, *begun, *given_up),
             conversations_of=(key,) if self.messages else (),
-            ends=(key,) if may_end else (),
+            ends=(key, *given_up) if may_end else given_up,
             calls_of=(key,) if may_end else (),
             calls=tuple((self.store_id, change.call_id) for change in self.calls),
-            commands_of=(key,),
+            commands_of=(key, *given_up),
             commands=tuple((self.store_id, self.run_id, command_id) for command_id in self.consumed),
         )
 
@@ -119,7 +127,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         self._check_stopping(book, before)
         steps: list[Happening] = [event for event in self.events if event.type != ROUND_STARTED]
         steps += self._append_messages(book, before, now, ids)
-        steps += self._change_calls(book, before, now)
+        steps += self._change_calls(book, before, now, ids)
+        self._delegate(book, before, now, ids)
         steps += [event for event in self.events if event.type == ROUND_STARTED]
         run = self._with_figures(before)
         unread = book.inbox(run)
@@ -190,7 +199,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         book.put_conversation(replace(conversation, last_number=rows[-1].number, update_time=now))
         return [MessageAdded(message=row) for row in rows]
 
-    def _change_calls(self, book: Book, run: RunRow, now: datetime) -> Iterable[Happening]:
+    def _change_calls(self, book: Book, run: RunRow, now: datetime, ids: Ids) -> Iterable[Happening]:
         happenings = []
         for change in self.calls:
             before = book.calls.get((run.store_id, change.call_id))
@@ -201,8 +210,20 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             else:
                 call = calls.move(before, change, self.consumed, now=now)
             book.put_call(call)
+            if before is not None and call.state is CallState.CANCELLED:
+                delegation.give_up(book, before, now=now, ids=ids)
             happenings.append(calls.changed(before, call))
         return happenings
+
+    def _delegate(self, book: Book, run: RunRow, now: datetime, ids: Ids) -> None:
+        """Create the runs that do the calls which this step delegates."""
+        delegated = {
+            change.call_id: change.child_run_id for change in self.calls if change.state is CallState.DELEGATED
+        }
+        if {each.call_id: each.run_id for each in self.delegations} != delegated:
+            raise InvalidField("a run is created for each call that is delegated", field="delegations")
+        for each in self.delegations:
+            delegation.begin(book, run, each, now=now, ids=ids)
 
     def _with_figures(self, run: RunRow) -> RunRow:
         return replace(

@@ -16,6 +16,7 @@ from services.job_store.domain.states import CommandOutcome
 STEER: Final = "steer"
 CANCEL: Final = "cancel"
 TOP_UP: Final = "top_up"
+AGENT_ENDED: Final = "agent_ended"
 
 
 class Letter(msgspec.Struct, frozen=True, kw_only=True):

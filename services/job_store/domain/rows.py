@@ -83,6 +83,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     the workers that died with the run since it last made progress; `attention` goes
     with NEEDS_ATTENTION. `token_budget` is what it may use, with all top-ups, 0 if
     it has no budget; `token_ceiling` is what they can raise it to, 0 if anything.
+    `parent_run_id` and `parent_call_id` name the call that it does; empty unless it
+    does one.
     """
 
     store_id: str
@@ -114,6 +116,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     start_time: datetime | None
     end_time: datetime | None
     unstopped: bytes = b""
+    parent_run_id: str = ""
+    parent_call_id: str = ""
 
     @property
     def key(self) -> RunKey:
@@ -177,7 +181,8 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     gated. `approvals` are those of the call as it is shown now, in order, each by
     another person; it starts only once there are `approvals_required`. `escalated`
     says that its approval was waited for twice, `has_default` that a question has
-    an answer for the case that nobody gives one. `spec` is the rest of the call.
+    an answer for the case that nobody gives one. `child_run_id` is the run that does
+    it, empty if none ever did. `spec` is the rest of the call.
     """
 
     store_id: str
@@ -207,6 +212,7 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     approvals: tuple[Decision, ...] = ()
     escalated: bool = False
     has_default: bool = False
+    child_run_id: str = ""
 
     @property
     def key(self) -> CallKey:

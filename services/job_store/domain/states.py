@@ -33,6 +33,7 @@ class CallState(IntEnum):
     ASKED = 4
     RUNNABLE = 5
     RUNNING = 6
+    DELEGATED = 7
     SUCCEEDED = 10
     FAILED = 11
     REJECTED = 12
@@ -52,6 +53,7 @@ class StopCause(IntEnum):
     USER = 1
     SUPERSEDED = 2
     OPERATOR = 4
+    PARENT = 60
 
 
 class AttentionReason(IntEnum):

@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Final
 
+import msgspec
 from msgspec.structs import replace
 
 from services.job_store.domain import inbox, log, run_table, turn
 from services.job_store.domain.book import Book, Ids
 from services.job_store.domain.events import RunChanged
 from services.job_store.domain.rows import RunRow
-from services.job_store.domain.states import RunState, StopCause
+from services.job_store.domain.states import CallState, RunState, StopCause
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended that did a call of another one: the payload of that one's command, as `payload` writes it."""
+
+    run_id: str
+    state: RunState
+    usage: bytes
+    failure: bytes
+    output: bytes
+
+    def payload(self) -> bytes:
+        """Return the bytes that `read_ending` takes."""
+        return msgspec.msgpack.encode(self)
+
+
+_read: Final = msgspec.msgpack.Decoder(Ending).decode
+
+
+def read_ending(payload: bytes) -> Ending:
+    """Return the payload of a command AGENT_ENDED."""
+    return _read(payload)
 
 
 def request(book: Book, run: RunRow, cause: StopCause, *, now: datetime, ids: Ids) -> RunRow:
@@ -44,4 +68,28 @@ def end(book: Book, run: RunRow, state: RunState, *, now: datetime, ids: Ids, at
     for command in book.inbox(ended):
         book.put_command(replace(command, consumed=True))
     turn.leave(book, ended, now=now, ids=ids)
+    _report(book, ended, now=now, ids=ids)
     return ended
+
+
+def _report(book: Book, run: RunRow, *, now: datetime, ids: Ids) -> None:
+    """Tell the run whose call this one did, in the same transaction: its call is settled with this and nothing else.
+
+    Of a call that was given up, and of a run that is not there any more, nobody
+    wants to know.
+    """
+    parent = book.runs.get((run.store_id, run.parent_run_id))
+    call = book.calls.get((run.store_id, run.parent_call_id))
+    if parent is None or call is None or call.state is not CallState.DELEGATED:
+        return
+    ending = Ending(run_id=run.run_id, state=run.state, usage=run.usage, failure=run.failure, output=run.output)
+    letter = inbox.Letter(
+        command_id=ids.new("cmd"),
+        user_id=run.user_id,
+        name=inbox.AGENT_ENDED,
+        fingerprint=b"",
+        payload=ending.payload(),
+        call_id=call.call_id,
+    )
+    book.put_call(replace(call, reserved_by=letter.command_id))
+    turn.wake(book, inbox.accept(book, parent, letter, now=now), now=now)

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from services.errors import ConversationBusy, ConversationNotFound, QueueFull, RequestIdReused, RunNotFound
-from services.job_store.domain import inbox, run_table, stop, turn
+from services.job_store.domain import inbox, stop, turn
 from services.job_store.domain.book import Book, Ids, Names
 from services.job_store.domain.events import RunChanged
 from services.job_store.domain.log import write
@@ -147,36 +147,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
             raise QueueFull(f"{self.queue_max} messages wait in this conversation already")
         if (book.queued.get(self.store_id) or 0) >= self.store_queue_max:
             raise QueueFull(f"{self.store_queue_max} runs wait in this store already: try again when some have begun")
-        run = RunRow(
-            store_id=self.store_id,
-            run_id=ids.new("run"),
-            conversation_id=conversation.conversation_id,
-            user_id=self.user_id,
-            state=run_table.INITIAL,
-            waits=(),
-            stop_cause=None,
-            epoch=0,
-            worker_id=None,
-            claim_at=None,
-            crashes=0,
-            attention=None,
-            last_seq=0,
-            command_count=0,
-            round=0,
-            active_seconds=0.0,
-            token_budget=self.token_budget,
-            token_ceiling=self.token_ceiling,
-            last_commit=None,
-            queued_message=self.message,
-            options=self.options,
-            tools=b"",
-            usage=b"",
-            failure=b"",
-            output=b"",
-            create_time=now,
-            start_time=None,
-            end_time=None,
-        )
+        budget = (self.token_budget, self.token_ceiling)
+        run = turn.queued(conversation, ids.new("run"), self.message, self.options, budget, now=now)
         created = RunChanged(from_state=None, run=run)
         if conversation.active_run_id is None:
             return Submitted(run=turn.give(book, conversation, run, now=now, ids=ids, before=(created,)), steered=False)

@@ -7,10 +7,52 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from services.errors import Internal
-from services.job_store.domain import log
+from services.job_store.domain import log, run_table
 from services.job_store.domain.book import Book, Ids, Poke
 from services.job_store.domain.events import Happening, MessageAdded
 from services.job_store.domain.rows import ConversationRow, MessageRow, RunRow
+
+
+def queued(
+    conversation: ConversationRow,
+    run_id: str,
+    message: bytes,
+    options: bytes,
+    budget: tuple[int, int],
+    *,
+    now: datetime,
+) -> RunRow:
+    """Return a new run that has not had its turn; `budget` is of tokens, and what top-ups can raise it to."""
+    return RunRow(
+        store_id=conversation.store_id,
+        run_id=run_id,
+        conversation_id=conversation.conversation_id,
+        user_id=conversation.user_id,
+        state=run_table.INITIAL,
+        waits=(),
+        stop_cause=None,
+        epoch=0,
+        worker_id=None,
+        claim_at=None,
+        crashes=0,
+        attention=None,
+        last_seq=0,
+        command_count=0,
+        round=0,
+        active_seconds=0.0,
+        token_budget=budget[0],
+        token_ceiling=budget[1],
+        last_commit=None,
+        queued_message=message,
+        options=options,
+        tools=b"",
+        usage=b"",
+        failure=b"",
+        output=b"",
+        create_time=now,
+        start_time=None,
+        end_time=None,
+    )
 
 
 def give(

@@ -10,6 +10,7 @@ from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 
 from services.job_store.app.reading import LogGap
+from services.job_store.domain import inbox, stop
 from services.job_store.domain.events import (
     CallChanged,
     Event,
@@ -77,6 +78,8 @@ def run(row: RunRow) -> run_pb2.Run:
         message.attention.reason = row.attention.reason.value  # type: ignore[assignment]  # the same numbers
         message.attention.since_time.CopyFrom(timestamp(row.attention.since_time))
     message.token_budget = row.token_budget
+    message.parent_run_id = row.parent_run_id
+    message.parent_call_id = row.parent_call_id
     message.create_time.CopyFrom(timestamp(row.create_time))
     if row.start_time is not None:
         message.start_time.CopyFrom(timestamp(row.start_time))
@@ -107,6 +110,7 @@ def call(row: CallRow, *, result_bytes_max: int | None = None, omitted_bytes: in
     if row.deadline_time is not None:
         message.deadline_time.CopyFrom(timestamp(row.deadline_time))
     message.user_id = row.user_id
+    message.child_run_id = row.child_run_id
     if row.digest:
         message.approval.digest = row.digest
         message.approval.approvals_required = row.approvals_required
@@ -202,10 +206,22 @@ def gap(gap: LogGap) -> gap_pb2.Gap:
 
 def command(row: CommandRow) -> ledger_pb2.Command:
     """Return an unread command."""
-    entry = ledger_pb2.Command.FromString(row.payload)
+    is_ending = row.name == inbox.AGENT_ENDED
+    entry = _agent_ended(row) if is_ending else ledger_pb2.Command.FromString(row.payload)
     entry.command_id = row.command_id
     entry.user_id = row.user_id
     entry.time.CopyFrom(timestamp(row.time))
+    return entry
+
+
+def _agent_ended(row: CommandRow) -> ledger_pb2.Command:
+    ending = stop.read_ending(row.payload)
+    entry = ledger_pb2.Command()
+    entry.agent_ended.call_id = row.call_id
+    # Parts of one message, one after the other, are that message.
+    entry.agent_ended.run.MergeFromString(ending.usage + ending.failure + ending.output)
+    entry.agent_ended.run.run_id = ending.run_id
+    entry.agent_ended.run.state = ending.state.value  # type: ignore[assignment]  # the same numbers
     return entry
 
 

@@ -30,6 +30,7 @@ from services.job_store.domain.command import (
     TopUp,
 )
 from services.job_store.domain.commit import Commit, NewMessage
+from services.job_store.domain.delegation import Delegation
 from services.job_store.domain.events import OwnerEvent
 from services.job_store.domain.offers import LeaseOffer
 from services.job_store.domain.rows import TOKENS_MAX
@@ -89,6 +90,7 @@ _CALL_HEADER: Final = (
     "create_time",
     "start_time",
     "end_time",
+    "child_run_id",
 )
 _APPROVAL_HEADER: Final = ("digest", "decision", "approvals_required", "approvals", "escalated")
 _INT32_END: Final = 2**31
@@ -166,6 +168,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
         wake_time=_time(request.wake_time) if has("wake_time") else None,
         after_seq=request.after_seq if has("after_seq") else None,
         unstopped=_unstopped(request.unstopped_call_ids),
+        delegations=tuple(map(_delegation, request.delegations)),
     )
 
 
@@ -264,6 +267,26 @@ def _new_message(message: message_pb2.Message) -> NewMessage:
     return NewMessage(message_id=message_id, summarised_to=summarised_to, body=message.SerializeToString())
 
 
+def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
+    if not entry.text:
+        raise InvalidField("text is empty", field="delegations.text")
+    run = run_pb2.Run(
+        options=entry.options,
+        user_roles=entry.user_roles,
+        depth=_int32(entry.depth, "delegations.depth"),
+        above=entry.above,
+    )
+    limits = entry.options.limits
+    return Delegation(
+        call_id=check_id(entry.call_id, "delegations.call_id"),
+        run_id=check_id(entry.run_id, "delegations.run_id"),
+        message=message_pb2.Message(role=message_pb2.ROLE_USER, text=entry.text).SerializeToString(),
+        options=run.SerializeToString(),
+        token_budget=_tokens(limits.total_tokens_max, "delegations.options.limits.total_tokens_max"),
+        token_ceiling=_tokens(limits.topped_up_tokens_max, "delegations.options.limits.topped_up_tokens_max"),
+    )
+
+
 def _call_change(call: call_pb2.Call) -> CallChange:
     digest = call.approval.digest
     values = {
@@ -282,6 +305,7 @@ def _call_change(call: call_pb2.Call) -> CallChange:
         "approvals_required": _approvals(call.approval.approvals_required),
         "escalated": call.approval.escalated,
         "has_default": bool(call.question.default_answer),
+        "child_run_id": check_id(call.child_run_id, "calls.child_run_id") if call.child_run_id else "",
     }
     if call.HasField("approval"):
         for part in _APPROVAL_HEADER:

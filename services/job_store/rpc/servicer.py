@@ -283,5 +283,7 @@ def _claimed(claimed: Claimed) -> pb.ClaimedRun:
 
 def _run_view(view: RunView) -> run_pb2.Run:
     run = messages.run(view.run)
+    if view.waits is not None:
+        run.waits[:] = view.waits  # type: ignore[assignment]  # the same numbers
     run.pending_calls.extend(map(messages.call, view.pending))
     return run

@@ -170,4 +170,6 @@ def read_change(subject: str, data: bytes) -> RunChange | None:
         quarantined=run.attention.reason == run_pb2.ATTENTION_REASON_QUARANTINED,
         failure_message=run.failure.message,
         output_text=run.output_text,
+        does_call=run.parent_run_id != "",
+        waits_for_agent=run_pb2.WAIT_KIND_AGENT in run.waits,
     )

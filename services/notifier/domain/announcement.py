@@ -52,13 +52,23 @@ class RunChange:
     quarantined: bool = False
     failure_message: str = ""
     output_text: str = ""
+    does_call: bool = False
+    """Whether it does a call of another run, which goes on with its end."""
+    waits_for_agent: bool = False
+    """Whether it waits for a run that does a call of it."""
+
+
+_ENDED: Final = frozenset({"run.completed", "run.failed", "run.cancelled", "run.expired"})
 
 
 def draft_notification(change: RunChange) -> Draft | None:
     """Return what the user is told about `change`, or None: most changes concern nobody.
 
-    A run that a newer message of its user replaced is not told: the user did it.
+    A run that a newer message of its user replaced is not told: the user did it. Nor
+    is what runs are to each other: that one waits for another, or has done its call.
     """
+    if change.does_call and change.type in _ENDED:
+        return None
     match change.type:
         case "run.completed":
             return _draft(change, NotificationKind.RUN_COMPLETED, "Run completed", change.output_text)
@@ -72,7 +82,7 @@ def draft_notification(change: RunChange) -> Draft | None:
             return _draft(
                 change, NotificationKind.RUN_EXPIRED, "Run expired: nobody answered in time", change.output_text
             )
-        case "run.waiting":
+        case "run.waiting" if change.waits or not change.waits_for_agent:
             waits = " and ".join(wait.value for wait in Wait if wait in change.waits) or "input"
             return _draft(change, NotificationKind.INPUT_NEEDED, f"Run waits for {waits}", change.output_text)
         case "run.needs_attention":

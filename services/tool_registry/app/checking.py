@@ -23,6 +23,7 @@ from services.tool_registry.domain.verdict import CallIdentity, Disposition, Ver
 PREVIEW_CHARACTERS_MAX: Final = 4096
 
 _log = logs.get_logger(__name__)
+_LOADED: Final = frozenset({ExecutionContext.BACKEND, ExecutionContext.AGENT})
 _SEVERITY: Final = (Category.SAFE, Category.SENSITIVE, Category.DESTRUCTIVE)
 
 
@@ -96,7 +97,7 @@ class Checker:
             checked = fits_loaded(tool, checked)
         if isinstance(checked, Refused):
             return _refused(identity, checked.reason, checked.message, tool)
-        if definition.context is ExecutionContext.BACKEND and tool.loaded is None:
+        if definition.context in _LOADED and tool.loaded is None:
             return _refused(identity, "TOOL_NOT_FOUND", f"the tool {definition.name} is not available any more", tool)
         return tool, checked
 
@@ -151,6 +152,7 @@ def ruled_call(identity: CallIdentity, tool: CatalogTool, accepted: Accepted) ->
         user_id=identity.user_id,
         conversation_id=identity.conversation_id,
         run_id=identity.run_id,
+        above_ids=identity.above_ids,
         tool_name=tool.definition.name,
         tool_versions=frozenset({tool.entry.version, tool.loaded.entry.version if tool.loaded else tool.entry.version}),
         tool_create_time=max(tool.entry.create_time, tool.loaded.entry.create_time if tool.loaded else 0.0),
@@ -236,6 +238,8 @@ def _ungated(definition: ToolDefinition) -> Disposition:
             return Disposition.OFFER
         case ExecutionContext.HUMAN:
             return Disposition.ASK
+        case ExecutionContext.AGENT:
+            return Disposition.DELEGATE
 
 
 def _refused(identity: CallIdentity, reason: str, message: str, tool: CatalogTool | None = None) -> Verdict:

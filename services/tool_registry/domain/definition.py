@@ -40,6 +40,7 @@ class ExecutionContext(StrEnum):
     BACKEND = "BACKEND"
     FRONTEND = "FRONTEND"
     HUMAN = "HUMAN"
+    AGENT = "AGENT"
 
 
 class Category(StrEnum):

@@ -19,13 +19,15 @@ def longest_array(arguments: Mapping[str, JsonValue]) -> int:
 def approval_cause(definition: ToolDefinition, items: int) -> str:
     """Return why a call on `items` things is gated, or an empty text if it is not.
 
-    A question to a person is not gated: the answer is the person's decision.
+    A question to a person is not gated: the answer is the person's decision. What
+    an agent is told is no bulk: its own calls are gated.
     """
     if definition.context is ExecutionContext.HUMAN:
         return ""
     causes = []
     if definition.category is not Category.SAFE:
         causes.append(f"category {definition.category}")
-    if items >= BULK_ITEMS_MIN and definition.effect is not Effect.READ_ONLY:
+    counts = definition.effect is not Effect.READ_ONLY and definition.context is not ExecutionContext.AGENT
+    if items >= BULK_ITEMS_MIN and counts:
         causes.append(f"bulk of {items}")
     return ", ".join(causes)

@@ -147,6 +147,8 @@ class RuledCall:
     user_may_approve: bool
     """Whether the user of the run could decide about it without a rule."""
     arguments: Mapping[str, JsonValue]
+    above_ids: frozenset[str] = frozenset()
+    """The runs above its run, and their conversations: what is denied to them is denied to it."""
 
 
 def ruling(rules: Iterable[Rule], call: RuledCall, now: float) -> Rule | None:
@@ -212,6 +214,8 @@ def _is_in_scope(rule: Rule, call: RuledCall) -> bool:
         return True
     if rule.user_id != call.user_id:
         return False
+    if rule.effect is not RuleEffect.ALLOW and rule.scope_id in call.above_ids:
+        return True
     match rule.scope:
         case RuleScope.RUN:
             return rule.scope_id == call.run_id

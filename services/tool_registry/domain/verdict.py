@@ -18,6 +18,7 @@ class Disposition(StrEnum):
     APPROVE = "APPROVE"
     OFFER = "OFFER"
     ASK = "ASK"
+    DELEGATE = "DELEGATE"
     REFUSE = "REFUSE"
 
 
@@ -33,6 +34,8 @@ class CallIdentity:
     user_roles: frozenset[str] = frozenset()
     approvals_required: int = 0
     """People who must approve each gated call of the run; 0 means one."""
+    above_ids: frozenset[str] = frozenset()
+    """The runs above its run, and their conversations."""
 
     @property
     def caller(self) -> Caller:

@@ -164,6 +164,7 @@ def identity_from(context: execution_pb2.CallContext, call_id: str) -> CallIdent
         call_id=check_id(call_id, "call_id"),
         user_roles=frozenset(context.user_roles),
         approvals_required=context.approvals_required,
+        above_ids=frozenset(part for each in context.above for part in (each.run_id, each.conversation_id)),
     )
 
 

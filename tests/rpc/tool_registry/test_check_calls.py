@@ -10,8 +10,9 @@ import pytest
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2, tool_pb2
 
+from services.tool_registry.builtin.agents import agent_tools
 from services.tool_registry.builtin.question import question_tools
-from services.tool_registry.sdk import Category, Effect, tool
+from services.tool_registry.sdk import Category, Effect, Tool, tool
 from tests.rpc.tool_registry.registry import Registry, context, front_end_tool, reason, running
 
 RUN, APPROVE, OFFER, ASK, REFUSE = (
@@ -65,7 +66,8 @@ def private() -> str:
 
 @pytest.fixture
 async def registry(database_url: str, tmp_path: Path) -> Any:
-    async with running(database_url, tmp_path, [write, read, delete, invite, private, *question_tools()]) as registry:
+    tools: list[Tool[..., Any]] = [write, read, delete, invite, private, *question_tools(), *agent_tools()]
+    async with running(database_url, tmp_path, tools) as registry:
         yield registry
 
 
@@ -248,3 +250,13 @@ async def test_what_the_newest_version_gates_is_gated_in_every_version(database_
     async with running(database_url, tmp_path, [invite]) as registry:
         # The other way round as well: a run that pinned the careful version keeps it.
         assert (await registry.check("invite", {"names": "a"}, version=2)).disposition == APPROVE
+
+
+async def test_a_task_for_an_agent_is_delegated_and_never_run_here(registry: Registry) -> None:
+    """TOOL-7."""
+    verdict = await registry.check("run_agent", {"task": "look", "tool_names": ["a", "b", "c", "d"]})
+    assert verdict.disposition == execution_pb2.DISPOSITION_DELEGATE
+    assert verdict.context == call_pb2.EXECUTION_CONTEXT_AGENT
+    assert verdict.arguments_json == b'{"instructions":"","rounds_max":0,"task":"look","tool_names":["a","b","c","d"]}'
+    refused = await registry.check("run_agent", {"task": ""})
+    assert refused.error_reason == "INVALID_ARGUMENTS"

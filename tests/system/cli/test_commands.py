@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -232,3 +234,22 @@ def test_what_the_model_writes_is_in_the_files_of_the_data_folder(pawl: CommandL
     (written,) = (pawl.data / "files").glob("*/notes/plan.md")
     assert written.read_text() == "marzipan"
     assert "marzipan" in pawl.succeed("run", 'call read_file with {"path": "notes/plan.md"}')
+
+
+def test_what_an_agent_waits_for_is_shown_at_the_top_and_decided_in_the_chat(pawl: CommandLine) -> None:
+    """TOOL-7."""
+    task = "ask an agent to e-mail ann@example.com about lunch: at noon"
+    output = pawl.succeed("chat", keyboard=f"{task}\ny\n")
+    assert "⇉ run_agent" in output
+    assert "✓ send_email" in output
+    command = [sys.executable, "-m", "services.cli", "run", task]
+    with subprocess.Popen(command, env=pawl.environment(), stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        shown = ""
+        while "decide with: " not in shown:
+            shown += running.stdout.readline() or pytest.fail(shown)
+        run_id, call_id = shown.rpartition("pawl approve ")[2].split()[:2]
+        pawl.succeed("approve", run_id, call_id)
+        rest = running.stdout.read()
+    assert f"watch it with: pawl watch {run_id}" in shown
+    assert "completed" in rest.splitlines()[-1]

@@ -82,6 +82,13 @@ def test_a_new_worker_between_answers_is_not_told() -> None:
     assert "taken over" not in shown(started(), delta("Hi"), assistant("Hi"), started(attempt=2))
 
 
+def test_a_call_that_a_run_does_names_the_run_and_how_to_watch_it() -> None:
+    delegated = call(call_pb2.CALL_STATE_DELEGATED, name="run_agent", arguments=b'{"task":"look"}')
+    delegated.child_run_id = "run_2"
+    assert shown(changed(delegated)) == '⇉ run_agent {"task": "look"} (run run_2)\n'
+    assert shown(changed(delegated), hints=True).endswith("  watch it with: pawl watch run_2\n")
+
+
 def test_a_call_shows_its_state_and_its_duration() -> None:
     done = call(call_pb2.CALL_STATE_SUCCEEDED)
     done.result.content_json = b'{"sent": true}'

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 from pawl.event.v1 import call_pb2, run_pb2
@@ -10,7 +12,7 @@ from pawl.job.v1 import ledger_pb2
 from services.errors import IllegalTransition, InboxChanged, RunEnded
 from services.job_store.domain import call_table, run_table, states
 from services.job_store.domain.states import CallState, LeaseAction, RunState, StopCause
-from tests.unit.job_store.world import STORE, World, change
+from tests.unit.job_store.world import STORE, World, change, delegation
 
 RUN_MOVES = {
     "QUEUED": "RUNNING WAITING NEEDS_ATTENTION CANCELLING COMPLETED FAILED EXPIRED CANCELLED",
@@ -20,12 +22,14 @@ RUN_MOVES = {
     "CANCELLING": "NEEDS_ATTENTION CANCELLED FAILED",
 }
 CALL_MOVES = {
-    "PROPOSED": "AWAITING_APPROVAL OFFERED ASKED RUNNABLE RUNNING FAILED REJECTED CANCELLED",
-    "AWAITING_APPROVAL": "AWAITING_APPROVAL RUNNABLE RUNNING OFFERED REJECTED EXPIRED CANCELLED SUCCEEDED FAILED",
+    "PROPOSED": "AWAITING_APPROVAL OFFERED ASKED RUNNABLE RUNNING DELEGATED FAILED REJECTED CANCELLED",
+    "AWAITING_APPROVAL": "AWAITING_APPROVAL RUNNABLE RUNNING OFFERED REJECTED EXPIRED CANCELLED SUCCEEDED FAILED"
+    " DELEGATED",
     "OFFERED": "SUCCEEDED FAILED EXPIRED CANCELLED RUNNABLE RUNNING ASKED AWAITING_APPROVAL",
     "ASKED": "RUNNABLE RUNNING SUCCEEDED FAILED REJECTED EXPIRED CANCELLED OUTCOME_UNKNOWN",
-    "RUNNABLE": "RUNNING SUCCEEDED FAILED CANCELLED OUTCOME_UNKNOWN",
+    "RUNNABLE": "RUNNING DELEGATED SUCCEEDED FAILED CANCELLED OUTCOME_UNKNOWN",
     "RUNNING": "ASKED RUNNING RUNNABLE SUCCEEDED FAILED EXPIRED CANCELLED OUTCOME_UNKNOWN",
+    "DELEGATED": "SUCCEEDED FAILED CANCELLED",
 }
 
 
@@ -94,23 +98,30 @@ def test_a_step_moves_a_call_only_along_the_table(before: CallState, after: Call
     world.commit(run_id, calls=(change("call", CallState.PROPOSED),))
     # A command that settles the call is what lets an answer or a client's result in.
     again = before is after is CallState.AWAITING_APPROVAL
-    pending = before in call_table.PENDING and not again
-    began = world.call("call").create_time if (before, after) in call_table.ONCE_BEGUN else None
-    reserved_by = "cmd" if pending else ""
-    world.book.put_call(replace(world.call("call"), state=before, reserved_by=reserved_by, start_time=began))
+    # So it is with the end of the run that does the call; while that goes on, the call is only given up.
+    pending = (before in call_table.PENDING and not again) or before is CallState.DELEGATED
+    child = "run_child" if CallState.DELEGATED in {before, after} else ""
+    was: dict[str, Any] = {"state": before, "reserved_by": "cmd" if pending else ""}
+    if before is CallState.DELEGATED:
+        was["child_run_id"] = child
+    if (before, after) in call_table.ONCE_BEGUN:
+        was["start_time"] = world.call("call").create_time
+    world.book.put_call(replace(world.call("call"), **was))
     if pending:
         world.steer(run_id)
         command = world.book.inbox(world.run(run_id))[0]
         world.book.put_command(replace(command, command_id="cmd", name="tool_result", call_id="call"))
     untouched = world.call("call")
-    step = change("call", after, attempt=2, digest="ab" * 32 if after is CallState.AWAITING_APPROVAL else "")
+    digest = "ab" * 32 if after is CallState.AWAITING_APPROVAL else ""
+    step = change("call", after, attempt=2, digest=digest, child_run_id=child)
     if again:
         # It is the same request, escalated.
         world.book.put_call(replace(world.call("call"), digest="ab" * 32))
         step = replace(step, escalated=True)
     consumed = ("cmd",) if pending else ()
+    begun = (delegation("call", child),) if after is CallState.DELEGATED else ()
     if after in call_table.TRANSITIONS[before]:
-        world.commit(run_id, calls=(step,), consumed=consumed)
+        world.commit(run_id, calls=(step,), consumed=consumed, delegations=begun)
         assert world.call("call").state is after
         assert world.event_types(run_id)[-1] == call_table.EVENT_TYPES[after]
     else:
@@ -123,9 +134,11 @@ def test_a_step_moves_a_call_only_along_the_table(before: CallState, after: Call
 def test_a_call_is_created_at_most_one_step_from_proposed(state: CallState) -> None:
     world = World()
     run_id = world.begin()
-    new = change("call", state, digest="ab" * 32 if state is CallState.AWAITING_APPROVAL else "")
+    digest = "ab" * 32 if state is CallState.AWAITING_APPROVAL else ""
+    begun = (delegation("call", "run_child"),) if state is CallState.DELEGATED else ()
+    new = change("call", state, digest=digest, child_run_id="run_child" if begun else "")
     if state is CallState.PROPOSED or state.name in CALL_MOVES["PROPOSED"].split():
-        world.commit(run_id, calls=(new,))
+        world.commit(run_id, calls=(new,), delegations=begun)
         assert world.call("call").state is state
     else:
         with pytest.raises(IllegalTransition):

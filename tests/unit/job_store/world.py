@@ -13,6 +13,7 @@ from services.job_store.domain.book import Book
 from services.job_store.domain.calls import CallChange
 from services.job_store.domain.command import Cancel, Command, Decide, Receipt, Send, Steer, ToolResult
 from services.job_store.domain.commit import Commit, Committed
+from services.job_store.domain.delegation import Delegation
 from services.job_store.domain.offers import Leased, LeaseOffer
 from services.job_store.domain.rows import CallRow, RunRow
 from services.job_store.domain.states import ActiveRunPolicy, CallState, DecisionKind, RunState, StopCause
@@ -181,3 +182,9 @@ def change(call_id: str, state: CallState, **fields: Any) -> CallChange:
         "spec": b"",
     }
     return CallChange(call_id=call_id, state=state, **(values | fields))
+
+
+def delegation(call_id: str, run_id: str, **fields: Any) -> Delegation:
+    """A run that does a call."""
+    values: dict[str, Any] = {"message": b"task", "options": b""}
+    return Delegation(call_id=call_id, run_id=run_id, **(values | fields))

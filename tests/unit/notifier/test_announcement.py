@@ -113,3 +113,14 @@ def test_texts_are_cut_by_bytes_on_a_character() -> None:
     assert TITLE_BYTES_MAX - 4 <= len(draft.title.encode()) <= TITLE_BYTES_MAX
     assert BODY_BYTES_MAX - 4 <= len(draft.body.encode()) <= BODY_BYTES_MAX
     assert draft.body.endswith("ü...")
+
+
+def test_what_runs_are_to_each_other_is_told_to_nobody() -> None:
+    """A run that does a call of another one: its end, and that the other waits for it (TOOL-7)."""
+    for event_type in ("run.completed", "run.failed", "run.cancelled", "run.expired"):
+        assert draft_notification(replace(CHANGE, type=event_type, does_call=True)) is None
+    waiting = replace(CHANGE, type="run.waiting", waits_for_agent=True)
+    assert draft_notification(waiting) is None
+    needed = draft_notification(replace(waiting, waits=frozenset({Wait.APPROVAL}), does_call=True))
+    assert needed is not None
+    assert needed.kind is NotificationKind.INPUT_NEEDED

@@ -55,6 +55,11 @@ def test_a_question_is_not_gated() -> None:
     assert approval_cause(replace(SAFE, context=ExecutionContext.HUMAN, category=Category.DESTRUCTIVE), 9) == ""
 
 
+def test_what_an_agent_is_told_is_no_bulk() -> None:
+    assert approval_cause(replace(SAFE, context=ExecutionContext.AGENT), 9) == ""
+    assert approval_cause(replace(SAFE, context=ExecutionContext.AGENT, category=Category.SENSITIVE), 9) != ""
+
+
 def test_the_longest_top_level_array_counts_and_deeper_ones_do_not() -> None:
     """D8."""
     assert longest_array({"a": [1], "b": [1, 2, 3, 4], "c": {"d": [0] * 99}, "e": "text"}) == 4

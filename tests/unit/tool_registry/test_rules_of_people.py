@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -146,3 +147,16 @@ def test_a_rule_does_not_mean_a_tool_that_took_the_name_and_the_version_of_anoth
     )
     assert ruling([rule], call(tool_create_time=NOW - 1), NOW) == rule
     assert ruling([rule], call(tool_create_time=NOW + 1), NOW + 2) is None
+
+
+@given(rules, calls)
+def test_what_rules_deny_a_run_they_deny_those_below_it_and_what_they_allow_they_do_not(
+    made: Rule, asked: RuledCall
+) -> None:
+    """TOOL-7."""
+    here = ruling([made], asked, NOW)
+    below = ruling([made], replace(asked, run_id="r2", conversation_id="c2", above_ids=frozenset({"r", "c"})), NOW)
+    if made.effect is not RuleEffect.ALLOW and here is not None:
+        assert below is made
+    if made.effect is RuleEffect.ALLOW and made.scope in {RuleScope.RUN, RuleScope.CONVERSATION}:
+        assert below is None

@@ -44,6 +44,10 @@ class _CallStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CallState.V
     """Transient. It may run, and waits for the calls before it."""
     CALL_STATE_RUNNING: _CallState.ValueType  # 6
     """Transient. The intent to run it is durable; it may have had its effect."""
+    CALL_STATE_DELEGATED: _CallState.ValueType  # 7
+    """Interrupted. A run of its own does it (`child_run_id`); the call is settled
+    when that run ends.
+    """
     CALL_STATE_SUCCEEDED: _CallState.ValueType  # 10
     """Terminal. It returned a result."""
     CALL_STATE_FAILED: _CallState.ValueType  # 11
@@ -87,6 +91,10 @@ CALL_STATE_RUNNABLE: CallState.ValueType  # 5
 """Transient. It may run, and waits for the calls before it."""
 CALL_STATE_RUNNING: CallState.ValueType  # 6
 """Transient. The intent to run it is durable; it may have had its effect."""
+CALL_STATE_DELEGATED: CallState.ValueType  # 7
+"""Interrupted. A run of its own does it (`child_run_id`); the call is settled
+when that run ends.
+"""
 CALL_STATE_SUCCEEDED: CallState.ValueType  # 10
 """Terminal. It returned a result."""
 CALL_STATE_FAILED: CallState.ValueType  # 11
@@ -122,6 +130,8 @@ class _ExecutionContextEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Exec
     """In a client that offered to run it."""
     EXECUTION_CONTEXT_HUMAN: _ExecutionContext.ValueType  # 3
     """A person: the call is a question, its answer is the result."""
+    EXECUTION_CONTEXT_AGENT: _ExecutionContext.ValueType  # 60
+    """A run of its own, by the same loop: the answer of that run is the result."""
 
 class ExecutionContext(_ExecutionContext, metaclass=_ExecutionContextEnumTypeWrapper):
     """ExecutionContext is where a tool runs."""
@@ -134,6 +144,8 @@ EXECUTION_CONTEXT_FRONTEND: ExecutionContext.ValueType  # 2
 """In a client that offered to run it."""
 EXECUTION_CONTEXT_HUMAN: ExecutionContext.ValueType  # 3
 """A person: the call is a question, its answer is the result."""
+EXECUTION_CONTEXT_AGENT: ExecutionContext.ValueType  # 60
+"""A run of its own, by the same loop: the answer of that run is the result."""
 Global___ExecutionContext: _TypeAlias = ExecutionContext  # noqa: Y015
 
 class _ToolCategory:
@@ -492,7 +504,9 @@ class CallResult(_message.Message):
     """For programs, when `is_error`: INVALID_ARGUMENTS, TOOL_NOT_FOUND,
     TOOL_TIMEOUT, TOOL_ERROR, RESULT_TOO_LARGE, NOT_ALLOWED, REJECTED,
     EXPIRED, CANCELLED, OUTCOME_UNKNOWN, NOT_STOPPED, TOO_MANY_CALLS,
-    INVALID_JSON, RATE_LIMITED, DUPLICATE_CALL. More may be added.
+    INVALID_JSON, RATE_LIMITED, DUPLICATE_CALL, BUDGET_EXHAUSTED, AGENT_FAILED,
+    AGENT_CANCELLED, AGENT_EXPIRED (the run that did the call ended so). More
+    may be added.
     """
     note: _builtins.str
     """Remark for the model that goes with the result, for example that a
@@ -591,6 +605,7 @@ class Call(_message.Message):
     END_TIME_FIELD_NUMBER: _builtins.int
     RULE_ID_FIELD_NUMBER: _builtins.int
     USER_ID_FIELD_NUMBER: _builtins.int
+    CHILD_RUN_ID_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store of the call."""
     conversation_id: _builtins.str
@@ -647,6 +662,8 @@ class Call(_message.Message):
     """
     user_id: _builtins.str
     """User who started its run."""
+    child_run_id: _builtins.str
+    """The run that does it; only of a call that is or was DELEGATED."""
     @_builtins.property
     def resource_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Calls with a common resource key run one at a time, over all runs of the
@@ -724,10 +741,11 @@ class Call(_message.Message):
         end_time: _timestamp_pb2.Timestamp | None = ...,
         rule_id: _builtins.str = ...,
         user_id: _builtins.str = ...,
+        child_run_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["approval", b"approval", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "offer", b"offer", "question", b"question", "result", b"result", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["approval", b"approval", "arguments_json", b"arguments_json", "attempt", b"attempt", "call_id", b"call_id", "category", b"category", "context", b"context", "conversation_id", b"conversation_id", "create_time", b"create_time", "deadline_time", b"deadline_time", "effect_class", b"effect_class", "end_time", b"end_time", "fallback_tool_name", b"fallback_tool_name", "index", b"index", "offer", b"offer", "offer_fallback", b"offer_fallback", "parallel", b"parallel", "proposed_arguments", b"proposed_arguments", "proposed_tool_name", b"proposed_tool_name", "provider_call_id", b"provider_call_id", "question", b"question", "resource_keys", b"resource_keys", "result", b"result", "result_omitted_bytes", b"result_omitted_bytes", "round", b"round", "rule_id", b"rule_id", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "store_id", b"store_id", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "tool_version", b"tool_version", "undoes_call_id", b"undoes_call_id", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approval", b"approval", "arguments_json", b"arguments_json", "attempt", b"attempt", "call_id", b"call_id", "category", b"category", "child_run_id", b"child_run_id", "context", b"context", "conversation_id", b"conversation_id", "create_time", b"create_time", "deadline_time", b"deadline_time", "effect_class", b"effect_class", "end_time", b"end_time", "fallback_tool_name", b"fallback_tool_name", "index", b"index", "offer", b"offer", "offer_fallback", b"offer_fallback", "parallel", b"parallel", "proposed_arguments", b"proposed_arguments", "proposed_tool_name", b"proposed_tool_name", "provider_call_id", b"provider_call_id", "question", b"question", "resource_keys", b"resource_keys", "result", b"result", "result_omitted_bytes", b"result_omitted_bytes", "round", b"round", "rule_id", b"rule_id", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "store_id", b"store_id", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "tool_version", b"tool_version", "undoes_call_id", b"undoes_call_id", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -134,7 +134,8 @@ class RunEvent(_message.Message):
     output.delta, tool.proposed, tool.awaiting_approval, tool.offered,
     tool.asked, tool.runnable, tool.executing, tool.progress, tool.completed,
     tool.failed, tool.rejected, tool.expired, tool.cancelled,
-    tool.outcome_unknown, warning, operator.acted. More may be added.
+    tool.outcome_unknown, tool.delegated, warning, operator.acted. More may be
+    added.
     """
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:

@@ -104,6 +104,10 @@ class _WaitKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitKind.Val
     """Interrupted. The run has used up its token budget; somebody must add to it
     (AgentService.TopUpRun). No call waits with it.
     """
+    WAIT_KIND_AGENT: _WaitKind.ValueType  # 60
+    """Interrupted. A run that does one of its calls must end. AgentService.GetRun
+    shows what that run waits for.
+    """
 
 class WaitKind(_WaitKind, metaclass=_WaitKindEnumTypeWrapper):
     """WaitKind is what a WAITING run waits for. A run can wait for several."""
@@ -119,6 +123,10 @@ WAIT_KIND_ANSWER: WaitKind.ValueType  # 3
 WAIT_KIND_BUDGET: WaitKind.ValueType  # 4
 """Interrupted. The run has used up its token budget; somebody must add to it
 (AgentService.TopUpRun). No call waits with it.
+"""
+WAIT_KIND_AGENT: WaitKind.ValueType  # 60
+"""Interrupted. A run that does one of its calls must end. AgentService.GetRun
+shows what that run waits for.
 """
 Global___WaitKind: _TypeAlias = WaitKind  # noqa: Y015
 
@@ -180,6 +188,10 @@ class _StopCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StopCause.V
     """Terminal. A newer message interrupted the run."""
     STOP_CAUSE_OPERATOR: _StopCause.ValueType  # 4
     """Terminal. An operator ended a run that needed attention."""
+    STOP_CAUSE_PARENT: _StopCause.ValueType  # 60
+    """Terminal. The call that the run did was given up: its own run was stopped,
+    or failed.
+    """
 
 class StopCause(_StopCause, metaclass=_StopCauseEnumTypeWrapper):
     """StopCause is who or what asked a run to stop."""
@@ -192,6 +204,10 @@ STOP_CAUSE_SUPERSEDED: StopCause.ValueType  # 2
 """Terminal. A newer message interrupted the run."""
 STOP_CAUSE_OPERATOR: StopCause.ValueType  # 4
 """Terminal. An operator ended a run that needed attention."""
+STOP_CAUSE_PARENT: StopCause.ValueType  # 60
+"""Terminal. The call that the run did was given up: its own run was stopped,
+or failed.
+"""
 Global___StopCause: _TypeAlias = StopCause  # noqa: Y015
 
 class _AttentionReason:
@@ -489,6 +505,7 @@ class RunLimits(_message.Message):
     TOTAL_TOKENS_MAX_FIELD_NUMBER: _builtins.int
     TOPPED_UP_TOKENS_MAX_FIELD_NUMBER: _builtins.int
     TOP_UP_TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
+    AGENT_DEPTH_MAX_FIELD_NUMBER: _builtins.int
     rounds_max: _builtins.int
     """Model rounds, 1 to 1000; default 10. One final call without tools may
     follow (see RoundLimitPolicy).
@@ -556,6 +573,10 @@ class RunLimits(_message.Message):
     """Seconds a run may wait for a top-up; default 86400. Each top-up begins them
     anew.
     """
+    agent_depth_max: _builtins.int
+    """How deep runs may start runs (tool run_agent): a run that is not below this
+    many others may; default 2. 0 means none at all.
+    """
     def __init__(
         self,
         *,
@@ -576,11 +597,14 @@ class RunLimits(_message.Message):
         total_tokens_max: _builtins.int | None = ...,
         topped_up_tokens_max: _builtins.int | None = ...,
         top_up_timeout_seconds: _builtins.float | None = ...,
+        agent_depth_max: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_answer_timeout_seconds", b"_answer_timeout_seconds", "_approval_expiry_seconds", b"_approval_expiry_seconds", "_calls_per_round_max", b"_calls_per_round_max", "_context_bytes_max", b"_context_bytes_max", "_identical_calls_max", b"_identical_calls_max", "_model_attempts_max", b"_model_attempts_max", "_model_headers_timeout_seconds", b"_model_headers_timeout_seconds", "_model_idle_timeout_seconds", b"_model_idle_timeout_seconds", "_offer_deadline_seconds", b"_offer_deadline_seconds", "_result_bytes_per_round_max", b"_result_bytes_per_round_max", "_round_timeout_seconds", b"_round_timeout_seconds", "_rounds_max", b"_rounds_max", "_run_timeout_seconds", b"_run_timeout_seconds", "_tool_timeout_seconds", b"_tool_timeout_seconds", "_top_up_timeout_seconds", b"_top_up_timeout_seconds", "_topped_up_tokens_max", b"_topped_up_tokens_max", "_total_tokens_max", b"_total_tokens_max", "answer_timeout_seconds", b"answer_timeout_seconds", "approval_expiry_seconds", b"approval_expiry_seconds", "calls_per_round_max", b"calls_per_round_max", "context_bytes_max", b"context_bytes_max", "identical_calls_max", b"identical_calls_max", "model_attempts_max", b"model_attempts_max", "model_headers_timeout_seconds", b"model_headers_timeout_seconds", "model_idle_timeout_seconds", b"model_idle_timeout_seconds", "offer_deadline_seconds", b"offer_deadline_seconds", "result_bytes_per_round_max", b"result_bytes_per_round_max", "round_timeout_seconds", b"round_timeout_seconds", "rounds_max", b"rounds_max", "run_timeout_seconds", b"run_timeout_seconds", "tool_timeout_seconds", b"tool_timeout_seconds", "top_up_timeout_seconds", b"top_up_timeout_seconds", "topped_up_tokens_max", b"topped_up_tokens_max", "total_tokens_max", b"total_tokens_max"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_agent_depth_max", b"_agent_depth_max", "_answer_timeout_seconds", b"_answer_timeout_seconds", "_approval_expiry_seconds", b"_approval_expiry_seconds", "_calls_per_round_max", b"_calls_per_round_max", "_context_bytes_max", b"_context_bytes_max", "_identical_calls_max", b"_identical_calls_max", "_model_attempts_max", b"_model_attempts_max", "_model_headers_timeout_seconds", b"_model_headers_timeout_seconds", "_model_idle_timeout_seconds", b"_model_idle_timeout_seconds", "_offer_deadline_seconds", b"_offer_deadline_seconds", "_result_bytes_per_round_max", b"_result_bytes_per_round_max", "_round_timeout_seconds", b"_round_timeout_seconds", "_rounds_max", b"_rounds_max", "_run_timeout_seconds", b"_run_timeout_seconds", "_tool_timeout_seconds", b"_tool_timeout_seconds", "_top_up_timeout_seconds", b"_top_up_timeout_seconds", "_topped_up_tokens_max", b"_topped_up_tokens_max", "_total_tokens_max", b"_total_tokens_max", "agent_depth_max", b"agent_depth_max", "answer_timeout_seconds", b"answer_timeout_seconds", "approval_expiry_seconds", b"approval_expiry_seconds", "calls_per_round_max", b"calls_per_round_max", "context_bytes_max", b"context_bytes_max", "identical_calls_max", b"identical_calls_max", "model_attempts_max", b"model_attempts_max", "model_headers_timeout_seconds", b"model_headers_timeout_seconds", "model_idle_timeout_seconds", b"model_idle_timeout_seconds", "offer_deadline_seconds", b"offer_deadline_seconds", "result_bytes_per_round_max", b"result_bytes_per_round_max", "round_timeout_seconds", b"round_timeout_seconds", "rounds_max", b"rounds_max", "run_timeout_seconds", b"run_timeout_seconds", "tool_timeout_seconds", b"tool_timeout_seconds", "top_up_timeout_seconds", b"top_up_timeout_seconds", "topped_up_tokens_max", b"topped_up_tokens_max", "total_tokens_max", b"total_tokens_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_answer_timeout_seconds", b"_answer_timeout_seconds", "_approval_expiry_seconds", b"_approval_expiry_seconds", "_calls_per_round_max", b"_calls_per_round_max", "_context_bytes_max", b"_context_bytes_max", "_identical_calls_max", b"_identical_calls_max", "_model_attempts_max", b"_model_attempts_max", "_model_headers_timeout_seconds", b"_model_headers_timeout_seconds", "_model_idle_timeout_seconds", b"_model_idle_timeout_seconds", "_offer_deadline_seconds", b"_offer_deadline_seconds", "_result_bytes_per_round_max", b"_result_bytes_per_round_max", "_round_timeout_seconds", b"_round_timeout_seconds", "_rounds_max", b"_rounds_max", "_run_timeout_seconds", b"_run_timeout_seconds", "_tool_timeout_seconds", b"_tool_timeout_seconds", "_top_up_timeout_seconds", b"_top_up_timeout_seconds", "_topped_up_tokens_max", b"_topped_up_tokens_max", "_total_tokens_max", b"_total_tokens_max", "answer_timeout_seconds", b"answer_timeout_seconds", "approval_expiry_seconds", b"approval_expiry_seconds", "calls_per_round_max", b"calls_per_round_max", "context_bytes_max", b"context_bytes_max", "identical_calls_max", b"identical_calls_max", "model_attempts_max", b"model_attempts_max", "model_headers_timeout_seconds", b"model_headers_timeout_seconds", "model_idle_timeout_seconds", b"model_idle_timeout_seconds", "offer_deadline_seconds", b"offer_deadline_seconds", "result_bytes_per_round_max", b"result_bytes_per_round_max", "round_timeout_seconds", b"round_timeout_seconds", "rounds_max", b"rounds_max", "run_timeout_seconds", b"run_timeout_seconds", "tool_timeout_seconds", b"tool_timeout_seconds", "top_up_timeout_seconds", b"top_up_timeout_seconds", "topped_up_tokens_max", b"topped_up_tokens_max", "total_tokens_max", b"total_tokens_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agent_depth_max", b"_agent_depth_max", "_answer_timeout_seconds", b"_answer_timeout_seconds", "_approval_expiry_seconds", b"_approval_expiry_seconds", "_calls_per_round_max", b"_calls_per_round_max", "_context_bytes_max", b"_context_bytes_max", "_identical_calls_max", b"_identical_calls_max", "_model_attempts_max", b"_model_attempts_max", "_model_headers_timeout_seconds", b"_model_headers_timeout_seconds", "_model_idle_timeout_seconds", b"_model_idle_timeout_seconds", "_offer_deadline_seconds", b"_offer_deadline_seconds", "_result_bytes_per_round_max", b"_result_bytes_per_round_max", "_round_timeout_seconds", b"_round_timeout_seconds", "_rounds_max", b"_rounds_max", "_run_timeout_seconds", b"_run_timeout_seconds", "_tool_timeout_seconds", b"_tool_timeout_seconds", "_top_up_timeout_seconds", b"_top_up_timeout_seconds", "_topped_up_tokens_max", b"_topped_up_tokens_max", "_total_tokens_max", b"_total_tokens_max", "agent_depth_max", b"agent_depth_max", "answer_timeout_seconds", b"answer_timeout_seconds", "approval_expiry_seconds", b"approval_expiry_seconds", "calls_per_round_max", b"calls_per_round_max", "context_bytes_max", b"context_bytes_max", "identical_calls_max", b"identical_calls_max", "model_attempts_max", b"model_attempts_max", "model_headers_timeout_seconds", b"model_headers_timeout_seconds", "model_idle_timeout_seconds", b"model_idle_timeout_seconds", "offer_deadline_seconds", b"offer_deadline_seconds", "result_bytes_per_round_max", b"result_bytes_per_round_max", "round_timeout_seconds", b"round_timeout_seconds", "rounds_max", b"rounds_max", "run_timeout_seconds", b"run_timeout_seconds", "tool_timeout_seconds", b"tool_timeout_seconds", "top_up_timeout_seconds", b"top_up_timeout_seconds", "topped_up_tokens_max", b"topped_up_tokens_max", "total_tokens_max", b"total_tokens_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__agent_depth_max: _TypeAlias = _typing.Literal["agent_depth_max"]  # noqa: Y015
+    _WhichOneofArgType__agent_depth_max: _TypeAlias = _typing.Literal["_agent_depth_max", b"_agent_depth_max"]  # noqa: Y015
     _WhichOneofReturnType__answer_timeout_seconds: _TypeAlias = _typing.Literal["answer_timeout_seconds"]  # noqa: Y015
     _WhichOneofArgType__answer_timeout_seconds: _TypeAlias = _typing.Literal["_answer_timeout_seconds", b"_answer_timeout_seconds"]  # noqa: Y015
     _WhichOneofReturnType__approval_expiry_seconds: _TypeAlias = _typing.Literal["approval_expiry_seconds"]  # noqa: Y015
@@ -615,6 +639,8 @@ class RunLimits(_message.Message):
     _WhichOneofArgType__topped_up_tokens_max: _TypeAlias = _typing.Literal["_topped_up_tokens_max", b"_topped_up_tokens_max"]  # noqa: Y015
     _WhichOneofReturnType__total_tokens_max: _TypeAlias = _typing.Literal["total_tokens_max"]  # noqa: Y015
     _WhichOneofArgType__total_tokens_max: _TypeAlias = _typing.Literal["_total_tokens_max", b"_total_tokens_max"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__agent_depth_max) -> _WhichOneofReturnType__agent_depth_max | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__answer_timeout_seconds) -> _WhichOneofReturnType__answer_timeout_seconds | None: ...
     @_typing.overload
@@ -884,6 +910,34 @@ class Undo(_message.Message):
 Global___Undo: _TypeAlias = Undo  # noqa: Y015
 
 @_typing.final
+class RunAbove(_message.Message):
+    """RunAbove is a run that stands above another one. Rules that restrict its calls
+    restrict those of the other one too.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    CONVERSATION_ID_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """The run."""
+    conversation_id: _builtins.str
+    """Its conversation."""
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        conversation_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunAbove: _TypeAlias = RunAbove  # noqa: Y015
+
+@_typing.final
 class Run(_message.Message):
     """Run is one execution on a conversation."""
 
@@ -912,6 +966,10 @@ class Run(_message.Message):
     UNSTOPPED_CALL_IDS_FIELD_NUMBER: _builtins.int
     USER_ROLES_FIELD_NUMBER: _builtins.int
     UNDO_FIELD_NUMBER: _builtins.int
+    PARENT_RUN_ID_FIELD_NUMBER: _builtins.int
+    PARENT_CALL_ID_FIELD_NUMBER: _builtins.int
+    DEPTH_FIELD_NUMBER: _builtins.int
+    ABOVE_FIELD_NUMBER: _builtins.int
     ATTENTION_FIELD_NUMBER: _builtins.int
     CRASH_COUNT_FIELD_NUMBER: _builtins.int
     TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
@@ -939,6 +997,14 @@ class Run(_message.Message):
     """Text of the last answer; partial when the run did not complete."""
     active_seconds: _builtins.float
     """Seconds it was active."""
+    parent_run_id: _builtins.str
+    """The run that started it by a call; empty unless one did. When that call is
+    given up the run is cancelled.
+    """
+    parent_call_id: _builtins.str
+    """That call."""
+    depth: _builtins.int
+    """How many runs stand above it; 0 for a run that a user started."""
     crash_count: _builtins.int
     """How many workers died, or could not go on, while they drove the run since
     it last made progress (a message, a settled call, or a wait).
@@ -949,7 +1015,9 @@ class Run(_message.Message):
     """
     @_builtins.property
     def waits(self) -> _containers.RepeatedScalarFieldContainer[Global___WaitKind.ValueType]:
-        """What it waits for; empty unless WAITING."""
+        """What it waits for; empty unless WAITING. Where `pending_calls` are filled,
+        also what the runs wait for that do its calls.
+        """
 
     @_builtins.property
     def options(self) -> Global___RunOptions:
@@ -961,7 +1029,9 @@ class Run(_message.Message):
 
     @_builtins.property
     def usage(self) -> Global___Usage:
-        """What the model used so far."""
+        """What the model used so far, and what the runs used that did its calls and
+        have ended.
+        """
 
     @_builtins.property
     def failure(self) -> Global___RunFailure:
@@ -981,9 +1051,9 @@ class Run(_message.Message):
 
     @_builtins.property
     def pending_calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
-        """Calls that wait for someone, in call order. Filled by the methods that say
-        so, empty in events and lists. Cut at 2 MiB: the others come when those
-        are settled, or with ListPending.
+        """Calls that wait for someone, in call order, then those of the runs that do
+        its calls. Filled by the methods that say so, empty in events and lists. Cut
+        at 2 MiB: the others come when those are settled, or with ListPending.
         """
 
     @_builtins.property
@@ -1004,6 +1074,10 @@ class Run(_message.Message):
         """Present if the run undoes another one: it calls no model for that, and
         `output_text` is a report.
         """
+
+    @_builtins.property
+    def above(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunAbove]:
+        """Those runs, from the one that a user started down to its parent."""
 
     @_builtins.property
     def attention(self) -> Global___Attention:
@@ -1035,13 +1109,17 @@ class Run(_message.Message):
         unstopped_call_ids: _abc.Iterable[_builtins.str] | None = ...,
         user_roles: _abc.Iterable[_builtins.str] | None = ...,
         undo: Global___Undo | None = ...,
+        parent_run_id: _builtins.str = ...,
+        parent_call_id: _builtins.str = ...,
+        depth: _builtins.int = ...,
+        above: _abc.Iterable[Global___RunAbove] | None = ...,
         attention: Global___Attention | None = ...,
         crash_count: _builtins.int = ...,
         token_budget: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "create_time", b"create_time", "end_time", b"end_time", "failure", b"failure", "options", b"options", "start_time", b"start_time", "undo", b"undo", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_seconds", b"active_seconds", "attention", b"attention", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "last_seq", b"last_seq", "options", b"options", "output_text", b"output_text", "pending_calls", b"pending_calls", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tools", b"tools", "undo", b"undo", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "user_id", b"user_id", "user_roles", b"user_roles", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "active_seconds", b"active_seconds", "attention", b"attention", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "last_seq", b"last_seq", "options", b"options", "output_text", b"output_text", "parent_call_id", b"parent_call_id", "parent_run_id", b"parent_run_id", "pending_calls", b"pending_calls", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tools", b"tools", "undo", b"undo", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "user_id", b"user_id", "user_roles", b"user_roles", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

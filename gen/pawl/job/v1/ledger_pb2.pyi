@@ -661,6 +661,7 @@ class CommitRunRequest(_message.Message):
     WAKE_TIME_FIELD_NUMBER: _builtins.int
     AFTER_SEQ_FIELD_NUMBER: _builtins.int
     UNSTOPPED_CALL_IDS_FIELD_NUMBER: _builtins.int
+    DELEGATIONS_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     run_id: _builtins.str
@@ -740,6 +741,12 @@ class CommitRunRequest(_message.Message):
     def unstopped_call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Calls that could not be stopped, whole; empty leaves them."""
 
+    @_builtins.property
+    def delegations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Delegation]:
+        """One for each call that this step makes DELEGATED, and no other: the run that
+        does it is created with the step.
+        """
+
     def __init__(
         self,
         *,
@@ -765,10 +772,11 @@ class CommitRunRequest(_message.Message):
         wake_time: _timestamp_pb2.Timestamp | None = ...,
         after_seq: _builtins.int | None = ...,
         unstopped_call_ids: _abc.Iterable[_builtins.str] | None = ...,
+        delegations: _abc.Iterable[Global___Delegation] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "failure", b"failure", "loop_state", b"loop_state", "output_text", b"output_text", "round", b"round", "usage", b"usage", "wake_time", b"wake_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "epoch", b"epoch", "events", b"events", "failure", b"failure", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "delegations", b"delegations", "epoch", b"epoch", "events", b"events", "failure", b"failure", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__active_seconds: _TypeAlias = _typing.Literal["active_seconds"]  # noqa: Y015
     _WhichOneofArgType__active_seconds: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds"]  # noqa: Y015
@@ -792,6 +800,63 @@ class CommitRunRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__round) -> _WhichOneofReturnType__round | None: ...
 
 Global___CommitRunRequest: _TypeAlias = CommitRunRequest  # noqa: Y015
+
+@_typing.final
+class Delegation(_message.Message):
+    """Delegation is a run that does a call. It is of the store and the user of the
+    run that calls, in a conversation of its own, and takes no place in the queue
+    of the store: whoever calls waits for it. A DELEGATED call is settled with the
+    AgentEndedCommand that its end brings; one that is CANCELLED before that stops
+    the run.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    USER_ROLES_FIELD_NUMBER: _builtins.int
+    DEPTH_FIELD_NUMBER: _builtins.int
+    ABOVE_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.str
+    """The call."""
+    run_id: _builtins.str
+    """The run, which must not exist. Equal to the call's `child_run_id`."""
+    text: _builtins.str
+    """Its first message."""
+    depth: _builtins.int
+    """How many runs stand above it, from 1."""
+    @_builtins.property
+    def options(self) -> _run_pb2.RunOptions:
+        """Options with all defaults filled in."""
+
+    @_builtins.property
+    def user_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Roles of the user."""
+
+    @_builtins.property
+    def above(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.RunAbove]:
+        """Those runs, the parent last."""
+
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        text: _builtins.str = ...,
+        options: _run_pb2.RunOptions | None = ...,
+        user_roles: _abc.Iterable[_builtins.str] | None = ...,
+        depth: _builtins.int = ...,
+        above: _abc.Iterable[_run_pb2.RunAbove] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "call_id", b"call_id", "depth", b"depth", "options", b"options", "run_id", b"run_id", "text", b"text", "user_roles", b"user_roles"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Delegation: _TypeAlias = Delegation  # noqa: Y015
 
 @_typing.final
 class CommitRunResponse(_message.Message):
@@ -846,6 +911,7 @@ class Command(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     REDRIVE_FIELD_NUMBER: _builtins.int
     TOP_UP_FIELD_NUMBER: _builtins.int
+    AGENT_ENDED_FIELD_NUMBER: _builtins.int
     command_id: _builtins.str
     """Id of the command, unique in the run."""
     user_id: _builtins.str
@@ -886,6 +952,12 @@ class Command(_message.Message):
     def top_up(self) -> Global___TopUpCommand:
         """More tokens for the run."""
 
+    @_builtins.property
+    def agent_ended(self) -> Global___AgentEndedCommand:
+        """The run that does a call has ended. Only the ledger sends it, in the
+        transaction that ends that run.
+        """
+
     def __init__(
         self,
         *,
@@ -900,12 +972,13 @@ class Command(_message.Message):
         progress: Global___ProgressCommand | None = ...,
         redrive: Global___RedriveCommand | None = ...,
         top_up: Global___TopUpCommand | None = ...,
+        agent_ended: Global___AgentEndedCommand | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "decision", b"decision", "kind", b"kind", "progress", b"progress", "redrive", b"redrive", "resolve", b"resolve", "steer", b"steer", "time", b"time", "tool_result", b"tool_result", "top_up", b"top_up"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_ended", b"agent_ended", "cancel", b"cancel", "decision", b"decision", "kind", b"kind", "progress", b"progress", "redrive", b"redrive", "resolve", b"resolve", "steer", b"steer", "time", b"time", "tool_result", b"tool_result", "top_up", b"top_up"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command_id", b"command_id", "decision", b"decision", "kind", b"kind", "progress", b"progress", "redrive", b"redrive", "resolve", b"resolve", "steer", b"steer", "time", b"time", "tool_result", b"tool_result", "top_up", b"top_up", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_ended", b"agent_ended", "cancel", b"cancel", "command_id", b"command_id", "decision", b"decision", "kind", b"kind", "progress", b"progress", "redrive", b"redrive", "resolve", b"resolve", "steer", b"steer", "time", b"time", "tool_result", b"tool_result", "top_up", b"top_up", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["tool_result", "decision", "steer", "cancel", "resolve", "progress", "redrive", "top_up"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["tool_result", "decision", "steer", "cancel", "resolve", "progress", "redrive", "top_up", "agent_ended"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -934,6 +1007,34 @@ class TopUpCommand(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TopUpCommand: _TypeAlias = TopUpCommand  # noqa: Y015
+
+@_typing.final
+class AgentEndedCommand(_message.Message):
+    """AgentEndedCommand says how the run ended that did a call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.str
+    """The call."""
+    @_builtins.property
+    def run(self) -> _run_pb2.Run:
+        """The run: its id, state, usage, output text and failure."""
+
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.str = ...,
+        run: _run_pb2.Run | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AgentEndedCommand: _TypeAlias = AgentEndedCommand  # noqa: Y015
 
 @_typing.final
 class ToolResultCommand(_message.Message):

@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from pawl.event.v1 import call_pb2 as _call_pb2
+from pawl.event.v1 import run_pb2 as _run_pb2
 from pawl.tool.v1 import tool_pb2 as _tool_pb2
 import builtins as _builtins
 import sys
@@ -39,6 +40,8 @@ class _DispositionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Dispositi
     """A person must answer it."""
     DISPOSITION_REFUSE: _Disposition.ValueType  # 5
     """It may not run; `error_reason` and `error_message` are for the model."""
+    DISPOSITION_DELEGATE: _Disposition.ValueType  # 60
+    """Let a run of its own do it."""
 
 class Disposition(_Disposition, metaclass=_DispositionEnumTypeWrapper):
     """Disposition is what may be done with a call."""
@@ -55,6 +58,8 @@ DISPOSITION_ASK: Disposition.ValueType  # 4
 """A person must answer it."""
 DISPOSITION_REFUSE: Disposition.ValueType  # 5
 """It may not run; `error_reason` and `error_message` are for the model."""
+DISPOSITION_DELEGATE: Disposition.ValueType  # 60
+"""Let a run of its own do it."""
 Global___Disposition: _TypeAlias = Disposition  # noqa: Y015
 
 class _ExecutionOutcome:
@@ -121,6 +126,7 @@ class CallContext(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     USER_ROLES_FIELD_NUMBER: _builtins.int
     APPROVALS_REQUIRED_FIELD_NUMBER: _builtins.int
+    ABOVE_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store of the run."""
     user_id: _builtins.str
@@ -137,6 +143,12 @@ class CallContext(_message.Message):
     def user_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Roles of the user when the run was started."""
 
+    @_builtins.property
+    def above(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.RunAbove]:
+        """The runs above it. Rules that DENY or ASK for one of them, or for its
+        conversation, hold for the run too.
+        """
+
     def __init__(
         self,
         *,
@@ -146,10 +158,11 @@ class CallContext(_message.Message):
         run_id: _builtins.str = ...,
         user_roles: _abc.Iterable[_builtins.str] | None = ...,
         approvals_required: _builtins.int = ...,
+        above: _abc.Iterable[_run_pb2.RunAbove] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["approvals_required", b"approvals_required", "conversation_id", b"conversation_id", "run_id", b"run_id", "store_id", b"store_id", "user_id", b"user_id", "user_roles", b"user_roles"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "approvals_required", b"approvals_required", "conversation_id", b"conversation_id", "run_id", b"run_id", "store_id", b"store_id", "user_id", b"user_id", "user_roles", b"user_roles"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

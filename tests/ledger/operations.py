@@ -1,0 +1,185 @@
+"""What the product does for an ask."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from pawl.event.v1 import run_pb2
+
+from services.job_store.domain.attention import ReportCrash
+from services.job_store.domain.calls import CallChange
+from services.job_store.domain.command import (
+    Cancel,
+    Command,
+    Decide,
+    Progress,
+    Redrive,
+    Resolve,
+    Send,
+    Steer,
+    ToolResult,
+    TopUp,
+)
+from services.job_store.domain.commit import Commit, NewMessage
+from services.job_store.domain.delegation import Delegation
+from services.job_store.domain.events import OwnerEvent
+from services.job_store.domain.offers import LeaseOffer
+from services.job_store.domain.states import (
+    ActiveRunPolicy,
+    CallState,
+    DecisionKind,
+    DecisionRight,
+    LeaseAction,
+    RunState,
+    StopCause,
+)
+from services.job_store.domain.submit import Submit
+from tests.ledger.commands import CALLS
+from tests.ledger.model import Row
+from tests.simulation.reference import ENDED
+from tests.unit.job_store.world import change, submission
+
+_FAILURE = run_pb2.Run(failure=run_pb2.RunFailure(message="It failed.")).SerializeToString()
+
+
+def operation(ask: Row, now: datetime) -> Any:
+    """Return what the product does for an ask; None if it is not an operation of the group commit."""
+    match ask["do"]:
+        case "submit":
+            return _submit(ask)
+        case "commit":
+            return _commit(ask, now)
+        case "send":
+            return Send(
+                store_id=ask["store"],
+                run_id=ask["run"],
+                user_id=ask["user"],
+                command_id=ask["command"],
+                fingerprint=ask["fingerprint"].encode(),
+                command=_command(ask),
+                payload=b"payload",
+                as_operator=ask["operator"],
+            )
+        case "report_crash":
+            return ReportCrash(
+                store_id=ask["store"],
+                run_id=ask["run"],
+                epoch=ask["epoch"],
+                crashes_max=ask["limits"]["crashes"],
+            )
+        case "lease_offer":
+            return LeaseOffer(
+                store_id=ask["store"],
+                user_id=ask["user"],
+                run_id=ask["run"],
+                call_id=ask["call"],
+                client_id=ask["client"],
+                lease_seconds=ask["seconds"],
+            )
+        case _:
+            return None
+
+
+def _submit(ask: Row) -> Submit:
+    return submission(
+        ActiveRunPolicy[ask["policy"]],
+        store_id=ask["store"],
+        user_id=ask["user"],
+        request_id=ask["request"],
+        fingerprint=ask["fingerprint"].encode(),
+        conversation_id=ask["conversation"],
+        conversation_must_exist=ask["must_exist"],
+        message=b"",
+        steer=b"",
+        interrupt=b"",
+        queue_max=ask["limits"]["queue"],
+        store_queue_max=ask["limits"]["store_queue"],
+        token_budget=ask["budget"],
+        token_ceiling=ask["ceiling"],
+    )
+
+
+def _commit(ask: Row, now: datetime) -> Commit:
+    return Commit(
+        store_id=ask["store"],
+        run_id=ask["run"],
+        epoch=ask["epoch"],
+        commit_id=ask["commit"],
+        events=tuple(OwnerEvent(type=kind, body=b"") for kind in ask["events"]),
+        messages=(NewMessage(message_id="", summarised_to=0, body=b""),) * ask["messages"],
+        calls=tuple(_change(wish, now) for wish in ask["calls"]),
+        state=RunState[ask["state"]] if ask["state"] else None,
+        waits=tuple(ask["waits"]) if ask["state"] == "WAITING" else (),
+        failure=_FAILURE if ask["failure"] else None,
+        output=run_pb2.Run(output_text=ask["commit"]).SerializeToString() if ask["state"] in ENDED else None,
+        stop_cause=StopCause[ask["cause"]] if ask["cause"] else None,
+        loop_state=ask["commit"].encode(),
+        consumed=tuple(ask["consumed"]),
+        lease=LeaseAction[ask["lease"]],
+        wake_time=None if ask["wake"] is None else now + timedelta(seconds=ask["wake"]),
+        after_seq=ask["after_seq"],
+        unstopped=_unstopped(ask["unstopped"]),
+        delegations=tuple(
+            Delegation(call_id=name, run_id=child, message=b"", options=b"")
+            for name, child in ask["delegations"].items()
+        ),
+    )
+
+
+def _unstopped(call_ids: list[str]) -> bytes | None:
+    return run_pb2.Run(unstopped_call_ids=call_ids).SerializeToString() if call_ids else None
+
+
+def _change(wish: Row, now: datetime) -> CallChange:
+    deadline = None if wish["deadline"] is None else now + timedelta(seconds=wish["deadline"])
+    return change(
+        wish["call"],
+        CallState[wish["state"]],
+        index=CALLS.index(wish["call"][-1]),
+        tool_name=wish["tool"],
+        fallback_tool_name=wish["fallback"],
+        arguments=wish["arguments"].encode(),
+        attempt=wish["attempt"],
+        digest=wish["digest"],
+        deadline_time=deadline,
+        result=b"" if wish["has_result"] else None,
+        approvals_required=wish["required"],
+        escalated=wish["escalated"],
+        has_default=wish["default"],
+        child_run_id=wish["child"],
+    )
+
+
+def _command(ask: Row) -> Command:
+    match ask["kind"]:
+        case "decide":
+            return Decide(
+                call_id=ask["call"],
+                kind=DecisionKind[ask["decision"]],
+                digest=ask["digest"],
+                arguments=ask["arguments"].encode(),
+                edited_digest=ask["edited_digest"],
+                reason="",
+                right=DecisionRight[ask["right"]],
+            )
+        case "result":
+            return ToolResult(call_id=ask["call"], client_id=ask["client"], offer_epoch=ask["offer_epoch"])
+        case "progress":
+            return Progress(
+                call_id=ask["call"],
+                client_id=ask["client"],
+                offer_epoch=ask["offer_epoch"],
+                fraction=None,
+                message="",
+            )
+        case "resolve":
+            return Resolve(call_id=ask["call"])
+        case "cancel":
+            return Cancel(cause=StopCause.OPERATOR if ask["operator"] else StopCause.USER)
+        case "redrive":
+            return Redrive()
+        case "top_up":
+            return TopUp(tokens=ask["tokens"])
+        case _:
+            return Steer()

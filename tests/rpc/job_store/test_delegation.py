@@ -1,0 +1,139 @@
+"""Runs that do calls of runs, over the wire and in PostgreSQL (TOOL-7)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from pawl.event.v1 import call_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2 as pb
+
+from services.errors import InvalidField, InvalidId, RunNotFound
+from tests.rpc.job_store.conftest import StartReplica
+from tests.rpc.job_store.user import DIGEST, Owner, User, result
+
+AGENT = run_pb2.WAIT_KIND_AGENT
+
+
+def begun(owner: Owner, name: str, **fields: Any) -> dict[str, Any]:
+    """What a step says that delegates the call `name` to the run `run_<name>`."""
+    call = owner.call(name, call_pb2.CALL_STATE_DELEGATED, child_run_id=f"run_{name}")
+    return {"calls": [call], "delegations": [delegation(name, **fields)]}
+
+
+def delegation(name: str, **fields: Any) -> pb.Delegation:
+    values: dict[str, Any] = {"text": "do it", "depth": 1} | fields
+    return pb.Delegation(call_id=name, run_id=f"run_{name}", **values)
+
+
+async def delegating(user: User, owner: Owner, name: str, **fields: Any) -> Owner:
+    """Let the owner of a run delegate a call and park; return the owner of the run that does it, which has begun."""
+    await owner.park(AGENT, **begun(owner, name, **fields))
+    (claimed,) = await user.claim()
+    assert claimed.run_id == f"run_{name}"
+    child = Owner(user, claimed.run_id, claimed.epoch)
+    await child.commit(state=run_pb2.RUN_STATE_RUNNING)
+    return child
+
+
+async def test_the_run_has_what_it_is_given_and_knows_its_caller(user: User) -> None:
+    owner = await user.start()
+    options = run_pb2.RunOptions(model="m", limits=run_pb2.RunLimits(total_tokens_max=70, topped_up_tokens_max=70))
+    above = [run_pb2.RunAbove(run_id=owner.run_id, conversation_id="c")]
+    child = await delegating(user, owner, "a", options=options, user_roles=["editor"], above=above)
+    loaded = await child.load()
+
+    run = loaded.run
+    assert (run.parent_run_id, run.parent_call_id, run.depth) == (owner.run_id, "a", 1)
+    assert (run.user_id, list(run.user_roles), run.options, list(run.above)) == ("ann", ["editor"], options, above)
+    assert run.token_budget == 70
+    assert [message.text for message in loaded.messages] == ["do it"]
+
+
+async def test_its_end_is_told_with_answer_failure_and_usage(user: User) -> None:
+    owner = await user.start()
+    child = await delegating(user, owner, "a")
+    failure = run_pb2.RunFailure(failure_class=run_pb2.FAILURE_CLASS_LIMIT, reason="ROUND_LIMIT", message="Enough.")
+    usage = run_pb2.Usage(input_tokens=7, model_calls=1)
+    await child.commit(state=run_pb2.RUN_STATE_FAILED, failure=failure, usage=usage, output_text="so far")
+
+    (claimed,) = await user.claim()
+    assert claimed.run_id == owner.run_id
+    owner.epoch = claimed.epoch
+    (command,) = (await owner.load()).commands
+    told = command.agent_ended
+    assert (told.call_id, told.run.run_id, told.run.state) == ("a", child.run_id, run_pb2.RUN_STATE_FAILED)
+    assert (told.run.failure, told.run.usage, told.run.output_text) == (failure, usage, "so far")
+    settled = owner.call("a", call_pb2.CALL_STATE_FAILED, child_run_id=child.run_id, result=result(is_error=True))
+    await owner.commit(calls=[settled], consumed=[command.command_id])
+    assert await owner.inbox() == []
+
+
+async def test_a_run_shows_what_all_runs_below_it_wait_for(user: User) -> None:
+    owner = await user.start()
+    middle = await delegating(user, owner, "a")
+    lowest = await delegating(user, middle, "b", depth=2)
+    waiting = lowest.call("c", call_pb2.CALL_STATE_AWAITING_APPROVAL, approval={"digest": DIGEST})
+    await lowest.park(run_pb2.WAIT_KIND_APPROVAL, calls=[waiting])
+
+    for run_id in (owner.run_id, middle.run_id, lowest.run_id):
+        run = await user.run(run_id)
+        assert [(call.run_id, call.call_id) for call in run.pending_calls] == [(lowest.run_id, "c")]
+        waits = [run_pb2.WAIT_KIND_APPROVAL, AGENT] if run_id != lowest.run_id else [run_pb2.WAIT_KIND_APPROVAL]
+        assert list(run.waits) == waits
+    with pytest.raises(RunNotFound):
+        await User(user.stub, user_id="bob").run(middle.run_id)
+    with pytest.raises(RunNotFound):
+        await User(user.stub, store_id="beta").run(middle.run_id)
+
+
+async def test_a_call_that_is_given_up_stops_the_run(user: User) -> None:
+    owner = await user.start()
+    child = await delegating(user, owner, "a")
+    await user.cancel(owner.run_id)
+    (claimed,) = await user.claim()
+    owner.epoch = claimed.epoch
+    (cancel,) = await owner.inbox()
+    given_up = owner.call("a", call_pb2.CALL_STATE_CANCELLED, child_run_id=child.run_id, result=result(is_error=True))
+    await owner.commit(calls=[given_up], consumed=[cancel.command_id], state=run_pb2.RUN_STATE_CANCELLED)
+
+    run = await user.run(child.run_id)
+    assert (run.state, run.stop_cause) == (run_pb2.RUN_STATE_CANCELLING, run_pb2.STOP_CAUSE_PARENT)
+    await child.commit(state=run_pb2.RUN_STATE_CANCELLED)
+    assert (await user.run(owner.run_id)).state == run_pb2.RUN_STATE_CANCELLED
+
+
+async def test_what_makes_no_sense_is_refused(user: User) -> None:
+    owner = await user.start()
+    step = begun(owner, "a")
+    for change, error in (
+        ({"delegations": []}, InvalidField),
+        ({"delegations": [delegation("a", text="")]}, InvalidField),
+        ({"delegations": [delegation("a"), delegation("b")]}, InvalidField),
+        ({"calls": [owner.call("a", call_pb2.CALL_STATE_DELEGATED)]}, InvalidField),
+        ({"calls": [owner.call("a", call_pb2.CALL_STATE_DELEGATED, child_run_id="no id")]}, InvalidId),
+    ):
+        with pytest.raises(error):
+            await owner.commit(**(step | change))
+    with pytest.raises(RunNotFound):
+        await user.run("run_a")
+
+
+async def test_ends_and_cancels_at_once_on_two_replicas_do_not_deadlock(start: StartReplica) -> None:
+    """Callers and what does their calls are locked in one order, whoever comes first."""
+    one, two = await start(), await start()
+    users = (User(one.stub), User(two.stub))
+    for number in range(8):
+        owner = await users[0].start(conversation_id=f"c{number}")
+        child = await delegating(users[0], owner, f"a{number}")
+        child.user = users[1]
+        ended = child.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text="yes")
+        await asyncio.gather(ended, users[0].cancel(owner.run_id), return_exceptions=True)
+        (claimed,) = await users[0].claim()
+        owner.epoch = claimed.epoch
+        inbox = await owner.inbox()
+        assert [command.WhichOneof("kind") for command in inbox].count("agent_ended") == 1
+        settled = owner.call(f"a{number}", call_pb2.CALL_STATE_CANCELLED, child_run_id=child.run_id, result=result())
+        consumed = [command.command_id for command in inbox]
+        await owner.commit(calls=[settled], consumed=consumed, state=run_pb2.RUN_STATE_CANCELLED)

@@ -1,0 +1,68 @@
+"""What must hold of runs that do calls of runs (TOOL-7), judged by what the ledger says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from tests.simulation.record import Record, call_state, run_state, seconds
+from tests.simulation.reference import ENDED
+
+_DEPTH_MAX = 2
+
+
+def each_call_has_its_run(record: Record) -> Iterator[str]:
+    """One run does a delegated call, the one that the call names, and no run does a call that does not name it."""
+    for call_id, call in record.calls.items():
+        run = record.runs.get(call.child_run_id)
+        if call.child_run_id and (run is None or run.parent_call_id != call_id or run.parent_run_id != call.run_id):
+            yield f"call {call_id} is done by run {call.child_run_id}, which does not know"
+    for run_id, run in record.runs.items():
+        if run.parent_call_id and record.calls[run.parent_call_id].child_run_id != run_id:
+            yield f"run {run_id} does call {run.parent_call_id}, which does not know"
+        if run.depth > _DEPTH_MAX or bool(run.depth) != bool(run.parent_run_id):
+            yield f"run {run_id} stands below {run.depth} others"
+
+
+def callers_wait_for_their_agents(record: Record) -> Iterator[str]:
+    """No call is settled before the run that does it has ended, unless it is given up; and then as that run ended."""
+    for call_id, call in record.calls.items():
+        if not call.child_run_id:
+            continue
+        state, child = call_state(call.state), record.runs[call.child_run_id]
+        how = run_state(child.state)
+        if state in {"SUCCEEDED", "FAILED"}:
+            end = seconds(record.logs[child.run_id][-1])
+            settled = call.end_time.seconds + call.end_time.nanos / 1e9
+            if how not in ENDED or end > settled:
+                yield f"call {call_id} was settled before run {child.run_id} had ended"
+            if (state == "SUCCEEDED") != (how == "COMPLETED"):
+                yield f"call {call_id} is {state}, and run {child.run_id} {how}"
+            if state == "SUCCEEDED":
+                answer = msgspec.json.decode(call.result.content_json)["answer"]
+                if answer != child.output_text:
+                    yield f"call {call_id} says {answer!r}, and run {child.run_id} {child.output_text!r}"
+        elif how not in {"CANCELLED", "FAILED"} and child.end_time.ToSeconds() > call.end_time.ToSeconds() + 1:
+            yield f"call {call_id} was given up, and run {child.run_id} went on to be {how}"
+
+
+def callers_pay_for_their_agents(record: Record) -> Iterator[str]:
+    """What the runs below it have used counts for a run that heard of their end."""
+    for run_id, run in record.runs.items():
+        heard = [call for call in record.calls.values() if call.run_id == run_id and call.child_run_id]
+        heard = [call for call in heard if call_state(call.state) in {"SUCCEEDED", "FAILED"}]
+        below = sum(record.runs[call.child_run_id].usage.input_tokens for call in heard)
+        if run.usage.input_tokens < below:
+            yield f"run {run_id} has used {run.usage.input_tokens} input tokens, and those below it {below}"
+
+
+def agents_end_once(record: Record) -> Iterator[str]:
+    """A run hears of the end of another at most once."""
+    told = [(row.run_id, row.call_id) for row in record.tables.commands.values() if row.name == "agent_ended"]
+    for key in set(told):
+        if told.count(key) > 1:
+            yield f"run {key[0]} heard {told.count(key)} times of the end of what did call {key[1]}"
+
+
+CHECKERS = (each_call_has_its_run, callers_wait_for_their_agents, callers_pay_for_their_agents, agents_end_once)

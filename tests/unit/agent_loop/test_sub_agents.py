@@ -1,0 +1,362 @@
+"""Runs that do calls of runs (TOOL-7), over the real rules of the loop and of the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import pytest
+
+from services.agent_loop.app.drive import Drive
+from services.agent_loop.app.ports import RunKey
+from services.agent_loop.domain.call import Call, CallState
+from services.agent_loop.domain.command import Cancel
+from services.agent_loop.domain.delegation import OUTPUT_BYTES_MAX
+from services.agent_loop.domain.limits import Limits
+from services.agent_loop.domain.model import ModelRequest
+from services.agent_loop.domain.run import (
+    ENDED,
+    Run,
+    RunOptions,
+    RunState,
+    StopCause,
+    TokenBudgetPolicy,
+    Usage,
+    WaitKind,
+)
+from services.errors import DependencyUnavailable, LeaseLost, RunEnded
+from tests.fakes import virtual_time
+from tests.fakes.ledger import STORE, states_told
+from tests.fakes.loop_world import LEASE_SECONDS, World
+from tests.fakes.model import Script, calls, fails, says
+from tests.fakes.registry import tool
+
+VERDICTS = {
+    "look": tool(effect="READ_ONLY", parallel=True),
+    "mail": tool("APPROVE", digest="ab" * 32),
+    "run_agent": tool("DELEGATE", context="AGENT", effect="IDEMPOTENT"),
+}
+
+
+def agent(task: str, **more: object) -> str:
+    """A call of run_agent."""
+    return f"run_agent {json.dumps({'task': task, **more})}"
+
+
+def world_of(**scripts: list[Script]) -> World:
+    """A world in which the run with a task is given these scripts, one a round."""
+    world = World(VERDICTS, [])
+
+    def reply(request: ModelRequest) -> Script:
+        asked = next(message["content"] for message in request.messages if message["role"] == "user")
+        said = sum(message["role"] == "assistant" for message in request.messages)
+        script = scripts[asked.replace(" ", "_")]
+        return script[said] if said < len(script) else says("That is all.")
+
+    world.model.reply = reply
+    return world
+
+
+def child_of(world: World, key: RunKey, index: int = 0) -> Run:
+    """The run that does the call of a run."""
+    call = [call for call in world.ledger.calls(key) if call.child_run_id][index]
+    return world.ledger.run(RunKey(store_id=STORE, run_id=call.child_run_id))
+
+
+def key_of(run: Run) -> RunKey:
+    return RunKey(store_id=run.store_id, run_id=run.run_id)
+
+
+async def finish(world: World, key: RunKey, *, until: Callable[[], bool] = lambda: False) -> None:
+    """Drive all runs, with whoever is needed, until the run has ended, or `until`."""
+    for _ in range(100):
+        if world.ledger.run(key).state in ENDED or until():
+            return
+        try:
+            async with asyncio.timeout(LEASE_SECONDS * 3):
+                await world.drive()
+        except (LeaseLost, RunEnded, TimeoutError, DependencyUnavailable):
+            pass
+        for store_id, run_id in [run_key for run_key, _ in world.ledger.book.runs.items()]:
+            await world.respond(RunKey(store_id=store_id, run_id=run_id))
+    raise AssertionError(f"the run does not end: {world.ledger.run(key)}")
+
+
+def the_call(world: World, key: RunKey) -> Call:
+    (call,) = world.ledger.calls(key)
+    return call
+
+
+def test_the_answer_of_the_agent_is_the_result_of_the_call() -> None:
+    async def main() -> None:
+        world = world_of(top=[calls(agent("part")), says("Done.")], part=[calls("look"), says("It is blue.")])
+        key = world.ledger.submit("top")
+
+        await finish(world, key)
+
+        run, call, child = world.ledger.run(key), the_call(world, key), child_of(world, key)
+        assert (run.state, run.output_text) == (RunState.COMPLETED, "Done.")
+        assert call.state is CallState.SUCCEEDED
+        assert call.result is not None
+        assert json.loads(call.result.content_json) == {"answer": "It is blue."}
+        assert (child.parent_run_id, child.parent_call_id, child.depth) == (run.run_id, call.call_id, 1)
+        assert child.conversation_id != run.conversation_id
+        assert [message.text for message in world.ledger.messages(key_of(child))][:1] == ["part"]
+        assert [above.conversation_id for above in child.above] == [run.conversation_id]
+        assert WaitKind.AGENT not in run.waits
+        assert states_told(world.ledger.events(key)) == ["QUEUED", "RUNNING", "WAITING", "RUNNING", "COMPLETED"]
+
+    virtual_time.run(main())
+
+
+def test_a_parent_waits_without_a_worker_and_its_parked_time_does_not_count() -> None:
+    async def main() -> None:
+        world = world_of(top=[calls(agent("part"))], part=[calls("mail")])
+        key = world.ledger.submit("top")
+
+        await world.drive()
+        row, run = world.ledger.row(key), world.ledger.run(key)
+        assert (row.worker_id, row.claim_at) == (None, None)
+        assert (run.state, run.waits) == (RunState.WAITING, (WaitKind.AGENT,))
+        await asyncio.sleep(200)
+        await finish(world, key)
+
+        assert world.ledger.run(key).active_seconds < 100
+
+    virtual_time.run(main())
+
+
+def test_tokens_of_the_agent_count_for_its_parent() -> None:
+    async def main() -> None:
+        world = world_of(top=[calls(agent("part"))], part=[calls("look"), says("Yes.")])
+        key = world.ledger.submit("top")
+
+        await finish(world, key)
+
+        child, run = child_of(world, key), world.ledger.run(key)
+        assert child.usage.model_calls == 2
+        assert run.usage == child.usage + Usage(input_tokens=20, output_tokens=10, model_calls=2)
+
+    virtual_time.run(main())
+
+
+def test_the_agent_gets_what_is_left_of_the_budget_and_its_end_for_want_of_it_is_the_parents_to_wait_for() -> None:
+    """Every run calls the model for 15 tokens: 15 of 40 are used, so the agent may use 25, which two calls use up."""
+
+    async def main() -> None:
+        limits = Limits(total_tokens_max=40)
+        world = world_of(top=[calls(agent("part"))], part=[calls("look")] * 5)
+        key = world.ledger.submit("top", RunOptions(limits=limits))
+
+        await finish(world, key, until=lambda: WaitKind.BUDGET in world.ledger.run(key).waits)
+
+        child, run, call = child_of(world, key), world.ledger.run(key), the_call(world, key)
+        assert (child.options.limits.total_tokens_max, child.options.limits.topped_up_tokens_max) == (25, 25)
+        assert child.options.token_budget_policy is TokenBudgetPolicy.FAIL
+        assert (child.state, child.failure.reason if child.failure else "") == (RunState.FAILED, "BUDGET_EXHAUSTED")
+        assert call.result is not None
+        assert call.result.error_reason == "AGENT_FAILED"
+        assert run.usage.total_tokens == 15 + child.usage.total_tokens
+        assert run.state is RunState.WAITING
+
+    virtual_time.run(main())
+
+
+def test_agents_of_one_batch_follow_each_other_so_that_each_gets_what_is_left() -> None:
+    async def main() -> None:
+        world = world_of(top=[calls(agent("one"), agent("two"))], one=[says("1")], two=[says("2")])
+        key = world.ledger.submit("top", RunOptions(limits=Limits(total_tokens_max=1000)))
+
+        await world.drive()
+        states = [call.state for call in world.ledger.calls(key)]
+        assert states == [CallState.DELEGATED, CallState.RUNNABLE]
+        await finish(world, key)
+
+        budgets = [child_of(world, key, index).options.limits.total_tokens_max for index in (0, 1)]
+        assert budgets == [985, 970]
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("depth_max", [0, 1, 2])
+def test_agents_start_agents_only_down_to_the_limit(depth_max: int) -> None:
+    async def main() -> None:
+        world = world_of(
+            **{
+                name: [calls(agent(below)), says(name)]
+                for name, below in (("a", "b"), ("b", "c"), ("c", "d"), ("d", "e"))
+            }
+        )
+        key = world.ledger.submit("a", RunOptions(limits=Limits(agent_depth_max=depth_max)))
+
+        await finish(world, key)
+
+        runs = [
+            world.ledger.run(RunKey(store_id=STORE, run_id=run_id)) for (_, run_id), _ in world.ledger.book.runs.items()
+        ]
+        assert [run.depth for run in runs] == list(range(depth_max + 1))
+        assert all(run.state is RunState.COMPLETED for run in runs)
+        assert ["run_agent" in [tool.name for tool in run.tools] for run in runs] == [True] * depth_max + [False]
+        (refused,) = world.ledger.calls(key_of(runs[-1]))
+        assert refused.result is not None
+        assert refused.result.error_reason == "NOT_ALLOWED"
+
+    virtual_time.run(main())
+
+
+def test_an_agent_has_the_tools_that_it_is_given_and_never_more_than_its_parent() -> None:
+    async def main() -> None:
+        given = calls(agent("part", tool_names=["look"], instructions="Be brief.", rounds_max=3))
+        world = world_of(top=[given, calls(agent("more", tool_names=["shell"]))], part=[says("Yes.")])
+        key = world.ledger.submit("top", RunOptions(model="m", tool_names=("look", "run_agent")))
+
+        await finish(world, key)
+
+        child = child_of(world, key)
+        assert [tool.name for tool in child.tools] == ["look"]
+        assert (child.options.instructions, child.options.limits.rounds_max, child.options.model) == (
+            "Be brief.",
+            3,
+            "m",
+        )
+        refused = world.ledger.calls(key)[1]
+        assert (refused.state, refused.child_run_id) == (CallState.FAILED, "")
+        assert refused.result is not None
+        assert "shell" in refused.result.content_json.decode()
+
+    virtual_time.run(main())
+
+
+def test_an_agent_that_fails_is_an_error_for_the_model_and_not_for_the_run() -> None:
+    async def main() -> None:
+        failing = fails("HTTP_400", retryable=False, after=says("Half an ")[:1])
+        world = world_of(top=[calls(agent("part")), says("Never mind.")], part=[failing])
+        key = world.ledger.submit("top")
+
+        await finish(world, key)
+
+        call, run = the_call(world, key), world.ledger.run(key)
+        assert (run.state, run.output_text) == (RunState.COMPLETED, "Never mind.")
+        assert call.result is not None
+        assert (call.state, call.result.error_reason) == (CallState.FAILED, "AGENT_FAILED")
+        assert "The model server failed." in call.result.content_json.decode()
+
+    virtual_time.run(main())
+
+
+def test_cancelling_an_agent_alone_tells_its_parent() -> None:
+    async def main() -> None:
+        world = world_of(top=[calls(agent("part")), says("Then not.")], part=[calls("mail")])
+        key = world.ledger.submit("top")
+        await world.drive()
+        await world.drive()
+        await world.ledger.send(key_of(child_of(world, key)), Cancel(cause=StopCause.USER))
+
+        await finish(world, key)
+
+        call = the_call(world, key)
+        assert call.result is not None
+        assert (call.state, call.result.error_reason) == (CallState.FAILED, "AGENT_CANCELLED")
+        assert world.ledger.run(key).output_text == "Then not."
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_cancelling_a_run_cancels_the_agents_below_it(begun: bool) -> None:
+    async def main() -> None:
+        world = world_of(a=[calls(agent("b"))], b=[calls(agent("c"))], c=[calls("mail")])
+        key = world.ledger.submit("a")
+        await world.drive()
+        await world.drive()
+        middle = child_of(world, key)
+        below = child_of(world, key_of(middle))
+        if begun:
+            await world.drive()
+
+        await world.ledger.send(key, Cancel(cause=StopCause.USER))
+        await world.drive()
+        assert world.ledger.run(key).state is RunState.CANCELLED
+        call = the_call(world, key)
+        await finish(world, key_of(below))
+
+        middle, below = world.ledger.run(key_of(middle)), world.ledger.run(key_of(below))
+        assert (middle.state, below.state) == (RunState.CANCELLED, RunState.CANCELLED)
+        assert (middle.stop_cause, below.stop_cause) == (StopCause.PARENT, StopCause.PARENT)
+        assert call.state is CallState.CANCELLED
+        assert the_call(world, key) == call, "what its end would have said came too late"
+
+    virtual_time.run(main())
+
+
+def test_a_run_that_fails_cancels_its_agent() -> None:
+    """The parent is driven beside its agent by a call that runs, and runs into its timeout."""
+
+    async def main() -> None:
+        world = world_of(top=[calls("look", agent("part"))], part=[calls("mail")])
+        world.registry.seconds = 50.0
+        key = world.ledger.submit("top", RunOptions(limits=Limits(run_timeout_seconds=20.0)))
+
+        await finish(world, key)
+        child = child_of(world, key)
+        await finish(world, key_of(child))
+
+        assert world.ledger.run(key).state is RunState.FAILED
+        assert child_of(world, key).state is RunState.CANCELLED
+
+    virtual_time.run(main())
+
+
+def test_a_long_answer_is_cut() -> None:
+    async def main() -> None:
+        world = world_of(top=[calls(agent("part"))], part=[says("\x01" * 3 * OUTPUT_BYTES_MAX)])
+        key = world.ledger.submit("top")
+
+        await finish(world, key)
+
+        result = the_call(world, key).result
+        assert result is not None
+        assert len(json.loads(result.content_json)["answer"]) == OUTPUT_BYTES_MAX
+        assert len(result.content_json) < 1024 * 1024
+        assert "beginning" in result.note
+
+    virtual_time.run(main())
+
+
+def test_workers_that_die_at_any_step_lose_nothing_and_do_nothing_twice() -> None:
+    """The worker is gone after each request, carried out or not, one after the other."""
+
+    async def play(number: int, *, done: bool) -> bool:
+        world = world_of(top=[calls(agent("part")), says("Done.")], part=[calls("look"), says("Yes.")])
+        key = world.ledger.submit("top")
+        count, died = 0, False
+
+        async def fault(name: str, carried_out: bool) -> None:
+            nonlocal count, died
+            if name == "commit" and carried_out is done:
+                count += 1
+                if count == number:
+                    died = True
+                    raise asyncio.CancelledError
+
+        world.ledger.fault = fault
+        for _ in range(60):
+            if world.ledger.run(key).state in ENDED:
+                break
+            task = asyncio.create_task(Drive(await world.claim(), world.shop).run())
+            await asyncio.wait([task])
+        run, call = world.ledger.run(key), the_call(world, key)
+        assert (run.state, run.output_text) == (RunState.COMPLETED, "Done."), number
+        assert call.state is CallState.SUCCEEDED
+        assert len(list(world.ledger.book.runs.items())) == 2
+        return died
+
+    async def main() -> None:
+        for done in (False, True):
+            number = 1
+            while await play(number, done=done):
+                number += 1
+            assert number > 6
+
+    virtual_time.run(main())
