@@ -14,7 +14,7 @@ COMMON: Final = "*"
 
 
 class FileSecrets:
-    """The Secrets port over `{"<store>": {"<name>": "<value>"}}`; store `*` is for all."""
+    """The Secrets port over `{"<store>": {"<name>": "<value>"}}`; store `*` is for the deployment's code in all."""
 
     def __init__(self, secrets: Mapping[str, Mapping[str, str]]) -> None:
         self._secrets = secrets
@@ -36,5 +36,8 @@ class FileSecrets:
             raise StartError(f'PAWL_TOOL_SECRETS_FILE: {path} must be JSON like {{"*": {{"name": "value"}}}}') from None
 
     def find(self, store_id: str, name: str) -> str | None:
-        own = self._secrets.get(store_id, {}).get(name)
+        own = self.own(store_id, name)
         return own if own is not None else self._secrets.get(COMMON, {}).get(name)
+
+    def own(self, store_id: str, name: str) -> str | None:
+        return self._secrets.get(store_id, {}).get(name)

@@ -190,7 +190,9 @@ class Attempt:
         )
 
     def _find_secret(self, name: str) -> str:
-        value = self._parts.secrets.find(self._job.identity.store_id, name)
+        secrets = self._parts.secrets
+        find = secrets.own if self._job.is_of_store else secrets.find
+        value = find(self._job.identity.store_id, name)
         if value is None:
             raise SecretNotFound(f"no secret named {name!r} is configured")
         if len(value) >= _SECRET_CHARACTERS_MIN:

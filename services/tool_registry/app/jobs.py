@@ -65,6 +65,8 @@ class Job:
     allowing_rule_id: str
     """The rule in whose name a gated call runs; empty if it needs none."""
     source: str
+    is_of_store: bool
+    """Whether what runs it was connected by the store, and is no code of the deployment."""
     running_version: int
     """The version of the function that runs: the newest one."""
     arguments_sha256: str
@@ -135,6 +137,7 @@ async def admit(catalog: Catalog, request: ExecuteRequest) -> Job:
         answers=request.answers,
         allowing_rule_id=request.rule_id if cause and not is_approved else "",
         source=found.entry.source,
+        is_of_store=bool(found.loaded.entry.store_id),
         running_version=found.loaded.entry.version,
         arguments_sha256=sha256_hex(checked.canonical),
         rate_per_minute=found.loaded.tool.definition.rate_per_minute,

@@ -308,7 +308,14 @@ class Secrets(Protocol):
     """Secrets that tools may ask for by name."""
 
     def find(self, store_id: str, name: str) -> str | None:
-        """Return the store's secret, or the common one, or None."""
+        """Return the store's secret, or the common one, or None: for code of the deployment."""
+        ...
+
+    def own(self, store_id: str, name: str) -> str | None:
+        """Return the store's secret, or None: for what an admin of the store has connected.
+
+        The admin says where it is sent, and what is common belongs to the deployment and to all other stores.
+        """
         ...
 
 

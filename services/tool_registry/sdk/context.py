@@ -106,7 +106,7 @@ class ToolContext:
         self._report(fraction, message)
 
     def secret(self, name: str) -> str:
-        """Return the secret of that name, that of the call's store before the common one.
+        """Return the secret of that name, that of the call's store before the deployment's common one.
 
         Its value is taken out of what the tool returns and reports.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from google.protobuf import json_format
+from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import source_pb2
 
 from services.errors import InvalidField, InvalidSchema, SourceUnreachable
@@ -347,3 +348,30 @@ async def test_a_call_goes_through_the_registry_like_any_other(world: World, dat
         world.server.answer = lambda _: Reply(breaks=True)
         assert outcome(await registry.run("breaks", {"id": "1"}, call="c")) == "UNKNOWN OUTCOME_UNKNOWN"
     assert all(asked.headers["authorization"] == SECRETS["token"] for asked in world.server.asked)
+
+
+async def test_a_common_secret_goes_to_no_service_that_a_store_has_connected(
+    world: World, database_url: str, tmp_path: Path
+) -> None:
+    """An admin of a store says where secrets are sent: those of the deployment are of no store. I13, TOOL-4."""
+    secrets = {"*": {"token": "Bearer of-the-deployment"}, "acme": {"own": "Bearer of-the-store"}}
+    world.server.answer = lambda _: Reply(b"{}", headers=JSON)
+
+    def connectors(*_: object) -> dict[str, HttpTools]:
+        return {KIND: world.connector}
+
+    async with running(database_url, tmp_path, connectors=connectors, secrets=secrets) as registry:
+        for name in ("token", "own"):
+            endpoint = source_pb2.HttpEndpointConfig(
+                url=f"{world.url}/json", method="GET", description="Look.", secret_headers={"Authorization": name}
+            )
+            policies = [source_pb2.SourceToolPolicy(tool_name="*", category=call_pb2.TOOL_CATEGORY_SAFE)]
+            config = source_pb2.SourceConfig(name=name, http_endpoint=endpoint, policies=policies)
+            await registry.sources["acme", "root"].AddSource(source_pb2.AddSourceRequest(config=config))
+        failed = await registry.run("token.call", call="a")
+        assert (outcome(failed), content(failed)["error"]) == (
+            "FAILED TOOL_ERROR",
+            "no secret named 'token' is configured",
+        )
+        assert outcome(await registry.run("own.call", call="b")) == "SUCCEEDED"
+    assert [asked.headers["authorization"] for asked in world.server.asked] == ["Bearer of-the-store"]

@@ -33,6 +33,7 @@ def job(arguments: str = "a", **changes: Any) -> Job:
         "fingerprint": "",
         "unknowns_resolved": 0,
         "source": "builtin",
+        "is_of_store": False,
         "running_version": 1,
         "arguments_sha256": arguments,
         "ruled": None,

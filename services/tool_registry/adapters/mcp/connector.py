@@ -241,7 +241,7 @@ class McpConnector:
         """Return the secrets that a server needs, by the names that it knows them by."""
         values: dict[str, str] = {}
         for name, secret in server.secrets.items():
-            value = self._secrets.find(source.store_id, secret)
+            value = self._secrets.own(source.store_id, secret)
             if value is None:
                 raise SourceUnreachable(f"no secret named {secret!r} is configured")
             values[name] = value
