@@ -39,7 +39,8 @@ class Undoing:
         owner, run = await self._ended_run(caller, run_id)
         if call_id:
             await self._judged(owner, run_id, call_id)
-        asked = AskedOptions()
+        # What needed two people is not taken back by one.
+        asked = AskedOptions(approvals_required=run.approvals_required)
         message = NewMessage(
             request_id=request_id,
             conversation_id=run.conversation_id,

@@ -168,3 +168,10 @@ async def test_an_admin_undoes_with_the_roles_of_the_user_whose_run_it_is(
     undoing = (await stub.UndoRun(RUN, metadata=ADMIN)).run
 
     assert (undoing.user_id, list(undoing.user_roles)) == ("me", ["finance", "member"])
+
+
+async def test_an_undo_needs_as_many_people_as_the_run_that_it_undoes(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger
+) -> None:
+    ledger.runs["run_1"].run.options.approvals_required = 3
+    assert (await stub.UndoRun(RUN, metadata=ME)).run.options.approvals_required == 3
