@@ -76,17 +76,20 @@ class ToolDefinition(_message.Message):
     fallback_tool_name: _builtins.str
     """With BACKEND_TOOL: the tool that runs instead."""
     rate_per_minute: _builtins.int
-    """Executions that may begin in a store within a minute, 0 to 100000; 0 means
-    any number. On average: after a minute of quiet as many may begin at once.
-    One more is an error result, RATE_LIMITED, that says when to try again.
+    """BACKEND tools: executions that may begin in a store within a minute, 0 to
+    100000; 0 means any number. On average: after a minute of quiet as many may
+    begin at once. One more is an error result, RATE_LIMITED, that says when to
+    try again.
     """
     cache_seconds: _builtins.float
-    """READ_ONLY tools: seconds for which a result is given again to the same user
-    for the same arguments, 0 to 86400; 0 means never.
+    """READ_ONLY BACKEND tools: seconds for which a result is given again to the
+    same user for the same arguments, 0 to 86400; 0 means never. Neither a
+    question nor what hangs on an answer is a result that is given again.
     """
     approvals_required: _builtins.int
     """How many different people must approve a gated call, 0 to 5; 0 means one.
-    From two on, whoever started the run is none of them.
+    From two on, whoever started the run is none of them. Not for HUMAN tools,
+    which need no approval.
     """
     @_builtins.property
     def resource_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
