@@ -189,6 +189,15 @@ def check_definition(definition: ToolDefinition) -> None:
         "goes with the effect READ_ONLY, and only with it",
     )
     _require(0 <= definition.approvals_required <= APPROVALS_MAX, "approvals_required", f"must be 0 to {APPROVALS_MAX}")
+    # What the registry does not run it can neither count nor give again, and a question needs no approval.
+    is_backend = definition.context is ExecutionContext.BACKEND
+    _require(is_backend or not definition.rate_per_minute, "rate_per_minute", "goes with BACKEND tools only")
+    _require(is_backend or not definition.cache_seconds, "cache_seconds", "goes with BACKEND tools only")
+    _require(
+        definition.context is not ExecutionContext.HUMAN or not definition.approvals_required,
+        "approvals_required",
+        "does not go with HUMAN tools",
+    )
     _require(len(definition.resource_keys) <= RESOURCE_KEYS_MAX, "resource_keys", f"at most {RESOURCE_KEYS_MAX}")
     for template in definition.resource_keys:
         _require(_CONTROL.search(template) is None, "resource_keys", "must not have control characters")

@@ -146,6 +146,10 @@ def test_a_template_without_meaning_is_refused(template: str) -> None:
         ("resource_keys", {"resource_keys": ("p:{nope}",)}),
         ("fallback_tool_name", {"fallback_tool_name": "x"}),
         ("fallback_tool_name", {"offer_fallback": OfferFallback.BACKEND_TOOL}),
+        ("rate_per_minute", {"context": ExecutionContext.FRONTEND, "rate_per_minute": 1}),
+        ("rate_per_minute", {"context": ExecutionContext.HUMAN, "rate_per_minute": 1}),
+        ("cache_seconds", {"context": ExecutionContext.FRONTEND, "effect": Effect.READ_ONLY, "cache_seconds": 1.0}),
+        ("approvals_required", {"context": ExecutionContext.HUMAN, "approvals_required": 2}),
     ],
 )
 def test_a_definition_out_of_range_is_refused_by_field(field: str, change: dict[str, object]) -> None:
