@@ -175,7 +175,9 @@ async def _connectors(
         find=store.source,
         secrets=secrets,
         clock=service.clock,
-        http=lambda store_id: httpx2.AsyncClient(transport=egress.transport(store_id), trust_env=False),
+        http=lambda store_id: httpx2.AsyncClient(
+            transport=egress.transport(store_id, with_secrets=True), trust_env=False
+        ),
     )
     return {"mcp": await service.enter(mcp), "http": HttpTools(egress)}
 

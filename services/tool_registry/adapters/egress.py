@@ -43,9 +43,13 @@ class GuardedEgress:
         self._resolve = resolve
         self._tls = tls or httpx2.create_ssl_context()
 
-    def transport(self, store_id: str) -> GuardedTransport:
-        """Return a transport for clients that make their own requests on behalf of a store."""
-        return GuardedTransport(rules_of(self._rules, store_id), resolve=self._resolve, tls=self._tls)
+    def transport(self, store_id: str, *, with_secrets: bool = False) -> GuardedTransport:
+        """Return a transport for clients that make their own requests on behalf of a store.
+
+        One `with_secrets` goes over https, or to what the deployment has opened by its name.
+        """
+        rules = rules_of(self._rules, store_id)
+        return GuardedTransport(rules, resolve=self._resolve, tls=self._tls, with_secrets=with_secrets)
 
     def check(self, store_id: str, url: str, *, with_secrets: bool = False) -> None:
         rules, target = rules_of(self._rules, store_id), read_target(url)

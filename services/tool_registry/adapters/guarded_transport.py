@@ -46,14 +46,24 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         EgressRefused: nothing was sent, and no connection opened.
     """
 
-    def __init__(self, rules: EgressRules, *, resolve: Resolve = resolve_by_system, tls: ssl.SSLContext) -> None:
+    def __init__(
+        self,
+        rules: EgressRules,
+        *,
+        resolve: Resolve = resolve_by_system,
+        tls: ssl.SSLContext,
+        with_secrets: bool = False,
+    ) -> None:
         self._rules = rules
+        self._with_secrets = with_secrets
         self._resolve = resolve
         self._tls = tls
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         target = read_target(str(request.url))
         self._rules.check_target(target)
+        if self._with_secrets:
+            self._rules.check_secrets(target)
         addresses = await self._addresses(target)
         self._rules.check_addresses(target, addresses)
         *others, last = addresses[:ADDRESSES_MAX]

@@ -298,6 +298,23 @@ async def test_certificates_are_checked_against_the_name_though_the_address_is_c
         assert len(server.asked) == 1
 
 
+@pytest.mark.parametrize("opened", [False, True])
+async def test_a_client_with_secrets_goes_over_https_or_to_what_is_opened_by_its_name(
+    site: WebServer, *, opened: bool
+) -> None:
+    """MCP servers: whoever is in between would read the secret headers. McpHttpConfig.url says so."""
+    listed = [f"a.example:{site.port}"]
+    rules = {"*": read_rules(listed, [*(listed if opened else []), f"127.0.0.1:{site.port}"])}
+    egress = GuardedEgress(rules, resolve=Names({"a.example": ["127.0.0.1"]}), tls=TRUSTS_NOBODY)
+    async with httpx2.AsyncClient(transport=egress.transport("acme", with_secrets=True), trust_env=False) as client:
+        if opened:
+            assert (await client.get(f"http://a.example:{site.port}/")).status_code == 200
+        else:
+            with pytest.raises(EgressRefused, match="secrets are not sent"):
+                await client.get(f"http://a.example:{site.port}/")
+            assert site.connections == 0
+
+
 async def test_a_client_of_its_own_is_judged_by_the_transport(site: WebServer) -> None:
     egress = GuardedEgress(opened(site), tls=TRUSTS_NOBODY)
     async with httpx2.AsyncClient(transport=egress.transport("acme"), trust_env=False) as client:
