@@ -83,6 +83,7 @@ class Reader:
         self._folder = folder
         self._ids: dict[str, str] = {}
         self._terminals: list[_Terminal] = []
+        self._keeps_suite = False
         ports = {name: str(free_port()) for name in _PORTS}
         self._ports = {_PORTS[name]: port for name, port in ports.items()}
         chosen = [f"{name}={port}" for name, port in ports.items() if name]
@@ -94,6 +95,10 @@ class Reader:
     def __exit__(self, *_: object) -> None:
         for terminal in reversed(self._terminals):
             _stop(terminal)
+
+    def turn_page(self) -> None:
+        """Begin another page; if it starts the suite in the same way, the one that runs will do."""
+        self._keeps_suite = True
 
     def follow(self, block: Block, output: Block | None) -> None:
         """Do what a block says; `output` is what it must print."""
@@ -137,7 +142,10 @@ class Reader:
     def _open(self, command: str, output: Block | None) -> None:
         """Run a command that goes on, until it has printed what it must; a suite stops for the next one first."""
         if "pawl up" in command:
+            kept, self._keeps_suite = self._keeps_suite, False
             for earlier in [terminal for terminal in self._terminals if "pawl up" in terminal.command]:
+                if kept and earlier.command == command:
+                    return
                 _stop(earlier)
                 self._terminals.remove(earlier)
         screen = self._folder / f"screen-{len(self._terminals)}-{time.monotonic_ns()}"

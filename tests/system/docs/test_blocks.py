@@ -10,11 +10,12 @@ import pytest
 
 from tests.system.docs.pages import Block, Reader, blocks
 
-# A page starts a suite or two.
-pytestmark = pytest.mark.timeout(180)
+# A page starts a suite or two, and dozens of programs.
+pytestmark = pytest.mark.timeout(300)
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGES = ("tools.md", "tool-sources.md", "builtin-tools.md", "approvals.md")
+PAGES = (("tools.md",), ("tool-sources.md",), ("builtin-tools.md", "approvals.md"))
+"""Those that are read one after the other share a folder and a suite."""
 NOT_RUN = {
     "pip install mcp-server-time": "needs the network; the environment of the tests has it",
 }
@@ -32,21 +33,22 @@ def with_output(page: Path) -> Iterator[tuple[Block, Block | None]]:
         yield block, after if after is not None and after.language == "text" else None
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_the_blocks_of_a_page_work_from_top_to_bottom(name: str) -> None:
-    page = DOCS / name
+@pytest.mark.parametrize("names", PAGES, ids=" ".join)
+def test_the_blocks_of_a_page_work_from_top_to_bottom(names: tuple[str, ...]) -> None:
     # Not pytest's folder: that is closed to the account under which PostgreSQL runs when the tests run as root.
     with tempfile.TemporaryDirectory(prefix="pawl-page-") as folder, Reader(Path(folder)) as reader:
-        for block, output in with_output(page):
-            if block.first_line in NOT_RUN:
-                continue
-            try:
-                reader.follow(block, output)
-            except AssertionError as error:
-                raise AssertionError(f"{name}:{block.line}: {block.first_line}\n{error}") from None
+        for name in names:
+            reader.turn_page()
+            for block, output in with_output(DOCS / name):
+                if block.first_line in NOT_RUN:
+                    continue
+                try:
+                    reader.follow(block, output)
+                except AssertionError as error:
+                    raise AssertionError(f"{name}:{block.line}: {block.first_line}\n{error}") from None
 
 
 def test_what_is_not_run_is_there() -> None:
     """Nothing is listed that no page has any more."""
-    first_lines = {block.first_line for name in PAGES for block in blocks(DOCS / name)}
+    first_lines = {block.first_line for names in PAGES for name in names for block in blocks(DOCS / name)}
     assert NOT_RUN.keys() <= first_lines
