@@ -234,7 +234,9 @@ async def test_the_everything_server_works_over_http_and_after_a_restart(
         await mcp.add(over_http(port), who="admin")
         assert content(await mcp.run("web.echo", {"message": "hi"}, call="1")) == "Echo: hi"
         asked = await mcp.run("web.trigger-elicitation-request", call="2")
-        assert "JSON object of these properties" in asked.question.question
+        answer = execution_pb2.Answer(question=asked.question.question, answer='{"name": "Ann"}')
+        again = await mcp.run("web.trigger-elicitation-request", call="2", answers=[answer])
+        assert "Ann" in str(content(again))
     assert "cannot be used" in failure(await mcp.run("web.echo", {"message": "hi"}, call="3"))
     async with everything_over_http(node, modules, port):
         assert (await mcp.check("web")).source.state == source_pb2.SOURCE_STATE_READY
