@@ -11,7 +11,7 @@ import pytest
 from tests.system.cli.conftest import CommandLine
 from tests.system.cli.test_commands import pending_call, started
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 
 def project(pawl: CommandLine, title: str) -> str:
