@@ -392,7 +392,9 @@ class OpenApiConfig(_message.Message):
     document_url: _builtins.str
     """Where the document is."""
     base_url: _builtins.str
-    """Base URL, if not the first server of the document."""
+    """Base URL, if not the first server of the document. Secret headers need it
+    if a document that is fetched names a server other than its own.
+    """
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Headers of every request."""
