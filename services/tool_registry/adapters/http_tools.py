@@ -14,7 +14,7 @@ from services.chassis.strict_json import loads
 from services.errors import InvalidField, InvalidJson, SourceUnreachable, TooLarge
 from services.tool_registry.app.ports import Egress
 from services.tool_registry.domain.definition import RESULT_BYTES_MAX, ToolDefinition, ToolVersion
-from services.tool_registry.domain.egress import EgressRefused
+from services.tool_registry.domain.egress import EgressRefused, read_target
 from services.tool_registry.domain.http_binding import (
     Binding,
     BuiltRequest,
@@ -22,7 +22,7 @@ from services.tool_registry.domain.http_binding import (
     build,
     may_be_header_value,
 )
-from services.tool_registry.domain.http_source import OpenApi, check_base_url, endpoint_tool, read_config
+from services.tool_registry.domain.http_source import OpenApi, check_base_url, endpoint_tool, read_config, require
 from services.tool_registry.domain.openapi import Service, read_operations
 from services.tool_registry.domain.openapi_document import DOCUMENT_BYTES_MAX, UnusableDocument, read_document
 from services.tool_registry.domain.outbound import OutboundRequest, OutboundResponse, RequestFailed
@@ -99,7 +99,10 @@ class HttpTools:
                 reason=operation.reason,
             )
         for tool in tools:
-            check_base_url("open_api.base_url", msgspec.json.decode(tool.binding, type=Binding).url.partition("{")[0])
+            url = msgspec.json.decode(tool.binding, type=Binding).url.partition("{")[0]
+            check_base_url("open_api.base_url", url)
+            if config.secret_headers and config.document_url and not config.base_url:
+                _check_origin(url, config.document_url)
         return tools
 
     async def _fetch(self, store_id: str, url: str) -> tuple[bytes, str]:
@@ -156,6 +159,23 @@ class HttpTools:
                 raise OutcomeUnknown(str(failed)) from None
             raise ToolError(str(failed)) from None
         return _result(response)
+
+
+def _check_origin(url: str, document_url: str) -> None:
+    """Return if a server that a fetched document names is the one that the document was asked of.
+
+    The store's admin has named that one, and no other: whoever writes the document
+    must not say where secrets are sent.
+
+    Raises:
+        InvalidField: it is another one.
+    """
+    server, asked = read_target(url), read_target(document_url)
+    require(
+        server.origin == asked.origin,
+        "open_api.base_url",
+        f"secrets are sent to {server.origin}, which the document alone names, only if it is given here",
+    )
 
 
 def _headers(binding: Binding, built: BuiltRequest, context: ToolContext) -> dict[str, str]:

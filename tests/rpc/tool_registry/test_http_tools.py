@@ -375,3 +375,20 @@ async def test_a_common_secret_goes_to_no_service_that_a_store_has_connected(
         )
         assert outcome(await registry.run("own.call", call="b")) == "SUCCEEDED"
     assert [asked.headers["authorization"] for asked in world.server.asked] == ["Bearer of-the-store"]
+
+
+async def test_a_fetched_document_does_not_say_where_secrets_go(world: World) -> None:
+    """Whoever writes it, or comes to write it, would have them sent to a server that no admin has seen."""
+    async with web_server(pages({})) as elsewhere:
+        rules = {"acme": read_rules(None, [f"127.0.0.1:{port}" for port in (world.server.port, elsewhere.port)])}
+        connector = HttpTools(GuardedEgress(rules, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)))
+        theirs = World(world.server, connector)
+        written = json.dumps(document(elsewhere.port, look="get")).encode()
+        world.server.answer = lambda _: Reply(written, headers=JSON)
+        fetched: dict[str, Any] = {"documentUrl": f"{world.url}/doc"}
+        secret = {"secretHeaders": {"Authorization": "token"}}
+        with pytest.raises(InvalidField, match="which the document alone names"):
+            await theirs.discover({"openApi": fetched | secret})
+        base = f"http://127.0.0.1:{elsewhere.port}"
+        for given in (fetched, fetched | secret | {"baseUrl": base}, {"document": encoded(written)} | secret):
+            assert len(await theirs.discover({"openApi": given})) == 1
