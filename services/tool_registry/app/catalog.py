@@ -10,7 +10,7 @@ from typing import Any, Final
 import jsonschema_rs
 
 from services.chassis import logs
-from services.errors import InvalidField, ToolExists, ToolNotFound
+from services.errors import InvalidField, PermissionDenied, ToolExists, ToolNotFound
 from services.tool_registry.app.ports import ToolBook, ToolSource
 from services.tool_registry.domain.definition import (
     Caller,
@@ -19,8 +19,11 @@ from services.tool_registry.domain.definition import (
     ToolDefinition,
     ToolVersion,
     check_definition,
+    is_laxer,
+    is_restricted,
 )
 from services.tool_registry.domain.names import did_you_mean
+from services.tool_registry.domain.roles import ADMIN, VIEWER
 from services.tool_registry.domain.schema import compile_schema
 from services.tool_registry.domain.workers import ROLES as WORKER_ROLES
 from services.tool_registry.domain.workers import SOURCE_KIND as WORKER
@@ -185,13 +188,16 @@ class Catalog:
                 raise ToolNotFound(f"there is no tool {name!r}{near}", tool_name=name)
         return [found[name] for name in sorted(found) if found[name].definition.may_be_called_by(caller)]
 
-    async def register(self, store_id: str, definition: ToolDefinition, *, replace: bool) -> ToolVersion:
-        """Register a front-end tool of a store.
+    async def register(self, caller: Caller, definition: ToolDefinition, *, replace: bool) -> ToolVersion:
+        """Register a front-end tool of the caller's store.
 
         Raises:
             InvalidField, InvalidSchema: the definition cannot be used.
             ToolExists: the name has another definition, or is that of a loaded tool.
+            PermissionDenied: the caller only looks on, or is no admin and would make a tool laxer.
         """
+        if caller.roles == {VIEWER}:
+            raise PermissionDenied("a viewer registers no tools")
         if definition.context is not ExecutionContext.FRONTEND:
             raise InvalidField("context: only FRONTEND tools can be registered here", field="context")
         check_definition(definition)
@@ -202,16 +208,19 @@ class Catalog:
                 raise InvalidField("fallback_tool_name: must be a backend tool", field="fallback_tool_name")
         if definition.name in self._loaded:
             raise ToolExists(f"{definition.name!r} is a tool of the deployment and cannot be replaced")
-        current = await self._current(store_id, definition.name)
+        current = await self._current(caller.store_id, definition.name)
         if current is not None and current.source != FRONT_END:
             raise ToolExists(f"{definition.name!r} is a tool of {current.source} and cannot be replaced")
-        return await self._book.register(store_id, definition, replace=replace)
+        if current is not None and replace and is_laxer(definition, current.definition) and ADMIN not in caller.roles:
+            raise PermissionDenied("to ask people less about a tool, or let more of them call it, needs the role admin")
+        return await self._book.register(caller.store_id, definition, replace=replace)
 
     async def unregister(self, caller: Caller, name: str) -> None:
         """Take a store's tool out of the register: a front-end tool, or one of workers if the caller may attach them.
 
         Raises:
             ToolNotFound: the store has no such tool, or none that is taken out like that.
+            PermissionDenied: it is restricted, and the caller no admin, or only looks on.
         """
         if name in self._loaded:
             raise ToolNotFound("tools of the deployment cannot be unregistered", tool_name=name)
@@ -219,7 +228,10 @@ class Catalog:
         if current is not None and current.source_kind == WORKER:
             if caller.roles.isdisjoint(WORKER_ROLES):
                 raise ToolNotFound(f"tools of {current.source} are for the role worker or admin", tool_name=name)
-        elif current is not None and current.source != FRONT_END:
+        elif current is not None and current.source == FRONT_END:
+            if caller.roles == {VIEWER} or (is_restricted(current.definition) and ADMIN not in caller.roles):
+                raise PermissionDenied("to take out a tool that not everybody may call freely needs the role admin")
+        elif current is not None:
             raise ToolNotFound(f"tools of {current.source} go with it and cannot be unregistered", tool_name=name)
         await self._book.unregister(caller.store_id, name)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from services.errors import DocumentNotFound, PermissionDenied
 from services.tool_registry.domain.document import STORE_OWNER, Document, Hit, check_document, check_name
-
-_CHANGES_STORE: Final = "admin"
+from services.tool_registry.domain.roles import ADMIN
 
 
 class DocumentBook(Protocol):
@@ -115,6 +114,6 @@ class Documents:
 def _changed_owner(caller: DocumentCaller, *, shared: bool) -> str:
     if not shared:
         return caller.user_id
-    if _CHANGES_STORE not in caller.roles:
-        raise PermissionDenied(f"changing documents of the store needs the role {_CHANGES_STORE}")
+    if ADMIN not in caller.roles:
+        raise PermissionDenied(f"changing documents of the store needs the role {ADMIN}")
     return STORE_OWNER

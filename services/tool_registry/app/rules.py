@@ -13,8 +13,8 @@ from services.tool_registry.app.audit import AuditTrail
 from services.tool_registry.app.catalog import Catalog
 from services.tool_registry.app.ports import RuleBook
 from services.tool_registry.domain.definition import Caller
+from services.tool_registry.domain.roles import ADMIN
 from services.tool_registry.domain.rules import (
-    ADMIN,
     RULES_MAX,
     Rule,
     RuledCall,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from services.chassis import logs
 from services.chassis.clock import Clock
@@ -22,6 +21,7 @@ from services.errors import (
 from services.tool_registry.app.catalog import Catalog
 from services.tool_registry.app.ports import Connector, SourceStore, ToolBook
 from services.tool_registry.domain.definition import ToolVersion, check_definition
+from services.tool_registry.domain.roles import ADMIN, OPERATOR
 from services.tool_registry.domain.schema import compile_schema
 from services.tool_registry.domain.source import (
     TOOLS_MAX,
@@ -38,9 +38,6 @@ from services.tool_registry.domain.source import (
     read_policies,
     under_policies,
 )
-
-ADMIN: Final = "admin"
-OPERATOR: Final = "operator"
 
 _log = logs.get_logger(__name__)
 

@@ -191,6 +191,7 @@ def check_definition(definition: ToolDefinition) -> None:
     _require(0 <= definition.approvals_required <= APPROVALS_MAX, "approvals_required", f"must be 0 to {APPROVALS_MAX}")
     # What the registry does not run it can neither count nor give again, and a question needs no approval.
     is_backend = definition.context is ExecutionContext.BACKEND
+    _require(is_backend or not definition.result_bytes_max, "result_bytes_max", "goes with BACKEND tools only")
     _require(is_backend or not definition.rate_per_minute, "rate_per_minute", "goes with BACKEND tools only")
     _require(is_backend or not definition.cache_seconds, "cache_seconds", "goes with BACKEND tools only")
     _require(
@@ -209,6 +210,29 @@ def check_definition(definition: ToolDefinition) -> None:
         "fallback_tool_name",
         "goes with the fallback BACKEND_TOOL, and only with it",
     )
+
+
+def is_laxer(new: ToolDefinition, old: ToolDefinition) -> bool:
+    """Whether people are asked less, or more of them may call, by `new` than by `old`."""
+    severity = (Category.SAFE, Category.SENSITIVE, Category.DESTRUCTIVE)
+    return (
+        severity.index(new.category) < severity.index(old.category)
+        or max(1, new.approvals_required) < max(1, old.approvals_required)
+        or (new.effect is Effect.READ_ONLY and old.effect is not Effect.READ_ONLY)  # It is never bulk then.
+        or _is_wider(new.allowed_user_ids, old.allowed_user_ids)
+        or _is_wider(new.allowed_roles, old.allowed_roles)
+    )
+
+
+def is_restricted(definition: ToolDefinition) -> bool:
+    """Whether people are asked about calls, or not everybody may make them."""
+    is_gated = definition.category is not Category.SAFE or definition.approvals_required > 1
+    return is_gated or bool(definition.allowed_user_ids) or bool(definition.allowed_roles)
+
+
+def _is_wider(new: tuple[str, ...], old: tuple[str, ...]) -> bool:
+    """Whether somebody is in `new` and not in `old`; empty means everybody."""
+    return bool(old) and (not new or not set(new) <= set(old))
 
 
 def _require(holds: bool, field: str, rule: str) -> None:  # noqa: FBT001  # reads as the rule it states

@@ -18,9 +18,8 @@ from services.chassis.strict_json import JsonValue, dumps_canonical
 from services.errors import InvalidField
 from services.tool_registry.domain.definition import Category, can_exist
 from services.tool_registry.domain.gate import BULK_ITEMS_MIN
+from services.tool_registry.domain.roles import ADMIN, APPROVER
 
-ADMIN: Final = "admin"
-APPROVER: Final = "approver"
 ANY_TOOL: Final = "*"
 PATTERNS_MAX: Final = 20
 GLOB_CHARACTERS_MAX: Final = 1000

@@ -11,11 +11,13 @@ import msgspec
 
 from services.tool_registry.domain.definition import Effect, ToolDefinition
 from services.tool_registry.domain.inverse import InverseCall
+from services.tool_registry.domain.roles import ADMIN
+from services.tool_registry.domain.roles import WORKER as WORKER_ROLE
 
 TOOLS_MAX: Final = 200
 CALLS_MAX: Final = 256
 SOURCE_KIND: Final = "worker"
-ROLES: Final = frozenset({"admin", "worker"})
+ROLES: Final = frozenset({ADMIN, WORKER_ROLE})
 """Who may attach workers, and take their tools out: one of these roles is needed."""
 
 

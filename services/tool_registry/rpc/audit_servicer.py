@@ -16,12 +16,13 @@ from services.errors import InvalidField, InvalidPageToken, PermissionDenied
 from services.tool_registry.app.policy_ports import AuditFilter, AuditLog
 from services.tool_registry.app.verifying import Verified, verify
 from services.tool_registry.domain.audit import AuditEntry, AuditKind, Head, ToolFigures
+from services.tool_registry.domain.roles import ADMIN, OPERATOR
 
 PAGE_SIZE_DEFAULT: Final = 100
 PAGE_SIZE_MAX: Final = 1000
 
 _PAGE_OF: Final = "audit:"
-_ROLES: Final = frozenset({"operator", "admin"})
+_ROLES: Final = frozenset({ADMIN, OPERATOR})
 _SEQ_MAX: Final = 2**63 - 1
 
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -32,9 +32,8 @@ class ToolServicer(tool_pb2_grpc.ToolServiceServicer):
     async def RegisterTool(
         self, request: tool_pb2.RegisterToolRequest, context: Context
     ) -> tool_pb2.RegisterToolResponse:
-        user = require_user()
         definition = convert.definition_from(request.definition)
-        entry = await self._catalog.register(user.store_id, definition, replace=request.replace)
+        entry = await self._catalog.register(_caller(), definition, replace=request.replace)
         return tool_pb2.RegisterToolResponse(tool=convert.tool_message(entry))
 
     async def UnregisterTool(

@@ -267,3 +267,33 @@ async def test_a_malformed_id_is_refused_by_name(registry: Registry, field: str)
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await registry.execution.ResolveTools(execution_pb2.ResolveToolsRequest(context=who))
     assert reason(error.value) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ID", {"field": field})
+
+
+async def test_only_an_admin_makes_a_front_end_tool_laxer_or_takes_a_restricted_one_out(registry: Registry) -> None:
+    """C6: who may not approve must not be able to take the gate away."""
+    denied = (grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED")
+    gated = front_end_tool(category=2, effect_class=4, approvals_required=2, allowed_user_ids=["ann"])
+    ann, root, vic = (registry.users["acme", user] for user in ("ann", "root", "vic"))
+    assert await refusal(vic.RegisterTool(tool_pb2.RegisterToolRequest(definition=gated))) == denied
+    await ann.RegisterTool(tool_pb2.RegisterToolRequest(definition=gated))
+    less: tuple[dict[str, Any], ...] = (
+        {"category": 1},
+        {"approvals_required": 1},
+        {"effect_class": 1},
+        {"allowed_user_ids": []},
+        {"allowed_user_ids": ["ann", "bob"]},
+    )
+    for laxer in less:
+        fields: dict[str, Any] = {
+            "category": 2,
+            "effect_class": 4,
+            "approvals_required": 2,
+            "allowed_user_ids": ["ann"],
+        } | laxer
+        request = tool_pb2.RegisterToolRequest(definition=front_end_tool(**fields), replace=True)
+        assert await refusal(ann.RegisterTool(request)) == denied
+    assert await refusal(ann.UnregisterTool(tool_pb2.UnregisterToolRequest(name="show_chart"))) == denied
+    stricter = front_end_tool(category=3, effect_class=4, approvals_required=3, allowed_user_ids=["ann"])
+    await ann.RegisterTool(tool_pb2.RegisterToolRequest(definition=stricter, replace=True))
+    await root.RegisterTool(tool_pb2.RegisterToolRequest(definition=front_end_tool(), replace=True))
+    await ann.UnregisterTool(tool_pb2.UnregisterToolRequest(name="show_chart"))

@@ -68,8 +68,8 @@ class ToolDefinition(_message.Message):
     tools always may.
     """
     result_bytes_max: _builtins.int
-    """Bytes a result may have, 1 to 1048576; 0 means 1048576. A larger one is an
-    error result.
+    """BACKEND tools: bytes a result may have, 1 to 1048576; 0 means 1048576. A
+    larger one is an error result.
     """
     offer_fallback: _call_pb2.OfferFallback.ValueType
     """Front-end tools: what happens if nobody runs a call in time."""

@@ -75,9 +75,11 @@ class ToolServiceServicer(object):
         """Registers a front-end tool in the caller's store. The same definition
         again changes nothing and answers with the version it has; another one
         needs `replace` and gets the next version. Runs keep the version they
-        started with. Idempotent.
+        started with. Idempotent. Viewers register nothing; to replace a tool by one
+        that people are asked about less, or that more of them may call, needs the
+        role admin.
 
-        Errors: TOOL_EXISTS, INVALID_SCHEMA, INVALID_FIELD.
+        Errors: TOOL_EXISTS, INVALID_SCHEMA, INVALID_FIELD, PERMISSION_DENIED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -86,8 +88,11 @@ class ToolServiceServicer(object):
     def UnregisterTool(self, request, context):
         """Takes a tool out of the store's register. Runs that started with it keep
         it. Idempotent within a request id only: an absent tool is TOOL_NOT_FOUND.
+        One that people are asked about, or that not everybody may call, is taken
+        out by an admin.
 
-        Errors: TOOL_NOT_FOUND (loaded tools cannot be unregistered).
+        Errors: TOOL_NOT_FOUND (loaded tools cannot be unregistered),
+        PERMISSION_DENIED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -43,15 +43,20 @@ class ToolServiceStub:
     """Registers a front-end tool in the caller's store. The same definition
     again changes nothing and answers with the version it has; another one
     needs `replace` and gets the next version. Runs keep the version they
-    started with. Idempotent.
+    started with. Idempotent. Viewers register nothing; to replace a tool by one
+    that people are asked about less, or that more of them may call, needs the
+    role admin.
 
-    Errors: TOOL_EXISTS, INVALID_SCHEMA, INVALID_FIELD.
+    Errors: TOOL_EXISTS, INVALID_SCHEMA, INVALID_FIELD, PERMISSION_DENIED.
     """
     UnregisterTool: _grpc.UnaryUnaryMultiCallable[_tool_pb2.UnregisterToolRequest, _tool_pb2.UnregisterToolResponse]
     """Takes a tool out of the store's register. Runs that started with it keep
     it. Idempotent within a request id only: an absent tool is TOOL_NOT_FOUND.
+    One that people are asked about, or that not everybody may call, is taken
+    out by an admin.
 
-    Errors: TOOL_NOT_FOUND (loaded tools cannot be unregistered).
+    Errors: TOOL_NOT_FOUND (loaded tools cannot be unregistered),
+    PERMISSION_DENIED.
     """
     GetTool: _grpc.UnaryUnaryMultiCallable[_tool_pb2.GetToolRequest, _tool_pb2.GetToolResponse]
     """Reads a tool. Read-only.
@@ -79,15 +84,20 @@ class ToolServiceAsyncStub(ToolServiceStub):
     """Registers a front-end tool in the caller's store. The same definition
     again changes nothing and answers with the version it has; another one
     needs `replace` and gets the next version. Runs keep the version they
-    started with. Idempotent.
+    started with. Idempotent. Viewers register nothing; to replace a tool by one
+    that people are asked about less, or that more of them may call, needs the
+    role admin.
 
-    Errors: TOOL_EXISTS, INVALID_SCHEMA, INVALID_FIELD.
+    Errors: TOOL_EXISTS, INVALID_SCHEMA, INVALID_FIELD, PERMISSION_DENIED.
     """
     UnregisterTool: _aio.UnaryUnaryMultiCallable[_tool_pb2.UnregisterToolRequest, _tool_pb2.UnregisterToolResponse]  # type: ignore[assignment]
     """Takes a tool out of the store's register. Runs that started with it keep
     it. Idempotent within a request id only: an absent tool is TOOL_NOT_FOUND.
+    One that people are asked about, or that not everybody may call, is taken
+    out by an admin.
 
-    Errors: TOOL_NOT_FOUND (loaded tools cannot be unregistered).
+    Errors: TOOL_NOT_FOUND (loaded tools cannot be unregistered),
+    PERMISSION_DENIED.
     """
     GetTool: _aio.UnaryUnaryMultiCallable[_tool_pb2.GetToolRequest, _tool_pb2.GetToolResponse]  # type: ignore[assignment]
     """Reads a tool. Read-only.
@@ -118,9 +128,11 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         """Registers a front-end tool in the caller's store. The same definition
         again changes nothing and answers with the version it has; another one
         needs `replace` and gets the next version. Runs keep the version they
-        started with. Idempotent.
+        started with. Idempotent. Viewers register nothing; to replace a tool by one
+        that people are asked about less, or that more of them may call, needs the
+        role admin.
 
-        Errors: TOOL_EXISTS, INVALID_SCHEMA, INVALID_FIELD.
+        Errors: TOOL_EXISTS, INVALID_SCHEMA, INVALID_FIELD, PERMISSION_DENIED.
         """
 
     @_abc_1.abstractmethod
@@ -131,8 +143,11 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_tool_pb2.UnregisterToolResponse, _abc.Awaitable[_tool_pb2.UnregisterToolResponse]]:
         """Takes a tool out of the store's register. Runs that started with it keep
         it. Idempotent within a request id only: an absent tool is TOOL_NOT_FOUND.
+        One that people are asked about, or that not everybody may call, is taken
+        out by an admin.
 
-        Errors: TOOL_NOT_FOUND (loaded tools cannot be unregistered).
+        Errors: TOOL_NOT_FOUND (loaded tools cannot be unregistered),
+        PERMISSION_DENIED.
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,11 @@
+"""Roles of users, as their credentials name them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+ADMIN: Final = "admin"
+APPROVER: Final = "approver"
+OPERATOR: Final = "operator"
+VIEWER: Final = "viewer"
+WORKER: Final = "worker"
