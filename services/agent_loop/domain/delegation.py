@@ -128,7 +128,8 @@ def _options(state: State, task: Task) -> RunOptions:
     )
     return replace(
         own,
-        instructions=text.clean(task.instructions) or own.instructions,
+        # What the deployment or the user tells every agent is not for a model to leave out.
+        instructions="\n\n".join(filter(None, (own.instructions, text.clean(task.instructions)))),
         tool_names=chosen,
         without_tools=not chosen,
         tool_choice=ToolChoice(),

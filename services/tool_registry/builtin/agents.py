@@ -14,7 +14,7 @@ Task = Annotated[
     "what to do and what to answer with; it sees nothing of this conversation, so say all that it needs to know",
 ]
 Instructions = Annotated[
-    str, msgspec.Meta(max_length=16_000), "how to go about it: its system prompt; empty for the usual one"
+    str, msgspec.Meta(max_length=16_000), "how to go about it; it is told this after what every agent here is told"
 ]
 ToolNames = Annotated[
     list[str], msgspec.Meta(max_length=1000), "those of your tools that it may use; empty for all of them"

@@ -209,14 +209,16 @@ def test_an_agent_has_the_tools_that_it_is_given_and_never_more_than_its_parent(
     async def main() -> None:
         given = calls(agent("part", tool_names=["look"], instructions="Be brief.", rounds_max=3))
         world = world_of(top=[given, calls(agent("more", tool_names=["shell"]))], part=[says("Yes.")])
-        key = world.ledger.submit("top", RunOptions(model="m", tool_names=("look", "run_agent")))
+        key = world.ledger.submit(
+            "top", RunOptions(model="m", instructions="Be kind.", tool_names=("look", "run_agent"))
+        )
 
         await finish(world, key)
 
         child = child_of(world, key)
         assert [tool.name for tool in child.tools] == ["look"]
         assert (child.options.instructions, child.options.limits.rounds_max, child.options.model) == (
-            "Be brief.",
+            "Be kind.\n\nBe brief.",
             3,
             "m",
         )
