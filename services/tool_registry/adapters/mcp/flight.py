@@ -28,7 +28,6 @@ class Flight:
         self.call_id = call_id
         self.on_question = on_question
         self._asking: set[asyncio.Task[mcp.types.ElicitResult]] = set()
-        self._ended = asyncio.Event()
 
     async def ask(self, question: Asked) -> mcp.types.ElicitResult:
         """Return the answer, a cancel if the call ends before it comes, a decline if too many questions are open.
@@ -39,19 +38,13 @@ class Flight:
         if len(self._asking) >= _ASKING_MAX:
             return mcp.types.ElicitResult(action="decline")
         asking = asyncio.create_task(_answer(self.on_question, question), name="mcp.ask")
-        ended = asyncio.create_task(self._ended.wait(), name="mcp.ask.ended")
         self._asking.add(asking)
         asking.add_done_callback(self._asking.discard)
-        try:
-            await asyncio.wait({asking, ended}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            ended.cancel()
-        has_answer = asking.done() and not asking.cancelled()
-        return asking.result() if has_answer else mcp.types.ElicitResult(action="cancel")
+        await asyncio.wait({asking})
+        return mcp.types.ElicitResult(action="cancel") if asking.cancelled() else asking.result()
 
     def end(self) -> None:
         """Stop asking."""
-        self._ended.set()
         for asking in list(self._asking):
             asking.cancel()
 
