@@ -142,6 +142,15 @@ DONE: dict[str, Callable[[dict[str, Any], Any], dict[str, Any] | None]] = {
 }
 
 
+def log_in(request_id: Any) -> None:
+    """Want a page to be opened before the first call."""
+    page = {"mode": "url", "message": "Log in.", "url": "https://login.example.com/", "elicitationId": "e1"}
+    if "call log_in" in (FOLDER / "log").read_text().splitlines()[:-1]:
+        send(id=request_id, result=text("welcome"))
+    else:
+        send(id=request_id, error={"code": -32042, "message": "log in first", "data": {"elicitations": [page]}})
+
+
 def garbage() -> dict[str, Any]:
     for _ in range(200):
         sys.stdout.write("this is no JSON\n")
@@ -155,6 +164,9 @@ def call(message: dict[str, Any]) -> None:
     log(f"call {name}")
     if name == "refuse":
         send(id=message["id"], error={"code": -32000, "message": "out of order"})
+        return
+    if name == "log_in":
+        log_in(message["id"])
         return
     try:
         if name == "garbage":

@@ -28,7 +28,7 @@ async def mcp(database_url: str, tmp_path: Path) -> AsyncIterator[McpRegistry]:
 
 @pytest.fixture
 def server(tmp_path: Path) -> FakeServer:
-    return FakeServer(tmp_path / "fake", ["ask", "hang", "note"])
+    return FakeServer(tmp_path / "fake", ["ask", "hang", "log_in", "note"])
 
 
 def answer(question: execution_pb2.ExecutionResult, text: str | None) -> execution_pb2.Answer:
@@ -90,6 +90,25 @@ async def test_a_page_to_open_is_shown(mcp: McpRegistry, server: FakeServer) -> 
     asked = await mcp.run("fake.ask", {"asks": page})
     assert url in asked.question.question
     assert got(await mcp.run("fake.ask", {"asks": page}, answers=[answer(asked, "done")])) == {"action": "accept"}
+
+
+async def test_a_call_that_wants_a_page_opened_first_is_made_again_once_it_is(
+    mcp: McpRegistry, server: FakeServer
+) -> None:
+    await mcp.add(server.config())
+    asked = await mcp.run("fake.log_in")
+    assert "Log in." in asked.question.question
+    assert "https://login.example.com/" in asked.question.question
+    assert content(await mcp.run("fake.log_in", answers=[answer(asked, "done")])) == "welcome"
+
+
+async def test_a_page_that_nobody_opens_is_an_error_in_the_words_of_the_server(
+    mcp: McpRegistry, server: FakeServer
+) -> None:
+    await mcp.add(server.config())
+    asked = await mcp.run("fake.log_in")
+    assert "log in first" in failure(await mcp.run("fake.log_in", answers=[answer(asked, None)]))
+    assert calls(server, "call log_in") == 1
 
 
 async def test_secrets_of_the_server_are_not_in_its_questions(mcp: McpRegistry, server: FakeServer) -> None:
