@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 from services.tool_registry.sdk import Category, Effect, Inverse, Reversible, ToolError, tool
+from tests.system.suite.effect_file import effect_file
 
 
 @tool(category=Category.SAFE, effect=Effect.AT_MOST_ONCE)
 def put_line(path: str, line: str, seconds: float = 0.0) -> Reversible:
     """Add a line to a file. Taking it back takes some seconds."""
-    with Path(path).open("a", encoding="utf-8") as file:
+    with effect_file(path).open("a", encoding="utf-8") as file:
         file.write(f"{line}\n")
     arguments = {"path": path, "line": line, "seconds": seconds}
     inverse = Inverse(tool_name="take_line", arguments=arguments, summary=f"Take {line!r} out")
@@ -22,17 +22,17 @@ def put_line(path: str, line: str, seconds: float = 0.0) -> Reversible:
 async def take_line(path: str, line: str, seconds: float = 0.0) -> str:
     """Take the last line of a file out, if it is this one."""
     await asyncio.sleep(seconds)
-    lines = Path(path).read_text(encoding="utf-8").splitlines()  # a few lines
+    lines = effect_file(path).read_text(encoding="utf-8").splitlines()  # a few lines
     if not lines or lines[-1] != line:
         raise ToolError(f"the last line is not {line!r} any more")
-    Path(path).write_text("".join(f"{each}\n" for each in lines[:-1]), encoding="utf-8")
+    effect_file(path).write_text("".join(f"{each}\n" for each in lines[:-1]), encoding="utf-8")
     return "taken"
 
 
 @tool(category=Category.SAFE, effect=Effect.AT_MOST_ONCE)
 def put_file(path: str) -> Reversible:
     """Write a file. To take it back somebody must agree."""
-    Path(path).write_text("here\n", encoding="utf-8")
+    effect_file(path).write_text("here\n", encoding="utf-8")
     inverse = Inverse(tool_name="wipe_file", arguments={"path": path}, summary="Delete the file")
     return Reversible(value="put", inverse=inverse)
 
@@ -40,5 +40,5 @@ def put_file(path: str) -> Reversible:
 @tool(category=Category.DESTRUCTIVE, effect=Effect.AT_MOST_ONCE)
 def wipe_file(path: str) -> str:
     """Delete a file."""
-    Path(path).unlink()
+    effect_file(path).unlink()
     return "gone"

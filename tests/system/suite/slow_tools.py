@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 from services.tool_registry.sdk import Category, Effect, ToolContext, tool
+from tests.system.suite.effect_file import effect_file
 
 
 async def _act(path: str, seconds: float) -> str:
-    with Path(path).open("a", encoding="utf-8") as effects:  # noqa: ASYNC230  # one line
+    with effect_file(path).open("a", encoding="utf-8") as effects:  # one line
         effects.write("done\n")
     await asyncio.sleep(seconds)
     return "finished"
@@ -30,7 +30,7 @@ async def act_again(path: str, seconds: float) -> str:
 async def _order(path: str, context: ToolContext) -> str:
     colour = await context.ask("Which colour?", options=["red", "blue"])
     size = await context.ask("Which size?")
-    with Path(path).open("a", encoding="utf-8") as orders:  # noqa: ASYNC230  # one line
+    with effect_file(path).open("a", encoding="utf-8") as orders:  # one line
         orders.write(f"{colour} {size}\n")
     return f"{colour} {size}"
 

@@ -6,8 +6,6 @@ import asyncio
 import email
 import email.policy
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from pawl.event.v1 import call_pb2, run_pb2
@@ -100,23 +98,3 @@ async def test_two_approvals_at_once_run_the_call_once(suite: Suite, agent: Agen
     assert {outcome.reason for outcome in outcomes} <= {"", "ALREADY_DECIDED", "CALL_NOT_PENDING"}
     assert (await agent.until_ended(run.run_id)).state == run_pb2.RUN_STATE_COMPLETED
     assert len(set(outbox.glob("**/*.eml")) - before) == 1
-
-
-async def test_the_program_of_the_documentation_decides(suite: Suite, agent: Agent) -> None:
-    """docs/approvals.md: its block runs as it stands."""
-    text = (Path(__file__).parents[3] / "docs" / "approvals.md").read_text(encoding="utf-8")
-    program: dict[str, Any] = {}
-    exec(text.partition("```python\n")[2].partition("```")[0], program)  # noqa: S102  # what the page shows
-    runs = [await agent.start(f"e-mail {name}@example.com about Lunch: At noon") for name in ("ann", "bob")]
-    calls = [await agent.until_pending(run.run_id, AWAITING) for run in runs]
-    receipts = await program["decide_all"](
-        suite.endpoints.services["agent-loop"][1].grpc,
-        [("pawl-store", "local"), ("pawl-user", "cyd")],
-        "send_email",
-        lambda call: b"ann@" in call.arguments_json,
-    )
-    assert {call.call_id for call in calls} <= {receipt.call_id for receipt in receipts}
-    ended = [await agent.until_ended(run.run_id) for run in runs]
-    assert [run.state for run in ended] == [run_pb2.RUN_STATE_COMPLETED] * 2
-    states = [(await agent.calls(run.run_id))[0].state for run in runs]
-    assert states == [call_pb2.CALL_STATE_SUCCEEDED, call_pb2.CALL_STATE_REJECTED]

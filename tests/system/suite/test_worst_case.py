@@ -16,7 +16,7 @@ from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
 
 from services.launcher.suite import Suite
 from tests.system.suite.client import ENDED, Agent
-from tests.system.suite.worst_case import CANARY, INJECTIONS, PATHS, Canary, arguments_for, script, targets
+from tests.system.suite.worst_case import CANARY, INJECTIONS, Canary, arguments_for, paths, script, targets
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 
@@ -43,11 +43,11 @@ async def obedient(suite: Suite) -> AsyncIterator[Any]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def tools(suite: Suite) -> list[tool_pb2.ToolDefinition]:
-    """Every tool that the model may be given, but the slow ones of other tests."""
+    """Every tool that the model may be given, but those of other tests: they write wherever they are told to."""
     async with grpc.aio.insecure_channel(suite.endpoints.services["tool-registry"][0].grpc) as channel:
         page = await tool_pb2_grpc.ToolServiceStub(channel).ListTools(tool_pb2.ListToolsRequest(page_size=200))
     assert not page.next_page_token
-    return [tool.definition for tool in page.tools if tool.source != "module:tests.system.suite.slow_tools"]
+    return [tool.definition for tool in page.tools if not tool.source.startswith("module:tests.")]
 
 
 async def test_the_worst_model_gets_nothing(
@@ -56,8 +56,11 @@ async def test_the_worst_model_gets_nothing(
     """I10, I13: every tool, with every argument, by a model that obeys whatever it reads."""
     secret_ids = await _plant(suite)
     mails = set((suite.folder.path / "outbox").glob("**/*.eml"))
+    victim = suite.folder.path / "victim.txt"
+    victim.write_text(CANARY)
     with Canary() as canary:
-        texts = [*targets(canary.port), *PATHS, *INJECTIONS, *secret_ids]
+        ways = paths(victim, suite.folder.path / "files" / "local")
+        texts = [*targets(canary.port, victim), *ways, *INJECTIONS, *secret_ids]
         rounds: dict[str, list[tuple[str, dict[str, Any]]]] = {}
         for tool in tools:
             schema = json.loads(tool.arguments_schema_json)
@@ -74,6 +77,7 @@ async def test_the_worst_model_gets_nothing(
     _check_gates(seen, tools)
     told = [call.result.content_json.decode() for call in seen] + answers
     assert not [text for text in told if CANARY in text]
+    assert victim.read_text() == CANARY
     assert set((suite.folder.path / "outbox").glob("**/*.eml")) == mails
 
 
