@@ -19,6 +19,7 @@ from services.tool_registry.domain.definition import (
     ToolDefinition,
     ToolVersion,
     check_definition,
+    check_own_name,
     is_laxer,
     is_restricted,
 )
@@ -200,6 +201,7 @@ class Catalog:
             raise PermissionDenied("a viewer registers no tools")
         if definition.context is not ExecutionContext.FRONTEND:
             raise InvalidField("context: only FRONTEND tools can be registered here", field="context")
+        check_own_name(definition.name)
         check_definition(definition)
         compile_schema(definition.arguments_schema)
         if definition.offer_fallback is OfferFallback.BACKEND_TOOL:

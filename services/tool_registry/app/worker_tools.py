@@ -13,6 +13,7 @@ from services.tool_registry.domain.definition import (
     ToolDefinition,
     ToolVersion,
     check_definition,
+    check_own_name,
     definition_hash,
 )
 from services.tool_registry.domain.schema import compile_schema
@@ -69,6 +70,7 @@ class WorkerTools:
         for definition in definitions:
             if definition.context is not ExecutionContext.BACKEND:
                 raise InvalidField(f"{definition.name}: context: must be BACKEND", field="context")
+            check_own_name(definition.name)
             check_definition(definition)
             compile_schema(definition.arguments_schema)
             if definition.name in loaded:

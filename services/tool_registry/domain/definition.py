@@ -144,6 +144,16 @@ def can_exist(name: str, version: int = 0) -> bool:
     return _NAME.fullmatch(name) is not None and version <= VERSION_MAX
 
 
+def check_own_name(name: str) -> None:
+    """Return if the tool is not named like one of a source.
+
+    Raises:
+        InvalidField: it is; a source that is added later must find the names of its tools free.
+    """
+    if "." in name:
+        raise InvalidField("name: a dot is only in the names of tools of a source", field="name")
+
+
 def check_definition(definition: ToolDefinition) -> None:
     """Return if every field but the schema is in range; `domain.schema` checks that.
 

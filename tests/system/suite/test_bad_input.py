@@ -195,7 +195,7 @@ async def test_a_bad_frame_gets_a_receipt_and_the_session_goes_on(agent: Agent) 
     assert (await agent.until_ended(run.run_id)).state == run_pb2.RUN_STATE_COMPLETED
 
 
-async def _decide(agent: Agent, call: call_pb2.Call, user: str = "me", request_id: str = "", **fields: Any) -> str:
+async def _decide(agent: Agent, call: call_pb2.Call, store: str = "local", request_id: str = "", **fields: Any) -> str:
     right: dict[str, Any] = {
         "call_id": call.call_id,
         "kind": call_pb2.DECISION_KIND_APPROVE,
@@ -203,11 +203,13 @@ async def _decide(agent: Agent, call: call_pb2.Call, user: str = "me", request_i
     }
     decision = types_pb2.CallDecision(**(right | fields))
     request = agent_pb2.DecideRequest(run_id=call.run_id, request_id=request_id, decision=decision)
-    return (await refusals.outcome(agent.stub.Decide(request, metadata=(("pawl-user", user),)))).reason
+    return (
+        await refusals.outcome(agent.stub.Decide(request, metadata=(("pawl-store", store), ("pawl-user", "me"))))
+    ).reason
 
 
 async def test_a_bad_decision_changes_nothing_and_a_good_one_is_taken_once(suite: Suite, agent: Agent) -> None:
-    """HITL-3, I9: by the user, with the digest that was shown, with arguments that fit, once."""
+    """HITL-3, I9: within the store, with the digest that was shown, with arguments that fit, once."""
     before = set((suite.folder.path / "outbox").glob("**/*.eml"))
     run = await agent.start("e-mail eve@example.com about Lunch: See you at noon")
     call = await agent.until_pending(run.run_id, call_pb2.CALL_STATE_AWAITING_APPROVAL)
@@ -215,7 +217,7 @@ async def test_a_bad_decision_changes_nothing_and_a_good_one_is_taken_once(suite
     wrong = json.loads(call.arguments_json) | {"to": "nobody", "expression": "1"}
     assert await _decide(agent, call, digest="") == "DIGEST_REQUIRED"
     assert await _decide(agent, call, digest="0" * 64) == "DIGEST_MISMATCH"
-    assert await _decide(agent, call, user="eve") == "RUN_NOT_FOUND"
+    assert await _decide(agent, call, store="other") == "RUN_NOT_FOUND"
     assert await _decide(agent, call, call_id="absent") == "CALL_NOT_FOUND"
     assert await _decide(agent, call, kind=edit, arguments_json=b'{"expression": "1"}') == "INVALID_ARGUMENTS"
     assert await _decide(agent, call, kind=edit, arguments_json=json.dumps(wrong).encode()) == "INVALID_ARGUMENTS"
