@@ -23,6 +23,7 @@ class EchoServicer:
 
     def __init__(self) -> None:
         self.entered = asyncio.Event()
+        self.waiting = 0
         self.cancelled = asyncio.Event()
         self.release = asyncio.Event()
         self.vanish: Callable[[], object] = lambda: None
@@ -75,11 +76,14 @@ class EchoServicer:
 
     async def _wait(self) -> None:
         self.entered.set()
+        self.waiting += 1
         try:
             await self.release.wait()
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
+        finally:
+            self.waiting -= 1
 
     async def unary(self, request: StringValue, context: Any) -> StringValue:
         return await self.act(request, context)

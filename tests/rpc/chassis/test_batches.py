@@ -29,6 +29,7 @@ from services.errors import (
     TooLarge,
     Unauthenticated,
 )
+from tests.poll import until
 from tests.rpc.chassis.echo import SERVICE, EchoServicer, EchoStub, Serve
 from tests.rpc.chassis.test_limits_and_access import SERVICE_KEY, USER_KEY, keys
 
@@ -303,10 +304,21 @@ async def test_a_stream_that_is_left_still_brings_every_answer(
     """Calls that end while the last message is being written are answered too."""
     async with serve(service_only=True) as server, open_channel(server.address, batches=True) as channel:
         stub = EchoStub(channel)
+
+        async def is_found() -> bool:
+            try:
+                return await stub.call("unary", "hello") == ["hello"]
+            except DependencyUnavailable:
+                return False
+
+        async def all_wait() -> bool:
+            return servicer.waiting == count
+
         for _ in range(20):
+            await until(is_found)
             servicer.release.clear()
             calls = [asyncio.ensure_future(stub.call("unary", f"turns:{turns}")) for turns in range(count)]
-            await asyncio.sleep(0.01)
+            await until(all_wait)
             await server.set_health(serving=False)
             await asyncio.sleep(0.005)
             await server.set_health(serving=True)
