@@ -18,6 +18,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 _AT_ONCE_MAX = 8
 _SECONDS_MAX = 20.0
+# Of its own: a rule that says no is odd, and stays.
+_STORE = (("pawl-store", "odd"), ("pawl-user", "odd"))
 _FAULTS = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
 
 
@@ -25,9 +27,9 @@ async def _ask(channel: grpc.aio.Channel, odd: odd_requests.Odd) -> Refusal:
     _, method, _, data, streams = odd
     if not streams:
         unary: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{method}")
-        return await refusals.outcome(unary(data, timeout=_SECONDS_MAX))
+        return await refusals.outcome(unary(data, metadata=_STORE, timeout=_SECONDS_MAX))
     behaviour: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"/{method}")
-    stream = behaviour(data, timeout=_SECONDS_MAX)
+    stream = behaviour(data, metadata=_STORE, timeout=_SECONDS_MAX)
     try:
         await stream.read()
     except grpc.aio.AioRpcError as error:
