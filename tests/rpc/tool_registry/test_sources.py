@@ -9,6 +9,7 @@ import pytest
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import source_pb2, tool_pb2
 
+from services.tool_registry.sdk import tool
 from tests.rpc.tool_registry.mcp_world import (
     SAFE,
     FakeServer,
@@ -185,10 +186,21 @@ async def test_a_server_that_does_not_start_is_unreachable_and_says_why(mcp: Mcp
     assert [source.config.name for source in await mcp.listed()] == ["fake"]
 
 
-async def test_a_name_that_something_else_has_is_not_taken(mcp: McpRegistry, server: FakeServer) -> None:
-    await mcp.registry.ann.RegisterTool(tool_pb2.RegisterToolRequest(definition=front_end_tool("fake.echo")))
-    assert await refusal(mcp.add(server.config())) == "TOOL_EXISTS"
-    assert await mcp.listed() == []
+async def test_a_name_of_the_deployment_is_not_taken(database_url: str, tmp_path: Path, server: FakeServer) -> None:
+    @tool(name="fake.echo")
+    def echo() -> str:
+        """Echo."""
+        return "loaded"
+
+    async with mcp_registry(database_url, tmp_path, tools=[echo]) as mcp:
+        assert await refusal(mcp.add(server.config())) == "TOOL_EXISTS"
+        assert await mcp.listed() == []
+
+
+async def test_nobody_else_takes_a_name_that_a_source_may_need(mcp: McpRegistry, server: FakeServer) -> None:
+    mine = tool_pb2.RegisterToolRequest(definition=front_end_tool("fake.echo"))
+    assert await refusal(mcp.registry.ann.RegisterTool(mine)) == "INVALID_FIELD"
+    assert names(await mcp.add(server.config())) == ["fake.echo", "fake.note"]
 
 
 async def test_a_tool_of_a_source_is_not_replaced_or_taken_out_by_whoever_registers_tools(
@@ -196,7 +208,7 @@ async def test_a_tool_of_a_source_is_not_replaced_or_taken_out_by_whoever_regist
 ) -> None:
     source = await mcp.add(server.config())
     mine = tool_pb2.RegisterToolRequest(definition=front_end_tool("fake.echo"), replace=True)
-    assert await refusal(mcp.registry.ann.RegisterTool(mine)) == "TOOL_EXISTS"
+    assert await refusal(mcp.registry.ann.RegisterTool(mine)) == "INVALID_FIELD"
     gone = mcp.registry.ann.UnregisterTool(tool_pb2.UnregisterToolRequest(name="fake.echo"))
     assert await refusal(gone) == "TOOL_NOT_FOUND"
     assert await mcp.listed() == [source]
