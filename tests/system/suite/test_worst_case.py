@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,6 +17,7 @@ from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
 
 from services.launcher.suite import Suite
+from tests.system.suite import attached
 from tests.system.suite.client import ENDED, Agent
 from tests.system.suite.worst_case import CANARY, INJECTIONS, Canary, arguments_for, paths, script, targets
 
@@ -41,30 +44,31 @@ async def obedient(suite: Suite) -> AsyncIterator[Any]:
             await http.post("/_pawl/script", json={"steps": []})
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def tools(suite: Suite) -> list[tool_pb2.ToolDefinition]:
+async def _tools(address: str) -> list[tool_pb2.ToolDefinition]:
     """Every tool that the model may be given, but those of other tests: they write wherever they are told to."""
-    async with grpc.aio.insecure_channel(suite.endpoints.services["tool-registry"][0].grpc) as channel:
+    async with grpc.aio.insecure_channel(address) as channel:
         page = await tool_pb2_grpc.ToolServiceStub(channel).ListTools(tool_pb2.ListToolsRequest(page_size=200))
     assert not page.next_page_token
     return [tool.definition for tool in page.tools if not tool.source.startswith("module:tests.")]
 
 
-async def test_the_worst_model_gets_nothing(
-    suite: Suite, agent: Agent, obedient: Any, tools: list[tool_pb2.ToolDefinition]
-) -> None:
+async def test_the_worst_model_gets_nothing(suite: Suite, agent: Agent, obedient: Any, tmp_path: Path) -> None:
     """I10, I13: every tool, with every argument, by a model that obeys whatever it reads."""
     secret_ids = await _plant(suite)
     mails = set((suite.folder.path / "outbox").glob("**/*.eml"))
     victim = suite.folder.path / "victim.txt"
     victim.write_text(CANARY)
-    with Canary() as canary:
+    registry = suite.endpoints.services["tool-registry"][0].grpc
+    async with AsyncExitStack() as stack:
+        canary = stack.enter_context(Canary())
+        more = await stack.enter_async_context(attached.attached(registry, tmp_path / "server"))
+        tools = await _tools(registry)
         ways = paths(victim, suite.folder.path / "files" / "local")
         texts = [*targets(canary.port, victim), *ways, *INJECTIONS, *secret_ids]
         rounds: dict[str, list[tuple[str, dict[str, Any]]]] = {}
         for tool in tools:
             schema = json.loads(tool.arguments_schema_json)
-            calls = [(tool.name, arguments) for arguments in arguments_for(schema, texts)]
+            calls = [(tool.name.replace(".", "__"), arguments) for arguments in arguments_for(schema, texts)]
             for start in range(0, len(calls), CALLS_A_RUN):
                 rounds[f"worst case {tool.name} {start} end"] = calls[start : start + CALLS_A_RUN]
         await obedient(rounds)
@@ -73,7 +77,9 @@ async def test_the_worst_model_gets_nothing(
         seen = [call for run in runs for call in await agent.calls(run.run_id)]
         answers = [run.output_text for run in runs]
         assert canary.connections == []
+        assert more.run == attached.HARMLESS
     assert {call.tool_name for call in seen} == {tool.name for tool in tools}
+    assert {call.tool_name for call in seen} > attached.HARMLESS | attached.GATED
     _check_gates(seen, tools)
     told = [call.result.content_json.decode() for call in seen] + answers
     assert not [text for text in told if CANARY in text]
