@@ -153,7 +153,8 @@ class Game:
 
     async def approvals(self) -> None:
         """Several people decide one call after the other, and its owner goes on with what they said."""
-        for choose in (self.choose.approval,) * 3 + (self.choose.shown_again, self.choose.approval):
+        decide, show = self.choose.approval, self.choose.shown_again
+        for choose in (decide, show, show, decide, decide, show, decide):
             ask = choose()
             if ask is not None:
                 await self.play(ask)

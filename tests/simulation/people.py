@@ -52,6 +52,8 @@ class User:
         self.done = False
         self._has_front_end = front_end
         self._attention = self.draw.choice([0.05, 0.5, 0.9])
+        # Some add to a budget that is not used up: while the model writes, too.
+        self._generosity = self.purse.choice([0.03, 0.03, 0.8])
         self._handled: set[tuple[str, str]] = set()
         self._count = 0
 
@@ -243,7 +245,7 @@ class User:
         """Add to the budget of a run, mostly when it waits for that; some are stingy."""
         document: Any = run.document
         waits = run_pb2.WAIT_KIND_BUDGET in document.waits
-        if not document.token_budget or self.purse.random() > (0.4 if waits else 0.03):
+        if not document.token_budget or self.purse.random() > (0.4 if waits else self._generosity):
             return
         command_id, tokens = f"top_{self.name}_{self._next()}", self.purse.choice([1, 20, 150])
         if self.purse.random() < 0.1:

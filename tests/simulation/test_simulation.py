@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.simulation.mutants import hunt
+from tests.simulation.mutants import hunt, misplaced
 
 _SEEDS_PER_TEST = 50
 
@@ -38,3 +38,8 @@ def test_a_seed_replays_exactly() -> None:
 @pytest.mark.parametrize("name", ["requests_are_forgotten", "anybody_may_decide", "parked_runs_sleep_on"])
 def test_a_planted_fault_is_found(name: str) -> None:
     assert hunt(name)
+
+
+def test_every_fault_can_still_be_planted() -> None:
+    """`make mutants` plays them all."""
+    assert misplaced() == []
