@@ -18,6 +18,14 @@ from services.tool_registry.domain.definition import (
     definition_hash,
     encode_definition,
 )
+from services.tool_registry.domain.registering import (
+    FRONT_END,
+    SOURCE,
+    Registrant,
+    check_not_laxer,
+    check_owner,
+    check_share,
+)
 
 _LOADED: Final = ""
 _DEFINITION_BYTES_MAX: Final = 1024 * 1024
@@ -28,8 +36,8 @@ SELECT * FROM tool_registry.tool_versions
 WHERE store_id = $1 AND name = $2 AND definition_hash = $3 ORDER BY version DESC LIMIT 1
 """
 _INSERT: Final = """
-INSERT INTO tool_registry.tool_versions (store_id, name, version, definition, definition_hash, source, binding)
-SELECT $1, $2, coalesce(max(version), 0) + 1, $3, $4, $5, $6
+INSERT INTO tool_registry.tool_versions (store_id, name, version, definition, definition_hash, source, binding, user_id)
+SELECT $1, $2, coalesce(max(version), 0) + 1, $3, $4, $5, $6, $7
 FROM tool_registry.tool_versions WHERE store_id = $1 AND name = $2
 RETURNING *
 """
@@ -42,6 +50,14 @@ INSERT INTO tool_registry.tools (store_id, name, version) VALUES ($1, $2, $3)
 ON CONFLICT (store_id, name) DO UPDATE SET version = excluded.version
 """
 _VERSION: Final = "SELECT * FROM tool_registry.tool_versions WHERE store_id = $1 AND name = $2 AND version = $3"
+_NEWEST: Final = """
+SELECT * FROM tool_registry.tool_versions WHERE store_id = $1 AND name = $2 ORDER BY version DESC LIMIT 1
+"""
+_COUNT: Final = """
+SELECT count(*) AS of_store, count(*) FILTER (WHERE v.user_id = $2) AS of_user
+FROM tool_registry.tools t JOIN tool_registry.tool_versions v USING (store_id, name, version)
+WHERE store_id = $1 AND split_part(v.source, ':', 1) = $3
+"""
 _UNREGISTER: Final = "DELETE FROM tool_registry.tools WHERE store_id = $1 AND name = $2 RETURNING name"
 
 
@@ -59,7 +75,14 @@ class PostgresToolBook:
             return [await self._adopt_one(connection, source, definition) for definition in definitions]
 
     async def register(
-        self, store_id: str, definition: ToolDefinition, *, replace: bool, source: str = "store", binding: bytes = b""
+        self,
+        store_id: str,
+        definition: ToolDefinition,
+        *,
+        replace: bool,
+        source: str,
+        binding: bytes = b"",
+        registrant: Registrant = SOURCE,
     ) -> ToolVersion:
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, store_id)
@@ -75,7 +98,14 @@ class PostgresToolBook:
                         f"{definition.name!r} has another definition (version {current['version']});"
                         " set replace to give it a new version"
                     )
-            stored = await self._insert(connection, store_id, definition, source, binding)
+                if source == FRONT_END:
+                    check_owner(_version(current), registrant)
+            else:
+                await self._check_share(connection, store_id, source, registrant)
+            newest = await connection.fetchrow(_NEWEST, store_id, definition.name)
+            check_not_laxer(definition, None if newest is None else _version(newest), registrant)
+            user_id = registrant.user_id
+            stored = await self._insert(connection, store_id, definition, source, binding=binding, user_id=user_id)
             await connection.execute(_SET_CURRENT, store_id, definition.name, stored.version)
             return stored
 
@@ -103,8 +133,21 @@ class PostgresToolBook:
             return _version(known)
         return await self._insert(connection, _LOADED, definition, source)
 
+    async def _check_share(self, connection: Connection, store_id: str, source: str, registrant: Registrant) -> None:
+        kind = source.partition(":")[0]
+        row = await connection.fetchrow(_COUNT, store_id, registrant.user_id, kind)
+        if row is not None:
+            check_share(kind, registrant, of_user=row["of_user"], of_store=row["of_store"])
+
     async def _insert(
-        self, connection: Connection, store_id: str, definition: ToolDefinition, source: str, binding: bytes = b""
+        self,
+        connection: Connection,
+        store_id: str,
+        definition: ToolDefinition,
+        source: str,
+        *,
+        binding: bytes = b"",
+        user_id: str = "",
     ) -> ToolVersion:
         row = await connection.fetchrow(
             _INSERT,
@@ -114,6 +157,7 @@ class PostgresToolBook:
             definition_hash(definition),
             source,
             binding,
+            user_id,
         )
         if row is None:
             raise LookupError("INSERT ... RETURNING gives a row")
@@ -128,4 +172,5 @@ def _version(row: asyncpg.Record) -> ToolVersion:
         source=row["source"],
         create_time=row["created_at"].timestamp(),
         binding=row["binding"],
+        user_id=row["user_id"],
     )

@@ -38,6 +38,14 @@ class PostgresWorkerBook:
         self._database = database
         self._instance_id = instance_id
 
+    async def owner(self, store_id: str, group_name: str, user_id: str) -> str:
+        (row,) = await self._fetch(sql.OWN_GROUP, store_id, group_name, user_id, source_of(group_name))
+        owner_id: str = row["user_id"]
+        return owner_id
+
+    async def unserved(self, attachments: Collection[str]) -> Collection[str]:
+        return {row["attachment"] for row in await self._fetch(sql.UNSERVED, list(attachments))}
+
     async def has_successor(self, worker: WorkerKey, tool_name: str, definition_hash: str, current_hash: str) -> bool:
         return await self._is_true(
             sql.HAS_SUCCESSOR, *worker, tool_name, definition_hash, current_hash, source_of(worker.group_name)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from services.tool_registry.domain.workers import SOURCE_KIND
+
 CHANNEL: Final = "pawl_worker_calls"
 
 # Constants and names of columns only.
@@ -36,6 +38,24 @@ SELECT EXISTS (
     SELECT FROM tool_registry.workers w
     WHERE w.store_id = $1 AND w.group_name = $2 AND w.worker_id <> $3 AND w.expires_at > clock_timestamp()
     AND {_HAS_TOOL.format("$4", "$6")})
+"""
+OWN_GROUP: Final = """
+INSERT INTO tool_registry.worker_groups AS g (store_id, group_name, user_id) VALUES ($1, $2, $3)
+ON CONFLICT (store_id, group_name) DO UPDATE SET user_id = CASE WHEN EXISTS (
+    SELECT FROM tool_registry.tools t JOIN tool_registry.tool_versions v USING (store_id, name, version)
+    WHERE store_id = $1 AND v.source = $4) THEN g.user_id ELSE excluded.user_id END
+RETURNING user_id
+"""
+UNSERVED: Final = f"""
+SELECT DISTINCT o.attachment
+FROM tool_registry.workers o CROSS JOIN LATERAL unnest(o.tool_names, o.tool_hashes) AS own (name, hash)
+JOIN tool_registry.tools t ON t.store_id = o.store_id AND t.name = own.name
+JOIN tool_registry.tool_versions v ON v.store_id = t.store_id AND v.name = t.name AND v.version = t.version
+WHERE o.attachment = ANY ($1) AND v.source = '{SOURCE_KIND}:' || o.group_name AND v.definition_hash <> own.hash
+AND NOT EXISTS (
+    SELECT FROM tool_registry.workers w
+    WHERE w.store_id = o.store_id AND w.group_name = o.group_name AND w.expires_at > clock_timestamp()
+    AND {_HAS_TOOL.format("v.name", "v.definition_hash")})
 """
 ATTACH: Final = """
 INSERT INTO tool_registry.workers

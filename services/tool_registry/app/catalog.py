@@ -20,18 +20,16 @@ from services.tool_registry.domain.definition import (
     ToolVersion,
     check_definition,
     check_own_name,
-    is_laxer,
     is_restricted,
 )
 from services.tool_registry.domain.names import did_you_mean
-from services.tool_registry.domain.roles import ADMIN, VIEWER
+from services.tool_registry.domain.registering import FRONT_END, Registrant, check_owner, may_register
+from services.tool_registry.domain.roles import ADMIN
 from services.tool_registry.domain.schema import compile_schema
 from services.tool_registry.domain.workers import ROLES as WORKER_ROLES
 from services.tool_registry.domain.workers import SOURCE_KIND as WORKER
 from services.tool_registry.sdk import Tool
 
-FRONT_END: Final = "store"
-"""The source of tools that a store registers itself."""
 _CACHED_VERSIONS_MAX: Final = 2000
 
 _log = logs.get_logger(__name__)
@@ -195,10 +193,11 @@ class Catalog:
         Raises:
             InvalidField, InvalidSchema: the definition cannot be used.
             ToolExists: the name has another definition, or is that of a loaded tool.
-            PermissionDenied: the caller only looks on, or is no admin and would make a tool laxer.
+            PermissionDenied: the caller is neither member nor admin, or is no admin and
+                would replace the tool of another user, or make one laxer.
         """
-        if caller.roles == {VIEWER}:
-            raise PermissionDenied("a viewer registers no tools")
+        if not may_register(caller):
+            raise PermissionDenied("to register tools needs the role member or admin")
         if definition.context is not ExecutionContext.FRONTEND:
             raise InvalidField("context: only FRONTEND tools can be registered here", field="context")
         check_own_name(definition.name)
@@ -210,19 +209,16 @@ class Catalog:
                 raise InvalidField("fallback_tool_name: must be a backend tool", field="fallback_tool_name")
         if definition.name in self._loaded:
             raise ToolExists(f"{definition.name!r} is a tool of the deployment and cannot be replaced")
-        current = await self._current(caller.store_id, definition.name)
-        if current is not None and current.source != FRONT_END:
-            raise ToolExists(f"{definition.name!r} is a tool of {current.source} and cannot be replaced")
-        if current is not None and replace and is_laxer(definition, current.definition) and ADMIN not in caller.roles:
-            raise PermissionDenied("to ask people less about a tool, or let more of them call it, needs the role admin")
-        return await self._book.register(caller.store_id, definition, replace=replace)
+        return await self._book.register(
+            caller.store_id, definition, replace=replace, source=FRONT_END, registrant=Registrant.of(caller)
+        )
 
     async def unregister(self, caller: Caller, name: str) -> None:
         """Take a store's tool out of the register: a front-end tool, or one of workers if the caller may attach them.
 
         Raises:
             ToolNotFound: the store has no such tool, or none that is taken out like that.
-            PermissionDenied: it is restricted, and the caller no admin, or only looks on.
+            PermissionDenied: it is another user's, or restricted, and the caller no admin.
         """
         if name in self._loaded:
             raise ToolNotFound("tools of the deployment cannot be unregistered", tool_name=name)
@@ -230,8 +226,10 @@ class Catalog:
         if current is not None and current.source_kind == WORKER:
             if caller.roles.isdisjoint(WORKER_ROLES):
                 raise ToolNotFound(f"tools of {current.source} are for the role worker or admin", tool_name=name)
+            check_owner(current, Registrant.of(caller))
         elif current is not None and current.source == FRONT_END:
-            if caller.roles == {VIEWER} or (is_restricted(current.definition) and ADMIN not in caller.roles):
+            check_owner(current, Registrant.of(caller))
+            if is_restricted(current.definition) and ADMIN not in caller.roles:
                 raise PermissionDenied("to take out a tool that not everybody may call freely needs the role admin")
         elif current is not None:
             raise ToolNotFound(f"tools of {current.source} go with it and cannot be unregistered", tool_name=name)

@@ -12,6 +12,7 @@ from services.tool_registry.domain.definition import Effect, ToolDefinition, Too
 from services.tool_registry.domain.execution import ExecutionResult
 from services.tool_registry.domain.outbound import OutboundRequest, OutboundResponse
 from services.tool_registry.domain.question import Answer, Question
+from services.tool_registry.domain.registering import SOURCE, Registrant
 from services.tool_registry.domain.rules import Rule
 from services.tool_registry.domain.source import DiscoveredTool, Source, SourceRecord, SourceState
 from services.tool_registry.sdk import Tool, ToolContext
@@ -86,12 +87,23 @@ class ToolBook(Protocol):
         ...
 
     async def register(
-        self, store_id: str, definition: ToolDefinition, *, replace: bool, source: str = "store", binding: bytes = b""
+        self,
+        store_id: str,
+        definition: ToolDefinition,
+        *,
+        replace: bool,
+        source: str,
+        binding: bytes = b"",
+        registrant: Registrant = SOURCE,
     ) -> ToolVersion:
         """Register a store's tool, durably; the same definition again (source and binding too) changes nothing.
 
+        Atomic with the checks of `domain.registering`.
+
         Raises:
             ToolExists: the name has another definition and `replace` is not set, or is that of another source.
+            PermissionDenied: the registrant may not replace the tool, or not by this definition.
+            InvalidField: the share of the registrant or of the store is full.
         """
         ...
 

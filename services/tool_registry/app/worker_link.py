@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -81,8 +81,12 @@ RegistryFrame: TypeAlias = Welcome | Invocation | InvocationCancel | ResultRecei
 class WorkerLink:
     """An attached worker. `held` are the calls that it kept over a reconnect."""
 
-    def __init__(self, worker: Attached, *, calls_max: int, heard_at: float) -> None:
+    def __init__(
+        self, worker: Attached, *, calls_max: int, heard_at: float, register: Callable[[], Awaitable[object]]
+    ) -> None:
         self.worker = worker
+        self.register = register
+        """Registers its tools again, as when it attached."""
         self.heard_at = heard_at
         self.in_hand: dict[str, int] = {}
         self.is_draining = False

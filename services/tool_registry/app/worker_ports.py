@@ -63,6 +63,14 @@ class WorkerBook(Protocol):
     execution has taken over.
     """
 
+    async def owner(self, store_id: str, group_name: str, user_id: str) -> str:
+        """Return the user whose group it is: `user_id` if it is nobody's, or has no tool any more. Atomic."""
+        ...
+
+    async def unserved(self, attachments: Collection[str]) -> Collection[str]:
+        """Return which of these workers have another definition of a tool that no live worker of its group has."""
+        ...
+
     async def has_successor(self, worker: WorkerKey, tool_name: str, definition_hash: str, current_hash: str) -> bool:
         """Whether a definition was registered by this group before, and a live worker has the current one."""
         ...

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
-from services.errors import InvalidField, ToolExists
+from services.errors import InvalidField, PermissionDenied, ToolExists
 from services.tool_registry.app.catalog import Catalog
 from services.tool_registry.app.ports import ToolBook
 from services.tool_registry.app.worker_ports import WorkerBook
 from services.tool_registry.domain.definition import (
+    Caller,
     ExecutionContext,
     ToolDefinition,
     ToolVersion,
@@ -16,6 +18,7 @@ from services.tool_registry.domain.definition import (
     check_own_name,
     definition_hash,
 )
+from services.tool_registry.domain.registering import Registrant
 from services.tool_registry.domain.schema import compile_schema
 from services.tool_registry.domain.workers import TOOLS_MAX, Hello, WorkerKey, source_of
 
@@ -28,19 +31,22 @@ class WorkerTools:
         self._workers = workers
         self._catalog = catalog
 
-    async def register(self, store_id: str, hello: Hello) -> Mapping[str, str]:
+    async def register(self, caller: Caller, hello: Hello) -> Mapping[str, str]:
         """Register what is new; returns the hash of each definition of the worker by name.
 
         A definition that was replaced by another one of the same group is left as it
         is while a worker has its successor.
 
         Raises:
-            InvalidField, InvalidSchema: a definition cannot be used; nothing is registered.
+            InvalidField, InvalidSchema: a definition cannot be used, or there are too many; nothing is registered.
+            PermissionDenied: the group is another user's, or a definition is laxer than
+                the one before, and the caller no admin.
             ToolExists: a name is that of another source; nothing is registered, unless
                 that source registers it at the same time.
         """
         self._check(hello.definitions)
-        source = source_of(hello.group_name)
+        registrant = await self._registrant(caller, hello.group_name)
+        store_id, source = caller.store_id, source_of(hello.group_name)
         hashes = {definition.name: definition_hash(definition) for definition in hello.definitions}
         current = {entry.definition.name: entry for entry in await self._book.current(store_id, set(hashes))}
         for name, entry in current.items():
@@ -49,8 +55,18 @@ class WorkerTools:
         worker = WorkerKey(store_id, hello.group_name, hello.worker_id)
         for definition in hello.definitions:
             if await self._is_due(worker, current.get(definition.name), hashes[definition.name]):
-                await self._book.register(store_id, definition, replace=True, source=source)
+                await self._book.register(store_id, definition, replace=True, source=source, registrant=registrant)
         return hashes
+
+    async def _registrant(self, caller: Caller, group_name: str) -> Registrant:
+        """Return for whom a worker registers: the user whose group it is, with the rights of the caller."""
+        owner_id = await self._workers.owner(caller.store_id, group_name, caller.user_id)
+        registrant = replace(Registrant.of(caller), user_id=owner_id)
+        if owner_id != caller.user_id and not registrant.is_admin:
+            raise PermissionDenied(
+                f"the group {group_name!r} is another user's: take another name for yours, or attach as an admin"
+            )
+        return registrant
 
     async def _is_due(self, worker: WorkerKey, current: ToolVersion | None, given: str) -> bool:
         if current is None:

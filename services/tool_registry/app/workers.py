@@ -13,7 +13,7 @@ from services.chassis import logs
 from services.chassis.clock import Clock
 from services.chassis.strict_json import dumps_canonical
 from services.chassis.tasks import end
-from services.errors import Cancelled, DeadlineExceeded, DependencyUnavailable, ShuttingDown
+from services.errors import Cancelled, DeadlineExceeded, DependencyUnavailable, PawlError, ShuttingDown
 from services.tool_registry.app.execution import wait_any
 from services.tool_registry.app.ports import CallKey
 from services.tool_registry.app.worker_answers import bounded, finding_of, value_of
@@ -33,7 +33,7 @@ from services.tool_registry.app.worker_link import (
 )
 from services.tool_registry.app.worker_ports import Attached, NewsKind, WorkerBook
 from services.tool_registry.app.worker_tools import WorkerTools
-from services.tool_registry.domain.definition import Effect, ToolVersion, definition_hash
+from services.tool_registry.domain.definition import Caller, Effect, ToolVersion, definition_hash
 from services.tool_registry.domain.workers import (
     Answer,
     CallDetails,
@@ -103,6 +103,7 @@ class WorkerHub:
             self._watch_stop(),
             self._repeat(self._look_after, self._options.poll_seconds),
             self._repeat(self._tell_progress, self._options.progress_seconds),
+            self._repeat(self._succeed, self._options.lease_seconds / _HEARTBEATS_PER_LEASE),
             self._repeat(self._book.forget, self._options.forget_seconds),
             self._repeat(partial(self._book.listen, self._hear), _RETRY_SECONDS),
         )
@@ -211,7 +212,7 @@ class WorkerHub:
 
     async def serve(
         self,
-        store_id: str,
+        caller: Caller,
         hello: Hello,
         tools: WorkerTools,
         incoming: AsyncIterator[WorkerFrame],
@@ -220,7 +221,7 @@ class WorkerHub:
         """Attach a worker until its stream ends; returns when it has drained or hung up.
 
         Raises:
-            InvalidField, InvalidSchema, ToolExists: its tools cannot be registered.
+            InvalidField, InvalidSchema, PermissionDenied, ToolExists: its tools cannot be registered.
             Cancelled: it attached again.
             DeadlineExceeded: it was silent for three leases.
             Overloaded: it does not read what it is sent.
@@ -228,10 +229,15 @@ class WorkerHub:
         """
         if self._is_stopping:
             raise ShuttingDown
-        hashes = await tools.register(store_id, hello)
-        key = WorkerKey(store_id, hello.group_name, hello.worker_id)
+        hashes = await tools.register(caller, hello)
+        key = WorkerKey(caller.store_id, hello.group_name, hello.worker_id)
         worker = Attached(key=key, attachment=secrets.token_hex(16), tools=hashes)
-        link = WorkerLink(worker, calls_max=hello.calls_max, heard_at=self._clock.monotonic())
+        link = WorkerLink(
+            worker,
+            calls_max=hello.calls_max,
+            heard_at=self._clock.monotonic(),
+            register=lambda: tools.register(caller, hello),
+        )
         earlier = self._links.get(key)
         if earlier is not None:
             earlier.end(Cancelled("the worker attached again"))
@@ -270,6 +276,7 @@ class WorkerHub:
         if has_drained:
             try:
                 await self._book.detach(link.worker)
+                await self._succeed()
             except DependencyUnavailable:
                 _log.warning("worker.lease_not_ended")  # It runs out.
 
@@ -397,6 +404,18 @@ class WorkerHub:
         for attachment, link in links.items():
             if attachment not in there:
                 link.end(Cancelled("the worker attached again, elsewhere"))
+
+    async def _succeed(self) -> None:
+        """Have the tools of workers take the place of definitions that no worker is left for."""
+        links = [link for link in self._links.values() if not link.is_draining]
+        unserved = await self._book.unserved([link.worker.attachment for link in links]) if links else ()
+        for link in reversed(links):  # The one that attached last is taken for the newest.
+            if link.worker.attachment in unserved:
+                try:
+                    await link.register()
+                except PawlError as error:
+                    key = link.worker.key
+                    _log.warning("worker.not_current", group=key.group_name, worker=key.worker_id, why=error.message)
 
     async def _tell_progress(self) -> None:
         reports, self._progress = self._progress, {}

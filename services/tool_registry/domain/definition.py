@@ -132,6 +132,8 @@ class ToolVersion:
     create_time: float
     binding: bytes = b""
     """How its source runs it; of no meaning to anybody else."""
+    user_id: str = ""
+    """Who registered it; empty for a tool that the deployment or a source of the store has."""
 
     @property
     def source_kind(self) -> str:

@@ -6,6 +6,6 @@ from typing import Final
 
 ADMIN: Final = "admin"
 APPROVER: Final = "approver"
+MEMBER: Final = "member"
 OPERATOR: Final = "operator"
-VIEWER: Final = "viewer"
 WORKER: Final = "worker"

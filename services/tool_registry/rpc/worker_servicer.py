@@ -15,6 +15,7 @@ from services.errors import DeadlineExceeded, PermissionDenied
 from services.tool_registry.app.worker_link import RegistryFrame
 from services.tool_registry.app.worker_tools import WorkerTools
 from services.tool_registry.app.workers import WorkerHub
+from services.tool_registry.domain.definition import Caller
 from services.tool_registry.domain.workers import ROLES
 from services.tool_registry.rpc import convert_worker
 
@@ -36,6 +37,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         user = require_user()
         if not user.roles & ROLES:
             raise PermissionDenied("a worker needs the role worker or admin")
+        caller = Caller(store_id=user.store_id, user_id=user.user_id, roles=user.roles)
         try:
             async with asyncio.timeout(_HELLO_SECONDS_MAX):
                 hello = await convert_worker.hello_of(aiter(requests))
@@ -46,4 +48,4 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             await context.write(convert_worker.registry_frame(frame))
 
         async with aclosing(convert_worker.worker_frames(requests)) as frames:
-            await self._hub.serve(user.store_id, hello, self._tools, frames, send)
+            await self._hub.serve(caller, hello, self._tools, frames, send)

@@ -74,6 +74,10 @@ _ROLES = {
     "operator": ["operator"],
     "olga": ["operator"],
     "machine": ["worker"],
+    "robot": ["worker"],
+    "mel": ["member"],
+    "max": ["member"],
+    "apu": ["approver"],
 }
 KEYS = [
     ApiKey(key=f"key-of-{user}-of-{store}", store_id=store, user_id=user, roles=roles)

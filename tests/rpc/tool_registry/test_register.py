@@ -13,6 +13,7 @@ from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
 
 from services.chassis.rpc_client import open_channel
+from services.tool_registry.domain import registering
 from services.tool_registry.sdk import Category, Effect, tool
 from tests.rpc.tool_registry.registry import SERVICE_KEY, Registry, context, front_end_tool, reason, running
 
@@ -296,4 +297,58 @@ async def test_only_an_admin_makes_a_front_end_tool_laxer_or_takes_a_restricted_
     stricter = front_end_tool(category=3, effect_class=4, approvals_required=3, allowed_user_ids=["ann"])
     await ann.RegisterTool(tool_pb2.RegisterToolRequest(definition=stricter, replace=True))
     await root.RegisterTool(tool_pb2.RegisterToolRequest(definition=front_end_tool(), replace=True))
-    await ann.UnregisterTool(tool_pb2.UnregisterToolRequest(name="show_chart"))
+    await root.UnregisterTool(tool_pb2.UnregisterToolRequest(name="show_chart"))
+
+
+async def test_a_front_end_tool_is_its_users_and_the_admins_to_replace_and_to_take_out(registry: Registry) -> None:
+    denied = (grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED")
+    mel, other, root = (registry.users["acme", user] for user in ("mel", "max", "root"))
+    changed = tool_pb2.RegisterToolRequest(definition=front_end_tool(description="Changed."), replace=True)
+    out = tool_pb2.UnregisterToolRequest(name="show_chart")
+    await root.RegisterTool(tool_pb2.RegisterToolRequest(definition=front_end_tool()))
+    assert await refusal(mel.RegisterTool(changed)) == denied
+    assert await refusal(mel.UnregisterTool(out)) == denied
+    await mel.RegisterTool(tool_pb2.RegisterToolRequest(definition=front_end_tool()))  # As it is: nothing changes.
+    await root.UnregisterTool(out)
+    await mel.RegisterTool(changed)
+    assert await refusal(other.UnregisterTool(out)) == denied
+    await mel.UnregisterTool(out)
+    await other.RegisterTool(changed)
+    await root.UnregisterTool(out)
+
+
+@pytest.mark.parametrize("user", ["vic", "apu", "olga", "machine"])
+async def test_who_is_neither_member_nor_admin_takes_no_name(registry: Registry, user: str) -> None:
+    request = tool_pb2.RegisterToolRequest(definition=front_end_tool())
+    refused = await refusal(registry.users["acme", user].RegisterTool(request))
+    assert refused == (grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED")
+
+
+async def test_a_name_that_was_taken_out_does_not_come_back_laxer(registry: Registry) -> None:
+    ann, root, mel = (registry.users["acme", user] for user in ("ann", "root", "mel"))
+    await ann.RegisterTool(tool_pb2.RegisterToolRequest(definition=front_end_tool(category=3)))
+    await root.UnregisterTool(tool_pb2.UnregisterToolRequest(name="show_chart"))
+    lax = tool_pb2.RegisterToolRequest(definition=front_end_tool())
+    assert (await refusal(mel.RegisterTool(lax)))[1] == "PERMISSION_DENIED"
+    await root.RegisterTool(lax)
+
+
+async def test_front_end_tools_have_a_bound_for_each_user_and_for_the_store(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registering, "SHARES", {"store": registering.Share(of_user=2, of_store=4)})
+    mel, other, root = (registry.users["acme", user] for user in ("mel", "max", "root"))
+
+    async def add(user: Any, name: str) -> Any:
+        return await user.RegisterTool(tool_pb2.RegisterToolRequest(definition=front_end_tool(name)))
+
+    full = (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
+    await add(mel, "one")
+    await add(mel, "two")
+    assert await refusal(add(mel, "three")) == full
+    await add(mel, "two")  # It is there.
+    await add(other, "three")
+    await mel.UnregisterTool(tool_pb2.UnregisterToolRequest(name="one"))
+    await add(mel, "one")
+    await add(root, "four")
+    assert await refusal(add(root, "five")) == full

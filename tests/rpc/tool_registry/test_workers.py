@@ -321,6 +321,72 @@ async def test_a_worker_of_an_older_version_does_not_bring_it_back(registry: Reg
             assert (found.version, found.definition.description) == (3, old.description)
 
 
+async def test_a_group_is_the_users_who_had_it_first(registry: Registry) -> None:
+    """Another worker of the store must not get the calls of a group, nor say that a tool of it needs no approval."""
+    gated = definition(category=call_pb2.TOOL_CATEGORY_DESTRUCTIVE)
+    async with attached(registry, gated):
+        async with stream(registry, "key-of-robot-of-acme") as thief:
+            await thief.send(hello=hello([definition()], worker="thief"))
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await thief.next()
+        assert reason(error.value)[1] == "PERMISSION_DENIED"
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await registry.users["acme", "robot"].UnregisterTool(tool_pb2.UnregisterToolRequest(name="charge"))
+        assert reason(error.value)[1] == "PERMISSION_DENIED"
+        async with attached(registry, gated, worker="w2", key="key-of-root-of-acme"):
+            pass
+    await registry.users["acme", "machine"].UnregisterTool(tool_pb2.UnregisterToolRequest(name="charge"))
+    async with attached(registry, definition("bill"), key="key-of-robot-of-acme"):
+        found = (await registry.ann.GetTool(tool_pb2.GetToolRequest(name="bill"))).tool
+    assert found.source == "worker:billing"
+
+
+async def test_a_worker_makes_its_tool_laxer_only_as_an_admin(registry: Registry) -> None:
+    gated = definition(category=call_pb2.TOOL_CATEGORY_DESTRUCTIVE)
+    async with attached(registry, gated):
+        pass
+    for taken_out in (False, True):
+        if taken_out:
+            await registry.users["acme", "machine"].UnregisterTool(tool_pb2.UnregisterToolRequest(name="charge"))
+        async with stream(registry, "key-of-machine-of-acme") as worker:
+            await worker.send(hello=hello([definition()]))
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await worker.next()
+        assert reason(error.value)[1] == "PERMISSION_DENIED"
+    async with attached(registry, definition(), key="key-of-root-of-acme"):
+        found = (await registry.ann.GetTool(tool_pb2.GetToolRequest(name="charge"))).tool
+    assert found.definition.category == call_pb2.TOOL_CATEGORY_SAFE
+
+
+async def test_a_worker_that_was_rolled_back_and_forward_gets_its_calls(database_url: str, tmp_path: Path) -> None:
+    """Its definition was there before and is not older for that; when the other one has no worker left, it counts."""
+    old, new = definition(), definition(description="Charge an amount, better.")
+    options = WorkerOptions(lease_seconds=1.0, poll_seconds=0.05)
+
+    async def version(of: Registry) -> int:
+        return int((await of.ann.GetTool(tool_pb2.GetToolRequest(name="charge"))).tool.version)
+
+    async with running(database_url, tmp_path, worker_options=options) as registry:
+        for each, last in ((old, 1), (new, 2)):
+            async with attached(registry, each, worker="first") as worker:
+                await worker.send(drain=worker_pb2.WorkerDrain())
+                await worker.ended()
+            assert await version(registry) == last
+        async with attached(registry, old, worker="back") as back, attached(registry, new, worker="forward") as forward:
+            assert await version(registry) == 3
+            await back.send(drain=worker_pb2.WorkerDrain())
+            await back.ended()
+
+            async def is_in_force() -> bool:
+                await forward.beat()
+                return await version(registry) == 4
+
+            await until(is_in_force)
+            asked = asyncio.ensure_future(registry.run("charge", version=4))
+            await forward.answer(await forward.invocation(), "new")
+            assert content(await asked) == "new"
+
+
 async def test_a_registry_that_stops_lets_its_workers_end_their_calls(database_url: str, tmp_path: Path) -> None:
     async with running(database_url, tmp_path, drain_seconds=20) as registry, attached(registry) as worker:
         asked = asyncio.ensure_future(registry.run("charge"))

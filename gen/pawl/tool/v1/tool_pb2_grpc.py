@@ -75,11 +75,15 @@ class ToolServiceServicer(object):
         """Registers a front-end tool in the caller's store. The same definition
         again changes nothing and answers with the version it has; another one
         needs `replace` and gets the next version. Runs keep the version they
-        started with. Idempotent. Viewers register nothing; to replace a tool by one
-        that people are asked about less, or that more of them may call, needs the
-        role admin.
+        started with. Idempotent. It needs the role member or admin, or no role at
+        all. A tool is replaced by who registered it, or by an admin. Only an admin
+        registers one that people are asked about less, or that more of them may
+        call, than the last one of that name, registered still or not.
 
-        Errors: TOOL_EXISTS, INVALID_SCHEMA, INVALID_FIELD, PERMISSION_DENIED.
+        A user who is no admin has at most 100 front-end tools, a store 1000.
+
+        Errors: TOOL_EXISTS, INVALID_SCHEMA, INVALID_FIELD (one of these shares is
+        full, too), PERMISSION_DENIED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,8 +92,9 @@ class ToolServiceServicer(object):
     def UnregisterTool(self, request, context):
         """Takes a tool out of the store's register. Runs that started with it keep
         it. Idempotent within a request id only: an absent tool is TOOL_NOT_FOUND.
-        One that people are asked about, or that not everybody may call, is taken
-        out by an admin.
+        A front-end tool is taken out by who registered it, one of workers by whose
+        group it is, and each by an admin. A front-end tool that people are asked
+        about, or that not everybody may call, is taken out by an admin alone.
 
         Errors: TOOL_NOT_FOUND (loaded tools cannot be unregistered),
         PERMISSION_DENIED.

@@ -43,8 +43,16 @@ class WorkerServiceStub:
     store with the source "worker:<group>", and stay so when the last worker
     has gone, until UnregisterTool. A definition that is new gets the next
     version. One that was replaced since counts again only when no worker with
-    its successor is left, so workers of two versions may be attached during a
-    deploy; calls go to those that have the newest definition.
+    its successor is left: when it attaches then, or within a third of a lease if
+    it is attached. So workers of two versions may be attached during a deploy,
+    and one may be rolled back and forward; calls go to those that have the
+    definition in force.
+
+    A group belongs to the user whose worker attached first, until all its tools
+    are unregistered. Others do not attach to it, but admins do. Only an admin
+    attaches with a tool that people are asked about less, or that more of them
+    may call, than the last one of that name. The workers of a user who is no
+    admin have at most 500 tools, those of a store 2000.
 
     A worker that reconnects within its lease, to any replica and under the
     same worker id, keeps the calls that its hello names. The outcome of calls
@@ -52,8 +60,8 @@ class WorkerServiceStub:
     IDEMPOTENT calls go to another worker with the same call id, RECONCILABLE
     ones are asked about, AT_MOST_ONCE ones are of unknown outcome.
 
-    Errors: HELLO_REQUIRED, PERMISSION_DENIED, INVALID_FIELD, INVALID_ID,
-    INVALID_SCHEMA, TOOL_EXISTS (the name belongs to another source; nothing is
+    Errors: HELLO_REQUIRED, PERMISSION_DENIED (the role, the group, or a laxer
+    tool), INVALID_FIELD (too many tools, too), INVALID_ID, INVALID_SCHEMA, TOOL_EXISTS (the name belongs to another source; nothing is
     registered), TOO_LARGE, OVERLOADED (the worker does not read what it is
     sent), DEADLINE_EXCEEDED (it was silent for three leases), CANCELLED (it
     attached again), SHUTTING_DOWN (attach again, to another replica).
@@ -74,8 +82,16 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     store with the source "worker:<group>", and stay so when the last worker
     has gone, until UnregisterTool. A definition that is new gets the next
     version. One that was replaced since counts again only when no worker with
-    its successor is left, so workers of two versions may be attached during a
-    deploy; calls go to those that have the newest definition.
+    its successor is left: when it attaches then, or within a third of a lease if
+    it is attached. So workers of two versions may be attached during a deploy,
+    and one may be rolled back and forward; calls go to those that have the
+    definition in force.
+
+    A group belongs to the user whose worker attached first, until all its tools
+    are unregistered. Others do not attach to it, but admins do. Only an admin
+    attaches with a tool that people are asked about less, or that more of them
+    may call, than the last one of that name. The workers of a user who is no
+    admin have at most 500 tools, those of a store 2000.
 
     A worker that reconnects within its lease, to any replica and under the
     same worker id, keeps the calls that its hello names. The outcome of calls
@@ -83,8 +99,8 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     IDEMPOTENT calls go to another worker with the same call id, RECONCILABLE
     ones are asked about, AT_MOST_ONCE ones are of unknown outcome.
 
-    Errors: HELLO_REQUIRED, PERMISSION_DENIED, INVALID_FIELD, INVALID_ID,
-    INVALID_SCHEMA, TOOL_EXISTS (the name belongs to another source; nothing is
+    Errors: HELLO_REQUIRED, PERMISSION_DENIED (the role, the group, or a laxer
+    tool), INVALID_FIELD (too many tools, too), INVALID_ID, INVALID_SCHEMA, TOOL_EXISTS (the name belongs to another source; nothing is
     registered), TOO_LARGE, OVERLOADED (the worker does not read what it is
     sent), DEADLINE_EXCEEDED (it was silent for three leases), CANCELLED (it
     attached again), SHUTTING_DOWN (attach again, to another replica).
@@ -108,8 +124,16 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         store with the source "worker:<group>", and stay so when the last worker
         has gone, until UnregisterTool. A definition that is new gets the next
         version. One that was replaced since counts again only when no worker with
-        its successor is left, so workers of two versions may be attached during a
-        deploy; calls go to those that have the newest definition.
+        its successor is left: when it attaches then, or within a third of a lease if
+        it is attached. So workers of two versions may be attached during a deploy,
+        and one may be rolled back and forward; calls go to those that have the
+        definition in force.
+
+        A group belongs to the user whose worker attached first, until all its tools
+        are unregistered. Others do not attach to it, but admins do. Only an admin
+        attaches with a tool that people are asked about less, or that more of them
+        may call, than the last one of that name. The workers of a user who is no
+        admin have at most 500 tools, those of a store 2000.
 
         A worker that reconnects within its lease, to any replica and under the
         same worker id, keeps the calls that its hello names. The outcome of calls
@@ -117,8 +141,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         IDEMPOTENT calls go to another worker with the same call id, RECONCILABLE
         ones are asked about, AT_MOST_ONCE ones are of unknown outcome.
 
-        Errors: HELLO_REQUIRED, PERMISSION_DENIED, INVALID_FIELD, INVALID_ID,
-        INVALID_SCHEMA, TOOL_EXISTS (the name belongs to another source; nothing is
+        Errors: HELLO_REQUIRED, PERMISSION_DENIED (the role, the group, or a laxer
+        tool), INVALID_FIELD (too many tools, too), INVALID_ID, INVALID_SCHEMA, TOOL_EXISTS (the name belongs to another source; nothing is
         registered), TOO_LARGE, OVERLOADED (the worker does not read what it is
         sent), DEADLINE_EXCEEDED (it was silent for three leases), CANCELLED (it
         attached again), SHUTTING_DOWN (attach again, to another replica).
