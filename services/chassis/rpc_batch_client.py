@@ -76,7 +76,7 @@ class Call:
         """Take the end of the call."""
         if not self.ended:
             self.ended = True
-            self.error = error
+            self.error = None if error is None else status.of_peer(error)
             self._wake()
 
     def end(self) -> None:
@@ -275,9 +275,6 @@ class _Stream:
 def _why_broken(error: grpc.aio.AioRpcError) -> PawlError:
     """Return what the calls on a stream are told that ended with `error`."""
     failure = status.from_rpc_error(error)
-    if isinstance(failure, Internal) and "error_id" not in failure.metadata:
-        # gRPC says so where a write and the end of the stream meet.
-        return DependencyUnavailable("the stream of calls broke")
     if isinstance(failure, Unimplemented):
         # A replica of an older version. That says nothing about the methods that were called.
         return DependencyUnavailable("the other side takes no batches")

@@ -18,7 +18,7 @@ from services.chassis.rpc_batch_client import REQUEST_BYTES_MAX, Batches, Call, 
 from services.chassis.rpc_interceptor import REQUEST_ID_KEY, current_request_id
 from services.chassis.settings import split_address
 from services.chassis.start import StartError
-from services.chassis.status import from_rpc_error
+from services.chassis.status import from_rpc_error, of_peer
 from services.errors import DependencyUnavailable
 
 DEFAULT_DEADLINE_SECONDS: Final = 10.0
@@ -90,7 +90,8 @@ class translating:  # noqa: N801  # reads as a statement: `with translating(): a
     """Raises what a peer reported as the PawlError it was, around the await of a call.
 
     `with translating(): reply = await stub.Claim(request)`. A peer that cannot be
-    reached becomes DependencyUnavailable. Cancelling passes through.
+    reached or does not answer in time becomes DependencyUnavailable. Cancelling
+    passes through.
     """
 
     __slots__ = ()
@@ -102,7 +103,7 @@ class translating:  # noqa: N801  # reads as a statement: `with translating(): a
         self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
         if isinstance(error, grpc.aio.AioRpcError):
-            raise from_rpc_error(error) from error
+            raise of_peer(from_rpc_error(error)) from error
 
 
 class _Channel(grpc.aio.Channel):

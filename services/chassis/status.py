@@ -12,7 +12,9 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # ships .pyi but no py.typed
 from pawl.batch.v1 import batch_pb2
 
+from services.chassis import logs
 from services.errors import (
+    DeadlineExceeded,
     DependencyUnavailable,
     Kind,
     Overloaded,
@@ -29,6 +31,12 @@ _DETAILS_KEY: Final = "grpc-status-details-bin"
 # once percent-encoded (three bytes for one) and once as base64.
 _MESSAGE_BYTES_MAX: Final = 1200
 _METADATA_BYTES_MAX: Final = 200
+
+_UNREACHABLE: Final = "another service of the suite cannot be reached or is not ready"
+# Codes that gRPC gives by itself where a connection cannot be made, or breaks.
+_BROKEN: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
+
+_log = logs.get_logger(__name__)
 
 CODES: Final = MappingProxyType({kind: grpc.StatusCode[kind.value] for kind in Kind})
 """The gRPC code of each kind."""
@@ -60,9 +68,10 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: PawlError) -
 def from_rpc_error(error: grpc.aio.AioRpcError) -> PawlError:
     """Return the error that the peer raised, or what its gRPC code says.
 
-    A peer that cannot be reached is DependencyUnavailable. A reason that this
-    version does not know gives an error of its kind that keeps the reason. An
-    INTERNAL of a peer stays one, with the peer's error id.
+    A peer that cannot be reached is DependencyUnavailable, in our words: gRPC's
+    name addresses. A reason that this version does not know gives an error of its
+    kind that keeps the reason. An INTERNAL of a peer stays one, with the peer's
+    error id; where gRPC itself says so, the connection broke.
     """
     message = error.details() or error.code().name
     info = _error_info(error)
@@ -70,10 +79,21 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> PawlError:
         return _restored(_KINDS.get(error.code(), Kind.INTERNAL), message, info.reason, info.metadata)
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
         # gRPC itself says so about a message over the limit, at either end.
-        return TooLarge(message) if "larger than max" in message else Overloaded(message)
-    if error.code() is grpc.StatusCode.UNAVAILABLE:
-        return DependencyUnavailable(message)
-    return by_kind[_KINDS.get(error.code(), Kind.INTERNAL)](message)
+        return TooLarge() if "larger than max" in message else Overloaded()
+    if error.code() in _BROKEN:
+        _log.info("rpc.unreachable", code=error.code().name, detail=message)
+        return DependencyUnavailable(_UNREACHABLE)
+    return by_kind[_KINDS.get(error.code(), Kind.INTERNAL)]()
+
+
+def of_peer(error: PawlError) -> PawlError:
+    """Return what an error that a peer gave to this service is to whoever this service works for.
+
+    One that did not answer in time is away: the deadline was ours, and the caller may have set none, or a later one.
+    """
+    if isinstance(error, DeadlineExceeded):
+        return DependencyUnavailable("another service of the suite did not answer in time")
+    return error
 
 
 def failure(error: PawlError) -> batch_pb2.Failure:

@@ -51,7 +51,7 @@ class PostgresJournal:
 
     async def write(self, operations: Sequence[Operation[Any]]) -> Written:
         try:
-            async with self._database.transaction() as connection:
+            async with self._database.transaction(urgent=True) as connection:
                 return await self._write(connection, operations)
         except _CONFLICTS as error:
             raise GroupConflict from error

@@ -77,7 +77,7 @@ class PostgresLeases:
         while len(claimed) < runs_max:
             wanted = runs_max - len(claimed)
             # Each look is a transaction of its own: it keeps others from its stores.
-            async with self._database.transaction() as connection:
+            async with self._database.transaction(urgent=True) as connection:
                 picked = await self._due_runs.pick(
                     connection, worker_id, after_store=after, stores_max=stores_max, runs_max=wanted
                 )
@@ -93,7 +93,7 @@ class PostgresLeases:
         return claimed
 
     async def renew(self, worker_id: str, *, lease_seconds: float) -> Renewed:
-        async with self._database.acquire() as connection:
+        async with self._database.acquire(urgent=True) as connection:
             records = await connection.fetch(_RENEW, worker_id, timedelta(seconds=lease_seconds))
             time = records[0]["time"] if records else await connection.fetchval("SELECT now()")
         return Renewed(
@@ -103,7 +103,7 @@ class PostgresLeases:
         )
 
     async def release(self, worker_id: str) -> int:
-        async with self._database.acquire() as connection:
+        async with self._database.acquire(urgent=True) as connection:
             tag = await connection.execute(_RELEASE, worker_id)
         return int(tag.rpartition(" ")[2])
 

@@ -11,6 +11,7 @@ import asyncpg
 
 from services.chassis.database import Database
 from services.errors import NotificationNotFound
+from services.notifier.app.ports import PoisonEvent
 from services.notifier.domain.notification import (
     ConversationId,
     Draft,
@@ -29,6 +30,11 @@ SCHEMA: Final = "notifier"
 
 _ADD: Final = (resources.files("services.notifier.adapters.sql") / "add.sql").read_text(encoding="utf-8")
 _ADD_ATTEMPTS: Final = 3
+_REFUSED_VALUES: Final = (
+    asyncpg.DataError,
+    asyncpg.IntegrityConstraintViolationError,
+    asyncpg.ProgramLimitExceededError,
+)
 
 _READ_AFTER: Final = """
 SELECT * FROM notifier.notifications
@@ -123,6 +129,8 @@ class PostgresStore:
                 # Another replica was given the same event. It has committed: the next attempt sees it.
                 if attempt == _ADD_ATTEMPTS:
                     raise
+            except _REFUSED_VALUES as error:
+                raise PoisonEvent(f"the database refuses the values: {error}") from error
         raise AssertionError("unreachable")
 
     async def read_after(self, inbox: Inbox, number: int, *, limit: int) -> Sequence[Notification]:

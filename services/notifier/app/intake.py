@@ -12,7 +12,7 @@ from services.notifier.domain.announcement import draft_notification
 from services.notifier.domain.notification import Draft
 
 ATTEMPTS_MAX: Final = 8
-"""Deliveries of an event that fails for a reason of its own. Absence of the database is none."""
+"""Deliveries of an event whose values the store refuses. Whatever else is wrong is not the event's fault."""
 
 _RETRY_SECONDS: Final = 1.0
 _RETRY_SECONDS_MAX: Final = 30.0
@@ -62,9 +62,9 @@ class Intake:
             for delivery, _ in drafts:
                 await self._retry(delivery)
             return
-        except Exception:  # noqa: BLE001  # whatever one event does, the others go on
+        except Exception as error:  # noqa: BLE001  # whatever one event does, the others go on
             if len(drafts) == 1:
-                await self._blame(drafts[0][0])
+                await self._postpone(drafts[0][0], error)
                 return
             _log.warning("intake.batch_failed", events=len(drafts), exc_info=True)
             for one in drafts:
@@ -76,13 +76,13 @@ class Intake:
             await delivery.accept()
             self._counters.event_taken("notified")
 
-    async def _blame(self, delivery: Delivery) -> None:
-        """An event failed by itself: try again a few times, then give it up."""
-        _log.exception("intake.event_failed", attempt=delivery.attempt)
-        if delivery.attempt < ATTEMPTS_MAX:
-            await self._retry(delivery)
-        else:
+    async def _postpone(self, delivery: Delivery, error: Exception) -> None:
+        """Try an event that failed alone again; give it up in the end only where its own values are at fault."""
+        _log.warning("intake.event_failed", attempt=delivery.attempt, exc_info=error)
+        if isinstance(error, PoisonEvent) and delivery.attempt >= ATTEMPTS_MAX:
             await self._reject(delivery)
+        else:
+            await self._retry(delivery)
 
     async def _retry(self, delivery: Delivery) -> None:
         delay = min(_RETRY_SECONDS * 2 ** min(delivery.attempt - 1, 10), _RETRY_SECONDS_MAX)

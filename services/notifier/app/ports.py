@@ -18,6 +18,9 @@ class Store(Protocol):
 
         Durable on return. A draft whose notification is there already changes
         nothing and takes no number.
+
+        Raises:
+            PoisonEvent: the values of a draft cannot be stored, now or ever; nothing is.
         """
         ...
 
@@ -101,7 +104,7 @@ class Delivery(Protocol):
 
 
 class PoisonEvent(Exception):
-    """An event that cannot be read."""
+    """An event that cannot be read, or whose values cannot be stored."""
 
 
 class Counters(Protocol):

@@ -104,7 +104,7 @@ class PostgresJournal:
     async def begin(
         self, call: JournalCall, *, unacted: Collection[str] = ()
     ) -> Begun | HeldElsewhere | ExecutionResult:
-        async with self._database.acquire() as connection:
+        async with self._database.acquire(urgent=True) as connection:
             inserted = await connection.fetchval(
                 _INSERT,
                 *call.key,
@@ -118,11 +118,11 @@ class PostgresJournal:
             )
         if inserted:
             return Begun()
-        async with self._database.transaction() as connection:
+        async with self._database.transaction(urgent=True) as connection:
             return await self._resume(connection, call, unacted)
 
     async def known(self, call: JournalCall) -> ExecutionResult | HeldElsewhere | None:
-        async with self._database.acquire() as connection:
+        async with self._database.acquire(urgent=True) as connection:
             row = await connection.fetchrow(_READ, *call.key, self._instance_id)
         if row is None:
             return None
@@ -135,12 +135,12 @@ class PostgresJournal:
                 return None
 
     async def look(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
-        async with self._database.acquire() as connection:
+        async with self._database.acquire(urgent=True) as connection:
             row = await connection.fetchrow(_READ, *key, self._instance_id)
         return None if row is None else self._standing(row)
 
     async def end(self, key: CallKey, result: ExecutionResult) -> ExecutionResult:
-        async with self._database.acquire() as connection:
+        async with self._database.acquire(urgent=True) as connection:
             if await self._write_end(connection, key, result):
                 return result
             row = await connection.fetchrow(_READ, *key, self._instance_id)
@@ -148,24 +148,24 @@ class PostgresJournal:
         return standing or result
 
     async def ask(self, key: CallKey, question: Question, position: int) -> None:
-        async with self._database.acquire() as connection:
+        async with self._database.acquire(urgent=True) as connection:
             await connection.execute(_ASK, *key, self._instance_id, msgspec.msgpack.encode(question), position)
 
     async def answer(self, key: CallKey, answers: Sequence[Answer]) -> None:
-        async with self._database.acquire() as connection:
+        async with self._database.acquire(urgent=True) as connection:
             await connection.execute(_ANSWER, *key, msgspec.msgpack.encode(answers))
 
     async def answers(self, keys: Collection[CallKey]) -> Mapping[CallKey, Sequence[Answer]]:
         if not keys:
             return {}
-        async with self._database.acquire() as connection:
+        async with self._database.acquire(urgent=True) as connection:
             rows = await connection.fetch(_ANSWERS, *map(list, zip(*keys, strict=True)), self._instance_id)
         return {
             (row["store_id"], row["call_id"]): msgspec.msgpack.decode(row["answers"], type=list[Answer]) for row in rows
         }
 
     async def cancel(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
-        async with self._database.acquire() as connection:
+        async with self._database.acquire(urgent=True) as connection:
             await connection.execute(_CANCEL, *key, _CANCELLED_BEFORE.content)
             row = await connection.fetchrow(_READ, *key, self._instance_id)
         if row is None or not row["fingerprint"]:
@@ -173,7 +173,7 @@ class PostgresJournal:
         return self._standing(row)
 
     async def renew(self, others: Collection[CallKey] = ()) -> Collection[CallKey]:
-        async with self._database.acquire() as connection:
+        async with self._database.acquire(urgent=True) as connection:
             await connection.execute(_RENEW, self._instance_id, self._lease_seconds)
             rows = await connection.fetch(_TO_CANCEL, self._instance_id)
             if others:
@@ -181,11 +181,11 @@ class PostgresJournal:
         return [(row["store_id"], row["call_id"]) for row in rows]
 
     async def release(self) -> None:
-        async with self._database.acquire() as connection:
+        async with self._database.acquire(urgent=True) as connection:
             await connection.execute(_RELEASE, self._instance_id)
 
     async def forget(self, older_than_seconds: float) -> int:
-        async with self._database.acquire() as connection:
+        async with self._database.acquire(urgent=True) as connection:
             tag = await connection.execute(_FORGET, older_than_seconds)
             await connection.execute(_FORGET_LOCKS)
             await connection.execute(_FORGET_INSTANCES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import grpc
@@ -13,6 +14,7 @@ from pawl.notify.v1 import notify_pb2
 from services.chassis.status import from_rpc_error
 from services.errors import PawlError
 from services.notifier.adapters.postgres import PostgresStore
+from services.notifier.app.ports import PoisonEvent
 from services.notifier.domain.notification import Draft
 
 if TYPE_CHECKING:
@@ -55,6 +57,13 @@ async def test_replicas_given_the_same_events_at_once_make_one_notification_of_e
     added = await asyncio.gather(*(store.add(drafts) for drafts in rounds))
     assert sum(added) == len(events)
     assert await listed(stub) == list(range(20, 0, -1))
+
+
+async def test_values_that_can_never_be_stored_are_told_from_a_store_that_fails(
+    store: PostgresStore, draft: Callable[..., Draft]
+) -> None:
+    with pytest.raises(PoisonEvent):
+        await store.add([replace(draft("a"), title="no\x00text")])
 
 
 async def test_nobody_sees_the_inbox_of_another_user_or_store(

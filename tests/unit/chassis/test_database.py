@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from structlog.testing import capture_logs
 from services.chassis.database import Database
 from services.chassis.start import StartError
 from services.errors import DependencyUnavailable
+from tests.poll import until
 
 
 def migrations(folder: Path, *texts: str) -> Path:
@@ -21,6 +23,11 @@ def migrations(folder: Path, *texts: str) -> Path:
     for number, text in enumerate(texts, 1):
         (folder / f"{number:04}_step.sql").write_text(text)
     return folder
+
+
+async def use(database: Database) -> None:
+    async with database.acquire() as connection:
+        await connection.execute("SELECT 1")
 
 
 ONE = "CREATE TABLE steps (n integer); INSERT INTO steps VALUES (1);"
@@ -65,7 +72,7 @@ async def test_a_changed_migration_refuses_to_start(database_url: str, tmp_path:
         await database.migrate("book", migrations(tmp_path / "m", ONE))
         with pytest.raises(StartError, match="must never change"):
             await database.migrate("book", migrations(tmp_path / "m", ONE + "\n-- and more", TWO))
-        await database.ping()
+        await use(database)
 
 
 async def test_a_newer_database_is_accepted(database_url: str, tmp_path: Path) -> None:
@@ -95,7 +102,7 @@ async def test_a_statement_that_takes_too_long_is_cut_off(database_url: str) -> 
         with pytest.raises(DependencyUnavailable):
             async with database.acquire() as connection:
                 await connection.execute("SELECT pg_sleep(30)")
-        await database.ping()
+        await use(database)
 
 
 async def test_a_connection_that_breaks_is_unavailable_and_the_next_one_works(database_url: str) -> None:
@@ -103,7 +110,7 @@ async def test_a_connection_that_breaks_is_unavailable_and_the_next_one_works(da
         with pytest.raises(DependencyUnavailable):
             async with database.transaction() as connection:
                 await connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
-        await database.ping()
+        await use(database)
 
 
 async def test_a_server_that_said_goodbye_and_has_not_hung_up_is_unavailable_and_the_next_is_not(
@@ -129,8 +136,8 @@ async def test_a_server_that_said_goodbye_and_has_not_hung_up_is_unavailable_and
         for _ in range(10):
             await asyncio.sleep(0)  # What was said is read.
         with pytest.raises(DependencyUnavailable):
-            await database.ping()
-        await database.ping()
+            await use(database)
+        await use(database)
 
 
 @pytest.mark.parametrize("turns", range(5))
@@ -158,7 +165,7 @@ async def test_a_caller_that_goes_away_in_a_statement_leaves_a_connection_that_w
             async with database.acquire() as connection:
                 await connection.fetchval("SELECT count(*) FROM pg_class WHERE relname = $1", "none")
 
-        await database.ping()
+        await use(database)
         asking.append(asyncio.ensure_future(ask()))
         await asyncio.wait(asking)
         async with (
@@ -190,7 +197,7 @@ async def test_a_start_waits_for_a_server_that_comes_later(database_url: str, fr
             await asyncio.sleep(0.01)
         async with _forwarding(database_url, free_port, pump):
             database = await starting
-            await database.ping()
+            await use(database)
             await database.__aexit__(None, None, None)
 
 
@@ -253,4 +260,134 @@ async def test_a_closed_database_is_unavailable(database_url: str) -> None:
     async with Database(database_url, application_name="test") as database:
         pass
     with pytest.raises(DependencyUnavailable):
+        await use(database)
+
+
+@asynccontextmanager
+async def _read_only(url: str) -> AsyncIterator[None]:
+    """Have new sessions take no writes, as those of a standby."""
+    name = urlsplit(url).path.removeprefix("/")
+    admin = await asyncpg.connect(url)
+    await admin.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    try:
+        yield
+    finally:
+        await admin.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+        await admin.close()
+
+
+async def test_a_database_that_takes_no_writes_is_unavailable_and_its_sessions_are_not_kept(database_url: str) -> None:
+    async with _read_only(database_url):
+        database = await Database(database_url, application_name="test", connections_max=1).__aenter__()
+        with pytest.raises(DependencyUnavailable, match="takes no writes"):
+            await database.ping()
+        with pytest.raises(DependencyUnavailable, match="takes no writes"):
+            async with database.transaction() as connection:
+                await connection.execute("CREATE TABLE t (n integer)")
+    async with database.transaction() as connection:
+        await connection.execute("CREATE TABLE t (n integer)")
+    await database.ping()
+    await database.__aexit__(None, None, None)
+
+
+async def test_a_database_that_lets_nobody_in_any_more_is_unavailable(postgres_url: str, database_url: str) -> None:
+    """The operator has to mend it; no request is at fault."""
+    name = urlsplit(database_url).path.removeprefix("/")
+    admin = await asyncpg.connect(postgres_url)
+    async with Database(database_url, application_name="test", connections_max=1) as database:
+        await admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        await admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1", name)
+        for _ in range(3):
+            with pytest.raises(DependencyUnavailable):
+                await use(database)
+        await admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+        await use(database)
+    await admin.close()
+
+
+@pytest.mark.parametrize("code", ["58030", "58P01", "25P03", "53100"])
+async def test_a_server_that_cannot_read_its_files_or_is_full_is_unavailable(database_url: str, code: str) -> None:
+    async with Database(database_url, application_name="test") as database:
+        with pytest.raises(DependencyUnavailable):
+            async with database.acquire() as connection:
+                await connection.execute(f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{code}'; END $$")
+        await use(database)
+
+
+async def test_a_migration_in_between_is_no_fault_of_a_request(database_url: str) -> None:
+    async with Database(database_url, application_name="test", connections_max=1) as database:
+        async with database.acquire() as connection:
+            await connection.execute("CREATE TABLE t (n integer)")
+            await connection.fetch("SELECT * FROM t")
+        admin = await asyncpg.connect(database_url)
+        await admin.execute("ALTER TABLE t ADD COLUMN m integer")
+        await admin.close()
+        with pytest.raises(DependencyUnavailable):
+            async with database.transaction() as connection:
+                await connection.fetch("SELECT * FROM t")
+        async with database.transaction() as connection:
+            await connection.fetch("SELECT * FROM t")
+
+
+async def test_nobody_waits_for_a_server_that_is_frozen(database_url: str, free_port: int) -> None:
+    """Neither those who have asked already, nor those who wait for a connection, nor those who come later."""
+    running = asyncio.Event()
+    running.set()
+
+    async def stall(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            await running.wait()
+            writer.write(data)
+        writer.close()
+
+    unseen: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
+    async with (
+        _forwarding(database_url, free_port, stall) as url,
+        Database(url, application_name="test", connections_max=2, statement_timeout_seconds=3600) as database,
+    ):
+        await asyncio.gather(*(use(database) for _ in range(2)))
+        running.clear()
+        callers = [asyncio.ensure_future(use(database)) for _ in range(5)]
+        impatient = asyncio.ensure_future(use(database))
+        await asyncio.sleep(0.1)
+        impatient.cancel()
+        for ended in await asyncio.gather(*callers, return_exceptions=True):
+            assert isinstance(ended, DependencyUnavailable)
+        with pytest.raises(DependencyUnavailable, match="does not answer"):
+            await database.ping()
+        with pytest.raises(DependencyUnavailable, match="does not answer"):
+            await use(database)
+        running.set()
+
+        async def answers() -> bool:
+            try:
+                await use(database)
+            except DependencyUnavailable:
+                return False
+            return True
+
+        await until(answers)
+    gc.collect()
+    await asyncio.sleep(0)
+    assert unseen == []
+
+
+async def test_what_is_urgent_finds_a_connection_beside_any_number_of_reads(database_url: str) -> None:
+    ended = asyncio.Event()
+
+    async def read() -> None:
+        async with database.acquire():
+            reading.append(None)
+            await ended.wait()
+
+    reading: list[None] = []
+    async with Database(database_url, application_name="test", connections_max=3) as database:
+        readers = [asyncio.ensure_future(read()) for _ in range(4)]
+        while len(reading) < 2:
+            await asyncio.sleep(0.001)
+        async with database.transaction(urgent=True) as connection:
+            assert await connection.fetchval("SELECT 1") == 1
         await database.ping()
+        ended.set()
+        await asyncio.gather(*readers)

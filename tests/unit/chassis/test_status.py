@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from services.chassis import status
 from services.errors import (
     DependencyUnavailable,
-    Internal,
     InvalidField,
     NotFound,
     Overloaded,
@@ -83,7 +82,19 @@ def test_what_grpc_itself_says_is_told_apart() -> None:
     assert type(bare(grpc.StatusCode.UNAVAILABLE)) is DependencyUnavailable
     assert type(bare(grpc.StatusCode.RESOURCE_EXHAUSTED, "Received message larger than max (9 vs. 4)")) is TooLarge
     assert type(bare(grpc.StatusCode.RESOURCE_EXHAUSTED)) is Overloaded
-    assert type(bare(grpc.StatusCode.UNKNOWN)) is Internal
+
+
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "INTERNAL", "UNKNOWN"])
+def test_a_connection_that_breaks_is_an_absent_service_and_not_in_the_words_of_grpc(code: str) -> None:
+    error = bare(grpc.StatusCode[code], "ipv4:127.0.0.1:42127: backend unhealthy")
+    assert type(error) is DependencyUnavailable
+    assert "127.0.0.1" not in error.message
+
+
+def test_a_peer_that_answers_too_late_is_away() -> None:
+    """The deadline was set by whoever asked it, not by who asked them."""
+    assert type(status.of_peer(bare(grpc.StatusCode.DEADLINE_EXCEEDED))) is DependencyUnavailable
+    assert type(status.of_peer(NotFound())) is NotFound
 
 
 def test_details_of_somebody_else_are_not_taken_for_ours() -> None:

@@ -61,12 +61,15 @@ class BrittleStore:
     def __init__(self) -> None:
         self.drafts: list[Draft] = []
         self.away = False
+        self.broken = False
 
     async def add(self, drafts: Sequence[Draft]) -> int:
         if self.away:
             raise DependencyUnavailable
         if any(draft.run_id == "run_bad" for draft in drafts):
-            raise ValueError("this row cannot be stored")
+            raise PoisonEvent("this row cannot be stored")
+        if self.broken:
+            raise RuntimeError("nothing can be stored")
         self.drafts += drafts
         return len(drafts)
 
@@ -149,3 +152,10 @@ async def test_while_the_database_is_away_every_event_comes_again_however_often_
         ["retry in 1"],
         ["retry in 30"],
     ]
+
+
+async def test_a_fault_of_the_store_never_costs_an_event(scene: Scene) -> None:
+    scene.store.broken = True
+    deliveries = [scene.delivery(change("a"), attempt=ATTEMPTS_MAX), scene.delivery(change("b"), attempt=1000)]
+    await scene.intake.take(deliveries)
+    assert [delivery.answers for delivery in deliveries] == [["retry in 30"], ["retry in 30"]]
