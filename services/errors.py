@@ -406,7 +406,7 @@ class Overloaded(ResourceExhausted):
 
 
 class QueueFull(ResourceExhausted):
-    """The conversation's queue of waiting messages is full."""
+    """The conversation's queue of waiting messages, or the inbox of the run, is full."""
 
     reason = "QUEUE_FULL"
 

@@ -335,7 +335,7 @@ def _command(kind: CommandKind, ledger: FakeLedger) -> commands.Command:
                 reason=kind.reason,
             )
         case Steer():
-            return commands.Steer()
+            return commands.Steer(text_bytes=len(kind.text.encode()))
         case Cancel():
             return commands.Cancel(cause=states.StopCause[kind.cause])
         case Resolve():
@@ -366,7 +366,12 @@ def _commit(claim: Claim, commit_id: str, step: Step) -> Commit:
         commit_id=commit_id,
         events=tuple(_event(event) for event in step.events),
         messages=tuple(
-            NewMessage(message_id="", summarised_to=message.summarised_to_number, body=pickle.dumps(message))
+            NewMessage(
+                message_id="",
+                summarised_to=message.summarised_to_number,
+                body=pickle.dumps(message),
+                steer_bytes=len(message.text.encode()) if message.role is Role.USER else None,
+            )
             for message in step.messages
         ),
         calls=tuple(map(_change, step.calls)),

@@ -58,6 +58,7 @@ class Chooser:
             policy=self.pick(["QUEUE", "STEER", "INTERRUPT", "REJECT"]),
             request=self.pick(["", "", "r1", "r2"]),
             fingerprint=self.pick(["f1", "f1", "f1", "f2"]),
+            bytes=self.pick([1, 1, 3]),
             budget=budget,
             ceiling=self.pick([0, 150]) if budget else 0,
             limits=self.model.limits,
@@ -73,6 +74,7 @@ class Chooser:
         )
         unread = list(model.unread(run))
         wishes = self._wishes(run)
+        entered = self.pick([[], [], [1], [1, 3]])
         begun = {wish["call"]: wish["child"] for wish in wishes if wish["state"] == "DELEGATED"}
         return self._ask(
             "commit",
@@ -81,7 +83,8 @@ class Chooser:
             epoch=max(0, run["epoch"] - self.pick([0] * 19 + [1])),
             commit=self.pick([fresh] * 16 + [earlier or fresh, "step_000000"]),
             events=self.pick([[], ["output.delta"], ["round.started"], ["output.delta", "round.started", "warning"]]),
-            messages=self.pick([0, 0, 1, 2]),
+            messages=len(entered) + self.pick([0, 0, 1]),
+            entered=entered,
             calls=wishes,
             delegations=self.pick([begun] * 9 + [{}]),
             state=state,
@@ -110,6 +113,7 @@ class Chooser:
             commit=self._step(),
             events=["output.delta"],
             messages=1,
+            entered=[],
             calls=[wish | {"has_result": True} for wish in wishes],
             delegations={},
             state="FAILED",
@@ -149,6 +153,8 @@ class Chooser:
             fingerprint=self.pick(["f1", "f1", "f1", "f2"]),
             kind=kind,
             tokens=self.pick([10, 50]),
+            bytes=self.pick([1, 1, 3]),
+            limits=self.model.limits,
             call="" if kind in {"cancel", "steer", "redrive", "top_up"} else name,
             client=(client or "tab_2") if kind == "progress" else client,
             offer_epoch=max(0, call["offer_epoch"] - self.pick([0, 0, 0, 1])),
@@ -180,6 +186,7 @@ class Chooser:
             digest=call["digest"],
             arguments=ARGUMENTS[1] if edits else "",
             edited_digest=DIGESTS[1] if edits else "",
+            limits=self.model.limits,
         )
 
     def shown_again(self) -> Row | None:
@@ -288,7 +295,8 @@ class Chooser:
         """The user of a run stops it."""
         fresh = f"cmd{self._count}"
         who = {"store": run["store"], "run": run["id"], "user": run["user"], "operator": False, "right": "OWN_RUNS"}
-        return self._ask("send", kind="cancel", call="", command=fresh, fingerprint="f1", **who)
+        more = {"fingerprint": "f1", "limits": self.model.limits}
+        return self._ask("send", kind="cancel", call="", command=fresh, **more, **who)
 
     def _step(self) -> str:
         return f"step_{self._count:06}"

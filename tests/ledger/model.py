@@ -19,11 +19,14 @@ Row = dict[str, Any]
 Key = tuple[str, str]
 
 LIMITS = (
-    {"queue": 3, "store_queue": 5, "per_store": 3, "per_user": 2, "crashes": 3},
-    {"queue": 2, "store_queue": 3, "per_store": 1, "per_user": 1, "crashes": 3},
-    {"queue": 3, "store_queue": 100, "per_store": 20, "per_user": 20, "crashes": 3},
+    {"queue": 3, "store_queue": 5, "per_store": 3, "per_user": 2, "crashes": 3, "inbox": 2, "inbox_bytes": 100},
+    {"queue": 2, "store_queue": 3, "per_store": 1, "per_user": 1, "crashes": 3, "inbox": 9, "inbox_bytes": 7},
+    {"queue": 3, "store_queue": 100, "per_store": 20, "per_user": 20, "crashes": 3, "inbox": 3, "inbox_bytes": 9},
 )
-"""Runs that wait in a conversation and are queued in a store, active ones of a store and of a user, dead workers."""
+"""Runs that wait in a conversation and are queued in a store, active ones of a store and of a user, dead workers.
+
+Then what waits in a run: messages, and top-ups, and bytes of messages.
+"""
 
 
 class Refusal(Exception):
@@ -92,8 +95,11 @@ class Model:
             policy = "QUEUE"
         self._judge_submit(ask, found, policy)
         if policy == "STEER":
+            self.judge_room(active or {}, ask["bytes"])
+        if policy == "STEER":
             assert active is not None
             run, steered = active, True
+            self.enter(active, ask["bytes"])
             self.post(active, self.new_id("cmd"), "steer")
             self.wake(active)
         else:
@@ -118,6 +124,16 @@ class Model:
         waits = len(found["queue"]) if found else 0
         if policy != "STEER" and (waits >= self.limits["queue"] or len(queued) >= self.limits["store_queue"]):
             raise Refusal("QUEUE_FULL")
+
+    def judge_room(self, run: Row, size: int) -> None:
+        """Refuse a message if too much waits already that does not stand in the conversation yet."""
+        if run["waiting"] >= self.limits["inbox"] or run["waiting_bytes"] + size > self.limits["inbox_bytes"]:
+            raise Refusal("QUEUE_FULL")
+
+    def enter(self, run: Row, size: int) -> None:
+        """Count a message that has entered a run."""
+        run["waiting"] += 1
+        run["waiting_bytes"] += size
 
     def _new_conversation(self, ask: Row) -> Row:
         return self._conversation_of(ask["store"], ask["user"], ask["conversation"] or self.new_id("conv"))
@@ -145,6 +161,8 @@ class Model:
             "budget": budget,
             "ceiling": ceiling,
             "parent": ("", ""),
+            "waiting": 0,
+            "waiting_bytes": 0,
             "unstopped": [],
             "log": ["run.queued"],
             "commands": {},

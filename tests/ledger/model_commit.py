@@ -212,6 +212,8 @@ def _write(model: Model, run: Row, ask: Row) -> tuple[Any, ...]:
         model.move(run, state)
     run["log"] += [event for event in ask["events"] if event != "round.started"]
     run["log"] += ["message.added"] * ask["messages"]
+    run["waiting"] = max(0, run["waiting"] - len(ask["entered"]))
+    run["waiting_bytes"] = max(0, run["waiting_bytes"] - sum(ask["entered"]))
     model.conversations[run["store"], run["conversation"]]["messages"] += ask["messages"]
     for wish in ask["calls"]:
         call = model.calls.get((run["store"], wish["call"]), {"state": "", "reserved": ""})
@@ -244,9 +246,10 @@ _CALL_EVENTS = {"RUNNING": "executing", "SUCCEEDED": "completed"}
 def _put_call(model: Model, run: Row, wish: Row) -> None:
     state = wish["state"]
     nobody: Row = {"client": "", "offer_epoch": 0, "held_for": 0.0, "held_until": None}
+    untold: Row = {"told": None}
     undecided: Row = {"decision": "", "approved": None, "approvers": [], "escalated": False}
     new = {"store": run["store"], "id": wish["call"], "run": run["id"], "user": run["user"], "state": ""}
-    new |= undecided | nobody | {"required": wish["required"], "begun": False}
+    new |= undecided | nobody | untold | {"required": wish["required"], "begun": False}
     call = model.calls.setdefault((run["store"], wish["call"]), new)
     if state == "AWAITING_APPROVAL" and call["state"] != state:
         call |= undecided | {"required": wish["required"]}

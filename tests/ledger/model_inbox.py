@@ -92,6 +92,8 @@ def _give_back(model: Model, calls: list[Row]) -> tuple[Any, ...]:
 # Commands.
 
 Verdict = tuple[str, str]
+# Milliseconds.
+_PAUSE = 100
 _TAKEN: Verdict = ("ACCEPTED", "")
 
 
@@ -113,12 +115,23 @@ def send(model: Model, ask: Row) -> tuple[Any, ...]:
     if outcome == "UNKNOWN":
         return ("receipt", outcome, reason)
     if outcome == "ACCEPTED":
+        _judge_room(model, run, ask)
         _accept(model, run, call, ask)
     else:
         more = {"outcome": outcome, "reason": reason, "unread": False, "fingerprint": ask["fingerprint"]}
         more["user"] = ask["user"]
         model.post(run, ask["command"], ask["kind"], **more)
     return ("receipt", outcome, reason)
+
+
+def _judge_room(model: Model, run: Row, ask: Row) -> None:
+    """Refuse what people send without being waited for if too much of it waits; it may come again."""
+    if ask["kind"] == "steer":
+        model.judge_room(run, ask["bytes"])
+        model.enter(run, ask["bytes"])
+    top_ups = [command for command in model.unread(run).values() if command["kind"] == "top_up"]
+    if ask["kind"] == "top_up" and len(top_ups) >= model.limits["inbox"]:
+        raise Refusal("QUEUE_FULL")
 
 
 def _approves(model: Model, run: Row, ask: Row) -> bool:
@@ -205,6 +218,10 @@ def _counts_only(call: Row | None, ask: Row) -> bool:
 
 def _accept(model: Model, run: Row, call: Row | None, ask: Row) -> None:
     kind = ask["kind"]
+    if kind == "progress" and call is not None and call["told"] is not None and model.now < call["told"] + _PAUSE:
+        # Too soon after the last one: the client is heard of, and nobody else hears of it.
+        call["held_until"] = model.after(call["held_for"])
+        return
     # What the ledger has done when it answers is nothing that an owner has to read.
     at_once = kind in {"progress", "redrive"} or (kind == "cancel" and run["state"] == "CANCELLING")
     at_once = at_once or _counts_only(call, ask)
@@ -232,7 +249,7 @@ def _accept(model: Model, run: Row, call: Row | None, ask: Row) -> None:
 
 def _apply_to_call(model: Model, run: Row, call: Row, ask: Row) -> None:
     if ask["kind"] == "progress":
-        call["held_until"] = model.after(call["held_for"])
+        call["held_until"], call["told"] = model.after(call["held_for"]), model.now
         run["log"].append("tool.progress")
         return
     if _counts_only(call, ask):

@@ -7,6 +7,7 @@ from typing import Any
 
 from pawl.event.v1 import run_pb2
 
+from services.job_store.domain import inbox
 from services.job_store.domain.attention import ReportCrash
 from services.job_store.domain.calls import CallChange
 from services.job_store.domain.command import (
@@ -60,6 +61,7 @@ def operation(ask: Row, now: datetime) -> Any:
                 command=_command(ask),
                 payload=b"payload",
                 as_operator=ask["operator"],
+                inbox_limits=_inbox_limits(ask["limits"]),
             )
         case "report_crash":
             return ReportCrash(
@@ -97,7 +99,13 @@ def _submit(ask: Row) -> Submit:
         store_queue_max=ask["limits"]["store_queue"],
         token_budget=ask["budget"],
         token_ceiling=ask["ceiling"],
+        text_bytes=ask["bytes"],
+        inbox_limits=_inbox_limits(ask["limits"]),
     )
+
+
+def _inbox_limits(limits: Row) -> inbox.Limits:
+    return inbox.Limits(commands_max=limits["inbox"], bytes_max=limits["inbox_bytes"])
 
 
 def _commit(ask: Row, now: datetime) -> Commit:
@@ -107,7 +115,10 @@ def _commit(ask: Row, now: datetime) -> Commit:
         epoch=ask["epoch"],
         commit_id=ask["commit"],
         events=tuple(OwnerEvent(type=kind, body=b"") for kind in ask["events"]),
-        messages=(NewMessage(message_id="", summarised_to=0, body=b""),) * ask["messages"],
+        messages=tuple(
+            NewMessage(message_id="", summarised_to=0, body=b"", steer_bytes=size)
+            for size in (*ask["entered"], *[None] * (ask["messages"] - len(ask["entered"])))
+        ),
         calls=tuple(_change(wish, now) for wish in ask["calls"]),
         state=RunState[ask["state"]] if ask["state"] else None,
         waits=tuple(ask["waits"]) if ask["state"] == "WAITING" else (),
@@ -182,4 +193,4 @@ def _command(ask: Row) -> Command:
         case "top_up":
             return TopUp(tokens=ask["tokens"])
         case _:
-            return Steer()
+            return Steer(text_bytes=ask["bytes"])

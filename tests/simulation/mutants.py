@@ -376,6 +376,20 @@ MUTANTS = (
         instead="epoch=run.epoch, claim_at=None",
         checker=REFERENCE_MODEL,
     ),
+    Mutant(
+        name="inboxes_take_one_message_too_many",
+        module="services.job_store.domain.inbox",
+        text="if run.steers_waiting >= limits.commands_max or",
+        instead="if run.steers_waiting > limits.commands_max or",
+        checker=REFERENCE_MODEL,
+    ),
+    Mutant(
+        name="messages_wait_no_longer_once_they_are_read",
+        module=_COMMIT,
+        text="steers_waiting=max(0, run.steers_waiting - len(steers)),",
+        instead="steers_waiting=max(0, run.steers_waiting - len(self.consumed)),",
+        checker=REFERENCE_MODEL,
+    ),
 )
 
 

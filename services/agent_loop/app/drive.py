@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final, assert_never
 
@@ -20,10 +19,20 @@ from services.agent_loop.app.jobs import Jobs, Workshop
 from services.agent_loop.app.patience import Patience
 from services.agent_loop.app.ports import Claim, Loaded
 from services.agent_loop.domain import facts, planning, step
+from services.agent_loop.domain.call import CallResult
 from services.agent_loop.domain.commands import decisions
 from services.agent_loop.domain.decision import Finish, Park, StartModel, StopModel, Wait
 from services.agent_loop.domain.event import OutputDelta, OwnerEvent
-from services.agent_loop.domain.fact import CallExecuted, Fact, ModelAnswered, ModelCut, ModelFailed, RunRefused, Shown
+from services.agent_loop.domain.fact import (
+    CallExecuted,
+    CallStopped,
+    Fact,
+    ModelAnswered,
+    ModelCut,
+    ModelFailed,
+    RunRefused,
+    Shown,
+)
 from services.agent_loop.domain.planning import Plan
 from services.agent_loop.domain.run import ENDED, RunFailure
 from services.agent_loop.domain.state import MODEL, State
@@ -33,7 +42,6 @@ from services.errors import IllegalTransition, InboxChanged
 # The ledger refuses a step when somebody else was faster. More often than this in
 # a row, the step itself is wrong.
 _REFUSALS_MAX: Final = 20
-_RESULT_BYTES_PER_STEP: Final = 2 * 1024 * 1024
 # Two clocks never agree to the last digit: a moment too early must not become a busy loop.
 _WAIT_SECONDS_MIN: Final = 0.001
 
@@ -101,10 +109,12 @@ class Drive:
         if self._poked:
             await self._read_inbox()
         self._collect(at_once=False)
+        if await self._take_part():
+            return None
         if self._only_output_can_be_there():
             await self._show_output()
             return None
-        taken = _fitting(self._facts)
+        taken = self._fitting_facts()
         plan = planning.plan(self._planning_base(taken), self._facts_with_seqs(taken), self._now())
         if isinstance(plan.rest, StopModel):
             # Cut first: then one step says all.
@@ -147,6 +157,15 @@ class Drive:
             await self._commit(shown, after)
         else:
             await self._wait(self._plan_again_at)
+
+    async def _take_part(self) -> bool:
+        """Make a part of an inbox durable that is too large for the step that follows; whether it was so large."""
+        part = planning.take_part(self._planning_base(0), self._now(), self._shop.step_bytes_max)
+        if part is None:
+            return False
+        await self._record_decisions()
+        await self._commit(step.between(self._base, part, self._outbox, self._now()), part)
+        return True
 
     async def _record_decisions(self) -> None:
         """Have the decisions that the next step consumes written down, each once."""
@@ -215,10 +234,12 @@ class Drive:
         """Write what is known, without deciding anything, and release the run."""
         await self._jobs.cut_all()
         self._collect(at_once=True)
+        while await self._take_part():
+            pass
         if self._facts or self._outbox:
             await self._record_decisions()
             now = self._now()
-            taken = _fitting(self._facts)
+            taken = self._fitting_facts()
             state, events = planning.take_in(self._planning_base(taken), now), list(self._outbox)
             for fact in self._facts_with_seqs(taken):
                 state, told = facts.apply_fact(state, fact, now)
@@ -240,6 +261,11 @@ class Drive:
         if cut is not None:
             # Why goes along: without the model call, no rule would see the round's limit again.
             self._facts.append(replace(cut, failure=failure))
+
+    def _fitting_facts(self) -> int:
+        """Return how many of the facts go into one step: the results of a batch can be large."""
+        sizes = [len(result.content_json) if result else 0 for result in map(_result_of, self._facts)]
+        return step.fitting(sizes, self._shop.step_bytes_max)
 
     def _facts_with_seqs(self, taken: int) -> tuple[Fact, ...]:
         """Return the first facts; those that end a model call say where its output is, also that of this very step."""
@@ -286,15 +312,14 @@ class Drive:
         return self._shop.clock.monotonic() + self._clock_offset
 
 
-def _fitting(facts: Sequence[Fact]) -> int:
-    """Return how many of the facts go into one step: the results of a batch can be large."""
-    size, count = 0, 0
-    for fact in facts:
-        size += len(fact.ended.result.content_json) if isinstance(fact, CallExecuted) else 0
-        if count and size > _RESULT_BYTES_PER_STEP:
-            break
-        count += 1
-    return count
+def _result_of(fact: Fact) -> CallResult | None:
+    match fact:
+        case CallExecuted():
+            return fact.ended.result
+        case CallStopped():
+            return fact.answer.result.result if fact.answer.result else None
+        case _:
+            return None
 
 
 def _state_of(loaded: Loaded, *, counted_from: float) -> State:

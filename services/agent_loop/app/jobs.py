@@ -13,7 +13,7 @@ from services.agent_loop.app.patience import Patience
 from services.agent_loop.app.ports import Meter, Randomness, Registry, WorkerLedger
 from services.agent_loop.app.tasks import Tasks
 from services.agent_loop.app.unwinding import Unwinding
-from services.agent_loop.domain import delegation, proposals
+from services.agent_loop.domain import delegation, proposals, step
 from services.agent_loop.domain.answering import usage_of
 from services.agent_loop.domain.call import ExecutionContext
 from services.agent_loop.domain.decision import CheckFallback, CheckInverse, Execute, PinTools, StartModel, StopCalls
@@ -54,6 +54,7 @@ class Workshop:
     meter: Meter
     default_model: str
     dialect: Dialect
+    step_bytes_max: int = step.BYTES_MAX
 
 
 class Jobs:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from services.agent_loop.domain import budget, history, order, settle, undo
+from services.agent_loop.domain import budget, history, order, settle, step, undo
 from services.agent_loop.domain.call import Call, CallState, ExecutionContext, OfferFallback
 from services.agent_loop.domain.decision import (
     CallModel,
@@ -95,7 +95,9 @@ def _end(state: State, now: float) -> Decision:
     # as one does whose approval was taken just before.
     not_begun = [call for call in state.open_calls if not _has_begun_running(call, state)]
     if not_begun:
-        return Settle(calls=tuple(settle.withdrawn(call, _why_stopped(call), now) for call in not_begun))
+        # Perhaps not all at once, so that a run can be ended whatever its calls have grown to.
+        count = step.fitting([step.size_bytes(call) for call in not_begun], step.BYTES_MAX)
+        return Settle(calls=tuple(not_made(call, now) for call in not_begun[:count]), is_part=count < len(not_begun))
     running = state.open_calls
     to_stop = tuple(call.call_id for call in running if stop_of(call.call_id) not in state.under_way)
     if to_stop:
@@ -107,10 +109,12 @@ def _end(state: State, now: float) -> Decision:
     return Finish(state=RunState.FAILED, failure=state.loop.failure)
 
 
-def _why_stopped(call: Call) -> str:
+def not_made(call: Call, now: float) -> Call:
+    """Return a call that has not begun to run, as the stop of its run leaves it."""
+    message = "The run was stopped before this call was made."
     if call.state is CallState.DELEGATED:
-        return "The run was stopped before this call ended, and with it the run that did the call."
-    return "The run was stopped before this call was made."
+        message = "The run was stopped before this call ended, and with it the run that did the call."
+    return settle.withdrawn(call, message, now)
 
 
 def _has_begun_running(call: Call, state: State) -> bool:

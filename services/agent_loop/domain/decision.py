@@ -12,9 +12,13 @@ from services.agent_loop.domain.undo import PlannedUndo
 
 
 class Settle(msgspec.Struct, frozen=True, kw_only=True):
-    """Change these calls at once: a deadline passed, or the run is ending. Then decide again."""
+    """Change these calls at once: a deadline passed, or the run is ending. Then decide again.
+
+    With `is_part`, after that is durable: all of them would be too much for one step.
+    """
 
     calls: tuple[Call, ...]
+    is_part: bool = False
 
 
 class Decline(msgspec.Struct, frozen=True, kw_only=True):

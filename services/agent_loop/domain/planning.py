@@ -9,11 +9,11 @@ from typing import Final, TypeAlias, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from services.agent_loop.domain import answering, asking, budget, delegation, undo
+from services.agent_loop.domain import answering, asking, budget, delegation, step, undo
 from services.agent_loop.domain.call import CallState
 from services.agent_loop.domain.command import Cancel, Command, Steer
 from services.agent_loop.domain.commands import apply_command
-from services.agent_loop.domain.decide import decide
+from services.agent_loop.domain.decide import decide, not_made
 from services.agent_loop.domain.decision import (
     CallModel,
     CheckFallback,
@@ -79,12 +79,41 @@ def plan(base: State, facts: Sequence[Fact], now: float) -> Plan:
 
 def take_in(base: State, now: float) -> State:
     """Return the state with its unconsumed commands applied."""
+    return _taken(base, sorted(base.commands, key=_order_of), now)
+
+
+def take_part(base: State, now: float, bytes_max: int) -> State | None:
+    """Return the state with as many of its unconsumed commands applied as go into a step of their own.
+
+    None if all of them do: then other things may go into the step as well.
+    """
+    commands = sorted(base.commands, key=_order_of)
+    count = step.fitting([_bytes_of(base, command) for command in commands], bytes_max)
+    if count == len(commands):
+        return None
+    state = _taken(base, commands[:count], now)
+    if state.run.state is not RunState.CANCELLING:
+        return state
+    # The ledger takes no step in which a call of a stopped run gets nearer to its start.
+    nearer = [call for call in state.open_calls if call is not base.calls.get(call.call_id)]
+    return state.with_calls(not_made(call, now) for call in nearer)
+
+
+def _taken(base: State, commands: Sequence[Command], now: float) -> State:
     state = base
     # What was taken about a call counts, though a message that withdraws the call came before: receipts are final.
     # A tool that asks does not go on with an answer that a cancel came with.
-    for command in sorted(base.commands, key=_order_of):
+    for command in commands:
         state = apply_command(state, command, now)
-    return replace(state, commands=(), consumed=tuple(command.command_id for command in base.commands))
+    taken = tuple(command.command_id for command in commands)
+    left = tuple(command for command in base.commands if command.command_id not in taken)
+    return replace(state, commands=left, consumed=taken)
+
+
+def _bytes_of(state: State, command: Command) -> int:
+    """Return what a command adds to a step: what it brings, and the call that it moves."""
+    call = state.calls.get(getattr(command.kind, "call_id", ""))
+    return step.size_bytes(command) + (0 if call is None else step.size_bytes(call))
 
 
 def _order_of(command: Command) -> int:
@@ -103,7 +132,7 @@ def advance(state: State, events: Sequence[OwnerEvent], now: float) -> Plan:
         told += more
         if isinstance(decision, Wait | Park | Finish | StopModel):
             return Plan(state=state, events=tuple(told), work=tuple(work), rest=decision)
-        if isinstance(decision, Resume):
+        if isinstance(decision, Resume) or (isinstance(decision, Settle) and decision.is_part):
             return Plan(state=state, events=tuple(told), work=tuple(work), rest=Wait(until=now))
     raise RuntimeError("the rules of the loop do not come to an end")
 

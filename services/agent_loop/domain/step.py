@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -12,12 +12,21 @@ from msgspec.structs import replace
 from services.agent_loop.domain import loop_state
 from services.agent_loop.domain.call import Call
 from services.agent_loop.domain.child import Delegation
+from services.agent_loop.domain.command import Command
 from services.agent_loop.domain.event import OwnerEvent
 from services.agent_loop.domain.message import Message
 from services.agent_loop.domain.run import PinnedTool, RunFailure, RunState, StopCause, Usage, WaitKind
 from services.agent_loop.domain.state import State
 
 T = TypeVar("T")
+
+BYTES_MAX: Final = 2 * 1024 * 1024
+"""A step that brings something takes no further thing that makes it larger than this, as far as that can be chosen.
+
+What goes along in any case, as the answer of the model, has bounds of its own: the whole fits into a message.
+"""
+
+_encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class LeaseAction(StrEnum):
@@ -67,6 +76,21 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True):
     last_seq: int
     commands_pending: bool
     time: float
+
+
+def size_bytes(entry: Call | Command) -> int:
+    """Return about how much an entry adds to a step."""
+    return len(_encode(entry))
+
+
+def fitting(sizes: Sequence[int], bytes_max: int) -> int:
+    """Return how many of some entries, the first ones, go into one step; one does in any case."""
+    total = 0
+    for count, size in enumerate(sizes):
+        total += size
+        if count and total > bytes_max:
+            return count
+    return len(sizes)
 
 
 def between(

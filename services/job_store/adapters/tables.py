@@ -128,6 +128,8 @@ RUNS: Final[Columns[RunRow]] = Columns(
         _same("end_time", "timestamptz"),
         _fixed("parent_run_id", "text"),
         _fixed("parent_call_id", "text"),
+        _same("steers_waiting", "integer"),
+        _same("steer_bytes_waiting", "bigint"),
     ],
     key_length=2,
     # The state of the worker, which the ledger does not look at.
@@ -184,6 +186,7 @@ CALLS: Final[Columns[CallRow]] = Columns(
         _same("escalated", "boolean"),
         _same("has_default", "boolean"),
         _same("child_run_id", "text"),
+        _same("progress_time", "timestamptz"),
     ],
     key_length=2,
 )

@@ -6,8 +6,8 @@ then on only a step of the owner that takes the command into account can move it
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import ClassVar, TypeAlias, assert_never
+from datetime import datetime, timedelta
+from typing import ClassVar, Final, TypeAlias, assert_never
 
 import msgspec
 from msgspec.structs import replace
@@ -43,6 +43,9 @@ from services.job_store.domain.states import (
     StopCause,
 )
 
+PROGRESS_PAUSE: Final = timedelta(seconds=0.1)
+"""The log tells the progress of a call at most once in this time."""
+
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
     """A client brings the result of a front-end call; `client_id` is empty on the unary path."""
@@ -70,6 +73,7 @@ class Steer(msgspec.Struct, frozen=True, kw_only=True):
     """A message enters the run."""
 
     name: ClassVar[str] = inbox.STEER
+    text_bytes: int = 0
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,6 +153,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
     command: Command
     payload: bytes
     as_operator: bool = False
+    inbox_limits: inbox.Limits = inbox.LIMITS
 
     @property
     def names(self) -> Names:
@@ -169,6 +174,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises:
             RequestIdReused: the command id came before with something else.
+            QueueFull: too many such commands wait; this one may be sent again.
         """
         run = book.runs.get((self.store_id, self.run_id))
         if run is None or not (self.as_operator or run.user_id == self.user_id or self._approves(book, run)):
@@ -216,7 +222,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(command, Cancel):
             return self._cancel(book, run, letter, command, now=now, ids=ids)
         if isinstance(command, TopUp):
-            return _top_up(book, run, letter, command, now=now, ids=ids)
+            return self._top_up(book, run, letter, command, now=now, ids=ids)
         if isinstance(command, Redrive):
             if not run.is_quarantined:
                 raise _Refused(CommandOutcome.REFUSED, AttentionNotNeeded("the run is not quarantined"))
@@ -226,7 +232,8 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         if run.is_stopping:
             raise _Refused(CommandOutcome.LATE, CallNotPending("the run is being stopped"))
         if isinstance(command, Steer):
-            return turn.wake(book, inbox.accept(book, run, letter, now=now), now=now)
+            letter = replace(letter, text_bytes=command.text_bytes)
+            return turn.wake(book, inbox.accept_message(book, run, letter, self.inbox_limits, now=now), now=now)
         call = book.calls.get((run.store_id, command.call_id))
         if call is None or call.run_id != run.run_id:
             raise _Refused(CommandOutcome.UNKNOWN, CallNotFound())
@@ -247,6 +254,22 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         book.put_call(replace(call, reserved_by=letter.command_id))
         run = inbox.accept(book, run, replace(letter, call_id=call.call_id), now=now)
         return turn.wake(book, run, now=now)
+
+    def _top_up(
+        self, book: Book, run: RunRow, letter: inbox.Letter, command: TopUp, *, now: datetime, ids: Ids
+    ) -> RunRow:
+        """Raise the budget at once, so that no two top-ups together pass the ceiling; the owner goes on by it."""
+        if run.is_stopping:
+            raise _Refused(CommandOutcome.LATE, RunEnded("the run is being stopped"))
+        if not run.token_budget:
+            raise _Refused(CommandOutcome.REFUSED, NoTokenBudget())
+        budget, ceiling = run.token_budget + command.tokens, run.token_ceiling or TOKENS_MAX
+        if budget > ceiling:
+            left = max(0, ceiling - run.token_budget)
+            raise _Refused(CommandOutcome.REFUSED, TokenCeiling(f"at most {left} tokens can still be added"))
+        run = inbox.accept_top_up(book, replace(run, token_budget=budget), letter, self.inbox_limits, now=now)
+        happening = ToppedUp(tokens=command.tokens, token_budget=budget, user_id=letter.user_id)
+        return turn.wake(book, log.write(book, run, [happening], now=now, ids=ids), now=now)
 
     def _cancel(
         self, book: Book, run: RunRow, letter: inbox.Letter, command: Cancel, *, now: datetime, ids: Ids
@@ -311,21 +334,6 @@ def _receipt(book: Book, run: RunRow, outcome: CommandOutcome, reason: str = "",
     pending = tuple(call for call in book.open_calls(run) if offers.is_pending(run, call))
     run = book.runs.get(run.key) or run
     return Receipt(outcome=outcome, reason=reason, message=message, run=run, pending=pending)
-
-
-def _top_up(book: Book, run: RunRow, letter: inbox.Letter, command: TopUp, *, now: datetime, ids: Ids) -> RunRow:
-    """Raise the budget at once, so that no two top-ups together pass the ceiling; the owner goes on by it."""
-    if run.is_stopping:
-        raise _Refused(CommandOutcome.LATE, RunEnded("the run is being stopped"))
-    if not run.token_budget:
-        raise _Refused(CommandOutcome.REFUSED, NoTokenBudget())
-    budget, ceiling = run.token_budget + command.tokens, run.token_ceiling or TOKENS_MAX
-    if budget > ceiling:
-        left = max(0, ceiling - run.token_budget)
-        raise _Refused(CommandOutcome.REFUSED, TokenCeiling(f"at most {left} tokens can still be added"))
-    run = inbox.accept(book, replace(run, token_budget=budget), letter, now=now)
-    happening = ToppedUp(tokens=command.tokens, token_budget=budget, user_id=letter.user_id)
-    return turn.wake(book, log.write(book, run, [happening], now=now, ids=ids), now=now)
 
 
 def _check_open(call: CallRow) -> None:
@@ -405,12 +413,19 @@ def _check_resolve(run: RunRow, call: CallRow) -> None:
 def _progress(
     book: Book, run: RunRow, call: CallRow, command: Progress, *, letter: inbox.Letter, now: datetime, ids: Ids
 ) -> RunRow:
-    """Write the progress to the log at once; it renews the client's lease and needs no owner."""
+    """Write the progress to the log at once; it renews the client's lease and needs no owner.
+
+    What comes too soon after the last one is left out of the log, and leaves no receipt.
+    """
     _check_open(call)
     if call.state is not CallState.OFFERED:
         raise _Refused(CommandOutcome.REFUSED, CallNotPending())
     _check_holder(call, command.client_id, command.offer_epoch)
     call = offers.renewed(call, now=now)
+    if call.progress_time is not None and now < call.progress_time + PROGRESS_PAUSE:
+        book.put_call(call)
+        return run
+    call = replace(call, progress_time=now)
     book.put_call(call)
     happening = ToolProgressed(call=call, fraction=command.fraction, message=command.message)
     run = inbox.accept(book, run, letter, now=now, consumed=True)

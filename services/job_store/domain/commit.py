@@ -25,11 +25,15 @@ _MAY_SLEEP: Final = frozenset({RunState.WAITING, RunState.NEEDS_ATTENTION})
 
 
 class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message to append. `message_id` is empty if the ledger shall give one; `body` is opaque."""
+    """A message to append. `message_id` is empty if the ledger shall give one; `body` is opaque.
+
+    `steer_bytes` is the size of the text of a message that had entered the run; None for any other one.
+    """
 
     message_id: str
     summarised_to: int
     body: bytes
+    steer_bytes: int | None = None
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,8 +230,11 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             delegation.begin(book, run, each, now=now, ids=ids)
 
     def _with_figures(self, run: RunRow) -> RunRow:
+        steers = [message.steer_bytes for message in self.messages if message.steer_bytes is not None]
         return replace(
             run,
+            steers_waiting=max(0, run.steers_waiting - len(steers)),
+            steer_bytes_waiting=max(0, run.steer_bytes_waiting - sum(steers)),
             round=run.round if self.round is None else self.round,
             usage=run.usage if self.usage is None else self.usage,
             output=run.output if self.output is None else self.output,

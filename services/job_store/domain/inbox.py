@@ -1,4 +1,10 @@
-"""The inbox of a run: commands that its owner has yet to act on."""
+"""The inbox of a run: commands that its owner has yet to act on.
+
+It is bounded, whether anybody reads it or not. What settles or decides a call comes
+once for each open call, and one stop is all that is kept; messages and top-ups are
+counted. A message counts until it stands in the conversation, wherever its owner
+keeps it meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from services.errors import PawlError
+from services.errors import PawlError, QueueFull
 from services.job_store.domain.book import Book
 from services.job_store.domain.rows import CommandRow, RunRow
 from services.job_store.domain.states import CommandOutcome
@@ -19,10 +25,21 @@ TOP_UP: Final = "top_up"
 AGENT_ENDED: Final = "agent_ended"
 
 
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Most messages, and most top-ups, that wait for the owner of a run, and most bytes of text of those messages."""
+
+    commands_max: int = 100
+    bytes_max: int = 1024 * 1024
+
+
+LIMITS: Final = Limits()
+
+
 class Letter(msgspec.Struct, frozen=True, kw_only=True):
     """A command as it arrives. `payload` is opaque: what the owner of the run will read.
 
-    `call_id` is the call that it settles or decides; empty if none.
+    `call_id` is the call that it settles or decides; empty if none. `text_bytes` is
+    the size of a message.
     """
 
     command_id: str
@@ -31,6 +48,32 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: bytes
     payload: bytes
     call_id: str = ""
+    text_bytes: int = 0
+
+
+def accept_message(book: Book, run: RunRow, letter: Letter, limits: Limits, *, now: datetime) -> RunRow:
+    """Put a message into the inbox of `run`; returns the run.
+
+    Raises:
+        QueueFull: too many wait there.
+    """
+    size_bytes = run.steer_bytes_waiting + letter.text_bytes
+    if run.steers_waiting >= limits.commands_max or size_bytes > limits.bytes_max:
+        waiting = f"{run.steers_waiting} messages with {run.steer_bytes_waiting} bytes wait to be read by this run"
+        raise QueueFull(f"{waiting}: send this one again when it has read some, or queue it")
+    run = replace(run, steers_waiting=run.steers_waiting + 1, steer_bytes_waiting=size_bytes)
+    return accept(book, run, letter, now=now)
+
+
+def accept_top_up(book: Book, run: RunRow, letter: Letter, limits: Limits, *, now: datetime) -> RunRow:
+    """Put a top-up into the inbox of `run`; returns the run.
+
+    Raises:
+        QueueFull: too many wait there.
+    """
+    if sum(command.name == TOP_UP for command in book.inbox(run)) >= limits.commands_max:
+        raise QueueFull(f"{limits.commands_max} top-ups wait to be read by this run: send this one again later")
+    return accept(book, run, letter, now=now)
 
 
 def accept(book: Book, run: RunRow, letter: Letter, *, now: datetime, consumed: bool = False) -> RunRow:

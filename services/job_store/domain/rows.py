@@ -84,7 +84,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     with NEEDS_ATTENTION. `token_budget` is what it may use, with all top-ups, 0 if
     it has no budget; `token_ceiling` is what they can raise it to, 0 if anything.
     `parent_run_id` and `parent_call_id` name the call that it does; empty unless it
-    does one.
+    does one. `steers_waiting` messages have entered it that do not stand in its
+    conversation yet, with `steer_bytes_waiting` bytes of text.
     """
 
     store_id: str
@@ -118,6 +119,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     unstopped: bytes = b""
     parent_run_id: str = ""
     parent_call_id: str = ""
+    steers_waiting: int = 0
+    steer_bytes_waiting: int = 0
 
     @property
     def key(self) -> RunKey:
@@ -182,7 +185,8 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     another person; it starts only once there are `approvals_required`. `escalated`
     says that its approval was waited for twice, `has_default` that a question has
     an answer for the case that nobody gives one. `child_run_id` is the run that does
-    it, empty if none ever did. `spec` is the rest of the call.
+    it, empty if none ever did. `progress_time` is when the log last told how far its
+    client is. `spec` is the rest of the call.
     """
 
     store_id: str
@@ -213,6 +217,7 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     escalated: bool = False
     has_default: bool = False
     child_run_id: str = ""
+    progress_time: datetime | None = None
 
     @property
     def key(self) -> CallKey:

@@ -32,7 +32,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     `steer` with the message and `interrupt` as commands for the owner of the
     active run, and `options`, how the new run is to be driven and with which roles. At most `queue_max`
     runs wait for their turn in the conversation, and `store_queue_max` are queued
-    in the store.
+    in the store. `text_bytes` is the size of the text of the message.
     """
 
     store_id: str
@@ -50,6 +50,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     store_queue_max: int
     token_budget: int = 0
     token_ceiling: int = 0
+    text_bytes: int = 0
+    inbox_limits: inbox.Limits = inbox.LIMITS
 
     @property
     def names(self) -> Names:
@@ -69,7 +71,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
             RequestIdReused: the request id came before with something else.
             ConversationNotFound: absent, or of another user.
             ConversationBusy: the policy is REJECT and a run is active.
-            QueueFull: too many runs wait in the conversation, or in the store.
+            QueueFull: too many runs wait in the conversation, or in the store, or too many
+                messages in the active run.
         """
         earlier = book.requests.get((self.store_id, self.user_id, self.request_id)) if self.request_id else None
         if earlier is not None:
@@ -129,12 +132,13 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
                 if active.is_stopping:
                     # What enters a run that is being stopped would be lost.
                     return self._create(book, conversation, now, ids)
-                active = self._send(book, active, inbox.STEER, self.steer, now=now, ids=ids)
+                letter = self._letter(inbox.STEER, self.steer, ids)
+                active = inbox.accept_message(book, active, letter, self.inbox_limits, now=now)
                 return Submitted(run=turn.wake(book, active, now=now), steered=True)
             case ActiveRunPolicy.INTERRUPT:
                 submitted = self._create(book, conversation, now, ids, first=True)
                 if active.state is not RunState.CANCELLING:
-                    active = self._send(book, active, inbox.CANCEL, self.interrupt, now=now, ids=ids)
+                    active = inbox.accept(book, active, self._letter(inbox.CANCEL, self.interrupt, ids), now=now)
                     stop.request(book, active, StopCause.SUPERSEDED, now=now, ids=ids)
                 return replace(submitted, run=book.runs.get(submitted.run.key) or submitted.run)
             case _:
@@ -156,12 +160,12 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         book.put_conversation(replace(conversation, queue=queue, update_time=now))
         return Submitted(run=write(book, run, [created], now=now, ids=ids), steered=False)
 
-    def _send(self, book: Book, active: RunRow, name: str, payload: bytes, *, now: datetime, ids: Ids) -> RunRow:
-        letter = inbox.Letter(
+    def _letter(self, name: str, payload: bytes, ids: Ids) -> inbox.Letter:
+        return inbox.Letter(
             command_id=ids.new("cmd"),
             user_id=self.user_id,
             name=name,
             fingerprint=self.fingerprint,
             payload=payload,
+            text_bytes=self.text_bytes,
         )
-        return inbox.accept(book, active, letter, now=now)

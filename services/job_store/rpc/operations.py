@@ -16,6 +16,7 @@ from pawl.job.v1 import ledger_pb2
 from services.chassis.ids import check_id
 from services.errors import InvalidField
 from services.job_store.app.reading import PendingFilter
+from services.job_store.domain import inbox
 from services.job_store.domain.calls import CallChange
 from services.job_store.domain.command import (
     Cancel,
@@ -99,7 +100,9 @@ APPROVALS_MAX: Final = 5
 _DIGEST_CHARACTERS: Final = frozenset("0123456789abcdef")
 
 
-def submit(request: ledger_pb2.SubmitMessageRequest, *, queue_max: int, store_queue_max: int) -> Submit:
+def submit(
+    request: ledger_pb2.SubmitMessageRequest, *, queue_max: int, store_queue_max: int, inbox_limits: inbox.Limits
+) -> Submit:
     """Return the operation of a SubmitMessage."""
     check_id(request.store_id, "store_id")
     check_id(request.user_id, "user_id")
@@ -130,6 +133,8 @@ def submit(request: ledger_pb2.SubmitMessageRequest, *, queue_max: int, store_qu
         store_queue_max=store_queue_max,
         token_budget=_tokens(request.options.limits.total_tokens_max, "options.limits.total_tokens_max"),
         token_ceiling=_tokens(request.options.limits.topped_up_tokens_max, "options.limits.topped_up_tokens_max"),
+        text_bytes=len(request.text.encode()),
+        inbox_limits=inbox_limits,
     )
 
 
@@ -172,7 +177,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
     )
 
 
-def send(request: ledger_pb2.SendCommandRequest) -> Send:
+def send(request: ledger_pb2.SendCommandRequest, *, inbox_limits: inbox.Limits) -> Send:
     """Return the operation of a SendCommand. Takes the request apart: it is of no use afterwards."""
     check_id(request.store_id, "store_id")
     check_id(request.run_id, "run_id")
@@ -198,6 +203,7 @@ def send(request: ledger_pb2.SendCommandRequest) -> Send:
         command=command,
         payload=entry.SerializeToString(),
         as_operator=request.as_operator,
+        inbox_limits=inbox_limits,
     )
 
 
@@ -264,7 +270,12 @@ def _new_message(message: message_pb2.Message) -> NewMessage:
         check_id(message_id, "messages.message_id")
     for field in _MESSAGE_HEADER:
         message.ClearField(field)
-    return NewMessage(message_id=message_id, summarised_to=summarised_to, body=message.SerializeToString())
+    return NewMessage(
+        message_id=message_id,
+        summarised_to=summarised_to,
+        body=message.SerializeToString(),
+        steer_bytes=len(message.text.encode()) if message.role == message_pb2.ROLE_USER else None,
+    )
 
 
 def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
@@ -340,7 +351,7 @@ def _command(entry: ledger_pb2.Command, right: DecisionRight) -> Command:
         case "steer":
             if not entry.steer.text:
                 raise InvalidField("text is empty", field="command.steer.text")
-            return Steer()
+            return Steer(text_bytes=len(entry.steer.text.encode()))
         case "cancel":
             cause = _enum(StopCause, entry.cancel.cause, "command.cancel.cause")
             return Cancel(cause=cause, reason=entry.cancel.reason)

@@ -16,6 +16,7 @@ from services.errors import InvalidField, SeqBeyondEnd
 from services.job_store.app.ledger import Ledger
 from services.job_store.app.pages import Id, Large, Small, make_token, page_size, read_token
 from services.job_store.app.reading import Claimed, RunView
+from services.job_store.domain import inbox
 from services.job_store.domain.command import Receipt
 from services.job_store.rpc import messages, operations, parts
 
@@ -29,14 +30,27 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
     """Serves the ledger. `queue_max` runs may wait in one conversation, `store_queue_max` in one store."""
 
-    def __init__(self, ledger: Ledger, *, queue_max: int, store_queue_max: int) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        queue_max: int,
+        store_queue_max: int,
+        inbox_limits: inbox.Limits = inbox.LIMITS,
+    ) -> None:
         self._ledger = ledger
+        self._inbox_limits = inbox_limits
         self._queue_max = queue_max
         self._store_queue_max = store_queue_max
 
     async def SubmitMessage(self, request: pb.SubmitMessageRequest, context: Context) -> pb.SubmitMessageResponse:
         size_bytes = request.ByteSize()
-        operation = operations.submit(request, queue_max=self._queue_max, store_queue_max=self._store_queue_max)
+        operation = operations.submit(
+            request,
+            queue_max=self._queue_max,
+            store_queue_max=self._store_queue_max,
+            inbox_limits=self._inbox_limits,
+        )
         submitted = await self._ledger.change(operation, size_bytes=size_bytes)
         return pb.SubmitMessageResponse(run=messages.run(submitted.run), steered=submitted.steered)
 
@@ -90,7 +104,9 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
 
     async def SendCommand(self, request: pb.SendCommandRequest, context: Context) -> pb.SendCommandResponse:
         size_bytes = request.ByteSize()
-        receipt: Receipt = await self._ledger.change(operations.send(request), size_bytes=size_bytes)
+        receipt: Receipt = await self._ledger.change(
+            operations.send(request, inbox_limits=self._inbox_limits), size_bytes=size_bytes
+        )
         response = pb.SendCommandResponse(
             outcome=receipt.outcome.value,  # type: ignore[arg-type]  # the same numbers
             reason=receipt.reason,

@@ -50,6 +50,10 @@ class User:
         await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
         return owner
 
+    def owner(self, run_id: str, epoch: int) -> Owner:
+        """The worker that claimed a run."""
+        return Owner(self, run_id, epoch)
+
     async def send(self, run_id: str, command_id: str = "", **kind: Any) -> pb.SendCommandResponse:
         command = pb.Command(command_id=command_id or f"cmd_{next(_numbers)}", **kind)
         request = pb.SendCommandRequest(store_id=self.store_id, run_id=run_id, user_id=self.user_id, command=command)

@@ -67,6 +67,20 @@ def test_only_the_client_that_holds_a_call_may_return_it() -> None:
     assert world.result(run_id, "call", "tab_1", epoch).outcome is ACCEPTED
 
 
+def test_progress_is_told_at_most_so_often() -> None:
+    """It renews the lease however often it comes, and what is left out leaves no trace."""
+    world = World()
+    run_id = waiting(world, CallState.OFFERED)
+    epoch = world.lease(run_id, "call", "tab_1").call.offer.epoch  # type: ignore[union-attr]
+    progress = Progress(call_id="call", client_id="tab_1", offer_epoch=epoch, fraction=0.5, message="")
+    for _ in range(1000):
+        assert world.send(run_id, progress).outcome is ACCEPTED
+        world.advance(0.001)
+    assert 1 < world.event_types(run_id).count("tool.progress") <= 11
+    assert world.run(run_id).command_count <= 11
+    assert world.call("call").offer.expire_time > world.now + timedelta(seconds=29)  # type: ignore[union-attr, operator]
+
+
 def test_the_unary_path_is_open_when_nobody_holds_the_call() -> None:
     """FE-3: also when the lease of a client that vanished has ended."""
     world = World()

@@ -239,7 +239,9 @@ class AgentServiceServicer(object):
 
     def SendMessage(self, request, context):
         """Sends a message to a conversation. What it does while a run is active is
-        the policy's matter. Idempotent by request id.
+        the policy's matter. Idempotent by request id. With STEER a run takes at most
+        100 messages, with 1 MiB of text, that do not stand in the conversation yet;
+        then QUEUE_FULL.
 
         Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY (policy REJECT),
         QUEUE_FULL, REQUEST_ID_REUSED.
@@ -279,7 +281,7 @@ class AgentServiceServicer(object):
         them. A top-up that was taken counts once, whatever state the run is in.
 
         Errors: RUN_NOT_FOUND, RUN_ENDED, NO_TOKEN_BUDGET, TOKEN_CEILING,
-        REQUEST_ID_REUSED.
+        QUEUE_FULL (100 top-ups wait to be read by the run), REQUEST_ID_REUSED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -122,7 +122,9 @@ class AgentServiceStub:
     """
     SendMessage: _grpc.UnaryUnaryMultiCallable[_agent_pb2.SendMessageRequest, _agent_pb2.SendMessageResponse]
     """Sends a message to a conversation. What it does while a run is active is
-    the policy's matter. Idempotent by request id.
+    the policy's matter. Idempotent by request id. With STEER a run takes at most
+    100 messages, with 1 MiB of text, that do not stand in the conversation yet;
+    then QUEUE_FULL.
 
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY (policy REJECT),
     QUEUE_FULL, REQUEST_ID_REUSED.
@@ -150,7 +152,7 @@ class AgentServiceStub:
     them. A top-up that was taken counts once, whatever state the run is in.
 
     Errors: RUN_NOT_FOUND, RUN_ENDED, NO_TOKEN_BUDGET, TOKEN_CEILING,
-    REQUEST_ID_REUSED.
+    QUEUE_FULL (100 top-ups wait to be read by the run), REQUEST_ID_REUSED.
     """
     PreviewUndo: _grpc.UnaryUnaryMultiCallable[_undo_pb2.PreviewUndoRequest, _undo_pb2.PreviewUndoResponse]
     """Says for each call of a run what UndoRun would do now. Read-only.
@@ -294,7 +296,9 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """
     SendMessage: _aio.UnaryUnaryMultiCallable[_agent_pb2.SendMessageRequest, _agent_pb2.SendMessageResponse]  # type: ignore[assignment]
     """Sends a message to a conversation. What it does while a run is active is
-    the policy's matter. Idempotent by request id.
+    the policy's matter. Idempotent by request id. With STEER a run takes at most
+    100 messages, with 1 MiB of text, that do not stand in the conversation yet;
+    then QUEUE_FULL.
 
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY (policy REJECT),
     QUEUE_FULL, REQUEST_ID_REUSED.
@@ -322,7 +326,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
     them. A top-up that was taken counts once, whatever state the run is in.
 
     Errors: RUN_NOT_FOUND, RUN_ENDED, NO_TOKEN_BUDGET, TOKEN_CEILING,
-    REQUEST_ID_REUSED.
+    QUEUE_FULL (100 top-ups wait to be read by the run), REQUEST_ID_REUSED.
     """
     PreviewUndo: _aio.UnaryUnaryMultiCallable[_undo_pb2.PreviewUndoRequest, _undo_pb2.PreviewUndoResponse]  # type: ignore[assignment]
     """Says for each call of a run what UndoRun would do now. Read-only.
@@ -505,7 +509,9 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.SendMessageResponse, _abc.Awaitable[_agent_pb2.SendMessageResponse]]:
         """Sends a message to a conversation. What it does while a run is active is
-        the policy's matter. Idempotent by request id.
+        the policy's matter. Idempotent by request id. With STEER a run takes at most
+        100 messages, with 1 MiB of text, that do not stand in the conversation yet;
+        then QUEUE_FULL.
 
         Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY (policy REJECT),
         QUEUE_FULL, REQUEST_ID_REUSED.
@@ -551,7 +557,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         them. A top-up that was taken counts once, whatever state the run is in.
 
         Errors: RUN_NOT_FOUND, RUN_ENDED, NO_TOKEN_BUDGET, TOKEN_CEILING,
-        REQUEST_ID_REUSED.
+        QUEUE_FULL (100 top-ups wait to be read by the run), REQUEST_ID_REUSED.
         """
 
     @_abc_1.abstractmethod

@@ -369,7 +369,9 @@ Global___Detach: _TypeAlias = Detach  # noqa: Y015
 
 @_typing.final
 class ToolProgressReport(_message.Message):
-    """ToolProgressReport is progress of an offered call."""
+    """ToolProgressReport is progress of an offered call. Watchers see at most ten a
+    second of one call: what comes sooner after the last one only renews the lease.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

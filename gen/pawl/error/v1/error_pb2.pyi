@@ -146,7 +146,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_OVERLOADED: _ErrorReason.ValueType  # 121
     """RESOURCE_EXHAUSTED. Too many calls or streams at once; try again later."""
     ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 122
-    """RESOURCE_EXHAUSTED. The conversation's queue of waiting messages is full."""
+    """RESOURCE_EXHAUSTED. The conversation's queue of waiting messages, or the
+    inbox of the run, is full; the same request may be sent again later.
+    """
     ERROR_REASON_SLOW_CONSUMER: _ErrorReason.ValueType  # 123
     """RESOURCE_EXHAUSTED. A watcher fell behind; metadata `resume_after_seq`
     says where to attach again; some events after it may have arrived.
@@ -298,7 +300,9 @@ ERROR_REASON_TOO_LARGE: ErrorReason.ValueType  # 120
 ERROR_REASON_OVERLOADED: ErrorReason.ValueType  # 121
 """RESOURCE_EXHAUSTED. Too many calls or streams at once; try again later."""
 ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 122
-"""RESOURCE_EXHAUSTED. The conversation's queue of waiting messages is full."""
+"""RESOURCE_EXHAUSTED. The conversation's queue of waiting messages, or the
+inbox of the run, is full; the same request may be sent again later.
+"""
 ERROR_REASON_SLOW_CONSUMER: ErrorReason.ValueType  # 123
 """RESOURCE_EXHAUSTED. A watcher fell behind; metadata `resume_after_seq`
 says where to attach again; some events after it may have arrived.

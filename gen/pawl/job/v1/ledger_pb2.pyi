@@ -703,7 +703,9 @@ class CommitRunRequest(_message.Message):
 
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
-        """Messages to append; id and number are given by the ledger if empty."""
+        """Messages to append; id and number are given by the ledger if empty. Those with
+        the role USER are the ones by which the run was steered.
+        """
 
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
@@ -1224,7 +1226,9 @@ Global___RedriveCommand: _TypeAlias = RedriveCommand  # noqa: Y015
 
 @_typing.final
 class ProgressCommand(_message.Message):
-    """ProgressCommand brings progress of a front-end call."""
+    """ProgressCommand brings progress of a front-end call. Less than 0.1 s after the
+    last one that was told it renews the lease and leaves nothing else behind.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

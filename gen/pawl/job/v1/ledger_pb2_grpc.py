@@ -144,7 +144,8 @@ class LedgerServiceServicer(object):
     def SubmitMessage(self, request, context):
         """Creates a run with its first message, or steers or interrupts, as the
         policy says. Idempotent by (store, user, request id). A refusal leaves
-        nothing behind: the same request may be sent again.
+        nothing behind: the same request may be sent again. A run is steered by at
+        most 100 messages, with 1 MiB of text, that no step has appended yet.
 
         Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY, QUEUE_FULL,
         REQUEST_ID_REUSED.
@@ -223,7 +224,8 @@ class LedgerServiceServicer(object):
         the same transaction, and the receipt is final. Idempotent by command id
         and fingerprint. Refusals are receipts, not errors.
 
-        Errors: REQUEST_ID_REUSED.
+        Errors: REQUEST_ID_REUSED; QUEUE_FULL if too many messages or top-ups wait to
+        be read: then nothing is kept, and the same command may be sent again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -42,7 +42,8 @@ class LedgerServiceStub:
     SubmitMessage: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.SubmitMessageRequest, _ledger_pb2.SubmitMessageResponse]
     """Creates a run with its first message, or steers or interrupts, as the
     policy says. Idempotent by (store, user, request id). A refusal leaves
-    nothing behind: the same request may be sent again.
+    nothing behind: the same request may be sent again. A run is steered by at
+    most 100 messages, with 1 MiB of text, that no step has appended yet.
 
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY, QUEUE_FULL,
     REQUEST_ID_REUSED.
@@ -93,7 +94,8 @@ class LedgerServiceStub:
     the same transaction, and the receipt is final. Idempotent by command id
     and fingerprint. Refusals are receipts, not errors.
 
-    Errors: REQUEST_ID_REUSED.
+    Errors: REQUEST_ID_REUSED; QUEUE_FULL if too many messages or top-ups wait to
+    be read: then nothing is kept, and the same command may be sent again.
     """
     ListCommands: _grpc.UnaryStreamMultiCallable[_ledger_pb2.ListCommandsRequest, _ledger_pb2.ListCommandsResponse]
     """Reads the unconsumed commands of a run, in order of arrival, in parts of
@@ -165,7 +167,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     SubmitMessage: _aio.UnaryUnaryMultiCallable[_ledger_pb2.SubmitMessageRequest, _ledger_pb2.SubmitMessageResponse]  # type: ignore[assignment]
     """Creates a run with its first message, or steers or interrupts, as the
     policy says. Idempotent by (store, user, request id). A refusal leaves
-    nothing behind: the same request may be sent again.
+    nothing behind: the same request may be sent again. A run is steered by at
+    most 100 messages, with 1 MiB of text, that no step has appended yet.
 
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY, QUEUE_FULL,
     REQUEST_ID_REUSED.
@@ -216,7 +219,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     the same transaction, and the receipt is final. Idempotent by command id
     and fingerprint. Refusals are receipts, not errors.
 
-    Errors: REQUEST_ID_REUSED.
+    Errors: REQUEST_ID_REUSED; QUEUE_FULL if too many messages or top-ups wait to
+    be read: then nothing is kept, and the same command may be sent again.
     """
     ListCommands: _aio.UnaryStreamMultiCallable[_ledger_pb2.ListCommandsRequest, _ledger_pb2.ListCommandsResponse]  # type: ignore[assignment]
     """Reads the unconsumed commands of a run, in order of arrival, in parts of
@@ -291,7 +295,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_ledger_pb2.SubmitMessageResponse, _abc.Awaitable[_ledger_pb2.SubmitMessageResponse]]:
         """Creates a run with its first message, or steers or interrupts, as the
         policy says. Idempotent by (store, user, request id). A refusal leaves
-        nothing behind: the same request may be sent again.
+        nothing behind: the same request may be sent again. A run is steered by at
+        most 100 messages, with 1 MiB of text, that no step has appended yet.
 
         Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY, QUEUE_FULL,
         REQUEST_ID_REUSED.
@@ -384,7 +389,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         the same transaction, and the receipt is final. Idempotent by command id
         and fingerprint. Refusals are receipts, not errors.
 
-        Errors: REQUEST_ID_REUSED.
+        Errors: REQUEST_ID_REUSED; QUEUE_FULL if too many messages or top-ups wait to
+        be read: then nothing is kept, and the same command may be sent again.
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,96 @@
+"""The inbox of a run has bounds, and what a run waits for gets in all the same."""
+
+from __future__ import annotations
+
+import pytest
+from pawl.event.v1 import call_pb2, message_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2 as pb
+
+from services.errors import QueueFull
+from services.job_store.domain import inbox
+from tests.rpc.job_store.user import User, result
+
+STEER = pb.ACTIVE_RUN_POLICY_STEER
+LARGE = "x" * 256 * 1024
+FITTING = inbox.LIMITS.bytes_max // len(LARGE)
+
+
+async def waiting(user: User) -> tuple[str, str]:
+    """A parked run that waits for a result, and its conversation."""
+    owner = await user.start()
+    await owner.park(run_pb2.WAIT_KIND_TOOL_RESULT, calls=[owner.call("call", call_pb2.CALL_STATE_OFFERED)])
+    return owner.run_id, (await user.run(owner.run_id)).conversation_id
+
+
+async def fill(user: User, conversation_id: str, text: str, count: int) -> None:
+    for _ in range(count):
+        assert (await user.submit(text, conversation_id=conversation_id, policy=STEER)).steered
+
+
+async def test_a_run_takes_only_so_many_bytes_of_messages(user: User) -> None:
+    run_id, conversation_id = await waiting(user)
+    await fill(user, conversation_id, LARGE, FITTING)
+
+    with pytest.raises(QueueFull):
+        await user.submit(LARGE, conversation_id=conversation_id, policy=STEER)
+
+    # Whoever may not enter may wait for a turn, and what the run waits for gets in.
+    assert not (await user.submit(LARGE, conversation_id=conversation_id)).steered
+    brought = await user.send(run_id, tool_result=pb.ToolResultCommand(call_id="call", result=result(f'"{LARGE}"')))
+    assert brought.outcome == pb.COMMAND_OUTCOME_ACCEPTED
+    assert (await user.cancel(run_id)).outcome == pb.COMMAND_OUTCOME_ACCEPTED
+
+
+async def test_a_run_takes_only_so_many_messages(user: User) -> None:
+    _, conversation_id = await waiting(user)
+    await fill(user, conversation_id, "go on", inbox.LIMITS.commands_max)
+
+    with pytest.raises(QueueFull):
+        await user.submit("go on", conversation_id=conversation_id, policy=STEER)
+
+
+async def test_messages_count_until_they_stand_in_the_conversation(user: User) -> None:
+    """Also those that the owner has read and keeps elsewhere."""
+    run_id, conversation_id = await waiting(user)
+    await fill(user, conversation_id, LARGE, FITTING)
+    (claimed,) = await user.claim()
+    owner = user.owner(run_id, claimed.epoch)
+    unread = [command.command_id for command in await owner.inbox()]
+    await owner.commit(consumed=unread, loop_state=b"all of them")
+
+    with pytest.raises(QueueFull):
+        await user.submit(LARGE, conversation_id=conversation_id, policy=STEER)
+    await owner.commit(messages=[message_pb2.Message(role=message_pb2.ROLE_USER, text=LARGE)])
+
+    await fill(user, conversation_id, LARGE, 1)
+    with pytest.raises(QueueFull):
+        await user.submit(LARGE, conversation_id=conversation_id, policy=STEER)
+
+
+async def test_a_message_that_was_refused_may_come_again(user: User) -> None:
+    run_id, conversation_id = await waiting(user)
+    await fill(user, conversation_id, LARGE, FITTING)
+    again = {"conversation_id": conversation_id, "policy": STEER, "request_id": "once_more"}
+    with pytest.raises(QueueFull):
+        await user.submit(LARGE, **again)
+    (claimed,) = await user.claim()
+    owner = user.owner(run_id, claimed.epoch)
+    messages = [message_pb2.Message(role=message_pb2.ROLE_USER, text=LARGE)] * FITTING
+    await owner.commit(consumed=[command.command_id for command in await owner.inbox()], messages=messages)
+
+    assert (await user.submit(LARGE, **again)).steered
+
+
+async def test_a_run_takes_only_so_many_top_ups_that_nobody_reads(user: User) -> None:
+    options = run_pb2.RunOptions(limits=run_pb2.RunLimits(total_tokens_max=100))
+    owner = await user.start(options=options)
+    for _ in range(inbox.LIMITS.commands_max):
+        receipt = await user.send(owner.run_id, top_up=pb.TopUpCommand(tokens=1))
+        assert receipt.outcome == pb.COMMAND_OUTCOME_ACCEPTED
+
+    with pytest.raises(QueueFull):
+        await user.send(owner.run_id, "one_more", top_up=pb.TopUpCommand(tokens=1))
+
+    await owner.commit(consumed=[command.command_id for command in await owner.inbox()])
+    receipt = await user.send(owner.run_id, "one_more", top_up=pb.TopUpCommand(tokens=1))
+    assert receipt.outcome == pb.COMMAND_OUTCOME_ACCEPTED
