@@ -183,6 +183,8 @@ def main() -> None:
     log(f"started {os.getpid()}")
     sys.stderr.write("hello from the server\n")
     mode = (FOLDER / "mode").read_text() if (FOLDER / "mode").exists() else ""
+    while mode == "waits" and not (FOLDER / "go").exists():
+        time.sleep(0.01)
     if mode == "deaf":
         time.sleep(1000)
     if mode == "broken":

@@ -130,7 +130,7 @@ class HttpTools:
         async def call(arguments: dict[str, Any], context: ToolContext) -> Any:
             return await self._call(definition, binding, arguments, context)
 
-        return forwarded(definition, call, preview=lambda arguments: _preview(binding, arguments))
+        return forwarded(definition, call, preview=lambda arguments: _preview(binding, arguments), is_remote=True)
 
     async def forget(self, store_id: str, name: str) -> None:
         """Nothing is open."""

@@ -76,6 +76,7 @@ class ProcessRunner:
                 raise
             self.processes_busy += 1
             try:
+                context.mark_begun()
                 answer = await process.converse(call, context)
             except GarbledMessage:
                 raise ToolError(

@@ -32,13 +32,16 @@ class PythonRunner:
 
     def start(self, tool: Tool[..., Any], arguments: Mapping[str, Any], context: ToolContext) -> PythonWork:
         call = tool.bind(arguments, context)
-        return PythonWork(self._in_task(call) if tool.is_async else self._in_thread(call))
+        begin = _nothing if tool.marks_begun else context.mark_begun
+        return PythonWork(self._in_task(call, begin) if tool.is_async else self._in_thread(call, begin))
 
-    async def _in_task(self, call: Callable[[], Any]) -> Any:
+    async def _in_task(self, call: Callable[[], Any], begin: Callable[[], None]) -> Any:
+        begin()
         return await call()
 
-    async def _in_thread(self, call: Callable[[], Any]) -> Any:
+    async def _in_thread(self, call: Callable[[], Any], begin: Callable[[], None]) -> Any:
         await self._free.acquire()
+        begin()
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[Any] = loop.create_future()
         variables = contextvars.copy_context()
@@ -69,6 +72,10 @@ class PythonRunner:
         self.threads_busy += 1
         threading.Thread(target=run, name="tool", daemon=True).start()
         return await uncancelled(ended)
+
+
+def _nothing() -> None:
+    """Leave it to the function to say that it has begun."""
 
 
 async def uncancelled(ended: asyncio.Future[T]) -> T:

@@ -18,6 +18,7 @@ from services.tool_registry.app.execution import Execution, Reporter
 from services.tool_registry.app.jobs import Job
 from services.tool_registry.app.policy import CallPolicy
 from services.tool_registry.app.ports import Begun, HeldElsewhere, Journal, ResourceLocks, Runner, Secrets
+from services.tool_registry.domain.definition import Effect
 from services.tool_registry.domain.execution import ExecutionResult, progress
 from services.tool_registry.sdk import ReconcileResult, SecretNotFound, ToolContext
 from services.tool_registry.sdk.values import hide
@@ -61,9 +62,15 @@ class Attempt:
         self.is_reconciling = False
         self.has_asked_journal = False
         self.has_run = False
+        """Whether the tool was begun, so that it may have had its effect."""
         self.was_known = False
         """Whether the outcome is not this attempt's own."""
         self.task = asyncio.get_running_loop().create_task(self._run(), name=f"attempt {job.definition.name}")
+
+    @property
+    def never_began(self) -> bool:
+        """Whether neither this attempt nor an earlier one can have had an effect. AT_MOST_ONCE: there is but one."""
+        return not self.has_run and (self._job.effect is Effect.AT_MOST_ONCE or self._job.attempt == 1)
 
     async def stop(self, unwind_seconds: float) -> bool:
         """Cancel the tool and give it `unwind_seconds` to end; returns whether none of its code runs any more."""
@@ -155,8 +162,6 @@ class Attempt:
         if refusal is not None:
             self._set(refusal)
             return
-        self.has_run = True
-        self._execution.has_begun = True
         try:
             work = self._parts.runner.start(job.tool, job.arguments, self._context())
         except Exception as error:  # noqa: BLE001  # arguments of the right schema that are not of the type
@@ -186,8 +191,13 @@ class Attempt:
             _cancelled=self._cancelled,
             _report=lambda fraction, message: report(progress(fraction, hide(self._secrets, message))),
             _find_secret=self._find_secret,
+            _begin=self._begin,
             **({"_ask": self._execution.dialogue.ask} if self._job.tool.is_async else {}),
         )
+
+    def _begin(self) -> None:
+        self.has_run = True
+        self._execution.has_begun = True
 
     def _find_secret(self, name: str) -> str:
         secrets = self._parts.secrets

@@ -23,6 +23,7 @@ from services.tool_registry.app.attempt import Attempt, AttemptParts
 from services.tool_registry.app.catalog import Catalog
 from services.tool_registry.app.execution import CancelCause, Execution, wait_any
 from services.tool_registry.app.jobs import ExecuteRequest, Job, admit
+from services.tool_registry.app.outcome import ToolEnd
 from services.tool_registry.app.permits import Permits
 from services.tool_registry.app.ports import CallKey, HeldElsewhere, Journal, Observer
 from services.tool_registry.domain.definition import Effect
@@ -298,14 +299,21 @@ class Executor:
         cause = execution.cancelled.result() if execution.cancelled.done() else None
         if cause in (CancelCause.SHUTDOWN, CancelCause.LEASE_LOST):
             if job.effect is Effect.AT_MOST_ONCE and execution.has_begun:
+                if attempt.never_began:
+                    return outcome.of_unbegun(job.definition, "TOOL_ERROR", "the registry was stopping", seconds)
                 return outcome.of_doubt(job.definition.name, seconds)
             # The tool is asked, or run again, by whoever is asked next.
             raise ShuttingDown if cause is CancelCause.SHUTDOWN else DependencyUnavailable
         if attempt.is_reconciling:
             return outcome.of_doubt(job.definition.name, seconds)
+        if cause is None and attempt.never_began:
+            why = f"what runs it was busy or still starting for {job.timeout_seconds:g} s"
+            return outcome.of_unbegun(job.definition, "TOOL_TIMEOUT", why, seconds)
         if cause is None:
-            return outcome.of_timeout(job.definition, job.timeout_seconds, seconds)
-        return outcome.of_cancel(job.definition, seconds, goes_on=goes_on)
+            end = ToolEnd.ASKED_TO if job.tool.is_remote else ToolEnd.GOES_ON if goes_on else ToolEnd.STOPPED
+            return outcome.of_timeout(job.definition, job.timeout_seconds, seconds, end)
+        end = ToolEnd.GOES_ON if goes_on else ToolEnd.NEVER_BEGAN if attempt.never_began else ToolEnd.STOPPED
+        return outcome.of_cancel(job.definition, seconds, end)
 
     async def _write_end(self, job: Job, result: ExecutionResult, attempt: Attempt) -> ExecutionResult:
         """Make the result, and that there is one, durable before anybody sees it, however long the database is away."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Collection
+from enum import StrEnum
 from typing import Any, Final
 
 from services.chassis import logs
@@ -19,6 +20,16 @@ from services.tool_registry.sdk.values import hide, plain, without
 _ERROR_CHARACTERS_MAX: Final = 4000
 
 _log = logs.get_logger(__name__)
+
+
+class ToolEnd(StrEnum):
+    """How far a tool had come when its call was ended from outside, and what became of it."""
+
+    NEVER_BEGAN = "NEVER_BEGAN"
+    STOPPED = "STOPPED"
+    ASKED_TO = "ASKED_TO"
+    """It runs elsewhere, where nobody sees whether it stops."""
+    GOES_ON = "GOES_ON"
 
 
 def of_value(definition: ToolDefinition, value: Any, *, secrets: Collection[str], seconds: float) -> ExecutionResult:
@@ -87,24 +98,36 @@ def of_error(
     return ended_badly(Outcome.FAILED, "TOOL_ERROR", unexpected_text(definition, name), seconds)
 
 
-def of_timeout(definition: ToolDefinition, limit_seconds: float, seconds: float) -> ExecutionResult:
+def of_timeout(definition: ToolDefinition, limit_seconds: float, seconds: float, end: ToolEnd) -> ExecutionResult:
     """Return the result of a tool that took too long."""
-    return ended_badly(
-        Outcome.FAILED,
-        "TOOL_TIMEOUT",
-        f"{definition.name} did not end within {limit_seconds:g} s and was cancelled{doubt(definition)}",
-        seconds,
-    )
+    match end:
+        case ToolEnd.STOPPED | ToolEnd.NEVER_BEGAN:
+            then = f"and was stopped{doubt(definition)}"
+        case ToolEnd.ASKED_TO:
+            then = f"and was asked to stop; it may go on{_late_effect(definition)}"
+        case ToolEnd.GOES_ON:
+            then = f"and was asked to stop, but goes on{_late_effect(definition)}"
+    message = f"{definition.name} did not end within {limit_seconds:g} s {then}"
+    return ended_badly(Outcome.FAILED, "TOOL_TIMEOUT", message, seconds)
 
 
-def of_cancel(definition: ToolDefinition, seconds: float, *, goes_on: bool = False) -> ExecutionResult:
-    """Return the result of a cancelled execution; `goes_on` if code of the tool still runs."""
-    if not goes_on:
-        message = f"{definition.name} was cancelled{doubt(definition)}"
-        return ended_badly(Outcome.CANCELLED, "CANCELLED", message, seconds)
-    effect = "" if definition.effect is Effect.READ_ONLY else " and may still have its effect"
-    message = f"{definition.name} was cancelled and could not be stopped: it goes on{effect}"
-    return ended_badly(Outcome.CANCELLED, NOT_STOPPED, message, seconds)
+def of_unbegun(definition: ToolDefinition, reason: str, why: str, seconds: float) -> ExecutionResult:
+    """Return the result of a call that ended before its tool was begun."""
+    message = f"{definition.name} was not begun, because {why}: it was never sent and has had no effect. Call it again"
+    return ended_badly(Outcome.FAILED, reason, message, seconds)
+
+
+def of_cancel(definition: ToolDefinition, seconds: float, end: ToolEnd = ToolEnd.STOPPED) -> ExecutionResult:
+    """Return the result of a cancelled execution."""
+    if end is ToolEnd.GOES_ON:
+        message = f"{definition.name} was cancelled and could not be stopped: it goes on{_late_effect(definition)}"
+        return ended_badly(Outcome.CANCELLED, NOT_STOPPED, message, seconds)
+    then = " before it had begun" if end is ToolEnd.NEVER_BEGAN else doubt(definition)
+    return ended_badly(Outcome.CANCELLED, "CANCELLED", f"{definition.name} was cancelled{then}", seconds)
+
+
+def _late_effect(definition: ToolDefinition) -> str:
+    return "" if definition.effect is Effect.READ_ONLY else " and may still have its effect"
 
 
 def of_doubt(name: str, seconds: float = 0.0) -> ExecutionResult:

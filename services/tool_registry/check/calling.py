@@ -114,7 +114,8 @@ async def _within_time(
             return _failure(tool, error, given, seconds)
         cancelled.set()
         await asyncio.wait({work.left}, timeout=_UNWIND_SECONDS)
-        return outcome.of_timeout(definition, limit, seconds)
+        end = outcome.ToolEnd.STOPPED if work.left.done() else outcome.ToolEnd.GOES_ON
+        return outcome.of_timeout(definition, limit, seconds, end)
     except Exception as error:  # noqa: BLE001  # the author's code
         return _failure(tool, error, given, time.monotonic() - began)
     return outcome.of_value(definition, value, secrets=given, seconds=time.monotonic() - began)

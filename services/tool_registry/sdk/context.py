@@ -46,6 +46,10 @@ def _no_secret(name: str) -> str:
     raise SecretNotFound(f"no secret named {name!r} is configured")
 
 
+def _nobody_to_tell() -> None:
+    """Do nothing; nobody counts what a test of the function itself begins."""
+
+
 async def _nobody_to_ask(_question: Question) -> str:
     raise ToolError("only async tools that run in the registry can ask their user something")
 
@@ -74,6 +78,7 @@ class ToolContext:
     _report: Callable[[float | None, str], None] = _no_progress
     _find_secret: Callable[[str], str] = _no_secret
     _ask: Callable[[Question], Awaitable[str]] = _nobody_to_ask
+    _begin: Callable[[], None] = _nobody_to_tell
 
     @property
     def idempotency_key(self) -> str:
@@ -97,6 +102,14 @@ class ToolContext:
     def wait_cancelled(self, timeout_seconds: float) -> bool:
         """Wait in a sync tool, in place of time.sleep; returns early, with True, when cancelled."""
         return self._cancelled.wait(timeout_seconds)
+
+    def mark_begun(self) -> None:
+        """Say that the call may have its effect from now on.
+
+        For what runs tools, and for sources that hand calls on: a call that ends
+        before this is said not to have been begun.
+        """
+        self._begin()
 
     def progress(self, fraction: float | None = None, message: str = "") -> None:
         """Say how far it is, from 0 to 1 if known, and what it does, for people.

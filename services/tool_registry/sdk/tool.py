@@ -69,6 +69,10 @@ class Tool(Generic[P, R]):
     _bulk_count: BulkCount | None
     process: ProcessLimits | None = None
     """What each call may use in a process of its own; None if it runs in the registry's."""
+    marks_begun: bool = False
+    """Whether the function itself says, by `ToolContext.mark_begun`, when a call may have its effect."""
+    is_remote: bool = False
+    """Whether a call that is cancelled goes on or not out of sight: its server is only told."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -228,6 +232,8 @@ def forwarded(
     *,
     reconcile: Reconcile | None = None,
     preview: Callable[[dict[str, Any]], str] | None = None,
+    marks_begun: bool = False,
+    is_remote: bool = False,
 ) -> Tool[..., Any]:
     """Return a tool that hands its calls on: to a worker, an MCP server, an HTTP endpoint.
 
@@ -245,4 +251,6 @@ def forwarded(
         reconcile=reconcile,
         _preview=preview,
         _bulk_count=None,
+        marks_begun=marks_begun,
+        is_remote=is_remote,
     )

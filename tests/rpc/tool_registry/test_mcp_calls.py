@@ -53,6 +53,13 @@ async def logged(server: FakeServer, line: str) -> None:
     await until(is_there)
 
 
+async def logged_starts(server: FakeServer, count: int) -> None:
+    async def is_there() -> bool:
+        return starts(server) == count
+
+    await until(is_there)
+
+
 def starts(server: FakeServer) -> int:
     return sum(line.startswith("started") for line in server.log())
 
@@ -126,6 +133,31 @@ async def test_a_call_that_takes_too_long_ends_and_the_server_is_told(mcp: McpRe
     await mcp.add(server.config())
     assert outcome(await mcp.run("fake.hang", timeout_seconds=0.5)) == "FAILED TOOL_TIMEOUT"
     await logged(server, "cancelled")
+
+
+async def test_a_start_goes_on_without_the_call_that_needed_it(mcp: McpRegistry, server: FakeServer) -> None:
+    await mcp.add(server.config())
+    await mcp.connector.forget("acme", "fake")
+    (server.folder / "mode").write_text("waits")
+    late = await mcp.run("fake.note", call="one", timeout_seconds=0.3)
+    assert outcome(late) == "FAILED TOOL_TIMEOUT"
+    assert "it was never sent and has had no effect" in failure(late)
+    cancelled = asyncio.create_task(mcp.run("fake.note", call="two", timeout_seconds=60))
+    await logged_starts(server, 2)
+    await mcp.registry.cancel("two")
+    assert "before it had begun" in failure(await cancelled)
+    (server.folder / "go").touch()
+    assert content(await mcp.run("fake.note", call="three")) == "noted"
+    assert starts(server) == 2, "that of the discovery, and one for all three calls"
+    assert server.log().count("call note") == 1
+
+
+async def test_a_call_that_was_sent_and_left_may_go_on_at_its_server(mcp: McpRegistry, server: FakeServer) -> None:
+    await mcp.add(server.config())
+    left = await mcp.run("fake.hang", timeout_seconds=2)
+    assert failure(left) == (
+        "fake.hang did not end within 2 s and was asked to stop; it may go on and may still have its effect"
+    )
 
 
 async def test_a_server_that_dies_in_a_call_leaves_its_outcome_unknown(mcp: McpRegistry, server: FakeServer) -> None:

@@ -12,6 +12,7 @@ import pytest
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2
 
+from services.tool_registry.adapters.mcp import pool
 from tests.poll import until
 from tests.rpc.tool_registry.mcp_world import SAFE, FakeServer, McpRegistry, failure, mcp_registry, policy
 from tests.rpc.tool_registry.registry import content, context, outcome
@@ -143,13 +144,78 @@ async def test_a_server_that_does_not_wait_for_the_answer_ends_the_call(mcp: Mcp
     assert content(result) == "never mind"
 
 
+def who(user: str) -> execution_pb2.CallContext:
+    return context(user=user, run=f"of_{user}")
+
+
+def secret_question(user: str) -> dict[str, Any]:
+    """A question that only one user may read."""
+    page = {"mode": "url", "message": f"For {user} only.", "url": f"https://{user}.test/", "elicitationId": "1"}
+    return {"asks": page}
+
+
+async def test_each_user_is_asked_while_questions_of_others_are_open(mcp: McpRegistry, server: FakeServer) -> None:
+    await mcp.add(server.config())
+    users = ["ann", "bob", "eve"]
+    asked = {}
+    for user in users:
+        asked[user] = await mcp.run("fake.ask", secret_question(user), call=user, who=who(user))
+        assert outcome(asked[user]) == "INPUT_REQUIRED"
+        assert [other for other in users if f"For {other} only." in str(asked[user])] == [user]
+    for user in reversed(users):
+        done = await mcp.run(
+            "fake.ask", secret_question(user), call=user, who=who(user), answers=[answer(asked[user], "done")]
+        )
+        assert content(done) == '{"action": "accept"}'
+
+
+async def test_a_user_is_asked_by_several_calls_at_once(mcp: McpRegistry, server: FakeServer) -> None:
+    await mcp.add(server.config())
+    asked = {name: await mcp.run("fake.ask", call=name) for name in ("a", "b")}
+    for name in ("b", "a"):
+        done = await mcp.run("fake.ask", call=name, answers=[answer(asked[name], name)])
+        assert got(done)["content"] == {"size": name}
+
+
+async def test_calls_of_others_go_on_while_a_question_is_open(mcp: McpRegistry, server: FakeServer) -> None:
+    await mcp.add(server.config())
+    await mcp.run("fake.ask", call="open")
+    assert content(await mcp.run("fake.note", call="two", who=who("bob"))) == "noted"
+    await mcp.registry.cancel("open")
+
+
+async def test_one_user_cannot_hold_all_connections(
+    mcp: McpRegistry, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "SESSIONS_OF_USER_MAX", 2)
+    await mcp.add(server.config())
+    calls = ["first", "second", "third"]
+    asked = [await mcp.run("fake.ask", call=call) for call in calls]
+    assert [outcome(one) for one in asked] == ["INPUT_REQUIRED", "INPUT_REQUIRED", "FAILED TOOL_ERROR"]
+    assert "2 connections of this user are in use" in failure(asked[2])
+    assert outcome(await mcp.run("fake.ask", call="of_bob", who=who("bob"))) == "INPUT_REQUIRED"
+
+
 async def test_a_question_that_may_be_of_another_call_reaches_nobody(mcp: McpRegistry, server: FakeServer) -> None:
     await mcp.add(server.config())
-    other = asyncio.create_task(mcp.run("fake.hang", call="of_bob", who=context(user="bob", run="of_bob")))
+    other = asyncio.create_task(mcp.run("fake.hang", call="of_bob", who=who("bob"), timeout_seconds=60))
     await logged(server, "call hang")
-    result = content(await mcp.run("fake.ask"))
+    result = content(await mcp.run("fake.ask", secret_question("ann")))
     assert "decline" in str(result["result"])
-    assert "Either this call or another one" in result["note"]
+    assert "nobody was asked" in result["note"]
+    await mcp.registry.cancel("of_bob", user="bob", run="of_bob")
+    assert "For ann only." not in str(await other)
+    # From now on it is known to ask, so each call has a connection of its own.
+    assert outcome(await mcp.run("fake.ask", secret_question("ann"), call="again")) == "INPUT_REQUIRED"
+
+
+async def test_a_call_that_may_be_repeated_is_asked_on_a_connection_of_its_own(
+    mcp: McpRegistry, server: FakeServer
+) -> None:
+    await mcp.add(server.config(policies=READ_ONLY))
+    other = asyncio.create_task(mcp.run("fake.hang", call="of_bob", who=who("bob"), timeout_seconds=60))
+    await logged(server, "call hang")
+    assert outcome(await mcp.run("fake.ask")) == "INPUT_REQUIRED"
     await mcp.registry.cancel("of_bob", user="bob", run="of_bob")
     await other
 
@@ -157,9 +223,11 @@ async def test_a_question_that_may_be_of_another_call_reaches_nobody(mcp: McpReg
 async def test_a_call_that_was_left_is_not_taken_for_the_one_under_way(mcp: McpRegistry, server: FakeServer) -> None:
     """The server may still be at it, and what it asks then is not for somebody else."""
     await mcp.add(server.config())
-    bob = context(user="bob", run="of_bob")
-    assert outcome(await mcp.run("fake.hang", call="1", who=bob, timeout_seconds=0.3)) == "FAILED TOOL_TIMEOUT"
-    assert "Either this call or another one" in content(await mcp.run("fake.ask", call="2"))["note"]
+    left = asyncio.create_task(mcp.run("fake.hang", call="1", who=who("bob"), timeout_seconds=60))
+    await logged(server, "call hang")
+    await mcp.registry.cancel("1", user="bob", run="of_bob")
+    assert outcome(await left) == "CANCELLED CANCELLED"
+    assert "nobody was asked" in content(await mcp.run("fake.ask", call="2"))["note"]
     # From now on it is known to ask, so the next one has a connection of its own.
     asked = await mcp.run("fake.ask", call="3")
     assert outcome(asked) == "INPUT_REQUIRED"
@@ -171,10 +239,10 @@ async def test_users_are_asked_one_after_the_other_by_calls_that_are_run_again(
 ) -> None:
     await mcp.add(server.config(policies=READ_ONLY))
     for user in ("ann", "bob", "ann"):
-        who = context(user=user, run=f"of_{user}_{len(server.log())}")
-        asked = await mcp.run("fake.ask", who=who)
+        caller = context(user=user, run=f"of_{user}_{len(server.log())}")
+        asked = await mcp.run("fake.ask", who=caller)
         assert outcome(asked) == "INPUT_REQUIRED"
-        done = await mcp.run("fake.ask", who=who, answers=[answer(asked, user)])
+        done = await mcp.run("fake.ask", who=caller, answers=[answer(asked, user)])
         assert got(done)["content"] == {"size": user}
 
 

@@ -25,23 +25,20 @@ class Call:
         self._context = context
         self._secrets = secrets
         self._declined: list[tuple[Asked, str]] = []
-        self._may_be_others = False
+        self.is_in_doubt = False
+        """Whether a question was declined that may have been this call's, or another's."""
 
     async def on_progress(self, progress: float, total: float | None, message: str | None) -> None:
         """Pass progress on."""
         fraction = min(max(progress / total, 0.0), 1.0) if total else None
         self._context.progress(fraction, message or "")
 
-    async def on_question(self, question: Asked, *, is_certain: bool) -> mcp.types.ElicitResult:
-        """Ask the user. What may be the question of another call is declined; the model is told of it, and can ask."""
-        problem = "it may be the question of another call at the same time"
-        if is_certain:
-            try:
-                return await put(question, self._context.ask, tool=self._entry.definition.name, clean=self._clean)
-            except (Unaskable, ToolError) as error:
-                problem = str(error)
-        self._declined.append((question, problem))
-        self._may_be_others = self._may_be_others or not is_certain
+    async def on_question(self, question: Asked) -> mcp.types.ElicitResult:
+        """Ask the user. What cannot be put to a person is declined; the model is told of it, and can ask."""
+        try:
+            return await put(question, self._context.ask, tool=self._entry.definition.name, clean=self._clean)
+        except (Unaskable, ToolError) as error:
+            self._declined.append((question, str(error)))
         return mcp.types.ElicitResult(action="decline")
 
     def outcome(self, result: mcp.types.CallToolResult) -> Any:
@@ -51,16 +48,26 @@ class Call:
             ToolError: the tool failed, or asked the user what could not be put to them.
         """
         bytes_max = self._entry.definition.result_bytes_max or RESULT_BYTES_MAX
-        asked = _question_text(self._entry.definition.name, self._declined) if self._declined else ""
-        if asked and self._may_be_others and not result.is_error:
-            note = f"Either this call or another one at the same time: {asked}"
-            return {"result": result_json(result, bytes_max - len(note.encode())), "note": note}
-        if asked:
+        if self._declined:
+            asked = _question_text(self._entry.definition.name, self._declined)
             answer = error_text(result) if result.is_error else json.dumps(result_json(result, 0), ensure_ascii=False)
             raise ToolError(f"{asked}\nAfter the decline the tool returned: {answer}")
+        if self.is_in_doubt:
+            return self._doubtful(result, bytes_max)
         if result.is_error:
             raise ToolError(error_text(result))
         return result_json(result, bytes_max)
+
+    def _doubtful(self, result: mcp.types.CallToolResult, bytes_max: int) -> Any:
+        """Return the result of a call whose server asked something that may have been for somebody else."""
+        note = (
+            f"The server of {self._entry.definition.name} asked something while several calls were under way, and did"
+            " not say in which one, so nobody was asked and it was declined. If this result lacks an answer, call the"
+            " tool again: it will be alone on its connection, and what it asks reaches the user."
+        )
+        if result.is_error:
+            raise ToolError(f"{error_text(result)}\n{note}")
+        return {"result": result_json(result, bytes_max - len(note.encode())), "note": note}
 
     def _clean(self, text: str) -> str:
         return plain_text(hide(self._secrets, text))

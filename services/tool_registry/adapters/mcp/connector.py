@@ -1,12 +1,11 @@
-"""The Connector port over MCP servers: one connection for each source, opened when it is needed."""
+"""The Connector port over MCP servers: connections opened when they are needed, and kept for the next calls."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import httpx2
@@ -16,6 +15,7 @@ from services.chassis.clock import Clock
 from services.errors import InvalidField, SourceUnreachable
 from services.tool_registry.adapters.mcp.config import HttpServer, StdioServer, read_config
 from services.tool_registry.adapters.mcp.definitions import Binding, ServerTool, discovered
+from services.tool_registry.adapters.mcp.pool import Pool, crowd
 from services.tool_registry.adapters.mcp.program import Program, ProgramOrder
 from services.tool_registry.app.ports import Secrets
 from services.tool_registry.domain.definition import Effect, ToolVersion
@@ -25,13 +25,14 @@ from services.tool_registry.sdk.tool import forwarded
 
 if TYPE_CHECKING:
     from services.tool_registry.adapters.mcp.call import Call
+    from services.tool_registry.adapters.mcp.flight import Flight
     from services.tool_registry.adapters.mcp.pace import Streams, Wire
     from services.tool_registry.adapters.mcp.session import Session
 
 IDLE_SECONDS: Final = 300.0
-SESSIONS_MAX: Final = 200
-_BACKOFF_SECONDS_MAX: Final = 60.0
-_STABLE_SECONDS: Final = 60.0
+# The connection may break once, and once turn out to be another user's.
+_TRIES_MAX: Final = 3
+_DISCOVERY: Final = "discovery"
 _REPEATABLE: Final = frozenset({Effect.READ_ONLY, Effect.IDEMPOTENT})
 
 FindSource = Callable[[str, str], Awaitable[Source | None]]
@@ -40,27 +41,16 @@ HttpClients = Callable[[str], httpx2.AsyncClient]
 """Store to a fresh client that reaches what the store's tools may reach."""
 
 
-@dataclass(slots=True)
-class _Slot:
-    """What is known of the connection of one source."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    session: Session | None = None
-    made_of: tuple[Any, ...] = ()
-    failures: int = 0
-    not_before: float = 0.0
-    problem: str = ""
-
-
 class McpConnector:
     """Connects sources of the kind `mcp` and runs their tools; an async context manager.
 
     A connection is closed when it is idle for `idle_seconds`, when its source
-    changes, and at the end. A tool runs only while its server describes it as it
-    did when it was approved. After a crash the server is started again, at once
-    the first time, then with growing pauses. If it dies in the middle of a call,
-    READ_ONLY and IDEMPOTENT ones are made once more; the outcome of others is
-    unknown.
+    changes, and at the end; `Pool` says which calls share one. One that opens goes
+    on opening when the call that needed it has run out of time. A tool runs only
+    while its server describes it as it did when it was approved. After a crash the
+    server is started again, at once the first time, then with growing pauses. If it
+    dies in the middle of a call, READ_ONLY and IDEMPOTENT ones are made once more;
+    the outcome of others is unknown.
     """
 
     def __init__(
@@ -77,35 +67,37 @@ class McpConnector:
         self._clock = clock
         self._http = http
         self._idle_seconds = idle_seconds
-        self._slots: dict[tuple[str, str], _Slot] = {}
+        self._pools: dict[tuple[str, str], Pool] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        slots, self._slots = self._slots, {}
-        sessions = [slot.session for slot in slots.values() if slot.session is not None]
-        await asyncio.gather(*(session.close() for session in sessions))
+        pools, self._pools = self._pools, {}
+        self._close([session for pool in pools.values() for session in pool.sessions])
+        await asyncio.gather(*self._closing)
 
     async def discover(self, source: Source) -> Sequence[DiscoveredTool]:
-        _, tools = await self._described(source, is_forced=True)
+        async with self._place(source, "", _DISCOVERY, is_forced=True) as (session, _):
+            tools = await session.tools(anew=True)
         return discovered(source.name, list(tools.values()))
 
     async def forget(self, store_id: str, name: str) -> None:
-        slot = self._slots.pop((store_id, name), None)
-        if slot is not None and slot.session is not None:
-            await slot.session.close()
+        pool = self._pools.pop((store_id, name), None)
+        if pool is not None:
+            await asyncio.gather(*(session.close() for session in pool.sessions))
 
     def tool(self, entry: ToolVersion) -> Tool[..., Any] | None:
         async def forward(arguments: dict[str, Any], context: ToolContext) -> Any:
             return await self._run(entry, arguments, context)
 
-        return forwarded(entry.definition, forward)
+        return forwarded(entry.definition, forward, marks_begun=True, is_remote=True)
 
     @property
     def open_count(self) -> int:
         """How many connections are open."""
-        return sum(slot.session is not None and slot.session.is_open for slot in self._slots.values())
+        return sum(session.is_open for _, session in self._sessions())
 
     async def _run(self, entry: ToolVersion, arguments: dict[str, Any], context: ToolContext) -> Any:
         name = entry.source.partition(":")[2]
@@ -115,21 +107,14 @@ class McpConnector:
         # From now on they are taken out of whatever comes back.
         values = [context.secret(secret) for secret in read_config(source.config).secrets.values()]
         binding = msgspec.json.decode(entry.binding, type=Binding)
-        call_id, problem = f"{context.run_id} {context.call_id}", ""
-        for _ in range(2):
-            session = await self._approved_session(source, binding, call_id)
-            sessions, calls = _late("session"), _late("call")
-            call: Call = calls.Call(entry, context, values)
+        await _load()
+        problem = ""
+        for _ in range(_TRIES_MAX):
+            sessions, call = _late("session"), _late("call").Call(entry, context, values)
             try:
-                result = await session.call(
-                    binding.tool,
-                    arguments,
-                    call_id=call_id,
-                    on_progress=call.on_progress,
-                    on_question=call.on_question,
-                )
+                result = await self._send(source, binding, arguments, context, call)
             except sessions.Lost as lost:
-                problem = lost.problem
+                problem = f"went away: {lost.problem}"
                 if not lost.never_ran and entry.definition.effect not in _REPEATABLE:
                     raise OutcomeUnknown from None
             except sessions.Refused as refused:
@@ -139,45 +124,37 @@ class McpConnector:
                     raise OutcomeUnknown from None
                 raise ToolError(f"the server of {entry.definition.name} answered with what is no result") from None
             else:
-                return call.outcome(result)
-        raise ToolError(f"the server of {entry.definition.name} went away: {problem}")
+                if not call.is_in_doubt or entry.definition.effect not in _REPEATABLE:
+                    return call.outcome(result)
+                problem = "asked something, and did not say in which call"
+        raise ToolError(f"the server of {entry.definition.name} {problem}")
 
-    async def _approved_session(self, source: Source, binding: Binding, call_id: str) -> Session:
-        """Return a connection for a call, whose server describes the tool as it was approved."""
+    async def _send(
+        self, source: Source, binding: Binding, arguments: dict[str, Any], context: ToolContext, call: Call
+    ) -> Any:
+        """Make a call whose server describes the tool as it was approved, and return the server's result."""
         try:
-            session, tools = await self._described(source, call_id=call_id)
-            found = tools.get(binding.tool)
+            async with self._place(source, context.user_id, f"{context.run_id} {context.call_id}") as (session, flight):
+                found = (await session.tools()).get(binding.tool)
+                _check_approved(source, binding, found)
+                result = await session.call(
+                    flight,
+                    binding.tool,
+                    arguments,
+                    on_sent=context.mark_begun,
+                    on_progress=call.on_progress,
+                    on_question=call.on_question,
+                )
+                call.is_in_doubt = flight.is_in_doubt
+                return result
         except (SourceUnreachable, InvalidField) as error:
             raise ToolError(f"the source {source.name!r} cannot be used: {error.message}") from None
-        if found is not None and found.digest == binding.digest:
-            return session
-        what = "does not have this tool any more" if found is None else "describes this tool differently now"
-        raise ToolError(
-            f"NOT_ALLOWED: the source {source.name!r} {what}."
-            f" An admin must look at the change first: `pawl sources check {source.name}`,"
-            f" then `pawl sources approve {source.name}`"
-        )
 
-    async def _described(
-        self, source: Source, *, call_id: str = "", is_forced: bool = False
-    ) -> tuple[Session, Mapping[str, ServerTool]]:
-        """Return a connection, good for a call, and what its server has; `is_forced` asks it anew.
-
-        Raises:
-            InvalidField, SourceUnreachable: as `_session`.
-        """
-        session = await self._session(source, call_id, is_forced=is_forced)
-        try:
-            return session, await session.tools(anew=is_forced)
-        except SourceUnreachable:
-            if session.problem:
-                raise
-            # It was closed for being idle in this very moment.
-            session = await self._session(source, call_id, is_forced=is_forced)
-            return session, await session.tools(anew=is_forced)
-
-    async def _session(self, source: Source, call_id: str, *, is_forced: bool) -> Session:
-        """Return the open connection of a source, or a new one.
+    @asynccontextmanager
+    async def _place(
+        self, source: Source, user_id: str, call_id: str, *, is_forced: bool = False
+    ) -> AsyncGenerator[tuple[Session, Flight], None]:
+        """Hold a place on an open connection of a source; a new one goes on opening when nobody waits for it any more.
 
         Raises:
             InvalidField: the configuration cannot be used.
@@ -185,57 +162,70 @@ class McpConnector:
         """
         server = read_config(source.config)
         values = self._secret_values(source, server)
-        made_of = (source.config, tuple(sorted(values.items())))
-        slot = self._slots.setdefault((source.store_id, source.name), _Slot())
-        async with slot.lock:
-            session = slot.session
-            if session is not None:
-                if session.is_open and slot.made_of == made_of and not session.is_spent(call_id):
-                    session.touch()
-                    return session
-                if session.problem:
-                    self._failed(slot, session.problem, lived=self._clock.monotonic() - session.opened_at)
-                slot.session = None
-                await session.close()
-            if slot.made_of != made_of:
-                slot.failures, slot.not_before = 0, 0.0
-            wait = slot.not_before - self._clock.monotonic()
-            if wait > 0 and not is_forced:
-                raise SourceUnreachable(f"{slot.problem}; it is tried again in {wait:.0f} s")
-            await self._make_room()
-            slot.made_of = made_of
-            sessions = await asyncio.to_thread(_late, "session")
-            opened: Session = sessions.Session(
-                self._transport(source, server, values),
-                name=f"{source.store_id}/{source.name}",
-                secrets=frozenset(values.values()),
-                clock=self._clock,
-                idle_seconds=self._idle_seconds,
-            )
-            try:
-                await opened.open()
-            except SourceUnreachable as error:
-                self._failed(slot, error.message, lived=0.0)
-                raise
-            if self._slots.get((source.store_id, source.name)) is not slot:
-                await opened.close()
-                raise SourceUnreachable("it was changed or removed meanwhile")
-            slot.session = opened
-            return opened
+        await _load()
+        session = self._session(source, server, values, user_id, call_id, is_forced=is_forced)
+        flight = session.take_place(user_id, call_id)
+        try:
+            await session.opened()
+            yield session, flight
+        finally:
+            session.leave(flight)
 
-    def _failed(self, slot: _Slot, problem: str, *, lived: float) -> None:
-        slot.problem = problem
-        slot.failures = 1 if lived > _STABLE_SECONDS else slot.failures + 1
-        pause = 0.0 if slot.failures == 1 else min(2.0 ** (slot.failures - 2), _BACKOFF_SECONDS_MAX)
-        slot.not_before = self._clock.monotonic() + pause
+    def _session(
+        self,
+        source: Source,
+        server: StdioServer | HttpServer,
+        values: Mapping[str, str],
+        user_id: str,
+        call_id: str,
+        *,
+        is_forced: bool,
+    ) -> Session:
+        """Return a connection that may carry a call, or begin a new one."""
+        pool = self._pools.setdefault((source.store_id, source.name), Pool())
+        self._close(pool.renew((source.config, tuple(sorted(values.items())))))
+        now = self._clock.monotonic()
+        session = pool.find(user_id, call_id, now)
+        if session is not None:
+            return session
+        wait = pool.not_before - now
+        if wait > 0 and not is_forced:
+            raise SourceUnreachable(f"{pool.problem}; it is tried again in {wait:.0f} s")
+        self._close(pool.spent(user_id))
+        owner = pool.owner_of_next(user_id)
+        self._make_room(source.store_id, owner)
+        begun: Session = _late("session").Session(
+            self._transport(source, server, values),
+            name=f"{source.store_id}/{source.name}",
+            owner=owner,
+            secrets=frozenset(values.values()),
+            clock=self._clock,
+            idle_seconds=self._idle_seconds,
+        )
+        pool.sessions.append(begun)
+        return begun
 
-    async def _make_room(self) -> None:
-        if self.open_count < SESSIONS_MAX:
+    def _make_room(self, store_id: str, owner: str | None) -> None:
+        crowded = crowd(self._sessions(), store_id, owner)
+        if crowded is None:
             return
-        idle = [slot.session for slot in self._slots.values() if slot.session is not None and not slot.session.is_busy]
+        sessions, limit = crowded
+        idle = [session for session in sessions if not session.is_busy]
         if not idle:
-            raise SourceUnreachable(f"{SESSIONS_MAX} sources are in use here, which is the limit")
-        await min(idle, key=lambda session: session.used_at).close()
+            raise SourceUnreachable(limit)
+        self._close([min(idle, key=lambda session: session.used_at)])
+
+    def _sessions(self) -> Iterator[tuple[str, Session]]:
+        """Give all connections, each behind its store."""
+        return ((store_id, one) for (store_id, _), pool in self._pools.items() for one in pool.sessions)
+
+    def _close(self, sessions: Sequence[Session]) -> None:
+        """End connections without waiting for it: who calls next has nothing to do with them."""
+        for session in sessions:
+            session.stop()
+            closing = asyncio.get_running_loop().create_task(session.close(), name="mcp.close")
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     def _secret_values(self, source: Source, server: StdioServer | HttpServer) -> dict[str, str]:
         """Return the secrets that a server needs, by the names that it knows them by."""
@@ -269,6 +259,27 @@ class McpConnector:
         return lambda wire: stdio_transport(program, wire, Pacer(self._clock))
 
 
+def _check_approved(source: Source, binding: Binding, found: ServerTool | None) -> None:
+    """Return if a server describes a tool as it was approved.
+
+    Raises:
+        ToolError: it does not.
+    """
+    if found is not None and found.digest == binding.digest:
+        return
+    what = "does not have this tool any more" if found is None else "describes this tool differently now"
+    raise ToolError(
+        f"NOT_ALLOWED: the source {source.name!r} {what}."
+        f" An admin must look at the change first: `pawl sources check {source.name}`,"
+        f" then `pawl sources approve {source.name}`"
+    )
+
+
+async def _load() -> None:
+    """Import the package `mcp`, which takes most of a second the first time."""
+    await asyncio.to_thread(_late, "call")
+
+
 def _late(module: str) -> Any:
-    """Return a module that imports the package `mcp`, which takes most of a second the first time."""
+    """Return a module that imports the package `mcp`; after `_load` that takes no time."""
     return importlib.import_module(f"services.tool_registry.adapters.mcp.{module}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeAlias
 
 import mcp
 import mcp.types
@@ -12,22 +13,29 @@ from services.tool_registry.adapters.mcp.elicitation import Asked
 
 _ASKING_MAX: Final = 20
 
-
-class OnQuestion(Protocol):
-    """Answers a question; `is_certain` unless it may be that of another call."""
-
-    async def __call__(self, question: Asked, *, is_certain: bool) -> mcp.types.ElicitResult:
-        """Return the answer."""
-        ...
+OnQuestion: TypeAlias = Callable[[Asked], Awaitable[mcp.types.ElicitResult]]
+"""Returns the answer to a question of the server."""
 
 
 class Flight:
-    """A call under way, and what its server asks meanwhile."""
+    """A call's place on a connection, and what its server asks meanwhile."""
 
-    def __init__(self, call_id: str, on_question: OnQuestion) -> None:
+    def __init__(self, user_id: str, call_id: str) -> None:
+        self.user_id = user_id
         self.call_id = call_id
-        self.on_question = on_question
+        self.is_in_doubt = False
+        """Whether a question was declined that may have been this call's, or another's."""
+        self._on_question: OnQuestion | None = None
         self._asking: set[asyncio.Task[mcp.types.ElicitResult]] = set()
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether the server may have heard of the call."""
+        return self._on_question is not None
+
+    def send(self, on_question: OnQuestion) -> None:
+        """Say that the server hears of the call now."""
+        self._on_question = on_question
 
     async def ask(self, question: Asked) -> mcp.types.ElicitResult:
         """Return the answer, a cancel if the call ends before it comes, a decline if too many questions are open.
@@ -35,9 +43,9 @@ class Flight:
         A person who was asked stays asked, also when the server takes its question
         back, until the call ends.
         """
-        if len(self._asking) >= _ASKING_MAX:
+        if self._on_question is None or len(self._asking) >= _ASKING_MAX:
             return mcp.types.ElicitResult(action="decline")
-        asking = asyncio.create_task(_answer(self.on_question, question), name="mcp.ask")
+        asking = asyncio.ensure_future(self._on_question(question))
         self._asking.add(asking)
         asking.add_done_callback(self._asking.discard)
         await asyncio.wait({asking})
@@ -49,11 +57,7 @@ class Flight:
             asking.cancel()
 
 
-async def _answer(on_question: OnQuestion, question: Asked) -> mcp.types.ElicitResult:
-    return await on_question(question, is_certain=True)
-
-
-async def open_pages(error: mcp.MCPError, on_question: OnQuestion) -> None:
+async def open_pages(error: mcp.MCPError, ask: OnQuestion) -> None:
     """Return if an error asks for pages to be opened, and the user has done that; else raise it again."""
     if error.code != mcp.types.URL_ELICITATION_REQUIRED:
         raise error
@@ -62,7 +66,7 @@ async def open_pages(error: mcp.MCPError, on_question: OnQuestion) -> None:
     except (ValueError, TypeError, AttributeError):
         raise error from None
     for page in pages:
-        if (await on_question(page, is_certain=True)).action != "accept":
+        if (await ask(page)).action != "accept":
             raise error
     if not pages:
         raise error

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import math
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import httpx2
@@ -72,10 +74,21 @@ class Garbled(Exception):
 
 
 class Session:
-    """A connection that is open from `open` until it breaks, is closed, or was not used for `idle_seconds`."""
+    """A connection that opens at once, and stays until it breaks, is closed, or was not used for `idle_seconds`.
+
+    `owner` is the one user whose calls it carries; None: all users share it, until
+    its server asks something. From then on it belongs to who was asked.
+    """
 
     def __init__(
-        self, connect: Connect, *, name: str, secrets: Collection[str], clock: Clock, idle_seconds: float
+        self,
+        connect: Connect,
+        *,
+        name: str,
+        owner: str | None,
+        secrets: Collection[str],
+        clock: Clock,
+        idle_seconds: float,
     ) -> None:
         self._connect = connect
         self._name = name
@@ -92,71 +105,80 @@ class Session:
         self._flights: list[Flight] = []
         # Calls that were left before the server had answered.
         self._left: set[str] = set()
-        self._asks_unbound = False
+        self._is_retired = False
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task: asyncio.Task[None] | None = None
-        self._opened_at = self._used_at = clock.monotonic()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether calls can be made."""
-        return (
-            self._task is not None and not self._task.done() and not self._stopped.is_set() and not self._wire.problem
+        self.owner = owner
+        self.has_asked = False
+        """Whether its server has ever asked a user something."""
+        self.began_at = self.used_at = clock.monotonic()
+        self.ended_at = math.inf
+        """When nothing of it was left any more, by the monotonic clock."""
+        # It outlives the call that needed it first, whose context is not its own.
+        self._task = asyncio.get_running_loop().create_task(
+            self._run(), name=f"mcp {self._name}", context=contextvars.Context()
         )
 
     @property
+    def is_open(self) -> bool:
+        """Whether it opens, or calls can be made."""
+        return not self._task.done() and not self._stopped.is_set() and not self._wire.problem
+
+    @property
     def is_busy(self) -> bool:
-        """Whether a call is under way."""
+        """Whether a call has a place on it."""
         return bool(self._flights)
-
-    def is_spent(self, call_id: str) -> bool:
-        """Whether the next call should have a connection of its own.
-
-        The server asks questions that do not say which call they belong to, and may
-        still be at a call of another call than this one, which was left in the middle.
-        """
-        return self._asks_unbound and not self._flights and bool(self._left - {call_id})
-
-    @property
-    def used_at(self) -> float:
-        """When it was last used, by the monotonic clock."""
-        return self._used_at
-
-    @property
-    def opened_at(self) -> float:
-        """When it was opened, by the monotonic clock."""
-        return self._opened_at
 
     @property
     def problem(self) -> str:
-        """Why it broke; empty if it did not."""
+        """Why it broke, or did not open; empty if it did not break."""
         return self._wire.problem
 
-    def touch(self) -> None:
-        """Say that it is in use."""
-        self._used_at = self._clock.monotonic()
+    def may_carry(self, user_id: str, call_id: str, *, alone: bool) -> bool:
+        """Return whether a call may use it, `alone` where the server asks questions that do not say whose they are.
 
-    async def open(self) -> None:
-        """Connect, shake hands and read the tools.
+        Then it must be the user's own, and the server must not be at any other call:
+        one that was left in the middle may go on there, and ask.
+        """
+        if not self.is_open or self._is_retired:
+            return False
+        if not alone:
+            return self.owner is None
+        return self.owner == user_id and not self._flights and self._left <= {call_id}
+
+    def take_place(self, user_id: str, call_id: str) -> Flight:
+        """Return a place for a call, which keeps the connection open until it is given back with `leave`.
+
+        `call_id` is the same every time that a call is made.
+        """
+        self.used_at = self._clock.monotonic()
+        flight = Flight(user_id, call_id)
+        self._flights.append(flight)
+        return flight
+
+    def leave(self, flight: Flight) -> None:
+        """Give a place back; what its call has asked is asked no more."""
+        self._flights.remove(flight)
+        flight.end()
+        self.used_at = self._clock.monotonic()
+        self._wire.news.set()
+
+    async def opened(self) -> None:
+        """Return when calls can be made. Safe to cancel: it goes on opening.
 
         Raises:
             SourceUnreachable: that did not work; the message says why.
         """
-        # It outlives the request that needed it first, whose context is not its own.
-        self._task = asyncio.get_running_loop().create_task(
-            self._run(), name=f"mcp {self._name}", context=contextvars.Context()
-        )
-        try:
-            await asyncio.shield(self._opened)
-        except asyncio.CancelledError:
-            await self.close()
-            raise
+        await asyncio.shield(self._opened)
 
-    async def close(self) -> None:
-        """End it; calls under way are lost. Idempotent."""
+    def stop(self) -> None:
+        """Have it end; calls under way are lost. Idempotent."""
         self._stopped.set()
         self._wire.news.set()
-        if self._task is None or self._task is asyncio.current_task():
+
+    async def close(self) -> None:
+        """End it, and return when nothing of it is left. Idempotent."""
+        self.stop()
+        if self._task is asyncio.current_task():
             return
         if not (await asyncio.wait({self._task}, timeout=0.1 if not self._opened.done() else 1.0))[0]:
             self._task.cancel()
@@ -170,7 +192,6 @@ class Session:
         """
         if anew:
             self._changed()
-        self.touch()
         while not self._listed.is_set() and self.is_open:
             await self._listed.wait()
         if not self.is_open:
@@ -179,31 +200,34 @@ class Session:
 
     async def call(
         self,
+        flight: Flight,
         name: str,
         arguments: Mapping[str, Any],
         *,
-        call_id: str,
+        on_sent: Callable[[], None],
         on_progress: ProgressFnT,
         on_question: OnQuestion,
     ) -> mcp.types.CallToolResult:
         """Call a tool. Cancelling it tells the server so, and ends what it asks.
 
-        `call_id` is the same every time that a call is made. There is no limit of
-        time here, so that none runs out while a question is open.
+        `on_sent` is told before the server can hear of it. There is no limit of time
+        here, so that none runs out while a question is open.
 
         Raises:
-            Lost: the connection ended.
+            Lost: the connection ended, or has become another user's before the call was sent.
             Refused, Garbled: the answer is an error of the protocol, or no result.
         """
         if self._client is None or not self.is_open:
             raise Lost(self.problem or "the connection was closed", never_ran=True)
-        flight = Flight(call_id, on_question)
-        self._flights.append(flight)
+        if self.has_asked and (self.owner != flight.user_id or self._sent() or self._is_retired):
+            raise Lost("its server asks each user on a connection of their own", never_ran=True)
+        flight.send(on_question)
+        on_sent()
         try:
-            return await self._call(self._client, name, dict(arguments), on_progress, on_question)
+            return await self._call(self._client, flight, name, dict(arguments), on_progress)
         except asyncio.CancelledError:
             if len(self._left) < _LEFT_MAX:
-                self._left.add(call_id)
+                self._left.add(flight.call_id)
             raise
         except mcp.MCPError as error:
             if error.message == _SESSION_GONE:
@@ -211,29 +235,24 @@ class Session:
                 raise Lost(self.problem, never_ran=True) from None
             if error.code == mcp.types.CONNECTION_CLOSED and error.message.startswith(_BROKEN):
                 await self._ended()
-                raise Lost(self.problem, never_ran=self._was_refused and len(self._flights) == 1) from None
+                raise Lost(self.problem, never_ran=self._was_refused and len(self._sent()) == 1) from None
             raise Refused(error.message) from None
         except pydantic.ValidationError:
             raise Garbled from None
-        finally:
-            self._flights.remove(flight)
-            flight.end()
-            self.touch()
 
     async def _ended(self) -> None:
         """Wait until it is known why the connection broke."""
         self._wire.news.set()
-        if self._task is not None:
-            await asyncio.wait({self._task}, timeout=_OBITUARY_SECONDS)
+        await asyncio.wait({self._task}, timeout=_OBITUARY_SECONDS)
         self._wire.end("the connection broke")
 
     async def _call(
         self,
         client: mcp.Client,
+        flight: Flight,
         name: str,
         arguments: dict[str, Any],
         on_progress: ProgressFnT,
-        on_question: OnQuestion,
     ) -> mcp.types.CallToolResult:
         """Send the call, and again with answers as long as the server asks for something first.
 
@@ -252,7 +271,7 @@ class Session:
                 result = await client.session.send_request(request, _results, progress_callback=on_progress)
             except mcp.MCPError as error:
                 # It has done nothing yet: pages have to be opened first.
-                await open_pages(error, on_question)
+                await open_pages(error, partial(self._ask_of, flight))
                 continue
             if isinstance(result, mcp.types.CallToolResult):
                 return result
@@ -260,7 +279,7 @@ class Session:
             for key, asked in (result.input_requests or {}).items():
                 if not isinstance(asked, mcp.types.ElicitRequest):
                     raise Refused("it asks for what is not offered: sampling or roots")
-                answers[key] = await on_question(asked.params, is_certain=True)
+                answers[key] = await self._ask_of(flight, asked.params)
             if not answers:
                 await self._clock.sleep(0.1)
         raise Refused(f"it asked for more than {_ROUNDS_MAX} times before it answered")
@@ -282,6 +301,7 @@ class Session:
         if not self._opened.done():
             self._opened.set_exception(SourceUnreachable(self.problem or "the connection was closed"))
             self._opened.exception()  # Seen, also when nobody waits any more.
+        self.ended_at = self._clock.monotonic()
         self._client = None
         self._listed.set()
 
@@ -303,7 +323,7 @@ class Session:
             listening = asyncio.create_task(self._listen(client), name=f"mcp.listen {self._name}")
             try:
                 self._client = client
-                self.touch()
+                self.used_at = self._clock.monotonic()
                 self._opened.set_result(None)
                 await self._serve(client)
             finally:
@@ -315,8 +335,8 @@ class Session:
     async def _serve(self, client: mcp.Client) -> None:
         """Stay until it breaks, is closed or idle; read the tools anew when they have changed."""
         while not self._stopped.is_set() and not self._wire.problem:
-            left = self._used_at + self._idle_seconds - self._clock.monotonic()
-            if left <= 0 and not self._flights:
+            left = self.used_at + self._idle_seconds - self._clock.monotonic()
+            if not self._flights and (left <= 0 or self._is_retired):
                 return
             self._wire.news.clear()
             if self._is_stale:
@@ -372,16 +392,30 @@ class Session:
         """Pass a question on to the call that it belongs to.
 
         The protocol does not say which one that is. It is certain if there is one
-        call, and none that was left before its server had answered. Else all are
-        told, and nobody answers: a question must not reach somebody else.
+        call, and none that was left before its server had answered. Else nobody sees
+        it, and no further call comes here: whoever calls again has a connection alone.
         """
-        self._asks_unbound = True
-        flights = list(self._flights)
-        if len(flights) == 1 and self._left <= {flights[0].call_id}:
-            return await flights[0].ask(params)
-        for flight in flights:
-            await flight.on_question(params, is_certain=False)
+        sent = self._sent()
+        if len(sent) == 1 and self._left <= {sent[0].call_id}:
+            return await self._ask_of(sent[0], params)
+        self.has_asked = True
+        self._is_retired = self._is_retired or bool(sent)
+        for flight in sent:
+            flight.is_in_doubt = True
         return mcp.types.ElicitResult(action="decline")
+
+    async def _ask_of(self, flight: Flight, params: Asked) -> mcp.types.ElicitResult:
+        """Ask the user of a call, whose the connection is from now on: what the answer opens is for nobody else."""
+        self.has_asked = True
+        if self.owner is None:
+            self.owner = flight.user_id
+        # Who shared it with others before may not do so any longer.
+        self._is_retired = self._is_retired or self.owner != flight.user_id
+        return await flight.ask(params)
+
+    def _sent(self) -> list[Flight]:
+        """Return the calls that the server has been sent and has not answered."""
+        return [flight for flight in self._flights if flight.is_sent]
 
     def _sentence(self, error: BaseException) -> str:
         """Return what an error means, for people, without secrets."""
