@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import os
 import re
 import sys
 import tempfile
@@ -38,6 +39,7 @@ _HEARTBEAT_SECONDS: Final = 10.0
 _OPENING_MAX: Final = 50
 _WARM_RUNS: Final = 50
 _DEADLINE_SECONDS: Final = 120.0
+_KEY_VARIABLE: Final = "PAWL_BENCH_KEY"
 _HELD: Final = re.compile(r"^pawl_agent_loop_runs_held(?:\{.*\})? (\S+)$", re.MULTILINE)
 
 
@@ -73,6 +75,7 @@ class _Session:
 
     def __init__(self, stub: Any, number: int) -> None:
         self._stub = stub
+        self._metadata = (("authorization", f"Bearer {os.environ[_KEY_VARIABLE]}"),)
         self._number = number
         self._call: Any = None
         self.is_open = False
@@ -80,7 +83,7 @@ class _Session:
     async def open(self, opening: asyncio.Semaphore) -> None:
         hello = session_pb2.Hello(client_id=f"idle-{self._number}", calls_max=1)
         async with opening:
-            self._call = self._stub.Session()
+            self._call = self._stub.Session(metadata=self._metadata)
             await self._call.write(session_pb2.SessionRequest(frame_id="f0", hello=hello))
             answer = await self._call.read()
         if answer is grpc.aio.EOF or not answer.HasField("welcome"):
@@ -104,12 +107,13 @@ class _Session:
 
 
 @asynccontextmanager
-async def _crowd(address: str, streams: int, per_connection: int) -> AsyncIterator[None]:
+async def _crowd(address: str, key: str, streams: int, per_connection: int) -> AsyncIterator[None]:
     """Have so many sessions open; raises RuntimeError at the end if any of them was cut."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.crowds", address, str(streams), str(per_connection)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
+        env=os.environ | {_KEY_VARIABLE: key},
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -193,7 +197,7 @@ class _User:
 @asynccontextmanager
 async def _user(suite: Suite, store_id: str) -> AsyncIterator[_User]:
     address = suite.endpoints.addresses("agent-loop")[0]
-    async with open_channel(address, deadline_seconds=_DEADLINE_SECONDS) as channel:
+    async with open_channel(address, service_key=suite.local_key, deadline_seconds=_DEADLINE_SECONDS) as channel:
         yield _User(AgentServiceStub(channel), store_id)
 
 
@@ -214,7 +218,7 @@ async def _streams(suite: Suite, per_connection: int, seconds: float) -> dict[st
     await _warm(suite)
     address = suite.endpoints.addresses("agent-loop")[0]
     before = _agent_loop_mib(suite)
-    async with _crowd(address, STREAMS, per_connection):
+    async with _crowd(address, suite.local_key, STREAMS, per_connection):
         cpu = await _idle(suite, seconds)
         after = _agent_loop_mib(suite)
     return {"before": before, "growth": after - before, "cpu": cpu["agent-loop"]}

@@ -26,7 +26,7 @@ Stub: TypeAlias = "agent_pb2_grpc.AgentServiceAsyncStub"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Whose run it is. A deployment without API keys believes what the client says."""
+    """Whose run it is. With the key of a suite on this machine it is whom the client names."""
 
     store: str = "local"
     user: str = "me"

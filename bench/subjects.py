@@ -86,7 +86,9 @@ class Pawl:
         await self._stack.enter_async_context(self.suite)
         await self._check_fsync()
         addresses = ",".join(self.suite.endpoints.addresses("agent-loop"))
-        channel = await self._stack.enter_async_context(open_channel(addresses, deadline_seconds=_DEADLINE_SECONDS))
+        channel = await self._stack.enter_async_context(
+            open_channel(addresses, service_key=self.suite.local_key, deadline_seconds=_DEADLINE_SECONDS)
+        )
         self.agents = AgentServiceStub(channel)
         return self
 

@@ -1,7 +1,8 @@
 """Who calls: from the credential of a request to a Principal.
 
-The credential is metadata `authorization: Bearer <key>`. A user's store and user
-come from it and from nothing else. A service principal (the key that the
+The credential is metadata `authorization: Bearer <key>`, and nobody calls without
+one. A user's store and user come from it and from nothing else; only who has the
+local key, to whom the whole suite belongs, names them. A service principal (the key that the
 services share) may call internal services, and names store and user in the
 request.
 """
@@ -9,13 +10,12 @@ request.
 from __future__ import annotations
 
 import hashlib
-import hmac
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Final, Protocol
 
 import msgspec
 
@@ -43,6 +43,7 @@ class Principal:
 
 
 SERVICE = Principal(kind=PrincipalKind.SERVICE)
+ALL_ROLES: Final = frozenset({"admin", "approver", "member", "operator", "viewer", "worker"})
 
 _current: ContextVar[Principal] = ContextVar("pawl_principal")
 
@@ -117,34 +118,6 @@ def bearer_key(metadata: Mapping[str, str]) -> str | None:
     return key.strip()
 
 
-class DevelopmentAuthenticator:
-    """Believes callers on this machine: metadata `pawl-store` and `pawl-user`, or `local` and `me`.
-
-    For listening on loopback only. Where there is a service key, methods for
-    services ask for it; where there is none, anybody on the machine may call them.
-    """
-
-    def __init__(self, *, service_key: str | None = None) -> None:
-        self._service_key = service_key
-
-    def authenticate(self, metadata: Mapping[str, str], *, service_only: bool) -> Principal:
-        key = bearer_key(metadata)
-        if key is not None and self._service_key is not None:
-            if not hmac.compare_digest(key.encode(), self._service_key.encode()):
-                raise Unauthenticated("the key is not known")
-            return SERVICE
-        if service_only:
-            if self._service_key is not None:
-                raise PermissionDenied("this method is for Pawl's own services")
-            return SERVICE
-        return Principal(
-            kind=PrincipalKind.USER,
-            store_id=check_id(metadata.get("pawl-store", "local"), "pawl-store"),
-            user_id=check_id(metadata.get("pawl-user", "me"), "pawl-user"),
-            roles=frozenset({"admin", "approver", "member", "operator", "viewer", "worker"}),
-        )
-
-
 _Id = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
 
 
@@ -158,13 +131,16 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class KeyAuthenticator:
-    """Knows users by API keys and services by the service key.
+    """Knows users by API keys, services by the service key, and whoever owns this machine by the local key.
 
-    Keys are looked up and compared by their SHA-256, so the time an answer takes
-    tells nothing about a key.
+    A caller with the local key is whom metadata `pawl-store` and `pawl-user`
+    name, or `me` of the store `local`, with every role. Keys are looked up by
+    their SHA-256, so the time an answer takes tells nothing about a key.
     """
 
-    def __init__(self, keys: Iterable[ApiKey], *, service_key: str | None = None) -> None:
+    def __init__(
+        self, keys: Iterable[ApiKey] = (), *, service_key: str | None = None, local_key: str | None = None
+    ) -> None:
         self._principals = {
             _digest(entry.key): Principal(
                 kind=PrincipalKind.USER,
@@ -176,17 +152,30 @@ class KeyAuthenticator:
         }
         if service_key is not None:
             self._principals[_digest(service_key)] = SERVICE
+        self._local_digest = None if local_key is None else _digest(local_key)
 
     def authenticate(self, metadata: Mapping[str, str], *, service_only: bool) -> Principal:
         key = bearer_key(metadata)
         if key is None:
             raise Unauthenticated("send metadata `authorization: Bearer <key>`")
-        principal = self._principals.get(_digest(key))
+        digest = _digest(key)
+        principal = self._principals.get(digest)
+        if principal is None and digest == self._local_digest:
+            principal = _named_in(metadata)
         if principal is None:
             raise Unauthenticated("the key is not known")
         if service_only and principal.kind is not PrincipalKind.SERVICE:
             raise PermissionDenied("this method is for Pawl's own services")
         return principal
+
+
+def _named_in(metadata: Mapping[str, str]) -> Principal:
+    return Principal(
+        kind=PrincipalKind.USER,
+        store_id=check_id(metadata.get("pawl-store", "local"), "pawl-store"),
+        user_id=check_id(metadata.get("pawl-user", "me"), "pawl-user"),
+        roles=ALL_ROLES,
+    )
 
 
 def _digest(key: str) -> bytes:
@@ -211,14 +200,12 @@ def read_keys(path: Path) -> list[ApiKey]:
 
 
 def authenticator(settings: ServiceSettings) -> Authenticator:
-    """Return what the settings ask for: keys where there is a key file, else development mode.
-
-    `ServiceSettings` refuses development mode beyond loopback.
+    """Return what the settings ask for: the keys of the key file, or the local key.
 
     Raises:
         StartError: the key file cannot be used.
     """
     service_key = settings.service_key.get_secret_value() if settings.service_key else None
-    if settings.api_keys_file is None:
-        return DevelopmentAuthenticator(service_key=service_key)
-    return KeyAuthenticator(read_keys(settings.api_keys_file), service_key=service_key)
+    local_key = settings.local_key.get_secret_value() if settings.local_key else None
+    keys = read_keys(settings.api_keys_file) if settings.api_keys_file else ()
+    return KeyAuthenticator(keys, service_key=service_key, local_key=local_key)

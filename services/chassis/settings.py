@@ -99,6 +99,7 @@ class ServiceSettings(BaseSettings):
     nats_url: SecretStr | None = None
     service_key: SecretStr | None = None
     api_keys_file: Path | None = None
+    local_key: SecretStr | None = Field(default=None, min_length=16)
     listen: ListenAddress = "127.0.0.1:0"
     metrics_listen: TcpAddress = "127.0.0.1:0"
     address_file: Path | None = None
@@ -121,6 +122,8 @@ class ServiceSettings(BaseSettings):
             raise ValueError(
                 "PAWL_LISTEN: to listen beyond loopback, give PAWL_API_KEYS_FILE, so that callers say who they are"
             )
+        if (self.api_keys_file is None) == (self.local_key is None):
+            raise ValueError("PAWL_API_KEYS_FILE: give either it or, for one machine only, PAWL_LOCAL_KEY")
         return self
 
 

@@ -56,10 +56,14 @@ def flags(
     data: Annotated[
         Path | None, typer.Option(envvar="PAWL_DATA", help="Data folder of the suite, by default .pawl.")
     ] = None,
-    store: Annotated[str | None, typer.Option(help="Act in this store; only where there are no API keys.")] = None,
-    user: Annotated[str | None, typer.Option(help="Act as this user; only where there are no API keys.")] = None,
+    store: Annotated[
+        str | None, typer.Option(help="Act in this store; only with the key of a suite on this machine.")
+    ] = None,
+    user: Annotated[
+        str | None, typer.Option(help="Act as this user; only with the key of a suite on this machine.")
+    ] = None,
 ) -> None:
-    """Remember which suite to talk to, and as whom. The key comes from PAWL_API_KEY."""
+    """Remember which suite to talk to, and as whom. The key comes from PAWL_API_KEY or the data folder."""
     context.obj = Flags(address=address, data=data, store=store, user=user)
 
 

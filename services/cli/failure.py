@@ -13,7 +13,7 @@ from services.errors import PawlError, by_reason
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 
 _NEXT: Final = {
-    "UNAUTHENTICATED": "Set PAWL_API_KEY to your key.",
+    "UNAUTHENTICATED": "Set PAWL_API_KEY to your key; `pawl up` keeps one in secrets/local-key of its data folder.",
     "PERMISSION_DENIED": "Use a key with the right role.",
     "RUN_NOT_FOUND": "`pawl runs` lists yours.",
     "ATTENTION_NOT_NEEDED": "`pawl attention` lists the runs that need an operator.",

@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +19,7 @@ from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub
 from pawl.tool.v1.source_pb2_grpc import SourceServiceStub
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
 
+from services.chassis.local_key import find_key
 from services.chassis.rpc_client import open_channel
 from services.chassis.settings import split_address
 from services.cli.failure import CommandError
@@ -111,38 +112,41 @@ def find(
     """Return where to send requests: `address`, else what runs in the data folder, else the default ports.
 
     A folder that was named must have a suite that runs; the default ports may
-    belong to another one. With an address, tool-registry and notifier are looked for on their default
-    ports beside it, unless PAWL_TOOL_REGISTRY_ADDRESS or PAWL_NOTIFIER_ADDRESS say
-    where they are.
+    belong to another one. With addresses of another suite, tool-registry and notifier are looked for on
+    their default ports beside it, unless PAWL_TOOL_REGISTRY_ADDRESS or
+    PAWL_NOTIFIER_ADDRESS say where they are.
 
     Raises:
         CommandError: the address has another form, or no suite runs on `data`.
     """
-    metadata = _credential(store, user, environment)
-    if address is None and (running := read_endpoints(data or Path(".pawl"))) is not None:
-        return Target(
-            agent=tuple(running.addresses("agent-loop")) or _beside((), "agent-loop"),
+    agent = _addresses(address) if address else ()
+    running = read_endpoints(data or Path(".pawl"))
+    if running is not None and set(agent) <= set(running.addresses("agent-loop")):
+        target = Target(
+            agent=agent or tuple(running.addresses("agent-loop")) or _beside((), "agent-loop"),
             tools=tuple(running.addresses("tool-registry")) or _beside((), "tool-registry"),
             notifications=tuple(running.addresses("notifier")) or _beside((), "notifier"),
-            metadata=metadata,
         )
-    if address is None and data is not None:
+        return _with_credential(target, data, store, user, environment)
+    if not agent and data is not None:
         raise CommandError(f"No Pawl suite runs on {data}. Start one with `pawl up --data {shlex.quote(str(data))}`.")
-    agent = _addresses(address) if address else _beside((), "agent-loop")
+    agent = agent or _beside((), "agent-loop")
     tools = environment.get("PAWL_TOOL_REGISTRY_ADDRESS")
     notifications = environment.get("PAWL_NOTIFIER_ADDRESS")
-    return Target(
+    target = Target(
         agent=agent,
         tools=_addresses(tools) if tools else _beside(agent, "tool-registry"),
         notifications=_addresses(notifications) if notifications else _beside(agent, "notifier"),
-        metadata=metadata,
     )
+    return _with_credential(target, data, store, user, environment)
 
 
-def _credential(store: str | None, user: str | None, environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    key = environment.get("PAWL_API_KEY")
+def _with_credential(
+    target: Target, data: Path | None, store: str | None, user: str | None, environment: Mapping[str, str]
+) -> Target:
+    key = find_key((*target.agent, *target.tools, *target.notifications), data=data, environment=environment)
     given = (("authorization", f"Bearer {key}" if key else None), ("pawl-store", store), ("pawl-user", user))
-    return tuple((name, value) for name, value in given if value)
+    return replace(target, metadata=tuple((name, value) for name, value in given if value))
 
 
 def _addresses(text: str) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from services.chassis.settings import ListenAddress, ServiceSettings
 
@@ -12,6 +12,7 @@ class JobStoreSettings(ServiceSettings):
 
     listen: ListenAddress = "127.0.0.1:7603"
     metrics_listen: ListenAddress = "127.0.0.1:7613"
+    service_key: SecretStr
     # A step may bring the results of a whole batch: 20 of 1 MiB.
     message_bytes_max: int = Field(default=32 * 1024 * 1024, ge=1024)
     conversation_queue_max: int = Field(default=100, ge=1, le=1000)

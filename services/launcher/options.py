@@ -18,7 +18,8 @@ class SuiteOptions:
     """How to run the suite. By default: embedded servers, the scripted model, one replica each, free ports everywhere.
 
     `ports` maps the names of DEFAULT_PORTS to numbers; what is missing, or 0, takes a free port. `environment` is added
-    to that of every service, `service_environment` to that of one.
+    to that of every service, `service_environment` to that of one. `local_key` is the key of callers on this machine;
+    without it the data folder's own.
     """
 
     data: Path
@@ -26,6 +27,7 @@ class SuiteOptions:
     replicas: Mapping[str, int] = dataclasses.field(default_factory=dict)
     database_url: str | None = None
     nats_url: str | None = None
+    local_key: str | None = None
     scripted_model: bool = True
     model_arguments: Sequence[str] = ()
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -49,8 +51,10 @@ def read_options(
 
     `data` or PAWL_DATA (default `.pawl`); `ports` as `name=number`, or PAWL_PORTS with commas between, where the name
     `all` stands for every one that is not named; `replicas` as `service=count`, or PAWL_REPLICAS. PAWL_DATABASE_URL and
-    PAWL_NATS_URL, or the files that PAWL_DATABASE_URL_FILE and PAWL_NATS_URL_FILE name, replace the embedded servers;
-    OPENAI_API_KEY or OPENAI_BASE_URL the scripted model. Raises StartError with one sentence about the first mistake.
+    PAWL_NATS_URL, or the files that PAWL_DATABASE_URL_FILE and PAWL_NATS_URL_FILE name, replace the embedded servers,
+    PAWL_LOCAL_KEY or PAWL_LOCAL_KEY_FILE the key; OPENAI_API_KEY or OPENAI_BASE_URL the scripted model.
+
+    Raises StartError with one sentence about the first mistake.
     """
     chosen = _pairs("PAWL_PORTS", environment.get("PAWL_PORTS", "").split(","), (*DEFAULT_PORTS, "all"), 0, PORT_MAX)
     chosen |= _pairs("--port", ports, (*DEFAULT_PORTS, "all"), 0, PORT_MAX)
@@ -64,6 +68,7 @@ def read_options(
         replicas=copies,
         database_url=_secret(environment, "PAWL_DATABASE_URL"),
         nats_url=_secret(environment, "PAWL_NATS_URL"),
+        local_key=_secret(environment, "PAWL_LOCAL_KEY"),
         scripted_model=not (environment.get("OPENAI_API_KEY") or environment.get("OPENAI_BASE_URL")),
         environment=dict(environment),
     )

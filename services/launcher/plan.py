@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import services
+from services.chassis.local_key import LOCAL_KEY
 from services.launcher.folder import DataFolder
 from services.launcher.health import is_serving, read_addresses
 from services.launcher.options import SuiteOptions
@@ -19,6 +20,8 @@ from services.launcher.services import ServiceSpec
 
 MODEL_ID = "pawl-scripted"
 SERVICE_KEY = "service-key"
+_KEYS_FILE_VARIABLE = "PAWL_API_KEYS_FILE"
+_LOCAL_KEY_VARIABLE = "PAWL_LOCAL_KEY"
 
 # Set by the launcher for each process, or true for one process only: not inherited from its own environment.
 _OWN = (
@@ -30,6 +33,8 @@ _OWN = (
     "PAWL_DATABASE_URL_FILE",
     "PAWL_NATS_URL",
     "PAWL_NATS_URL_FILE",
+    _LOCAL_KEY_VARIABLE,
+    f"{_LOCAL_KEY_VARIABLE}_FILE",
 )
 
 
@@ -104,8 +109,15 @@ def _environment(
     given = _inherited(options)
     if "PAWL_SERVICE_KEY" not in given and "PAWL_SERVICE_KEY_FILE" not in given:
         chosen["PAWL_SERVICE_KEY_FILE"] = str(around.secrets.path(SERVICE_KEY))
+    if not has_keys(options):
+        chosen[f"{_LOCAL_KEY_VARIABLE}_FILE"] = str(around.secrets.path(LOCAL_KEY))
     folders = {"PAWL_OUTBOX_DIR": str(around.folder.outbox), "PAWL_FILES_DIR": str(around.folder.files)}
     return {**folders, **around.model(), **given, **chosen} | dict(options.service_environment.get(spec.name, {}))
+
+
+def has_keys(options: SuiteOptions) -> bool:
+    """Whether callers have keys of their own; else the key of this machine is for all of them."""
+    return bool(options.environment.get(_KEYS_FILE_VARIABLE))
 
 
 def _inherited(options: SuiteOptions) -> dict[str, str]:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from services.chassis.local_key import LOCAL_KEY
 from services.launcher.endpoints import Endpoints
 
 _NEXT = (
@@ -50,11 +51,13 @@ def commands(endpoints: Endpoints) -> list[tuple[str, str]]:
     found = Path(endpoints.data) == Path(".pawl").resolve()
     suite = "" if found else f" --data {shlex.quote(endpoints.data)}"
     program = _program()
+    key = Path(endpoints.secrets) / LOCAL_KEY
     subscriber = Path(endpoints.secrets) / "nats-subscriber.url"
     listen = f"nats sub --server \"$(cat {shlex.quote(str(subscriber))})\" 'pawl.v1.>'"
     return [
         *((purpose, f"{program}{suite} {command}") for purpose, command in _NEXT),
         *([("hear every event", listen)] if endpoints.nats else []),
+        *([("the key for programs", f"cat {shlex.quote(str(key))}")] if key.exists() else []),
     ]
 
 

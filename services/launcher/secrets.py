@@ -27,6 +27,10 @@ class SecretFiles:
         path.chmod(0o600)
         return path.read_text(encoding="utf-8").strip()
 
+    def remove(self, name: str) -> None:
+        """Forgets a secret."""
+        self.path(name).unlink(missing_ok=True)
+
     def put(self, name: str, value: str) -> Path:
         """Writes a secret whole or not at all, and returns where."""
         path = self.path(name)

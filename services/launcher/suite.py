@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from services.chassis import logs
+from services.chassis.local_key import LOCAL_KEY
 from services.launcher import orphans
 from services.launcher.endpoints import Endpoints, Replica, remove_endpoints, write_endpoints
 from services.launcher.folder import DataFolder
@@ -19,6 +20,7 @@ from services.launcher.plan import (
     MODEL_ID,
     SERVICE_KEY,
     Surroundings,
+    has_keys,
     model_process,
     nats_url_file,
     process_name,
@@ -66,6 +68,7 @@ class Suite:
                 _log.warning("process.orphan_stopped", process=name)
             self._check_ports()
             secrets.get(SERVICE_KEY)
+            self._settle_local_key(secrets)
             around = Surroundings(
                 options=self.options, folder=self.folder, secrets=secrets, peers=self._peers, model=self._model
             )
@@ -118,6 +121,11 @@ class Suite:
     def service_key_file(self) -> Path:
         """The file with the key that services show each other."""
         return self._secret_files.path(SERVICE_KEY)
+
+    @property
+    def local_key(self) -> str:
+        """The key for callers on this machine, of suites without keys of their own."""
+        return self._secret_files.get(LOCAL_KEY)
 
     def process(self, name: str, replica: int = 0) -> Process:
         """One process: a service, or `postgres`, `nats`, `model`. Raises KeyError if there is none of that name."""
@@ -176,6 +184,14 @@ class Suite:
         if self._secrets is None:
             raise RuntimeError("the suite is not started")
         return self._secrets
+
+    def _settle_local_key(self, secrets: SecretFiles) -> None:
+        if has_keys(self.options):
+            secrets.remove(LOCAL_KEY)
+        elif self.options.local_key:
+            secrets.put(LOCAL_KEY, self.options.local_key)
+        else:
+            secrets.get(LOCAL_KEY)
 
     def _check_ports(self) -> None:
         for name, port in self.options.ports.items():

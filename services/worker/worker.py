@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import random
 import secrets
 import signal
@@ -22,6 +23,7 @@ from pawl.tool.v1 import worker_pb2
 from pawl.tool.v1.worker_pb2_grpc import WorkerServiceStub
 
 from services.chassis import logs
+from services.chassis.local_key import find_key
 from services.chassis.rpc_client import open_channel
 from services.chassis.tasks import end
 from services.worker.function import DID_NOT_HAPPEN, CallContext, Category, Effect, Function, OutcomeUnknown, ToolError
@@ -46,7 +48,10 @@ class _Running:
 
 
 class Worker:
-    """Has tools of the group `name`; `calls_max` of their calls run at once, sync functions in threads."""
+    """Has tools of the group `name`; `calls_max` of their calls run at once, sync functions in threads.
+
+    Without `api_key` it takes PAWL_API_KEY, else that of the suite whose data folder is PAWL_DATA or `.pawl`.
+    """
 
     def __init__(self, address: str, *, name: str, api_key: str | None = None, calls_max: int = 8) -> None:
         self._address, self._key = address, api_key
@@ -108,7 +113,7 @@ class Worker:
             with suppress(NotImplementedError, RuntimeError, ValueError):  # Not in the main thread, or on Windows.
                 loop.add_signal_handler(number, self.drain)
         try:
-            async with open_channel(self._address, service_key=self._key) as channel:
+            async with open_channel(self._address, service_key=self._find_key()) as channel:
                 while not self._is_draining or self._running or self._results:
                     heard_at = self._heard_at
                     try:
@@ -128,6 +133,9 @@ class Worker:
         finally:
             await end([running.task for running in self._running.values()])
             self._threads.shutdown(wait=False)
+
+    def _find_key(self) -> str | None:
+        return self._key or find_key(self._address.split(","), environment=os.environ)
 
     async def _attach(self, stream: Any) -> None:
         self._outgoing = asyncio.Queue()

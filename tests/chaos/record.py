@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import grpc
 from pawl.agent.v1 import agent_pb2
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.notify.v1 import notify_pb2, notify_pb2_grpc
@@ -17,6 +16,7 @@ from tests.chaos.effects import Effect
 from tests.chaos.history import History
 from tests.chaos.logs import Scan
 from tests.chaos.world import STORES, USERS, World
+from tests.keys import keyed_channel
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ async def _notifications(world: World, store_id: str, user_id: str) -> list[noti
     found: list[notify_pb2.Notification] = []
     token = ""
     metadata = (("pawl-store", store_id), ("pawl-user", user_id))
-    async with grpc.aio.insecure_channel(world.suite.endpoints.services["notifier"][0].grpc) as channel:
+    async with keyed_channel(world.suite.endpoints.services["notifier"][0].grpc) as channel:
         stub = notify_pb2_grpc.NotifyServiceStub(channel)
         while True:
             request = notify_pb2.ListNotificationsRequest(page_size=_PAGE, page_token=token)

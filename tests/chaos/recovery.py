@@ -32,6 +32,7 @@ from tests.chaos.caller import Metadata, Stub
 from tests.chaos.prompts import call
 from tests.chaos.tools import FILE_VARIABLE
 from tests.chaos.world import REPLICAS, SERVICES
+from tests.keys import LOCAL_KEY, keyed_channel
 from tests.poll import until
 from tests.simulation.record import run_state, seconds
 
@@ -100,7 +101,11 @@ async def measure(folder: Path, tell: Callable[[str], None]) -> Recovery:
 async def _up(folder: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, Endpoints]]:
     """Run `pawl up` on a data folder; gives its endpoints when every process is ready."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PAWL_", "OPENAI_"))}
-    environment |= {"PAWL_TOOLS": "tests.chaos.tools", FILE_VARIABLE: str(folder / "effects.jsonl")}
+    environment |= {
+        "PAWL_LOCAL_KEY": LOCAL_KEY,
+        "PAWL_TOOLS": "tests.chaos.tools",
+        FILE_VARIABLE: str(folder / "effects.jsonl"),
+    }
     replicas = [f"--replicas={service}={REPLICAS}" for service in SERVICES]
     command = [sys.executable, "-m", "services.cli", f"--data={folder / 'data'}", "up", "--port=all=0", *replicas]
     with (folder / "up.log").open("ab") as log:
@@ -126,7 +131,7 @@ async def _up(folder: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, E
 
 @asynccontextmanager
 async def _agents(endpoints: Endpoints) -> AsyncIterator[Sequence[Stub]]:
-    channels = [grpc.aio.insecure_channel(address) for address in endpoints.addresses("agent-loop")]
+    channels = [keyed_channel(address) for address in endpoints.addresses("agent-loop")]
     try:
         yield [agent_pb2_grpc.AgentServiceStub(channel) for channel in channels]
     finally:

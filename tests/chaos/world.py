@@ -24,6 +24,7 @@ from tests.chaos.people import Person
 from tests.chaos.prompts import PANEL
 from tests.chaos.tools import FILE_VARIABLE
 from tests.chaos.watchers import Watcher
+from tests.keys import LOCAL_KEY, keyed_channel
 
 SERVICES = ("job-store", "tool-registry", "notifier", "agent-loop")
 REPLICAS = 2
@@ -78,6 +79,7 @@ def options(data: Path, effects: Path, extra: Mapping[str, Mapping[str, str]] | 
     environment["tool-registry"][FILE_VARIABLE] = str(effects)
     return SuiteOptions(
         data=data,
+        local_key=LOCAL_KEY,
         replicas=dict.fromkeys(SERVICES, REPLICAS),
         # The model refuses with 400 what OpenAI would refuse, which `model_refuses_nothing` looks for.
         model_arguments=("--strict",),
@@ -103,7 +105,7 @@ async def running(
             history=history,
             effects=effects,
             draw=random.Random(seed),
-            channels=[grpc.aio.insecure_channel(replica.grpc, options=_CHANNEL) for replica in replicas],
+            channels=[keyed_channel(replica.grpc, options=_CHANNEL) for replica in replicas],
         )
         for store_id in STORES:
             await _register_panel(suite.endpoints.services["tool-registry"][0].grpc, store_id)
@@ -154,7 +156,7 @@ async def _register_panel(address: str, store_id: str) -> None:
         category=call_pb2.TOOL_CATEGORY_SAFE,
         effect_class=call_pb2.EFFECT_CLASS_IDEMPOTENT,
     )
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with keyed_channel(address) as channel:
         stub = tool_pb2_grpc.ToolServiceStub(channel)
         request = tool_pb2.RegisterToolRequest(definition=definition, replace=True)
         await stub.RegisterTool(request, metadata=(("pawl-store", store_id),))

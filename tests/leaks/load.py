@@ -13,6 +13,7 @@ from pawl.agent.v1 import agent_pb2, session_pb2
 from pawl.event.v1 import call_pb2
 from pawl.notify.v1 import notify_pb2, notify_pb2_grpc
 
+from tests.keys import keyed_channel
 from tests.leaks.world import Services
 from tests.system.suite.client import Agent
 
@@ -104,7 +105,7 @@ class Load:
 @contextlib.asynccontextmanager
 async def people(services: Services) -> AsyncIterator[Load]:
     """A user with a run that waits for an answer, and who was told so."""
-    async with Agent(services.agent_loop) as agent, grpc.aio.insecure_channel(services.notifier) as channel:
+    async with Agent(services.agent_loop) as agent, keyed_channel(services.notifier) as channel:
         inbox = notify_pb2_grpc.NotifyServiceStub(channel)
         run = await agent.start("book a table")
         await agent.until_pending(run.run_id, call_pb2.CALL_STATE_ASKED)

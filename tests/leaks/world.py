@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-import grpc
 import msgspec
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
@@ -20,6 +19,7 @@ from services.job_store.__main__ import main as job_store
 from services.launcher.suite import Suite
 from services.notifier.__main__ import main as notifier
 from services.tool_registry.__main__ import main as tool_registry
+from tests.keys import LOCAL_KEY, keyed_channel
 
 _START_SECONDS_MAX: Final = 30.0
 _SERVICES: Final[Mapping[str, Callable[[Stop], Awaitable[None]]]] = {
@@ -83,6 +83,7 @@ def _environment(suite: Suite, name: str, addresses: Mapping[str, str]) -> dict[
         "PAWL_DATABASE_URL": suite.database_url,
         "PAWL_NATS_URL": suite.nats_url(name),
         "PAWL_SERVICE_KEY_FILE": str(suite.service_key_file),
+        "PAWL_LOCAL_KEY": LOCAL_KEY,
         "PAWL_JOB_STORE_ADDRESS": addresses.get("job_store", ""),
         "PAWL_TOOL_REGISTRY_ADDRESS": addresses.get("tool_registry", ""),
         "PAWL_ACTIVE_RUNS_PER_USER": "1000",
@@ -103,6 +104,6 @@ async def _register_panel(address: str) -> None:
         category=call_pb2.TOOL_CATEGORY_SAFE,
         effect_class=call_pb2.EFFECT_CLASS_IDEMPOTENT,
     )
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with keyed_channel(address) as channel:
         stub = tool_pb2_grpc.ToolServiceStub(channel)
         await stub.RegisterTool(tool_pb2.RegisterToolRequest(definition=definition, replace=True))

@@ -62,7 +62,10 @@ def test_the_example_shows_every_variable_with_its_default() -> None:
 
 @pytest.mark.parametrize(
     ("section", "modules"),
-    [("pawl up", ["launcher/options.py"]), ("pawl on the command line", ["cli/__main__.py", "cli/target.py"])],
+    [
+        ("pawl up", ["launcher/options.py"]),
+        ("pawl on the command line", ["cli/__main__.py", "cli/target.py", "chassis/local_key.py"]),
+    ],
 )
 def test_the_example_shows_what_is_read_without_a_settings_class(section: str, modules: list[str]) -> None:
     source = "".join((tree.ROOT / "services" / module).read_text() for module in modules)

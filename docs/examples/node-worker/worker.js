@@ -1,7 +1,7 @@
 // A worker for Pawl: attaches, runs calls, comes back after a break, drains on SIGTERM.
 //
 //   PAWL_ADDRESS   host:port of the registry; 127.0.0.1:7602 if not set
-//   PAWL_API_KEY   key of a user with the role worker; none in development mode
+//   PAWL_API_KEY   key of a user with the role worker; that of `pawl up` is in .pawl/secrets/local-key
 //   PAWL_PROTO     the folder proto/ of Pawl; the one beside this example if not set
 "use strict";
 

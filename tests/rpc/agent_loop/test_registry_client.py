@@ -28,13 +28,13 @@ from services.agent_loop.domain.tool import (
     ProposedCall,
     Tool,
 )
-from services.chassis.auth import DevelopmentAuthenticator
 from services.chassis.clock import SystemClock
 from services.chassis.ids import IdSource
 from services.chassis.metrics import Metrics
 from services.chassis.rpc_client import open_channel
 from services.chassis.rpc_server import RpcServer
 from services.errors import ToolNotFound
+from tests.fakes.anybody import Anybody
 
 CONTEXT = OnBehalfOf(
     store_id="s", user_id="u", conversation_id="c", run_id="r", user_roles=("member",), approvals_required=2
@@ -113,7 +113,7 @@ def stand_in() -> StandIn:
 async def channel(stand_in: StandIn, tmp_path: Path) -> AsyncIterator[grpc.aio.Channel]:
     server = RpcServer(
         f"unix:{tmp_path}/registry",
-        authenticator=DevelopmentAuthenticator(),
+        authenticator=Anybody(),
         ids=IdSource(SystemClock()),
         metrics=Metrics("test"),
         drain_seconds=0,

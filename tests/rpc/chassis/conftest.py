@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from services.chassis.auth import Authenticator, DevelopmentAuthenticator
+from services.chassis.auth import Authenticator
 from services.chassis.ids import IdSource
 from services.chassis.metrics import Metrics
 from services.chassis.rpc_server import RpcServer
+from tests.fakes.anybody import Anybody
 from tests.rpc.chassis.echo import EchoServicer, Serve, add_echo_to_server
 
 
@@ -40,9 +41,7 @@ def serve(servicer: EchoServicer, ids: IdSource, metrics: Metrics, tmp_path: Pat
         **settings: Any,
     ) -> AsyncIterator[RpcServer]:
         settings = {"drain_seconds": 0.2, **settings}
-        server = RpcServer(
-            listen, authenticator=authenticator or DevelopmentAuthenticator(), ids=ids, metrics=metrics, **settings
-        )
+        server = RpcServer(listen, authenticator=authenticator or Anybody(), ids=ids, metrics=metrics, **settings)
         server.add(add_echo_to_server, servicer, service_only=service_only, drain_streams=drain_streams)
         async with server:
             yield server

@@ -10,10 +10,11 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.chassis.auth import ApiKey, DevelopmentAuthenticator, KeyAuthenticator
+from services.chassis.auth import ApiKey, KeyAuthenticator
 from services.chassis.metrics import Metrics
 from services.chassis.rpc_client import open_channel, translating
 from services.errors import InvalidId, Overloaded, PermissionDenied, Unauthenticated
+from tests.keys import LOCAL_KEY
 from tests.rpc.chassis.echo import KINDS, EchoServicer, EchoStub, Serve
 
 USER_KEY = "user-key-0123456789"
@@ -65,8 +66,9 @@ async def test_a_channel_carries_the_service_key(serve: Serve) -> None:
         assert await EchoStub(channel).call("unary", "who") == ["service//"]
 
 
-async def test_in_development_metadata_says_who_calls(serve: Serve) -> None:
-    async with serve() as server, open_channel(server.address) as channel:
+async def test_with_the_local_key_metadata_says_who_calls(serve: Serve) -> None:
+    local = KeyAuthenticator(local_key=LOCAL_KEY)
+    async with serve(authenticator=local) as server, open_channel(server.address, service_key=LOCAL_KEY) as channel:
         stub = EchoStub(channel)
         assert await stub.call("unary", "who") == ["user/local/me"]
         named = (("pawl-store", "acme"), ("pawl-user", "ann"))
@@ -75,12 +77,29 @@ async def test_in_development_metadata_says_who_calls(serve: Serve) -> None:
             await stub.call("unary", "who", metadata=(("pawl-store", "a.b"),))
 
 
-async def test_in_development_the_service_key_is_asked_for_where_there_is_one(serve: Serve) -> None:
-    development = DevelopmentAuthenticator(service_key=SERVICE_KEY)
-    async with serve(authenticator=development, service_only=True) as server, open_channel(server.address) as channel:
+@every_kind
+@pytest.mark.parametrize("metadata", [(), (("pawl-user", "me"),), bearer("another-key-0123456789")])
+async def test_also_on_this_machine_nobody_calls_without_the_local_key(
+    serve: Serve, servicer: EchoServicer, kind: str, metadata: Any
+) -> None:
+    """OPS-1: a program that was started in a sandbox is on this machine, too."""
+    local = KeyAuthenticator(local_key=LOCAL_KEY, service_key=SERVICE_KEY)
+    for service_only in (True, False):
+        async with (
+            serve(authenticator=local, service_only=service_only) as server,
+            open_channel(server.address) as channel,
+        ):
+            with pytest.raises(Unauthenticated), translating():
+                await EchoStub(channel).call(kind, "wait", metadata=metadata)
+    assert not servicer.entered.is_set()
+
+
+async def test_the_local_key_is_no_key_of_a_service(serve: Serve) -> None:
+    local = KeyAuthenticator(local_key=LOCAL_KEY, service_key=SERVICE_KEY)
+    async with serve(authenticator=local, service_only=True) as server, open_channel(server.address) as channel:
         stub = EchoStub(channel)
         with pytest.raises(PermissionDenied), translating():
-            await stub.call("unary", "who")
+            await stub.call("unary", "who", metadata=bearer(LOCAL_KEY))
         assert await stub.call("unary", "who", metadata=bearer(SERVICE_KEY)) == ["service//"]
 
 

@@ -14,6 +14,7 @@ from urllib.request import urlopen
 import pytest
 
 from services.chassis.rpc_client import open_channel
+from tests.keys import ENVIRONMENT, LOCAL_KEY
 from tests.rpc.chassis.echo import EchoStub
 from tests.rpc.chassis.waiting import wait_for_file
 
@@ -36,7 +37,7 @@ run_service(main)
 
 
 def start(**variables: str) -> subprocess.Popen[str]:
-    environment = {"PATH": os.environ["PATH"], **variables}
+    environment = {"PATH": os.environ["PATH"], **ENVIRONMENT, **variables}
     return subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment, stderr=subprocess.PIPE, text=True)
 
 
@@ -52,7 +53,7 @@ async def test_a_service_starts_serves_and_stops(database_url: str, nats_url: st
     )
     await wait_for_file(address_file, process)
     addresses = json.loads(address_file.read_text())
-    async with open_channel(addresses["grpc"]) as channel:
+    async with open_channel(addresses["grpc"], service_key=LOCAL_KEY) as channel:
         assert await EchoStub(channel).call("unary", "hello") == ["hello"]
 
     def get(path: str) -> bytes:
@@ -88,6 +89,7 @@ def test_a_service_refuses_a_database_that_may_lose_what_it_acknowledged(databas
         ({}, "PAWL_DATABASE_URL: is required"),
         ({"PAWL_DATABASE_URL": "nonsense://"}, "PAWL_DATABASE_URL: "),
         ({"PAWL_LISTEN": "0.0.0.0:0"}, "PAWL_API_KEYS_FILE"),
+        ({"PAWL_LOCAL_KEY": ""}, "PAWL_API_KEYS_FILE: give either it or"),
     ],
 )
 def test_a_service_that_cannot_start_says_why(variables: dict[str, str], says: str) -> None:

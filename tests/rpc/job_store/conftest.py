@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import pytest
 from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub, add_LedgerServiceServicer_to_server
 
-from services.chassis.auth import DevelopmentAuthenticator
 from services.chassis.bus import Bus
 from services.chassis.clock import SystemClock
 from services.chassis.database import Database
@@ -36,6 +35,7 @@ from services.job_store.app.sweeps import Relay
 from services.job_store.domain.places import PlaceLimits
 from services.job_store.rpc.messages import encode_event
 from services.job_store.rpc.servicer import LedgerServicer
+from tests.fakes.anybody import Anybody
 from tests.rpc.job_store.user import User
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplic
             address = f"unix:{tmp_path}/{count}"
             server = RpcServer(
                 address,
-                authenticator=DevelopmentAuthenticator(),
+                authenticator=Anybody(),
                 ids=ids,
                 metrics=metrics,
                 message_bytes_max=32 * 1024 * 1024,

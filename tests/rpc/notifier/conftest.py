@@ -12,7 +12,6 @@ import grpc
 import pytest
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub, add_NotifyServiceServicer_to_server
 
-from services.chassis.auth import DevelopmentAuthenticator
 from services.chassis.database import Database
 from services.chassis.ids import IdSource
 from services.chassis.metrics import Metrics
@@ -32,6 +31,7 @@ from services.notifier.domain.notification import (
     UserId,
 )
 from services.notifier.rpc.servicer import Notify
+from tests.fakes.anybody import Anybody
 
 if TYPE_CHECKING:
     from pawl.notify.v1.notify_pb2_grpc import NotifyServiceAsyncStub
@@ -62,7 +62,7 @@ async def stub(
     address = f"unix:{tmp_path}/grpc"
     server = RpcServer(
         address,
-        authenticator=DevelopmentAuthenticator(),
+        authenticator=Anybody(),
         ids=ids,
         metrics=Metrics("notifier_rpc"),
         message_bytes_max=64 * 1024,

@@ -17,7 +17,6 @@ from pawl.event.v1 import call_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job.v1.ledger_pb2_grpc import LedgerServiceServicer, add_LedgerServiceServicer_to_server
 
-from services.chassis.auth import DevelopmentAuthenticator
 from services.chassis.database import Database
 from services.chassis.ids import IdSource
 from services.chassis.metrics import Metrics
@@ -32,6 +31,7 @@ from services.tool_registry.builtin.mail import Mailer, mail_tools
 from services.tool_registry.builtin.planning import planning_tools
 from services.tool_registry.builtin.stored_results import result_tools
 from services.tool_registry.domain.mail_server import read_smtp_url
+from tests.fakes.anybody import Anybody
 from tests.fakes.manual_clock import ManualClock
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, reason, running
 
@@ -301,9 +301,7 @@ async def test_the_rest_of_a_cut_result_is_read_piece_by_piece(
 ) -> None:
     """LOOP-8."""
     whole = '"' + "abcdefghé" * 100 + '"'
-    server = RpcServer(
-        f"unix:{tmp_path}/ledger", authenticator=DevelopmentAuthenticator(), ids=ids, metrics=Metrics("ledger")
-    )
+    server = RpcServer(f"unix:{tmp_path}/ledger", authenticator=Anybody(), ids=ids, metrics=Metrics("ledger"))
     server.add(add_LedgerServiceServicer_to_server, Ledger(whole.encode()))  # type: ignore[abstract]  # one method is enough
     async with (
         server,

@@ -13,6 +13,7 @@ from pawl.tool.v1 import execution_pb2
 from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
 
 from services.chassis.rpc_client import open_channel
+from tests.keys import ENVIRONMENT, SERVICE_KEY
 from tests.rpc.tool_registry.registry import content, context, outcome
 from tests.rpc.tool_registry.test_process import process
 from tests.rpc.tool_registry.web_server import Reply, pages, web_server
@@ -26,7 +27,7 @@ async def scrape(address: str, url: str, store: str) -> execution_pb2.ExecutionR
         tool_version=1,
         arguments_json=json.dumps({"url": url}).encode(),
     )
-    async with open_channel(address) as channel:
+    async with open_channel(address, service_key=SERVICE_KEY) as channel:
         responses = [response async for response in ExecutionServiceStub(channel).ExecuteTool(request)]
     return responses[-1].result
 
@@ -50,6 +51,7 @@ def test_a_process_does_not_start_with_rules_that_cannot_be_used(database_url: s
     ended = subprocess.run(
         [sys.executable, "-m", "services.tool_registry"],
         env=os.environ
+        | ENVIRONMENT
         | {
             "PAWL_DATABASE_URL": database_url,
             "PAWL_DATABASE_UNSAFE": "true",

@@ -18,6 +18,7 @@ from pawl.tool.v1 import execution_pb2
 from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
 
 from services.chassis.rpc_client import open_channel
+from tests.keys import ENVIRONMENT, SERVICE_KEY
 from tests.poll import until
 from tests.rpc.tool_registry.registry import context, outcome
 from tests.rpc.tool_registry.world import is_gone
@@ -60,6 +61,7 @@ async def process(database_url: str, folder: Path, name: str) -> AsyncIterator[t
         "-m",
         "services.tool_registry",
         env=os.environ
+        | ENVIRONMENT
         | {
             "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]),
             "PAWL_DATABASE_URL": database_url,
@@ -96,7 +98,7 @@ async def pay(address: str, path: Path, *, tool_name: str = "pay") -> execution_
         tool_version=1,
         arguments_json=json.dumps({"path": str(path)}).encode(),
     )
-    async with open_channel(address) as channel:
+    async with open_channel(address, service_key=SERVICE_KEY) as channel:
         responses = [response async for response in ExecutionServiceStub(channel).ExecuteTool(request)]
     return responses[-1].result
 

@@ -32,14 +32,15 @@ from services.agent_loop.app.undoing import Undoing
 from services.agent_loop.app.watch import Watches
 from services.agent_loop.domain.options import RunDefaults
 from services.agent_loop.rpc.servicer import AgentServicer
-from services.chassis.auth import DevelopmentAuthenticator
 from services.chassis.bus import Bus
 from services.chassis.clock import SystemClock
 from services.chassis.ids import IdSource
 from services.chassis.metrics import Metrics
 from services.chassis.rpc_client import open_channel
 from services.chassis.rpc_server import RpcServer
+from tests.fakes.anybody import Anybody
 from tests.fakes.public_ledger import FakeChecker
+from tests.keys import ENVIRONMENT, SERVICE_KEY
 from tests.system.agent_loop.worker import Worker
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def job_store(postgres_url: str, nats_url: str) -> Iterator[str]:
         address_file = Path(folder) / "address"
         environment = {
             **os.environ,
+            **ENVIRONMENT,
             "PAWL_DATABASE_URL": asyncio.run(_create_database(postgres_url)),
             "PAWL_DATABASE_UNSAFE": "true",
             "PAWL_NATS_URL": nats_url,
@@ -86,7 +88,7 @@ async def _address(file: Path, process: subprocess.Popen[bytes]) -> str:
 
 @pytest.fixture
 async def ledger_channel(job_store: str) -> AsyncIterator[grpc.aio.Channel]:
-    async with open_channel(job_store) as channel:
+    async with open_channel(job_store, service_key=SERVICE_KEY) as channel:
         yield channel
 
 
@@ -128,9 +130,7 @@ async def _replica(
     messages = Messages(ledger=ledger, defaults=defaults)
     inbox = Inbox(ledger=ledger, checker=FakeChecker(), ids=ids)
     sessions = Sessions(ledger=ledger, watches=watches, messages=messages, inbox=inbox, clock=clock, ids=ids)
-    server = RpcServer(
-        f"unix:{folder}/{number}", authenticator=DevelopmentAuthenticator(), ids=ids, metrics=metrics, drain_seconds=0.2
-    )
+    server = RpcServer(f"unix:{folder}/{number}", authenticator=Anybody(), ids=ids, metrics=metrics, drain_seconds=0.2)
     server.add(
         add_AgentServiceServicer_to_server,
         AgentServicer(

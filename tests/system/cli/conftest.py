@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,8 +59,13 @@ def shop() -> Iterator[Shop]:
 
 
 @pytest.fixture(scope="session")
-def pawl(tmp_path_factory: pytest.TempPathFactory, shop: Shop) -> Iterator[CommandLine]:
-    folder = tmp_path_factory.mktemp("suite")
+def pawl(shop: Shop) -> Iterator[CommandLine]:
+    # Not pytest's folder: that is closed to the account under which PostgreSQL runs when the tests run as root.
+    with tempfile.TemporaryDirectory(prefix="pawl-cli-") as folder:
+        yield from _running(Path(folder), shop)
+
+
+def _running(folder: Path, shop: Shop) -> Iterator[CommandLine]:
     line = CommandLine(folder / "data")
     egress = folder / "egress.json"
     egress.write_text(json.dumps({"*": {"private": [f"127.0.0.1:{shop.port}"]}}))

@@ -13,6 +13,7 @@ import pytest
 
 from tests.system.cli.conftest import CommandLine
 
+ROOT = Path(__file__).parents[3]
 # The first test waits for the suite to start.
 pytestmark = pytest.mark.timeout(120)
 
@@ -39,6 +40,32 @@ def test_a_run_is_shown_and_its_outcome_is_the_exit_code(pawl: CommandLine) -> N
     assert "calculate" in output
     assert "391" in output
     assert "completed" in output.splitlines()[-1]
+
+
+def test_the_first_program_of_the_readme_works(pawl: CommandLine, tmp_path: Path) -> None:
+    """It finds the key where `pawl up` keeps it."""
+    program = (ROOT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    endpoints = json.loads((pawl.data / "endpoints.json").read_text())
+    (tmp_path / ".pawl").symlink_to(pawl.data)
+    address = endpoints["services"]["agent-loop"][0]["grpc"]
+    done = subprocess.run(
+        [sys.executable, "-c", program.replace("127.0.0.1:7601", address)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1].endswith("run.completed")
+
+
+def test_without_the_key_a_command_says_where_it_is(pawl: CommandLine) -> None:
+    """OPS-1."""
+    endpoints = json.loads((pawl.data / "endpoints.json").read_text())
+    address = endpoints["services"]["agent-loop"][0]["grpc"].replace("127.0.0.1", "localhost")
+    code, _, errors = pawl.run("--address", address, "runs")
+    assert code != 0
+    assert "secrets/local-key" in errors
 
 
 def test_a_run_as_json_is_its_whole_log(pawl: CommandLine) -> None:

@@ -16,6 +16,7 @@ from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.notify.v1 import notify_pb2, notify_pb2_grpc
 
 from services.launcher.suite import Suite
+from tests.keys import keyed_channel
 from tests.poll import until
 from tests.system.suite.client import Agent
 
@@ -161,7 +162,7 @@ async def _untold(suite: Suite, mine: list[Promise]) -> list[str]:
 
 
 async def _completions(suite: Suite, user: str) -> list[str]:
-    async with grpc.aio.insecure_channel(suite.endpoints.services["notifier"][0].grpc) as channel:
+    async with keyed_channel(suite.endpoints.services["notifier"][0].grpc) as channel:
         answer = await notify_pb2_grpc.NotifyServiceStub(channel).ListNotifications(
             notify_pb2.ListNotificationsRequest(page_size=200), metadata=(("pawl-user", user), ("pawl-store", "local"))
         )

@@ -14,6 +14,7 @@ import psutil
 from services.launcher.options import SuiteOptions
 from services.launcher.services import STAGES
 from services.launcher.suite import Suite
+from tests.keys import LOCAL_KEY
 from tests.system.durability.disk import Disk
 
 _ON_DISK = ("postgres", "nats")
@@ -49,6 +50,7 @@ class Machine:
         """Run the suite, which is ready; it may be switched off in between."""
         options = SuiteOptions(
             data=self._data,
+            local_key=LOCAL_KEY,
             # Others take over the runs of the dead sooner than by default.
             environment={"PAWL_LEASE_SECONDS": "3", "PAWL_LEASE_RENEW_SECONDS": "1", **environment},
             stages=() if only_databases else STAGES,

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,6 +47,29 @@ async def test_each_process_is_told_where_to_listen_whom_to_call_and_where_its_s
         assert content(environment["PAWL_NATS_URL_FILE"]) == "nats://nowhere\n"
         assert len(content(environment["PAWL_SERVICE_KEY_FILE"])) > 32
         assert "PAWL_FIRST_ADDRESS" not in given(suite, "first")
+
+
+async def test_each_suite_makes_a_key_of_its_own_and_keeps_it(options: Options) -> None:
+    """OPS-1: also at home, so that what runs in a sandbox on this machine cannot call."""
+    keys = []
+    for _ in range(2):
+        async with Suite(options()) as suite:
+            path = Path(given(suite, "first")["PAWL_LOCAL_KEY_FILE"])
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+            assert path.read_text().strip() == suite.local_key
+            assert len(suite.local_key) > 32
+            keys.append(suite.local_key)
+    assert keys[0] == keys[1]
+
+
+async def test_a_suite_with_keys_of_its_users_has_no_local_one(options: Options, tmp_path: Path) -> None:
+    async with Suite(options()) as suite:
+        path = suite.folder.path / "secrets" / "local-key"
+        assert path.exists()
+    async with Suite(options(environment={"PAWL_API_KEYS_FILE": str(tmp_path / "keys.json")})) as suite:
+        assert "PAWL_LOCAL_KEY_FILE" not in given(suite, "first")
+        assert not path.exists()
 
 
 async def test_endpoints_follow_what_happens(options: Options) -> None:

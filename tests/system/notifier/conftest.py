@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import asyncpg
-import grpc
 import nats
 import pytest
 from nats.aio.client import Client
@@ -22,6 +21,7 @@ from pawl.event.v1 import event_pb2, run_pb2
 from pawl.notify.v1 import notify_pb2
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
 
+from tests.keys import ENVIRONMENT, keyed_channel
 from tests.servers import NatsServer
 
 _WAIT_SECONDS = 60.0
@@ -87,6 +87,7 @@ class Suite:
         folder.mkdir()
         replica = Replica(
             dict(os.environ)
+            | ENVIRONMENT
             | {"PAWL_DATABASE_URL": self._database_url, "PAWL_NATS_URL": self.nats.url, "PAWL_LOG_FORMAT": "json"}
             | {"PAWL_LISTEN": "127.0.0.1:0", "PAWL_METRICS_LISTEN": "127.0.0.1:0", "PAWL_DATABASE_UNSAFE": "true"},
             folder,
@@ -180,7 +181,7 @@ async def inbox(replica: Replica, count: int, user: str = "ann") -> list[str]:
     """The events of a user's inbox, old to new, as soon as it has `count`."""
     metadata = (("pawl-store", "acme"), ("pawl-user", user))
     events: list[str] = []
-    async with grpc.aio.insecure_channel(replica.address) as channel, asyncio.timeout(_WAIT_SECONDS):
+    async with keyed_channel(replica.address) as channel, asyncio.timeout(_WAIT_SECONDS):
         stub = NotifyServiceStub(channel)
         while len(events) < count:
             response = await stub.ListNotifications(

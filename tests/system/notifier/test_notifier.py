@@ -6,10 +6,10 @@ import asyncio
 import shutil
 from pathlib import Path
 
-import grpc
 from pawl.notify.v1 import notify_pb2
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
 
+from tests.keys import keyed_channel
 from tests.system.notifier.conftest import Suite, inbox, listen
 
 ANN = (("pawl-store", "acme"), ("pawl-user", "ann"))
@@ -82,7 +82,7 @@ async def test_any_replica_tells_what_another_one_took(suite: Suite) -> None:
     """EVT: a follower on each of two replicas hears of every event, though each event goes to one of them."""
     await suite.create_stream()
     replicas = [await suite.replica(), await suite.replica()]
-    channels = [grpc.aio.insecure_channel(replica.address) for replica in replicas]
+    channels = [keyed_channel(replica.address) for replica in replicas]
     streams = [
         NotifyServiceStub(channel).Subscribe(notify_pb2.SubscribeRequest(), metadata=ANN) for channel in channels
     ]

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import grpc
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import source_pb2, source_pb2_grpc, tool_pb2, tool_pb2_grpc
 
 from services.worker import Worker
+from tests.keys import keyed_channel
 from tests.poll import until
 
 _SERVER = Path(__file__).parents[2] / "fakes" / "mcp_server.py"
@@ -65,7 +65,7 @@ async def attached(address: str, folder: Path) -> AsyncIterator[Attached]:
         made.worked.add("wipe")
         return text
 
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with keyed_channel(address) as channel:
         sources = source_pb2_grpc.SourceServiceStub(channel)
         await sources.AddSource(source_pb2.AddSourceRequest(config=server))
         working = asyncio.create_task(worker.run())

@@ -13,6 +13,8 @@ import grpc
 from pawl.agent.v1 import agent_pb2, agent_pb2_grpc, session_pb2, types_pb2
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 
+from tests.keys import keyed_channel
+
 PATIENCE_SECONDS = 40.0
 ENDED = frozenset(
     {
@@ -28,7 +30,7 @@ class Agent:
     """The agent service, reached through one replica."""
 
     def __init__(self, address: str, *, user: str = "me", store: str = "local") -> None:
-        self.channel = grpc.aio.insecure_channel(address)
+        self.channel = keyed_channel(address)
         self.stub = agent_pb2_grpc.AgentServiceStub(self.channel)
         self.metadata = (("pawl-user", user), ("pawl-store", store))
 

@@ -6,13 +6,13 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import grpc
 import pytest_asyncio
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
 
 from services.launcher.options import SuiteOptions
 from services.launcher.suite import Suite
+from tests.keys import LOCAL_KEY, keyed_channel
 from tests.system.suite.client import Agent
 
 
@@ -25,6 +25,7 @@ async def suite() -> AsyncIterator[Suite]:
     with tempfile.TemporaryDirectory(prefix="pawl-suite-") as folder:
         options = SuiteOptions(
             data=Path(folder),
+            local_key=LOCAL_KEY,
             replicas={"agent-loop": 2},
             service_environment={
                 "tool-registry": {"PAWL_TOOLS": "tests.system.suite.slow_tools,tests.system.suite.reversible_tools"}
@@ -60,6 +61,6 @@ async def _register_panel(address: str) -> None:
         category=call_pb2.TOOL_CATEGORY_SAFE,
         effect_class=call_pb2.EFFECT_CLASS_IDEMPOTENT,
     )
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with keyed_channel(address) as channel:
         stub = tool_pb2_grpc.ToolServiceStub(channel)
         await stub.RegisterTool(tool_pb2.RegisterToolRequest(definition=definition, replace=True))

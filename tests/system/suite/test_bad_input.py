@@ -18,6 +18,7 @@ from pawl.event.v1 import call_pb2, run_pb2
 from pawl.notify.v1 import notify_pb2
 
 from services.launcher.suite import Suite
+from tests.keys import keyed_channel
 from tests.system.suite import bad_requests, refusals
 from tests.system.suite.client import Agent, Session
 from tests.system.suite.refusals import Refusal
@@ -44,7 +45,7 @@ async def channels(suite: Suite) -> AsyncIterator[dict[str, grpc.aio.Channel]]:
     """A bare channel to each service."""
     options = [("grpc.max_send_message_length", -1)]
     opened = {
-        name: grpc.aio.insecure_channel(suite.endpoints.services[process][0].grpc, options=options)
+        name: keyed_channel(suite.endpoints.services[process][0].grpc, options=options)
         for name, process in refusals.PROCESSES.items()
     }
     yield opened

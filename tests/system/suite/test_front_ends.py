@@ -7,7 +7,6 @@ import json
 import os
 import sys
 
-import grpc
 import pytest
 import pytest_asyncio
 from pawl.agent.v1 import session_pb2, types_pb2
@@ -15,6 +14,7 @@ from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
 
 from services.launcher.suite import Suite
+from tests.keys import LOCAL_KEY, keyed_channel
 from tests.system.suite.client import Agent
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -35,7 +35,7 @@ def frames():
         yield session_pb2.SessionRequest(frame_id="", heartbeat=session_pb2.ClientHeartbeat())
 
 stub = agent_pb2_grpc.AgentServiceStub(grpc.insecure_channel(sys.argv[1]))
-for frame in stub.Session(frames(), metadata=(("pawl-user", "me"), ("pawl-store", "local"))):
+for frame in stub.Session(frames(), metadata=(("authorization", f"Bearer {sys.argv[3]}"),)):
     if frame.HasField("offer"):
         print(frame.offer.offer_epoch, flush=True)
 """
@@ -49,7 +49,7 @@ async def forms(suite: Suite) -> None:
         "form_or_calculate": (call_pb2.OFFER_FALLBACK_BACKEND_TOOL, "calculate"),
         "form_or_ask": (call_pb2.OFFER_FALLBACK_ASK_USER, ""),
     }
-    async with grpc.aio.insecure_channel(suite.endpoints.services["tool-registry"][0].grpc) as channel:
+    async with keyed_channel(suite.endpoints.services["tool-registry"][0].grpc) as channel:
         for name, (fallback, tool) in fallbacks.items():
             definition = tool_pb2.ToolDefinition(
                 name=name,
@@ -111,6 +111,7 @@ async def test_a_call_goes_on_elsewhere_when_the_process_that_holds_it_is_killed
         _HOLDER,
         suite.endpoints.services["agent-loop"][0].grpc,
         run.run_id,
+        LOCAL_KEY,
         stdout=asyncio.subprocess.PIPE,
         env=dict(os.environ),
     )

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import pytest_asyncio
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1 import source_pb2, source_pb2_grpc
 
 from services.launcher.suite import Suite
+from tests.keys import keyed_channel
 from tests.system.suite.client import Agent
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -37,7 +37,7 @@ def prompt(source: str) -> str:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def sources(suite: Suite, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[None]:
     """The server twice: as `once`, whose calls must not be repeated, and as `again`, whose calls may be."""
-    async with grpc.aio.insecure_channel(suite.endpoints.services["tool-registry"][0].grpc) as channel:
+    async with keyed_channel(suite.endpoints.services["tool-registry"][0].grpc) as channel:
         stub = source_pb2_grpc.SourceServiceStub(channel)
         effects = {"once": call_pb2.EFFECT_CLASS_AT_MOST_ONCE, "again": call_pb2.EFFECT_CLASS_READ_ONLY}
         for name, effect in effects.items():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncpg
-import grpc
 import pytest
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.notify.v1 import notify_pb2, notify_pb2_grpc
 
 from services.launcher.suite import Suite
+from tests.keys import keyed_channel
 from tests.poll import until
 from tests.system.suite.client import Agent
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 async def _told(suite: Suite) -> list[str]:
     """The runs whose completion the user was told of."""
-    async with grpc.aio.insecure_channel(suite.endpoints.services["notifier"][0].grpc) as channel:
+    async with keyed_channel(suite.endpoints.services["notifier"][0].grpc) as channel:
         stub = notify_pb2_grpc.NotifyServiceStub(channel)
         answer = await stub.ListNotifications(notify_pb2.ListNotificationsRequest(page_size=200))
     wanted = notify_pb2.NOTIFICATION_KIND_RUN_COMPLETED

@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from services.launcher.suite import Suite
+from tests.keys import keyed_channel
 from tests.system.suite import odd_requests, refusals
 from tests.system.suite.refusals import TAKEN, Refusal
 from tests.system.suite.test_bad_input import no_complaints
@@ -43,7 +44,7 @@ async def test_no_odd_value_in_any_request_is_a_fault_of_the_program(suite: Suit
     """LOOP-15: UNKNOWN and INTERNAL are never seen, and an error has its reason."""
     options = [("grpc.max_send_message_length", -1)]
     channels = {
-        process: grpc.aio.insecure_channel(suite.endpoints.services[process][0].grpc, options=options)
+        process: keyed_channel(suite.endpoints.services[process][0].grpc, options=options)
         for process in ("agent-loop", "tool-registry", "notifier")
     }
     places = asyncio.Semaphore(_AT_ONCE_MAX)

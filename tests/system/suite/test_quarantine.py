@@ -16,6 +16,7 @@ from pawl.event.v1 import event_pb2, run_pb2
 
 from services.launcher.options import SuiteOptions
 from services.launcher.suite import Suite
+from tests.keys import LOCAL_KEY
 from tests.system.suite.client import Agent
 from tests.system.suite.poison import POISON, PoisonousModel
 
@@ -46,7 +47,10 @@ async def suite_and_model() -> AsyncIterator[tuple[Suite, PoisonousModel]]:
             "PAWL_LEASE_RENEW_SECONDS": "1",
         }
         options = SuiteOptions(
-            data=Path(folder), replicas={"agent-loop": 2}, service_environment={"agent-loop": environment}
+            data=Path(folder),
+            local_key=LOCAL_KEY,
+            replicas={"agent-loop": 2},
+            service_environment={"agent-loop": environment},
         )
         suites.append(Suite(options))
         suite = await stack.enter_async_context(suites[0])

@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import grpc
 import httpx2
 import pytest
 import pytest_asyncio
@@ -17,6 +16,7 @@ from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
 
 from services.launcher.suite import Suite
+from tests.keys import keyed_channel
 from tests.system.suite import attached
 from tests.system.suite.client import ENDED, Agent
 from tests.system.suite.worst_case import CANARY, INJECTIONS, Canary, arguments_for, paths, script, targets
@@ -46,7 +46,7 @@ async def obedient(suite: Suite) -> AsyncIterator[Any]:
 
 async def _tools(address: str) -> list[tool_pb2.ToolDefinition]:
     """Every tool that the model may be given, but those of other tests: they write wherever they are told to."""
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with keyed_channel(address) as channel:
         page = await tool_pb2_grpc.ToolServiceStub(channel).ListTools(tool_pb2.ListToolsRequest(page_size=200))
     assert not page.next_page_token
     return [tool.definition for tool in page.tools if not tool.source.startswith("module:tests.")]

@@ -9,6 +9,7 @@ from services.chassis.lifecycle import Stop
 from services.chassis.rpc_server import RpcServer
 from services.chassis.service import Service
 from services.chassis.settings import ServiceSettings
+from tests.keys import ENVIRONMENT
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +30,12 @@ class Part:
 
     async def __aexit__(self, *_: object) -> None:
         self._order.append(self._name)
+
+
+@pytest.fixture(autouse=True)
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
 
 
 async def test_a_service_ends_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

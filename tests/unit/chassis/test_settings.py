@@ -5,7 +5,11 @@ from pathlib import Path
 import pytest
 from pydantic import Field, SecretStr
 
+from services.agent_loop.settings import AgentLoopSettings
 from services.chassis.settings import PeerAddresses, ServiceSettings, SettingsError, is_loopback, load, read
+from services.job_store.settings import JobStoreSettings
+from services.tool_registry.settings import ToolRegistrySettings
+from tests.keys import LOCAL_KEY
 
 
 class Settings(ServiceSettings):
@@ -17,6 +21,7 @@ class Settings(ServiceSettings):
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setenv("PAWL_DATABASE_URL", "postgresql://db/pawl")
+    monkeypatch.setenv("PAWL_LOCAL_KEY", LOCAL_KEY)
     return monkeypatch
 
 
@@ -89,7 +94,27 @@ def test_listening_beyond_loopback_needs_keys(environment: pytest.MonkeyPatch) -
     assert len(problems()) == 1
     assert "PAWL_API_KEYS_FILE" in problems()[0]
     environment.setenv("PAWL_API_KEYS_FILE", "keys.json")
+    environment.delenv("PAWL_LOCAL_KEY")
     assert read(Settings).listen == "0.0.0.0:7603"
+
+
+def test_also_on_loopback_nothing_starts_without_keys(environment: pytest.MonkeyPatch) -> None:
+    """OPS-1."""
+    environment.delenv("PAWL_LOCAL_KEY")
+    assert problems() == ["PAWL_API_KEYS_FILE: give either it or, for one machine only, PAWL_LOCAL_KEY"]
+    environment.setenv("PAWL_LOCAL_KEY", "short")
+    assert "at least 16" in problems()[0]
+    environment.setenv("PAWL_LOCAL_KEY", LOCAL_KEY)
+    environment.setenv("PAWL_API_KEYS_FILE", "keys.json")
+    assert problems() == ["PAWL_API_KEYS_FILE: give either it or, for one machine only, PAWL_LOCAL_KEY"]
+
+
+@pytest.mark.parametrize("cls", [AgentLoopSettings, JobStoreSettings, ToolRegistrySettings])
+def test_services_that_talk_to_each_other_do_not_start_without_their_key(cls: type[ServiceSettings]) -> None:
+    """OPS-1."""
+    with pytest.raises(SettingsError) as caught:
+        read(cls)
+    assert "PAWL_SERVICE_KEY: is required" in caught.value.problems
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from pawl.agent.v1 import types_pb2
 from typer.testing import CliRunner
 
+from services.chassis.local_key import LOCAL_KEY
 from services.cli.__main__ import app
 from services.cli.client import Refused
 from services.cli.failure import CommandError, explain
 from services.cli.target import find
 from services.errors import AttentionNotNeeded, Internal, RunNotFound, Unauthenticated
 from services.launcher.endpoints import Endpoints, Replica, write_endpoints
+from services.launcher.secrets import SecretFiles
 
 NOBODY = "127.0.0.1:1"
 
@@ -127,6 +131,33 @@ def test_key_store_and_user_go_with_every_call(tmp_path: Path) -> None:
     assert target.metadata == (("authorization", "Bearer k"), ("pawl-store", "acme"), ("pawl-user", "ann"))
 
 
+def test_without_a_key_of_ones_own_the_one_of_the_data_folder_goes_to_its_suite_and_nowhere_else(
+    tmp_path: Path,
+) -> None:
+    def replica(address: str) -> Replica:
+        return Replica(grpc=address, metrics="", pid=1, ready=True)
+
+    def shown(address: str | None, environment: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+        return dict(find(address=address, data=tmp_path, store=None, user=None, environment=environment).metadata)
+
+    SecretFiles(tmp_path / "secrets").put(LOCAL_KEY, "the-key-of-the-folder")
+    services = {
+        "agent-loop": [replica("127.0.0.1:1"), replica("127.0.0.1:2")],
+        "tool-registry": [replica("127.0.0.1:3")],
+        "notifier": [replica("127.0.0.1:4")],
+    }
+    write_endpoints(Endpoints(launcher_pid=1, data=str(tmp_path), secrets="", services=services))
+    bearer = {"authorization": "Bearer the-key-of-the-folder"}
+    assert shown(None) == shown("127.0.0.1:2") == bearer
+    assert shown(None, {"PAWL_API_KEY": "mine"}) == {"authorization": "Bearer mine"}
+    for elsewhere in ("127.0.0.1:5", "127.0.0.1:1,127.0.0.1:5", "10.0.0.1:1"):
+        assert shown(elsewhere) == {}
+    write_endpoints(
+        Endpoints(launcher_pid=1, data=str(tmp_path), secrets="", services={"agent-loop": [replica("192.0.2.1:7601")]})
+    )
+    assert shown("192.0.2.1:7601") == {}
+
+
 @pytest.mark.parametrize("address", ["localhost", ":7601", "a:b", ",", "127.0.0.1:99999"])
 def test_an_address_of_another_form_is_refused(address: str, tmp_path: Path) -> None:
     with pytest.raises(CommandError):
@@ -137,7 +168,13 @@ def test_an_address_of_another_form_is_refused(address: str, tmp_path: Path) -> 
     ("error", "sentence"),
     [
         (RunNotFound(), "No such run, or none that the caller may see. `pawl runs` lists yours."),
-        (Unauthenticated("the key is not known"), "The key is not known. Set PAWL_API_KEY to your key."),
+        (
+            Unauthenticated("the key is not known"),
+            (
+                "The key is not known. Set PAWL_API_KEY to your key; `pawl up` keeps one in secrets/local-key of its"
+                " data folder."
+            ),
+        ),
         (
             Internal("internal error err_1"),
             "Internal error err_1. The log of the service has the details under that id.",

@@ -1,0 +1,62 @@
+"""On one machine, too, nobody calls without the key of the suite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import pytest
+from pawl.agent.v1 import agent_pb2
+from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
+from pawl.batch.v1 import batch_pb2
+from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
+from pawl.job.v1 import ledger_pb2
+from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub
+from pawl.notify.v1 import notify_pb2
+from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
+from pawl.tool.v1 import execution_pb2, source_pb2
+from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
+from pawl.tool.v1.source_pb2_grpc import SourceServiceStub
+
+from services.launcher.suite import Suite
+from tests.keys import METADATA
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+CALLS: list[tuple[str, Any, str, Any]] = [
+    ("agent-loop", AgentServiceStub, "ListRuns", agent_pb2.ListRunsRequest()),
+    ("job-store", LedgerServiceStub, "ClaimRuns", ledger_pb2.ClaimRunsRequest(worker_id="w", runs_max=1)),
+    ("notifier", NotifyServiceStub, "ListNotifications", notify_pb2.ListNotificationsRequest()),
+    ("tool-registry", SourceServiceStub, "ListSources", source_pb2.ListSourcesRequest()),
+    ("tool-registry", ExecutionServiceStub, "CheckCalls", execution_pb2.CheckCallsRequest()),
+]
+
+
+async def code_of(call: Any) -> grpc.StatusCode:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code()
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call[2])
+@pytest.mark.parametrize("shown", [(), (("authorization", "Bearer of-something-else"),), (("pawl-user", "me"),)])
+async def test_without_the_key_no_listener_answers(
+    suite: Suite, call: tuple[str, Any, str, Any], shown: tuple[tuple[str, str], ...]
+) -> None:
+    """OPS-1."""
+    service, stub, method, request = call
+    for replica in suite.endpoints.services[service]:
+        async with grpc.aio.insecure_channel(replica.grpc) as channel:
+            code = await code_of(getattr(stub(channel), method)(request, metadata=shown))
+            assert code is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("service", ["job-store", "tool-registry"])
+async def test_what_is_for_services_wants_their_key(suite: Suite, service: str) -> None:
+    """OPS-1: the key of a person does not do."""
+    async with grpc.aio.insecure_channel(suite.endpoints.services[service][0].grpc) as channel:
+        stub: Any = BatchServiceStub(channel)
+        for shown, expected in (((), "UNAUTHENTICATED"), (METADATA, "PERMISSION_DENIED")):
+            stream = stub.Batch(metadata=shown)
+            await stream.write(batch_pb2.BatchRequest())
+            assert (await code_of(stream.read())).name == expected
