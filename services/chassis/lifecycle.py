@@ -14,7 +14,7 @@ import uvloop
 
 from services.chassis import logs, tasks
 from services.chassis.start import StartError
-from services.errors import DeadlineExceeded, DependencyUnavailable, Unavailable
+from services.errors import DeadlineExceeded, DependencyUnavailable, Internal, Unavailable
 
 _RESTART_SECONDS: Final = (0.1, 0.5, 1.0, 5.0)
 # A loop that ran this long before it crashed starts over at the shortest pause.
@@ -105,8 +105,8 @@ class Background:
     """Loops that run beside the server; an async context manager that cancels them at its end.
 
     A loop that crashes is logged and started again, after 0.1 s at first and 5 s
-    at most; one that returns is done. A dependency that cannot be reached is
-    told in one line, not with a traceback.
+    at most; one that returns is done. A dependency that cannot be reached, or
+    whose own log has the reason, is told in one line, not with a traceback.
     """
 
     def __init__(self) -> None:
@@ -132,12 +132,12 @@ async def _supervise(name: str, loop: Callable[[], Awaitable[None]]) -> None:
         started = clock.time()
         try:
             await loop()
-        except (Unavailable, DeadlineExceeded) as error:
+        except (Unavailable, DeadlineExceeded, Internal) as error:
             _log.warning("background.interrupted", task=name, error=error.message)
         except Exception:  # noqa: BLE001  # a crashed loop is started again
             _log.exception("background.crashed", task=name)
         else:
             return
         tasks.check_cancelled()
-        crashes = 0 if clock.time() - started > _HEALTHY_SECONDS else crashes + 1
+        crashes = 1 if clock.time() - started > _HEALTHY_SECONDS else crashes + 1
         await asyncio.sleep(_RESTART_SECONDS[min(crashes, len(_RESTART_SECONDS)) - 1])

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from services.agent_loop.app.drive import Drive
-from services.agent_loop.app.patience import TRANSIENT
 from services.agent_loop.app.ports import Claim, Meter, Randomness, RunKey, Wakeups, WorkerLedger
 from services.agent_loop.domain.failure import FailureClass
 from services.agent_loop.domain.run import RunFailure
 from services.chassis import logs
 from services.chassis.clock import Clock
 from services.chassis.ids import IdSource
-from services.errors import Internal, LeaseLost, RunEnded, RunNotFound
+from services.errors import Internal, LeaseLost, PawlError, RunEnded, RunNotFound
 
 _CLAIMED_AT_ONCE_MAX: Final = 64
 # A claim costs the same for one run as for many. So the next one comes at the earliest so long after the last began.
@@ -32,6 +32,8 @@ _BUSY_SECONDS: Final = 0.05
 _BREATH_SECONDS_MAX: Final = 1.0
 # Work is stopped this long before a lease that nobody confirmed ends.
 _FENCE_MARGIN_SECONDS: Final = 0.5
+# A renewal that failed is tried again so soon: many attempts fit before the fence.
+_RENEW_AGAIN_SECONDS: Final = 0.25
 _REMEMBERED_MAX: Final = 4096
 _RELEASE_SECONDS_MAX: Final = 1.0
 
@@ -44,7 +46,7 @@ class WorkerLimits:
 
     runs_max: int = 256
     lease_seconds: float = 10.0
-    renew_seconds: float = 3.0
+    renew_seconds: float = 2.0
     poll_seconds: float = 1.0
     hand_over_seconds: float = 1.0
 
@@ -59,17 +61,18 @@ class _Held:
 
 @dataclass(slots=True)
 class _Recent:
-    """The claims that ended lately, so that a late answer about them is not taken for a new claim."""
+    """When claims were left lately, so that a late answer about one is not taken for a new claim."""
 
-    claims: dict[Claim, None] = field(default_factory=dict)
+    left_at: dict[Claim, float] = field(default_factory=dict)
 
-    def add(self, claim: Claim) -> None:
-        self.claims[claim] = None
-        if len(self.claims) > _REMEMBERED_MAX:
-            del self.claims[next(iter(self.claims))]
+    def add(self, claim: Claim, now: float) -> None:
+        self.left_at.pop(claim, None)
+        self.left_at[claim] = now
+        if len(self.left_at) > _REMEMBERED_MAX:
+            del self.left_at[next(iter(self.left_at))]
 
-    def __contains__(self, claim: Claim) -> bool:
-        return claim in self.claims
+    def was_left_since(self, claim: Claim, time: float) -> bool:
+        return self.left_at.get(claim, -math.inf) >= time
 
 
 class Worker:
@@ -133,13 +136,17 @@ class Worker:
 
     async def renew_forever(self) -> None:
         """Renew all leases, and find out what was lost and who got commands."""
+        pause = self._limits.renew_seconds
         while True:
-            await self._clock.sleep(self._limits.renew_seconds)
+            await self._clock.sleep(pause)
+            pause = self._limits.renew_seconds
             try:
                 async with asyncio.timeout(self._limits.renew_seconds):
                     await self._renew()
-            except (TimeoutError, *TRANSIENT) as error:
-                _log.warning("lease.not_renewed", error=str(error) or type(error).__name__)
+            except Exception as error:  # noqa: BLE001  # whatever it is: without renewals all drives are fenced
+                is_known = isinstance(error, TimeoutError | PawlError)
+                _log.warning("lease.not_renewed", error=_said(error), exc_info=not is_known)
+                pause = min(pause, _RENEW_AGAIN_SECONDS * (0.8 + 0.4 * self._random()))
 
     async def fence_forever(self) -> None:
         """Drop each run whose lease is about to end unconfirmed."""
@@ -166,9 +173,9 @@ class Worker:
             # What a claim that is under way still brings is given back too.
             async with asyncio.timeout(_RELEASE_SECONDS_MAX), self._claiming:
                 await self._ledger.release(self.worker_id)
-        except (TimeoutError, *TRANSIENT) as error:
+        except (TimeoutError, PawlError) as error:
             # The leases end by themselves.
-            _log.warning("worker.not_released", error=str(error) or type(error).__name__)
+            _log.warning("worker.not_released", error=_said(error))
 
     async def _on_work(self) -> None:
         self._work_may_be_there.set()
@@ -197,24 +204,29 @@ class Worker:
             elif held.claimed_at < began:
                 self._drop(claim, held, "lease.lost")
         for claim in renewal.held:
-            # Held by this worker and driven by nobody: the answer to the claim was lost, or its drive crashed and
-            # the ledger could not be told.
-            if claim not in self._held and claim not in self._recent:
+            # Held by this worker and driven by nobody: the answer to the claim was lost, or its drive ended and the
+            # ledger does not know it. Such a lease would be renewed for ever.
+            if not self._drives(claim) and not self._recent.was_left_since(claim, began):
+                _log.warning("run.not_driven", store=claim.key.store_id, run=claim.key.run_id, epoch=claim.epoch)
                 self._start(claim, began)
         for claim in renewal.with_commands:
             if claim in self._held:
                 self._held[claim].drive.poke()
 
     def _start(self, claim: Claim, began: float) -> None:
-        if claim in self._held or self._stopping:
+        if self._drives(claim) or self._stopping:
             return
         drive = self._new_drive(claim, None)
         task = asyncio.get_running_loop().create_task(self._drive(drive), name=f"drive {claim.key.run_id}")
-        task.add_done_callback(lambda ended: self._forget(claim, "lost" if ended.cancelled() else ended.result()))
+        task.add_done_callback(lambda ended: self._forget(claim, ended))
         self._held[claim] = _Held(
             drive=drive, task=task, claimed_at=began, confirmed_until=began + self._limits.lease_seconds
         )
         self._meter.runs_held(len(self._held))
+
+    def _drives(self, claim: Claim) -> bool:
+        held = self._held.get(claim)
+        return held is not None and not held.task.done()
 
     def _drop(self, claim: Claim, held: _Held, why: str) -> None:
         """Stop a drive. It is held until it has ended, so that no other begins under the same claim before."""
@@ -223,8 +235,17 @@ class Worker:
         _log.warning(why, store=claim.key.store_id, run=claim.key.run_id, epoch=claim.epoch)
         held.task.cancel()
 
-    def _forget(self, claim: Claim, how: str) -> None:
-        del self._held[claim]
+    def _forget(self, claim: Claim, ended: asyncio.Task[str]) -> None:
+        """Let go of a claim whose task is done, however that ended: a claim that is held is not driven again."""
+        if claim in self._held and self._held[claim].task is ended:
+            del self._held[claim]
+        how = "lost" if ended.cancelled() else "crashed"
+        if not ended.cancelled():
+            error = ended.exception()
+            if error is None:
+                how = ended.result()
+            else:
+                _log.error("run.not_given_up", run=claim.key.run_id, epoch=claim.epoch, exc_info=error)
         self._meter.runs_held(len(self._held))
         self._meter.run_left(how)
         self._work_may_be_there.set()
@@ -243,7 +264,7 @@ class Worker:
         else:
             _log.info("run.left", how=left, epoch=claim.epoch)
         if left != "crashed":
-            self._recent.add(claim)
+            self._recent.add(claim, self._clock.monotonic())
         return left
 
     async def _fail(self, claim: Claim) -> bool:
@@ -264,14 +285,19 @@ class Worker:
     async def _give_up(self, claim: Claim) -> str:
         """Give a run back that can neither be driven nor ended, as if this worker had died of it.
 
-        Return how it was left. If the ledger cannot be told either, the next renewal tries the run again.
+        Return how it was left. If the ledger cannot be told either, whatever it answers, the next renewal tries the
+        run again.
         """
         try:
             quarantined = await self._ledger.report_crash(claim)
         except (LeaseLost, RunEnded, RunNotFound):
             return "lost"
-        except TRANSIENT as error:
-            _log.warning("run.not_given_up", error=str(error) or type(error).__name__)
+        except Exception as error:  # noqa: BLE001  # see above
+            _log.warning("run.not_given_up", error=_said(error), exc_info=not isinstance(error, PawlError))
             return "crashed"
         _log.error("run.given_up", epoch=claim.epoch, quarantined=quarantined)
         return "given_up"
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+import pytest
 from msgspec.structs import replace
 
 from services.agent_loop.app.drive import Drive, Left
@@ -14,7 +15,7 @@ from services.agent_loop.app.worker import Worker, WorkerLimits
 from services.agent_loop.domain.call import CallState, Question
 from services.agent_loop.domain.command import Cancel
 from services.agent_loop.domain.run import ENDED, RunFailure, RunState, StopCause
-from services.errors import DependencyUnavailable
+from services.errors import DependencyUnavailable, Internal
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
@@ -107,6 +108,31 @@ def test_a_run_whose_lease_cannot_be_renewed_is_stopped_before_the_lease_ends() 
             assert world.meter.left == ["lost"]
 
     virtual_time.run(main())
+
+
+@pytest.mark.parametrize("error", [DependencyUnavailable, Internal, ZeroDivisionError, None])
+def test_runs_go_on_over_an_outage_that_is_shorter_than_their_leases(error: type[Exception] | None) -> None:
+    """A renewal that failed, or hangs, comes again soon, so that no model call is paid for twice."""
+
+    async def main(away_from: float) -> None:
+        world = World(VERDICTS, [long(seconds=30.0)])
+        key = world.ledger.submit("hello")
+
+        async def away(name: str, done: bool) -> None:
+            left = away_from + 7.0 - world.clock.now()
+            if name == "renew" and 0 < left <= 7.0:
+                if error is not None:
+                    raise error
+                await asyncio.sleep(left)
+
+        world.ledger.fault = away
+        async with at_work(world.worker()):
+            await end_of(world, key)
+        assert len(world.model.requests) == 1
+        assert world.meter.left == ["ended"]
+
+    for tenth in range(20):
+        virtual_time.run(main(1004.0 + tenth / 10))
 
 
 def test_a_run_is_not_driven_twice_while_a_drive_that_was_dropped_comes_to_its_end() -> None:
@@ -283,7 +309,10 @@ def test_a_run_that_can_neither_be_driven_nor_ended_is_quarantined_and_hurts_no_
     virtual_time.run(main())
 
 
-def test_a_run_that_cannot_even_be_given_back_is_tried_again_at_the_next_renewal() -> None:
+@pytest.mark.parametrize("error", [DependencyUnavailable, Internal, ZeroDivisionError])
+def test_a_run_that_cannot_even_be_given_back_is_tried_again_at_the_next_renewal(error: type[Exception]) -> None:
+    """Whatever the ledger answers: a lease that is renewed and a run that nobody drives would last for ever."""
+
     async def main() -> None:
         world = World(VERDICTS, [])
         key = world.ledger.submit("hello")
@@ -295,12 +324,55 @@ def test_a_run_that_cannot_even_be_given_back_is_tried_again_at_the_next_renewal
 
         async def fail(name: str, done: bool) -> None:
             if name == "report_crash" and next(away, False):
-                raise DependencyUnavailable
+                raise error
 
         world.ledger.fault = fail
         async with at_work(world.worker(new_drive=drive, ending_drive=drive)):
             await end_of(world, key)
         assert world.ledger.row(key).epoch == 1
         assert world.meter.left == ["crashed", "ended"]
+
+    virtual_time.run(main())
+
+
+def test_a_run_that_the_ledger_says_is_still_held_after_it_was_left_is_driven_again() -> None:
+    """As after a failover that lost the step with which it was left."""
+
+    async def main() -> None:
+        world = World(VERDICTS, [])
+        key = world.ledger.submit("hello")
+
+        class Forgotten(Drive):
+            async def run(self) -> Left:
+                return Left.PARKED
+
+        drives = iter([Forgotten])
+        async with at_work(world.worker(new_drive=lambda claim: next(drives, Drive)(claim, world.shop))):
+            await end_of(world, key)
+        assert world.meter.left == ["parked", "ended"]
+        assert world.ledger.row(key).epoch == 1
+
+    virtual_time.run(main())
+
+
+def test_a_drive_that_ends_in_no_way_that_anybody_foresaw_leaves_nothing_held() -> None:
+    """The claim goes whatever the task raised, and the next renewal drives the run again."""
+
+    async def main() -> None:
+        world = World(VERDICTS, [])
+        key = world.ledger.submit("hello")
+        worker = world.worker()
+        drive, fails = worker._drive, iter([True])
+
+        async def burst(each: Drive) -> str:
+            if next(fails, False):
+                raise ZeroDivisionError
+            return await drive(each)
+
+        worker._drive = burst  # type: ignore[method-assign]
+        async with at_work(worker):
+            await end_of(world, key)
+        assert world.meter.left == ["crashed", "ended"]
+        assert world.meter.held == 0
 
     virtual_time.run(main())

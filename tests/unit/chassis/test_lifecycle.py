@@ -11,7 +11,8 @@ import pytest
 import structlog
 
 from services.chassis.lifecycle import Background, Stop
-from services.errors import DeadlineExceeded, DependencyUnavailable, PawlError
+from services.errors import DeadlineExceeded, DependencyUnavailable, Internal, PawlError
+from tests.fakes import virtual_time
 
 PROGRAM = """
 import asyncio
@@ -126,7 +127,7 @@ async def test_a_loop_that_crashes_is_started_again() -> None:
         await third.wait()
 
 
-@pytest.mark.parametrize("error", [DependencyUnavailable, DeadlineExceeded])
+@pytest.mark.parametrize("error", [DependencyUnavailable, DeadlineExceeded, Internal])
 async def test_a_loop_whose_dependency_is_away_or_slow_is_told_in_one_line(error: type[PawlError]) -> None:
     began_again = asyncio.Event()
     runs = 0
@@ -144,6 +145,33 @@ async def test_a_loop_whose_dependency_is_away_or_slow_is_told_in_one_line(error
             background.start("loop", loop)
             await began_again.wait()
     assert [line["event"] for line in lines] == ["background.interrupted"]
+
+
+def test_a_loop_that_ran_well_for_long_starts_again_at_once() -> None:
+    """Also after many crashes in a row: that is over."""
+
+    async def main() -> list[float]:
+        clock = asyncio.get_running_loop()
+        pauses: list[float] = []
+        ended_at = clock.time()
+        done = asyncio.Event()
+
+        async def loop() -> None:
+            nonlocal ended_at
+            pauses.append(round(clock.time() - ended_at, 2))
+            if len(pauses) > 7:
+                done.set()
+                await asyncio.Event().wait()
+            await asyncio.sleep(31.0 if len(pauses) == 6 else 0.0)
+            ended_at = clock.time()
+            raise DependencyUnavailable
+
+        async with Background() as background:
+            background.start("loop", loop)
+            await done.wait()
+        return pauses
+
+    assert virtual_time.run(main()) == [0.0, 0.1, 0.5, 1.0, 5.0, 5.0, 0.1, 0.5]
 
 
 async def test_loops_are_cancelled_at_the_end_and_may_clean_up() -> None:
