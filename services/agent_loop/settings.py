@@ -49,7 +49,7 @@ class AgentLoopSettings(ServiceSettings):
 
     runs_max: int = Field(default=256, ge=1, le=10_000)
     lease_seconds: float = Field(default=10.0, ge=1, le=300)
-    lease_renew_seconds: float = Field(default=3.0, gt=0)
+    lease_renew_seconds: float = Field(default=2.0, gt=0)
     poll_seconds: float = Field(default=1.0, gt=0)
 
     rounds_max: int = Field(default=10, ge=1, le=1000)

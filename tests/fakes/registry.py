@@ -24,7 +24,7 @@ from services.agent_loop.domain.tool import (
     Tool,
     Verdict,
 )
-from services.errors import DependencyUnavailable, ToolNotFound
+from services.errors import DependencyUnavailable, PawlError, ToolNotFound
 
 CANCELLED = ExecutionResult(
     outcome=Outcome.CANCELLED,
@@ -47,7 +47,8 @@ class FakeRegistry:
     running: int = 0
     running_max: int = 0
     unreachable: int = 0
-    """How many of the next requests fail because nobody answers."""
+    """How many of the next requests fail, as `error` says."""
+    error: type[PawlError] = DependencyUnavailable
     cancelled: list[str] = field(default_factory=list)
     asked: list[Execution] = field(default_factory=list)
     decisions: list[DecisionNote] = field(default_factory=list)
@@ -123,7 +124,7 @@ class FakeRegistry:
     def _answer(self) -> None:
         if self.unreachable > 0:
             self.unreachable -= 1
-            raise DependencyUnavailable
+            raise self.error
 
 
 async def _value(result: ExecutionResult) -> ExecutionResult:

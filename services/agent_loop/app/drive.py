@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
-from typing import Final, assert_never
+from typing import Final, TypeVar, assert_never
 
 from msgspec.structs import replace
 
 from services.agent_loop.app.jobs import Jobs, Workshop
-from services.agent_loop.app.patience import Patience
+from services.agent_loop.app.patience import INTERNAL_SECONDS_MAX, Patience
 from services.agent_loop.app.ports import Claim, Loaded
 from services.agent_loop.domain import facts, planning, step
 from services.agent_loop.domain.call import CallResult
@@ -39,11 +40,15 @@ from services.agent_loop.domain.state import MODEL, State
 from services.agent_loop.domain.step import Committed, LeaseAction, Step
 from services.errors import IllegalTransition, InboxChanged
 
+T = TypeVar("T")
+
 # The ledger refuses a step when somebody else was faster. More often than this in
 # a row, the step itself is wrong.
 _REFUSALS_MAX: Final = 20
 # Two clocks never agree to the last digit: a moment too early must not become a busy loop.
 _WAIT_SECONDS_MIN: Final = 0.001
+# A ledger that answers later than this was away.
+_AWAY_SECONDS: Final = 5.0
 
 
 class Left(StrEnum):
@@ -61,7 +66,8 @@ class Drive:
         """With `failure` the run is ended: what goes on is stopped, what is open is settled."""
         self.claim = claim
         self._shop = shop
-        self._patience = Patience(shop.clock, shop.random)
+        # What ends a run that crashed has been waited for: the worker is told at once if it cannot be done either.
+        self._patience = Patience(shop.clock, shop.random, internal_seconds_max=0.0 if failure else INTERNAL_SECONDS_MAX)
         self._signal = asyncio.Event()
         self._facts: list[Fact] = [RunRefused(failure=failure)] if failure else []
         self._outbox: list[OwnerEvent] = []
@@ -72,6 +78,7 @@ class Drive:
         self._refusals = 0
         self._has_written = False
         self._clock_offset = 0.0
+        self._active_from = 0.0
         self._plan_again_at = 0.0
         self._base: State
         self._jobs: Jobs
@@ -93,8 +100,16 @@ class Drive:
             LeaseLost, RunEnded, RunNotFound: it is not this worker's any more.
         """
         loaded = await self._load()
-        self._base = _state_of(loaded, counted_from=loaded.now)
-        self._jobs = Jobs(self._shop, loaded.run, patience=self._patience, signal=self._signal, now=self._now)
+        self._base = _state_of(loaded)
+        self._active_from = self._shop.clock.monotonic() - loaded.run.active_seconds
+        self._jobs = Jobs(
+            self._shop,
+            loaded.run,
+            patience=self._patience,
+            signal=self._signal,
+            now=self._now,
+            active_seconds=self._active_seconds,
+        )
         try:
             while (left := await self._turn()) is None:
                 pass
@@ -115,7 +130,8 @@ class Drive:
             await self._show_output()
             return None
         taken = self._fitting_facts()
-        plan = planning.plan(self._planning_base(taken), self._facts_with_seqs(taken), self._now())
+        now, began = self._now(), self._shop.clock.monotonic()
+        plan = planning.plan(self._planning_base(taken), self._facts_with_seqs(taken), now)
         if isinstance(plan.rest, StopModel):
             # Cut first: then one step says all.
             await self._cut_model(plan.state.loop.failure)
@@ -128,9 +144,10 @@ class Drive:
             if isinstance(work, StartModel):
                 self._shown = Shown()
             self._jobs.start(work, plan.state)
-        return await self._rest(plan.rest)
+        return await self._rest(plan.rest, began - now)
 
-    async def _rest(self, rest: Wait | Park | Finish) -> Left | None:
+    async def _rest(self, rest: Wait | Park | Finish, from_database: float) -> Left | None:
+        """Do nothing for a while; `from_database` added to the database's time, as planned by, gives our own."""
         match rest:
             case Finish():
                 return Left.ENDED
@@ -139,7 +156,7 @@ class Drive:
             case Wait():
                 if self._base.run.state in ENDED:
                     return Left.ENDED
-                self._plan_again_at = math.inf if rest.until is None else rest.until
+                self._plan_again_at = math.inf if rest.until is None else rest.until + from_database
                 await self._wait(self._plan_again_at)
                 return None
             case _:
@@ -148,12 +165,12 @@ class Drive:
     def _only_output_can_be_there(self) -> bool:
         """Whether the model goes on and no rule has anything new to judge."""
         is_quiet = not self._facts and not self._base.commands and MODEL in self._jobs.under_way
-        return is_quiet and self._now() < self._plan_again_at
+        return is_quiet and self._shop.clock.monotonic() < self._plan_again_at
 
     async def _show_output(self) -> None:
         if self._outbox:
-            after, active = self._counting_output(self._base), self._base.active_seconds(self._now())
-            shown = Step(events=tuple(self._outbox), usage=after.run.usage, active_seconds=active)
+            after = self._counting_output(replace(self._base, active_seconds=self._active_seconds()))
+            shown = Step(events=tuple(self._outbox), usage=after.run.usage, active_seconds=after.active_seconds)
             await self._commit(shown, after)
         else:
             await self._wait(self._plan_again_at)
@@ -164,7 +181,7 @@ class Drive:
         if part is None:
             return False
         await self._record_decisions()
-        await self._commit(step.between(self._base, part, self._outbox, self._now()), part)
+        await self._commit(step.between(self._base, part, self._outbox), part)
         return True
 
     async def _record_decisions(self) -> None:
@@ -177,15 +194,26 @@ class Drive:
 
     # The ledger's side.
 
+    async def _answered(self, request: Callable[[], Awaitable[T]]) -> T:
+        """Return the ledger's answer, however long it takes. While it is away, the run is not active."""
+        clock = self._shop.clock
+        began = clock.monotonic()
+        try:
+            return await self._patience.until_answered(request)
+        finally:
+            waited = clock.monotonic() - began
+            if waited > _AWAY_SECONDS:
+                self._active_from += waited
+
     async def _load(self) -> Loaded:
         self._poked = False
-        loaded = await self._patience.until_answered(lambda: self._shop.ledger.load(self.claim))
+        loaded = await self._answered(lambda: self._shop.ledger.load(self.claim))
         self._set_time(loaded.now)
         return loaded
 
     async def _read_inbox(self) -> None:
         self._poked = False
-        commands = await self._patience.until_answered(lambda: self._shop.ledger.list_commands(self.claim))
+        commands = await self._answered(lambda: self._shop.ledger.list_commands(self.claim))
         self._base = replace(self._base, commands=commands)
 
     async def _commit(self, planned: Step, after: State, *, facts_taken: int = 0) -> bool:
@@ -196,22 +224,19 @@ class Drive:
             # A step of a drive that this worker dropped may still be on its way: it has the same epoch.
             planned = replace(planned, after_seq=self._base.run.last_seq)
         try:
-            answer = await self._patience.until_answered(
-                lambda: self._shop.ledger.commit(self.claim, commit_id, planned)
-            )
+            answer = await self._answered(lambda: self._shop.ledger.commit(self.claim, commit_id, planned))
         except (InboxChanged, IllegalTransition):
             self._refusals += 1
             if self._refusals > _REFUSALS_MAX:
                 raise
-            loaded = await self._load()
-            self._base = _state_of(loaded, counted_from=self._base.counted_from)
+            self._base = _state_of(await self._load())
             return False
         self._refusals = 0
         self._has_written = True
         self._shown = self._shown_with(answer.first_seq)
         del self._outbox[:told], self._facts[:facts_taken]
         self._set_time(answer.time)
-        self._base = step.committed(after, answer, self._now())
+        self._base = step.committed(after, answer)
         self._note(answer)
         return True
 
@@ -225,7 +250,6 @@ class Drive:
             self._base,
             plan.state,
             (*self._outbox, *plan.events),
-            self._now(),
             lease_action=LeaseAction.PARK if park else LeaseAction.KEEP,
             wake_time=park.wake_time if park else None,
         )
@@ -244,7 +268,7 @@ class Drive:
             for fact in self._facts_with_seqs(taken):
                 state, told = facts.apply_fact(state, fact, now)
                 events += told
-            await self._commit(step.between(self._base, state, events, now, lease_action=LeaseAction.RELEASE), state)
+            await self._commit(step.between(self._base, state, events, lease_action=LeaseAction.RELEASE), state)
         return Left.HANDED_OVER
 
     # What happens meanwhile.
@@ -281,11 +305,9 @@ class Drive:
         return Shown(first_seq=self._shown.first_seq or seqs[0], last_seq=seqs[-1]) if seqs else self._shown
 
     async def _wait(self, until: float) -> None:
-        """Return when something happened, output is due, or at that time."""
+        """Return when something happened, output is due, or at that time, by the monotonic clock."""
         due = self._jobs.output_due_at()
-        wait = until - self._now()
-        if due is not None:
-            wait = min(wait, due - self._shop.clock.monotonic())
+        wait = (until if due is None else min(until, due)) - self._shop.clock.monotonic()
         try:
             async with asyncio.timeout(None if math.isinf(wait) else max(_WAIT_SECONDS_MIN, wait)):
                 await self._signal.wait()
@@ -295,7 +317,8 @@ class Drive:
     def _planning_base(self, taken: int) -> State:
         # A call whose end is known and is told by a later step is not to be begun again.
         ended = {fact.call_id for fact in self._facts[taken:] if isinstance(fact, CallExecuted)}
-        return self._counting_output(replace(self._base, under_way=self._jobs.under_way | ended))
+        under_way, active_seconds = self._jobs.under_way | ended, self._active_seconds()
+        return self._counting_output(replace(self._base, under_way=under_way, active_seconds=active_seconds))
 
     def _counting_output(self, state: State) -> State:
         """Count what is about to be shown: should this worker die, the next one does not know what it cost."""
@@ -308,8 +331,12 @@ class Drive:
         self._clock_offset = database_time - self._shop.clock.monotonic()
 
     def _now(self) -> float:
-        """Return the database's time, late by at most one answer's way."""
+        """Return the database's time, late by at most one answer's way. It may jump: only deadlines go by it."""
         return self._shop.clock.monotonic() + self._clock_offset
+
+    def _active_seconds(self) -> float:
+        """Return how long the run was active, by a clock that does not jump."""
+        return self._shop.clock.monotonic() - self._active_from
 
 
 def _result_of(fact: Fact) -> CallResult | None:
@@ -322,12 +349,11 @@ def _result_of(fact: Fact) -> CallResult | None:
             return None
 
 
-def _state_of(loaded: Loaded, *, counted_from: float) -> State:
+def _state_of(loaded: Loaded) -> State:
     return State(
         run=loaded.run,
         messages=loaded.messages,
         calls={call.call_id: call for call in loaded.calls},
         commands=loaded.commands,
         loop=loaded.loop,
-        counted_from=counted_from,
     )

@@ -30,7 +30,7 @@ _PATIENCE_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 2.0
 # The registry keeps the timeout. This is for one that does not answer at all.
 _GRACE_SECONDS: Final = 30.0
-_UNREACHABLE: Final = "The tool registry could not be reached."
+_UNREACHABLE: Final = "The tool registry was away, or failed."
 _NULL: Final = CallResult(content_json=b"null")
 
 OnProgress = Callable[[ExecutionProgress], None]
@@ -74,7 +74,7 @@ class Hands:
         return (*tools, *more)
 
     async def check(self, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]) -> dict[str, Verdict]:
-        """Return a verdict on each call; a refusal if the registry cannot be reached."""
+        """Return a verdict on each call; a refusal if the registry is away or fails."""
         if not calls:
             return {}
         try:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
+from msgspec.structs import replace
+
 from services.agent_loop.app.hands import Hands
 from services.agent_loop.app.model_call import ModelCall, request_of
 from services.agent_loop.app.patience import Patience
@@ -60,15 +62,23 @@ class Workshop:
 class Jobs:
     """Does the work that plans ask for; `signal` is set when there is something to collect.
 
-    `now` gives the database's time.
+    `now` gives the database's time, `active_seconds` how long the run has been active.
     """
 
     def __init__(
-        self, shop: Workshop, run: Run, *, patience: Patience, signal: asyncio.Event, now: Callable[[], float]
+        self,
+        shop: Workshop,
+        run: Run,
+        *,
+        patience: Patience,
+        signal: asyncio.Event,
+        now: Callable[[], float],
+        active_seconds: Callable[[], float],
     ) -> None:
         self._shop = shop
         self._signal = signal
         self._now = now
+        self._active_seconds = active_seconds
         self._hands = Hands(run, registry=shop.registry, patience=patience, clock=shop.clock)
         self._tasks = Tasks(signal)
         self._progress: dict[str, ToolProgress] = {}
@@ -165,7 +175,10 @@ class Jobs:
             await self._shop.clock.sleep(delay_seconds)
         tools = await self._pinned_tools(state)
         request = request_of(
-            state, tools, default_model=self._shop.default_model, dialect=self._shop.dialect, now=self._now()
+            replace(state, active_seconds=self._active_seconds()),
+            tools,
+            default_model=self._shop.default_model,
+            dialect=self._shop.dialect,
         )
         ended = await call.stream(request, self._shop.random)
         failed = isinstance(ended, ModelFailed)

@@ -137,7 +137,7 @@ class ModelCall:
 
 
 def request_of(
-    state: State, tools: Sequence[Tool], *, default_model: str, dialect: Dialect, now: float
+    state: State, tools: Sequence[Tool], *, default_model: str, dialect: Dialect
 ) -> ModelRequest:
     """Return what the open model call of a state asks."""
     opened, options = state.loop.model_call, state.run.options
@@ -149,7 +149,7 @@ def request_of(
         output_tokens_max=budget.output_tokens_max(state),
         headers_timeout_seconds=limits.model_headers_timeout_seconds,
         idle_timeout_seconds=limits.model_idle_timeout_seconds,
-        deadline_seconds=max(0.1, limits.round_timeout_seconds - state.round_active_seconds(now)),
+        deadline_seconds=max(0.1, limits.round_timeout_seconds - state.round_active_seconds),
     )
     if opened is not None and opened.summary:
         old = history.to_summarise(state, opened.summarised_to_number)

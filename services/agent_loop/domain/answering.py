@@ -69,7 +69,7 @@ def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[Ow
     loop = replace(state.loop, partial_text=written or state.loop.partial_text)
     usage = usage_of(fact.answer.usage)
     state = replace(state, run=replace(state.run, usage=opened.usage_before + usage))
-    left = limits.round_timeout_seconds - state.round_active_seconds(now)
+    left = limits.round_timeout_seconds - state.round_active_seconds
     # What the budget cut short was no failure of the model server, and is bounded by the top-ups.
     failures = opened.failures + (fact.error.reason != retry.BUDGET_EXHAUSTED)
     delay = retry.delay(

@@ -65,7 +65,7 @@ def decide(state: State, now: float) -> Decision:
         return Wait(until=None)
     if _is_ending(state):
         return _end(state, now)
-    failure = _limit_reached(state, now)
+    failure = _limit_reached(state)
     if failure is not None:
         return Fail(failure=failure)
     if not _has_begun(state):
@@ -123,13 +123,13 @@ def _has_begun_running(call: Call, state: State) -> bool:
     return call.state is CallState.RUNNING or call.asks_in_mid_execution or is_answered
 
 
-def _limit_reached(state: State, now: float) -> RunFailure | None:
+def _limit_reached(state: State) -> RunFailure | None:
     limits = state.run.options.limits
-    if state.active_seconds(now) >= limits.run_timeout_seconds:
+    if state.active_seconds >= limits.run_timeout_seconds:
         message = f"The run was active for more than {limits.run_timeout_seconds:g} seconds."
         return RunFailure(failure_class=FailureClass.LIMIT, reason="RUN_TIMEOUT", message=message)
     is_active = state.loop.model_call is not None or bool(state.open_calls)
-    if is_active and state.round_active_seconds(now) >= limits.round_timeout_seconds:
+    if is_active and state.round_active_seconds >= limits.round_timeout_seconds:
         message = f"A round was active for more than {limits.round_timeout_seconds:g} seconds."
         return RunFailure(failure_class=FailureClass.LIMIT, reason="ROUND_TIMEOUT", message=message)
     return None
@@ -137,9 +137,9 @@ def _limit_reached(state: State, now: float) -> RunFailure | None:
 
 def _timeout_at(state: State, now: float) -> float:
     limits = state.run.options.limits
-    left = limits.run_timeout_seconds - state.active_seconds(now)
+    left = limits.run_timeout_seconds - state.active_seconds
     if state.run.round:
-        left = min(left, limits.round_timeout_seconds - state.round_active_seconds(now))
+        left = min(left, limits.round_timeout_seconds - state.round_active_seconds)
     return now + max(0.0, left)
 
 
@@ -244,7 +244,7 @@ def _after_inverse(state: State, planned: undo.UndoPlan, now: float) -> Decision
         if step is None:
             return Finish(state=RunState.COMPLETED) if state.run.state in _IN_MOTION else Resume()
         is_asked = check_of(step.undo_call_id) in state.under_way
-        left = state.run.options.limits.run_timeout_seconds - state.active_seconds(now)
+        left = state.run.options.limits.run_timeout_seconds - state.active_seconds
         return Wait(until=now + max(0.0, left)) if is_asked else CheckInverse(step=step)
     last = state.last_message
     if last is not None and last.role is Role.ASSISTANT:

@@ -103,7 +103,7 @@ def _inverse_checked(state: State, fact: InverseChecked, now: float) -> State:
         unknowns_resolved={},
         answers={},
         in_doubt=(),
-        round_began_active_seconds=state.active_seconds(now),
+        round_began_active_seconds=state.active_seconds,
     )
     run = replace(state.run, state=RunState.RUNNING, waits=(), round=call.round)
     return replace(state, run=run, loop=loop).with_calls([call])

@@ -250,7 +250,7 @@ def _announce(state: State, decision: CallModel, now: float) -> tuple[State, tup
     loop = replace(
         state.loop,
         model_call=opened,
-        round_began_active_seconds=state.active_seconds(now),
+        round_began_active_seconds=state.active_seconds,
         in_doubt=(),
         top_up_deadline_time=None,
     )

@@ -48,8 +48,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Commands taken into account here and not yet in a commit."""
     delegations: tuple[Delegation, ...] = ()
     """Runs that do calls, to be created with the next commit."""
-    counted_from: float = 0.0
-    """From when on active time is not in `run.active_seconds` yet."""
+    active_seconds: float = 0.0
+    """How long the run was active until now, by the clock of this process; `run` has what the ledger knows of that."""
     under_way: frozenset[str] = frozenset()
     tools_pinned: bool = False
     """Whether the registry has said which tools the run may use; the first commit keeps them."""
@@ -75,13 +75,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
                 return message
         return None
 
-    def active_seconds(self, now: float) -> float:
-        """Return how long the run was active until `now`."""
-        return self.run.active_seconds + max(0.0, now - self.counted_from)
-
-    def round_active_seconds(self, now: float) -> float:
-        """Return how long the current round was active until `now`."""
-        return self.active_seconds(now) - self.loop.round_began_active_seconds
+    @property
+    def round_active_seconds(self) -> float:
+        """How long the current round was active until now."""
+        return self.active_seconds - self.loop.round_began_active_seconds
 
     def with_calls(self, calls: Iterable[Call]) -> Self:
         """Return the state with these calls in place of those with their ids."""

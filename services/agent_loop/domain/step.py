@@ -97,7 +97,6 @@ def between(
     base: State,
     after: State,
     events: Sequence[OwnerEvent],
-    now: float,
     *,
     lease_action: LeaseAction = LeaseAction.KEEP,
     wake_time: float | None = None,
@@ -119,7 +118,7 @@ def between(
         round=_changed(old.round, new.round),
         usage=_changed(old.usage, new.usage),
         output_text=_changed(old.output_text, new.output_text),
-        active_seconds=after.active_seconds(now),
+        active_seconds=after.active_seconds,
         tools=new.tools if new.tools != old.tools else (),
         loop_state=loop_state.write(after.loop) if after.loop != base.loop else None,
         consumed_command_ids=after.consumed,
@@ -131,7 +130,7 @@ def between(
     )
 
 
-def committed(after: State, answer: Committed, now: float) -> State:
+def committed(after: State, answer: Committed) -> State:
     """Return the state that the ledger has once it has taken a step that leads to `after`.
 
     Messages get the numbers that the ledger gives: only the owner of the active
@@ -142,10 +141,8 @@ def committed(after: State, answer: Committed, now: float) -> State:
     for message in after.messages:
         last += not message.number
         messages.append(message if message.number else replace(message, number=last))
-    run = replace(
-        after.run, last_seq=max(answer.last_seq, after.run.last_seq), active_seconds=after.active_seconds(now)
-    )
-    return replace(after, run=run, messages=tuple(messages), consumed=(), delegations=(), counted_from=now)
+    run = replace(after.run, last_seq=max(answer.last_seq, after.run.last_seq), active_seconds=after.active_seconds)
+    return replace(after, run=run, messages=tuple(messages), consumed=(), delegations=())
 
 
 def _kept(base: State, after: State) -> int:

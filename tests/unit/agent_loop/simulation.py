@@ -169,7 +169,7 @@ class Simulation:
         self.tokens_granted = self.options.limits.total_tokens_max
         run = Run(store_id="s", user_id="u", conversation_id="c", run_id="r", options=self.options)
         hello = Message(role=Role.USER, run_id="r", text="hello", number=1)
-        self.base = State(run=run, messages=(hello,), counted_from=self.now)
+        self.base = State(run=run, messages=(hello,))
 
     @property
     def run(self) -> Run:
@@ -189,7 +189,7 @@ class Simulation:
             self._check(before, plan)
             self.told += plan.events
             answered = step.Committed(first_seq=0, last_seq=0, commands_pending=False, time=self.now)
-            self.base = step.committed(plan.state, answered, self.now)
+            self.base = step.committed(plan.state, answered)
             for work in plan.work:
                 self._begin(work)
             self.parked = isinstance(plan.rest, Park | Finish)
@@ -318,8 +318,8 @@ class Simulation:
     def passes(self, seconds: float, *, parked: bool = True) -> None:
         """Time passes. A parked run is not active."""
         self.now += seconds
-        if parked:
-            self.base = replace(self.base, counted_from=self.now)
+        if not parked:
+            self.base = replace(self.base, active_seconds=self.base.active_seconds + seconds)
         self.turn()
 
     def is_taken_over(self) -> None:
@@ -328,7 +328,11 @@ class Simulation:
         self.under_way.clear()
         self.facts.clear()
         self.base = replace(
-            self.base, under_way=frozenset(), model_starts_in=None, tools_pinned=False, counted_from=self.now
+            self.base,
+            under_way=frozenset(),
+            model_starts_in=None,
+            tools_pinned=False,
+            active_seconds=self.run.active_seconds,
         )
         self.turn()
 

@@ -241,7 +241,7 @@ class TestTheCallInFlight:
         options = RunOptions(limits=Limits(total_tokens_max=tokens), output_tokens_max=asked)
         run = Simulation([], options)
         run.turn()
-        request = request_of(run.base, (), default_model="m", dialect=Dialect(), now=run.now)
+        request = request_of(run.base, (), default_model="m", dialect=Dialect())
         assert request.output_tokens_max == sent
 
     @pytest.mark.parametrize(("asked", "is_cut"), [(None, True), (100, False), (50, False)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from typing import Any
@@ -21,7 +22,7 @@ from services.agent_loop.domain.run import (
     StopCause,
 )
 from services.agent_loop.domain.step import Committed, Step
-from services.errors import DependencyUnavailable, LeaseLost, PawlError, RunEnded
+from services.errors import DependencyUnavailable, Internal, LeaseLost, PawlError, RunEnded
 from tests.fakes import virtual_time
 from tests.fakes.ledger import transient
 from tests.fakes.loop_world import World
@@ -30,7 +31,9 @@ from tests.unit.agent_loop.scenario import VERDICTS, check_whole, everything, sh
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["not carried out", "carried out"])
-@pytest.mark.parametrize("error", [DependencyUnavailable, LeaseLost], ids=["unavailable", "lease lost"])
+@pytest.mark.parametrize(
+    "error", [DependencyUnavailable, Internal, LeaseLost], ids=["unavailable", "internal", "lease lost"]
+)
 def test_any_commit_may_fail_whether_or_not_it_was_carried_out(error: type[PawlError], *, done: bool) -> None:
     """I2, I4, I5. "Executed, then reported as failed" is the case that naive retries get wrong."""
 
@@ -322,9 +325,11 @@ def test_what_a_failed_attempt_showed_is_replaced_and_never_doubled() -> None:
     virtual_time.run(main())
 
 
-def test_the_registry_may_be_away_for_a_while() -> None:
+@pytest.mark.parametrize("error", [DependencyUnavailable, Internal])
+def test_the_registry_may_be_away_or_fail_for_a_while(error: type[PawlError]) -> None:
     async def main() -> None:
         world = everything()
+        world.registry.error = error
         key = world.ledger.submit("hello")
         world.registry.unreachable = 3
         drive = asyncio.create_task(world.finish(key))
@@ -359,3 +364,122 @@ def test_handing_over_settles_nothing_and_loses_nothing() -> None:
 
     for tenth in range(25):
         virtual_time.run(main(tenth / 10))
+
+
+def fails_inside(world: World, *, until: float, name: str = "") -> None:
+    """Let requests to the ledger, or those of one name, be answered INTERNAL until that time."""
+
+    async def fault(request: str, done: bool) -> None:
+        if world.clock.now() < until and name in {"", request}:
+            raise Internal
+
+    world.ledger.fault = fault
+
+
+@pytest.mark.parametrize("name", ["load", "commit", "list_commands"])
+def test_no_run_fails_for_an_internal_error_of_the_ledger_that_lasts_two_minutes(name: str) -> None:
+    """As while a database is read-only after a failover."""
+
+    async def main() -> None:
+        world = everything()
+        key = world.ledger.submit("hello")
+        fails_inside(world, until=world.clock.now() + 120.0, name=name)
+        await world.finish(key)
+        check_whole(world, key)
+
+    virtual_time.run(main())
+
+
+def test_an_internal_error_that_never_ends_is_believed_after_some_minutes() -> None:
+    """A run that nobody can read is somebody's to look at, and not tried for ever."""
+
+    async def main() -> None:
+        world = everything()
+        world.ledger.submit("hello")
+        began = world.clock.now()
+        fails_inside(world, until=math.inf, name="load")
+        with pytest.raises(Internal):
+            await Drive(await world.claim(), world.shop).run()
+        assert 170 < world.clock.now() - began < 200
+
+    virtual_time.run(main())
+
+
+def test_only_internal_errors_in_a_row_count() -> None:
+    """Minutes without an answer are no internal error."""
+
+    async def main() -> None:
+        world = everything()
+        key = world.ledger.submit("hello")
+        end, errors = world.clock.now() + 1000.0, itertools.cycle([Internal] * 50 + [DependencyUnavailable])
+
+        async def fault(request: str, done: bool) -> None:
+            if request != "claim" and world.clock.now() < end:
+                raise next(errors)
+
+        world.ledger.fault = fault
+        await world.finish(key)
+        check_whole(world, key)
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("jump", [130.0, 100_000.0, -130.0, -100_000.0])
+def test_the_clock_of_the_database_may_jump_before_any_answer(jump: float) -> None:
+    """Active time is counted by the worker's own clock, which does not jump."""
+
+    async def main(position: int) -> bool:
+        world = everything()
+        key = world.ledger.submit("hello")
+        count = itertools.count()
+        jumped = 0.0
+
+        async def fault(name: str, done: bool) -> None:
+            nonlocal jumped
+            if name == "commit" and not done and next(count) == position:
+                jumped = jump
+
+        world.ledger._now = lambda: world.clock.now() + jumped
+        world.ledger.fault = fault
+        await Drive(await world.claim(), world.shop).run()
+        run = world.ledger.run(key)
+        assert run.failure is None
+        assert run.active_seconds < 10
+        return position < len(world.ledger.steps)
+
+    position = 0
+    while virtual_time.run(main(position)):
+        position += 1
+    assert position > 3
+
+
+@pytest.mark.parametrize("jump", [0.0, -130.0])
+def test_a_round_that_takes_too_long_ends_in_time_whatever_the_clock_of_the_database_does(jump: float) -> None:
+    async def main() -> None:
+        said = says("Once upon a time", chunks=8)
+        world = World(VERDICTS, [[*said[:4], 2.0, *said[4:6], 1000.0]])
+        key = world.ledger.submit("hello")
+        jumped = 0.0
+        world.ledger._now = lambda: world.clock.now() + jumped
+        driving = asyncio.create_task(Drive(await world.claim(), world.shop).run())
+        await asyncio.sleep(1.0)
+        jumped = jump
+        await driving
+        failure = world.ledger.run(key).failure
+        assert failure is not None
+        assert failure.reason == "ROUND_TIMEOUT"
+        assert 115 < world.clock.now() - 1000 < 125
+
+    virtual_time.run(main())
+
+
+def test_a_model_call_that_waits_for_its_retry_has_the_rest_of_its_round() -> None:
+    async def main() -> None:
+        world = World(VERDICTS, [[20.0, *fails()], says("Done.")])
+        key = world.ledger.submit("hello")
+        await world.finish(key)
+        first, second = (request.deadline_seconds for request in world.model.requests)
+        assert first == pytest.approx(120.0, abs=0.5)
+        assert second == pytest.approx(120.0 - 20.0 - 0.75, abs=0.5)
+
+    virtual_time.run(main())

@@ -64,7 +64,7 @@ def test_a_step_says_where_the_log_must_end_if_its_messages_name_seqs_of_its_own
     base = replace(base, run=replace(base.run, last_seq=7))
     message = Message(role=Role.ASSISTANT, run_id="r", text="hi", first_output_seq=7, last_output_seq=last_output_seq)
 
-    planned = step.between(base, replace(base, messages=(*base.messages, message)), (), 0.0)
+    planned = step.between(base, replace(base, messages=(*base.messages, message)), ())
 
     assert planned.after_seq == after_seq
 
