@@ -67,7 +67,8 @@ class Drive:
         self.claim = claim
         self._shop = shop
         # What ends a run that crashed has been waited for: the worker is told at once if it cannot be done either.
-        self._patience = Patience(shop.clock, shop.random, internal_seconds_max=0.0 if failure else INTERNAL_SECONDS_MAX)
+        internal_seconds_max = 0.0 if failure else INTERNAL_SECONDS_MAX
+        self._patience = Patience(shop.clock, shop.random, internal_seconds_max=internal_seconds_max)
         self._signal = asyncio.Event()
         self._facts: list[Fact] = [RunRefused(failure=failure)] if failure else []
         self._outbox: list[OwnerEvent] = []

@@ -136,9 +136,7 @@ class ModelCall:
         )
 
 
-def request_of(
-    state: State, tools: Sequence[Tool], *, default_model: str, dialect: Dialect
-) -> ModelRequest:
+def request_of(state: State, tools: Sequence[Tool], *, default_model: str, dialect: Dialect) -> ModelRequest:
     """Return what the open model call of a state asks."""
     opened, options = state.loop.model_call, state.run.options
     limits = options.limits

@@ -27,9 +27,7 @@ TRANSIENT: Final = (Unavailable, DeadlineExceeded, Cancelled, Overloaded, Intern
 class Patience:
     """Repeats requests that are safe to repeat, with growing, jittered pauses; after an INTERNAL for minutes only."""
 
-    def __init__(
-        self, clock: Clock, random: Randomness, *, internal_seconds_max: float = INTERNAL_SECONDS_MAX
-    ) -> None:
+    def __init__(self, clock: Clock, random: Randomness, *, internal_seconds_max: float = INTERNAL_SECONDS_MAX) -> None:
         self._clock = clock
         self._random = random
         self._internal_seconds_max = internal_seconds_max

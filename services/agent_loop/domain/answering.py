@@ -59,7 +59,7 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
     return _filtered(state, answer) if not calls else state, tuple(events)
 
 
-def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
+def failed(state: State, fact: ModelFailed) -> tuple[State, tuple[OwnerEvent, ...]]:
     """Return the state before the next attempt, or about to fail with the partial text kept."""
     opened = state.loop.model_call
     if opened is None:

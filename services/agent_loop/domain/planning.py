@@ -153,7 +153,7 @@ def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[Ow
         case Resume():
             return _running(state), ()
         case CallModel():
-            return _announce(state, decision, now)
+            return _announce(state, decision)
         case TakeOver():
             return _take_over(state)
         case StartModel():
@@ -238,7 +238,7 @@ def _running(state: State) -> State:
     return replace(state, run=replace(state.run, state=RunState.RUNNING, waits=()))
 
 
-def _announce(state: State, decision: CallModel, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
+def _announce(state: State, decision: CallModel) -> tuple[State, tuple[OwnerEvent, ...]]:
     summary = decision.summarise_to_number > 0
     opened = OpenModelCall(
         attempt=1,

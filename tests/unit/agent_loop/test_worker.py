@@ -362,12 +362,12 @@ def test_a_drive_that_ends_in_no_way_that_anybody_foresaw_leaves_nothing_held() 
         world = World(VERDICTS, [])
         key = world.ledger.submit("hello")
         worker = world.worker()
-        drive, fails = worker._drive, iter([True])
+        as_before, fails = worker._drive, iter([True])
 
-        async def burst(each: Drive) -> str:
+        async def burst(drive: Drive) -> str:
             if next(fails, False):
                 raise ZeroDivisionError
-            return await drive(each)
+            return await as_before(drive)
 
         worker._drive = burst  # type: ignore[method-assign]
         async with at_work(worker):
