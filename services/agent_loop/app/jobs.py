@@ -190,7 +190,7 @@ class Jobs:
             return ModelAnswered(answer=ended)
         calls = proposals.draft(
             state.run,
-            ended.calls,
+            ended,
             without_tools=opened.without_tools,
             now=self._now(),
             new_call_id=lambda: self._shop.ids.new("call"),

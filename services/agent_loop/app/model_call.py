@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from services.agent_loop.app.ports import Randomness
-from services.agent_loop.domain import budget, coalesce, history, text
+from services.agent_loop.domain import budget, coalesce, history, retry, text
 from services.agent_loop.domain.assembly import Assembly, ModelAnswer
 from services.agent_loop.domain.coalesce import Coalescer, Output
 from services.agent_loop.domain.event import CallFragment, OutputDelta
@@ -86,8 +86,8 @@ class ModelCall:
             )
             return ModelFailed(error=problem, answer=self.answer(), jitter=random())
         answer = self.answer()
-        problem_of_budget = budget.cut_short(self._state, answer, request.output_tokens_max)
-        return ModelFailed(error=problem_of_budget, answer=answer, jitter=random()) if problem_of_budget else answer
+        wrong = budget.cut_short(self._state, answer, request.output_tokens_max) or retry.of_nothing(answer)
+        return ModelFailed(error=wrong, answer=answer, jitter=random()) if wrong else answer
 
     def answer(self) -> ModelAnswer:
         """Return what the model has written so far, with what that cost."""

@@ -14,7 +14,7 @@ from services.agent_loop.domain.fact import ModelAnswered, ModelCut, ModelFailed
 from services.agent_loop.domain.failure import FailureClass
 from services.agent_loop.domain.loop_state import LoopState
 from services.agent_loop.domain.message import Message, Role
-from services.agent_loop.domain.model import CONTENT_FILTER, UsageReport
+from services.agent_loop.domain.model import CONTENT_FILTER, EMPTY_ANSWER, UsageReport
 from services.agent_loop.domain.run import RunFailure, Usage
 from services.agent_loop.domain.state import State
 
@@ -53,6 +53,11 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
     state = replace(state, loop=loop).with_calls(calls)
     state = _with_message(state, answer, fact.shown, calls)
     events: list[OwnerEvent] = [ended]
+    if answer.cut_off:
+        events.append(Warned(reason="ANSWER_CUT_OFF", message="The model's output limit cut its answer off."))
+    if answer.fields_left_out:
+        message = "The model server's own fields are too large to be kept; it may miss them in the next request."
+        events.append(Warned(reason="FIELDS_LEFT_OUT", message=message))
     if len(calls) > limits.calls_per_round_max:
         message = f"The model asked for {len(calls)} calls at once; only {limits.calls_per_round_max} are run."
         events.append(Warned(reason="TOO_MANY_CALLS", message=message))
@@ -72,9 +77,10 @@ def failed(state: State, fact: ModelFailed) -> tuple[State, tuple[OwnerEvent, ..
     left = limits.round_timeout_seconds - state.round_active_seconds
     # What the budget cut short was no failure of the model server, and is bounded by the top-ups.
     failures = opened.failures + (fact.error.reason != retry.BUDGET_EXHAUSTED)
-    delay = retry.delay(
-        fact.error, failures=failures, attempts_max=limits.model_attempts_max, left=left, jitter=fact.jitter
-    )
+    is_empty = fact.error.reason == EMPTY_ANSWER
+    # A model that says nothing twice will not say more the third time.
+    error = replace(fact.error, retryable=False) if is_empty and opened.empty_answers else fact.error
+    delay = retry.delay(error, failures=failures, attempts_max=limits.model_attempts_max, left=left, jitter=fact.jitter)
     if delay is None or budget.ends_run(state):
         failure = retry.failure_of(fact.error) if delay is None else budget.failure(state)
         loop = replace(loop, failure=failure)
@@ -92,6 +98,7 @@ def failed(state: State, fact: ModelFailed) -> tuple[State, tuple[OwnerEvent, ..
         opened,
         attempt=opened.attempt + 1,
         failures=failures,
+        empty_answers=opened.empty_answers + is_empty,
         output_from_seq=state.run.last_seq + 1,
         usage_before=state.run.usage,
     )
@@ -173,6 +180,7 @@ def _with_message(state: State, answer: ModelAnswer, shown: Shown, calls: tuple[
         provider_state_json=answer.provider_state_json,
         call_ids=tuple(call.call_id for call in calls),
         refusal=text.clean(answer.refusal),
+        interrupted=answer.cut_off,
         first_output_seq=shown.first_seq,
         last_output_seq=shown.last_seq,
     )

@@ -8,7 +8,9 @@ from typing import Final, assert_never
 
 import msgspec
 
+from services.agent_loop.domain import fields
 from services.agent_loop.domain.model import (
+    CUT_OFF,
     CallPiece,
     Finished,
     Piece,
@@ -41,10 +43,22 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[RawCall, ...]
     refusal: str
     provider_state_json: bytes
-    """A JSON object of the extra fields that the message carries back; empty for none."""
+    """A JSON object of the extra fields that the message and its calls carry back; empty for none."""
     usage: UsageReport
     finish_reason: str
     """Empty when the answer broke off."""
+    fields_left_out: bool = False
+    """Whether there were more unknown fields than are kept, so that none is."""
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the answer reached the model's limit before its end."""
+        return self.finish_reason.lower() in CUT_OFF
+
+    @property
+    def empty(self) -> bool:
+        """Whether the model said nothing: no text, no refusal, no call."""
+        return not (self.text.strip() or self.refusal.strip() or self.calls)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,6 +67,7 @@ class _OpenCall:
     provider_call_id: str
     name: str = ""
     arguments: list[str] = field(default_factory=list)
+    fields: fields.Fields = field(default_factory=fields.Fields)
 
     def is_whole(self) -> bool:
         try:
@@ -70,7 +85,8 @@ class Assembly:
     new id opens a new call even at an index that is in use, because some servers
     send 0 for every call. A new id that comes with nothing but arguments goes
     on with the call at its index, because some servers make up an id per
-    fragment. Calls stand in the order in which they were opened.
+    fragment. Calls stand in the order of their indexes where each has one, else
+    in the order in which they were opened.
     """
 
     def __init__(self) -> None:
@@ -78,7 +94,8 @@ class Assembly:
         self._reasoning: list[str] = []
         self._refusal: list[str] = []
         self._calls: list[_OpenCall] = []
-        self._state: dict[str, list[bytes]] = {}
+        self._fields = fields.Fields()
+        self._fields_bytes = 0
         self._usage = UsageReport()
         self._finish_reason = ""
 
@@ -98,7 +115,7 @@ class Assembly:
             case CallPiece():
                 return self._add_call(piece)
             case ProviderState():
-                self._state.setdefault(piece.field, []).append(piece.item_json)
+                self._add_fields(self._fields, piece.fields_json)
             case UsageReport():
                 self._usage = piece
             case Finished():
@@ -114,6 +131,8 @@ class Assembly:
 
     def answer(self) -> ModelAnswer:
         """Return the answer so far."""
+        calls = self._in_order()
+        left_out = self._fields_bytes > fields.BYTES_MAX
         return ModelAnswer(
             text="".join(self._text),
             reasoning="".join(self._reasoning),
@@ -123,20 +142,27 @@ class Assembly:
                     name=call.name,
                     arguments="".join(call.arguments),
                 )
-                for call in self._calls
+                for call in calls
             ),
             refusal="".join(self._refusal),
-            provider_state_json=self._provider_state(),
+            provider_state_json=b""
+            if left_out
+            else fields.with_calls(self._fields.json(), (call.fields.json() for call in calls)),
             usage=self._usage,
             finish_reason=self._finish_reason,
+            fields_left_out=left_out,
         )
 
-    def _provider_state(self) -> bytes:
-        # Joined as bytes: parsing and writing again could change what must come back unchanged.
-        fields = [
-            strict_json.dumps_canonical(name) + b":[" + b",".join(items) + b"]" for name, items in self._state.items()
-        ]
-        return b"{" + b",".join(fields) + b"}" if fields else b""
+    def _in_order(self) -> list[_OpenCall]:
+        indexes = [call.index for call in self._calls if call.index is not None]
+        if len(indexes) < len(self._calls):
+            return self._calls
+        return [call for _, call in sorted(zip(indexes, self._calls, strict=True), key=lambda pair: pair[0])]
+
+    def _add_fields(self, to: fields.Fields, fields_json: bytes) -> None:
+        self._fields_bytes += len(fields_json)
+        if self._fields_bytes <= fields.BYTES_MAX:
+            to.add(fields_json)
 
     def _add_call(self, piece: CallPiece) -> CallPiece:
         position = self._position(piece)
@@ -149,6 +175,7 @@ class Assembly:
             call.name += piece.name
         if piece.arguments:
             call.arguments.append(piece.arguments)
+        self._add_fields(call.fields, piece.fields_json)
         return CallPiece(index=position, call_id=call.provider_call_id, name=call.name, arguments=piece.arguments)
 
     def _position(self, piece: CallPiece) -> int | None:

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from services.agent_loop.domain import results
+from services.agent_loop.domain import fields, results
 from services.agent_loop.domain.call import Call
 from services.agent_loop.domain.message import Message, Role
 from services.agent_loop.domain.state import State
@@ -140,22 +140,20 @@ def _assistant(message: Message, asked: Sequence[Call], reasoning_field: str) ->
     if not content and not asked:
         return None
     answer = _message("assistant", content)
+    of_message, of_calls = fields.of_message(message.provider_state_json)
     if asked:
+        more = dict(zip(message.call_ids, of_calls, strict=False))
         answer["content"] = content or None
-        answer["tool_calls"] = [
-            {
-                "id": call.call_id,
-                "type": "function",
-                "function": {"name": call.name_for_model, "arguments": _arguments(call.proposed_arguments)},
-            }
-            for call in asked
-        ]
+        answer["tool_calls"] = [_tool_call(call, more.get(call.call_id, {})) for call in asked]
     if reasoning_field and (message.reasoning or asked):
         answer[reasoning_field] = message.reasoning
-    if message.provider_state_json:
-        state: dict[str, Any] = msgspec.json.decode(message.provider_state_json)
-        answer |= {key: value for key, value in state.items() if key not in answer}
-    return answer
+    return {**answer, **{name: value for name, value in of_message.items() if name not in answer}}
+
+
+def _tool_call(call: Call, more: fields.RawObject) -> dict[str, Any]:
+    """Return a call with the fields that came with it and Pawl does not know."""
+    function = {"name": call.name_for_model, "arguments": _arguments(call.proposed_arguments)}
+    return {**more, "id": call.call_id, "type": "function", "function": {**fields.of_function(more), **function}}
 
 
 def _tool_messages(asked: Sequence[Call], bytes_max: int) -> Iterable[ProviderMessage]:
@@ -181,7 +179,7 @@ def _merged(messages: Iterable[ProviderMessage]) -> Iterable[ProviderMessage]:
     for message in messages:
         if waiting is not None and _joins(waiting, message):
             content = "\n\n".join(part for part in (waiting["content"], message["content"]) if part)
-            waiting = {**message, "content": content or None}
+            waiting = {**waiting, **message, "content": content or None}
             continue
         if waiting is not None:
             yield waiting

@@ -26,6 +26,7 @@ class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
     is 0 unless the call writes a summary. `usage_before` is what the run had used
     before this attempt: while it is open, the run's usage has an estimate of it.
     `held`: the attempt is not made before the token budget is raised.
+    `empty_answers` counts those failures in which the model said nothing.
     """
 
     attempt: int
@@ -35,6 +36,7 @@ class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
     summarised_to_number: int = 0
     usage_before: Usage = field(default_factory=Usage)
     held: bool = False
+    empty_answers: int = 0
 
     @property
     def summary(self) -> bool:

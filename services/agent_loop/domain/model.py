@@ -49,6 +49,8 @@ class CallPiece(msgspec.Struct, frozen=True, kw_only=True):
     call_id: str = ""
     name: str = ""
     arguments: str = ""
+    fields_json: bytes = b""
+    """More of its fields that Pawl does not know: a JSON object in the form of a call; empty for none."""
 
 
 class RefusalPiece(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,10 +60,9 @@ class RefusalPiece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProviderState(msgspec.Struct, frozen=True, kw_only=True):
-    """One more item of a list that the model server wants back, byte for byte."""
+    """More fields of the message that Pawl does not know: a JSON object. The server gets them back byte for byte."""
 
-    field: str
-    item_json: bytes
+    fields_json: bytes
 
 
 class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +96,10 @@ STREAM_ERROR: Final = "STREAM_ERROR"
 STREAM_TOO_LARGE: Final = "STREAM_TOO_LARGE"
 EMPTY_STREAM: Final = "EMPTY_STREAM"
 CONTENT_FILTER: Final = "CONTENT_FILTER"
+EMPTY_ANSWER: Final = "EMPTY_ANSWER"
+
+CUT_OFF: Final = frozenset({"length", "max_tokens", "model_length", "max_output_tokens"})
+"""Finish reasons, in small letters, of an answer that reached a limit before its end."""
 
 
 class ModelError(Exception):
@@ -121,6 +126,16 @@ class ModelError(Exception):
         self.message = message
         self.retry_after_seconds = retry_after_seconds
         super().__init__(f"{reason}: {message}")
+
+    def saying(self, message: str) -> ModelError:
+        """Return the same error with another message."""
+        return ModelError(
+            reason=self.reason,
+            failure_class=self.failure_class,
+            retryable=self.retryable,
+            message=message,
+            retry_after_seconds=self.retry_after_seconds,
+        )
 
 
 class ModelPort(Protocol):

@@ -8,28 +8,43 @@ from typing import Final
 from msgspec.structs import replace
 
 from services.agent_loop.domain import settle, text
-from services.agent_loop.domain.assembly import ARGUMENTS_BYTES_MAX, RawCall
+from services.agent_loop.domain.assembly import ARGUMENTS_BYTES_MAX, ModelAnswer, RawCall
 from services.agent_loop.domain.call import ApprovalRequest, Call, CallState, EffectClass, ExecutionContext, OfferLease
 from services.agent_loop.domain.limits import Limits
 from services.agent_loop.domain.run import Run, RunOptions
 from services.agent_loop.domain.tool import Disposition, ProposedCall, Verdict
+from services.chassis import strict_json
+from services.errors import PawlError
 
 _KEPT_CHARACTERS: Final = 4096
 """What is kept of arguments that are too large to be run."""
 
 
 def draft(
-    run: Run, asked: Sequence[RawCall], *, without_tools: bool, now: float, new_call_id: Callable[[], str]
+    run: Run, answer: ModelAnswer, *, without_tools: bool, now: float, new_call_id: Callable[[], str]
 ) -> tuple[Call, ...]:
     """Return a call for everything that the model asked for in round `run.round`, in its order.
 
     What may be run is PROPOSED and has to be checked; the surplus, arguments
-    over 256 KiB, and calls in an answer that was to have none are FAILED.
+    over 256 KiB, a last call that was cut off, and calls in an answer that was
+    to have none are FAILED.
     """
-    return tuple(
+    calls = [
         _draft(run, raw, index, without_tools=without_tools, now=now, call_id=new_call_id())
-        for index, raw in enumerate(asked)
-    )
+        for index, raw in enumerate(answer.calls)
+    ]
+    if calls and answer.cut_off and calls[-1].state is CallState.PROPOSED and not _is_whole(calls[-1]):
+        message = "The model's output limit cut the arguments off. Write less in one answer."
+        calls[-1] = _refused(calls[-1], "INVALID_ARGUMENTS", message, now)
+    return tuple(calls)
+
+
+def _is_whole(call: Call) -> bool:
+    try:
+        strict_json.loads(call.proposed_arguments.encode(), bytes_max=ARGUMENTS_BYTES_MAX)
+    except PawlError:
+        return False
+    return True
 
 
 def _draft(run: Run, raw: RawCall, index: int, *, without_tools: bool, now: float, call_id: str) -> Call:
@@ -54,13 +69,26 @@ def _draft(run: Run, raw: RawCall, index: int, *, without_tools: bool, now: floa
     if index >= calls_max:
         message = f"Only the first {calls_max} calls of an answer are run; this one was not."
         return _refused(call, "TOO_MANY_CALLS", message, now)
-    if call.tool_name != raw.name.strip():
+    near = _meant(raw.name, run)
+    if near or call.tool_name != raw.name.strip():
         # It is kept in a form that model servers take back. That form may be the name of another tool.
-        return _refused(call, "TOOL_NOT_FOUND", "There is no tool of that name.", now)
+        if near:
+            call = replace(call, tool_name=text.tool_name(raw.name.replace(".", "_")))
+        hint = f"; did you mean '{near}'?" if near else "."
+        return _refused(call, "TOOL_NOT_FOUND", f"There is no tool of that name{hint}", now)
     if size > ARGUMENTS_BYTES_MAX:
         message = f"The arguments have {size} bytes; at most {ARGUMENTS_BYTES_MAX} are allowed."
         return _refused(call, "INVALID_ARGUMENTS", message, now)
     return call
+
+
+def _meant(name: str, run: Run) -> str:
+    """Return the tool whose name has something around it, as the model knows it; empty if it is none."""
+    known = {tool.name.replace(".", "__"): tool.name for tool in run.tools}
+    if name.strip() in known.values():
+        return ""
+    bare = text.bare_name(name)
+    return bare if bare in known else ""
 
 
 def to_check(run: Run, calls: Sequence[Call]) -> tuple[ProposedCall, ...]:

@@ -7,6 +7,7 @@ from typing import Final
 
 _NAME_CHARACTERS_MAX: Final = 64
 _NOT_IN_A_NAME: Final = re.compile(r"[^a-zA-Z0-9_-]+")
+_AFTER_A_NAME: Final = re.compile(r"[<({\s]")
 _DOTTED: Final = re.compile(r"(?=.{3,63}\Z)[a-zA-Z0-9_-]+\.[a-zA-Z0-9_-]+", re.ASCII)
 
 
@@ -26,6 +27,12 @@ def tool_name(text: str) -> str:
     if _DOTTED.fullmatch(text.strip()):
         return text.strip()
     return _NOT_IN_A_NAME.sub("_", text.strip())[:_NAME_CHARACTERS_MAX] or "unnamed"
+
+
+def bare_name(name: str) -> str:
+    """Return a tool's name without what some models write around it: `functions.x`, `x()`, `x<|channel|>json`."""
+    head = _AFTER_A_NAME.split(name.strip().lstrip("<|"), maxsplit=1)[0]
+    return head.rpartition(".")[2].rpartition(":")[2]
 
 
 def cut_bytes(data: bytes, bytes_max: int) -> str:

@@ -247,7 +247,7 @@ class Simulation:
         assert opened is not None
         calls = proposals.draft(
             self.run,
-            given.calls,
+            given,
             without_tools=opened.without_tools,
             now=self.now,
             new_call_id=lambda: f"call_{next(self.ids)}",

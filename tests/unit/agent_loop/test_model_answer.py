@@ -136,7 +136,7 @@ def test_reasoning_state_is_kept_byte_for_byte() -> None:
     first = b'{"choices":[{"delta":{"reasoning_details":[{"b": 1.0,  "a":"\\u00e9"},{"x":1e2}]}}]}'
     second = b'{"choices":[{"delta":{"reasoning_details":[{"sig":"z"}]},"finish_reason":"stop"}]}'
     pieces = read(first, second, DONE)
-    assert pieces[0] == ProviderState(field="reasoning_details", item_json=b'{"b": 1.0,  "a":"\\u00e9"}')
+    assert pieces[0] == ProviderState(fields_json=b'{"reasoning_details":[{"b": 1.0,  "a":"\\u00e9"},{"x":1e2}]}')
     assert assemble(first, second, DONE).provider_state_json == (
         b'{"reasoning_details":[{"b": 1.0,  "a":"\\u00e9"},{"x":1e2},{"sig":"z"}]}'
     )
@@ -194,7 +194,16 @@ def test_nothing_after_the_end_counts() -> None:
         ([b'{"choices": [{"delta": {"content": "\xff"}}]}'], "STREAM_GARBLED", FailureClass.PROVIDER, True),
         ([b'{"choices":' + b"[" * 100_000], "STREAM_GARBLED", FailureClass.PROVIDER, True),
         ([{"error": {"message": "overloaded"}}], "STREAM_ERROR", FailureClass.PROVIDER, True),
-        ([{"error": {"message": "401 timeout", "code": "401"}}], "STREAM_ERROR", FailureClass.PROVIDER, True),
+        ([{"error": {"message": "401 timeout"}}], "STREAM_ERROR", FailureClass.PROVIDER, True),
+        ([{"error": {"message": "no", "code": "401"}}], "HTTP_401", FailureClass.AUTH, False),
+        ([{"error": {"code": "invalid_api_key"}}], "HTTP_401", FailureClass.AUTH, False),
+        ([{"error": {"type": "authentication_error"}}], "HTTP_401", FailureClass.AUTH, False),
+        ([{"type": "error", "error": {"type": "rate_limit_error"}}], "HTTP_429", FailureClass.RATE, True),
+        ([{"error": {"code": "503"}}], "HTTP_503", FailureClass.PROVIDER, True),
+        ([{"error": "broken"}, DONE], "STREAM_ERROR", FailureClass.PROVIDER, True),
+        ([delta(content="Hi"), {"detail": "broken"}, DONE], "STREAM_ERROR", FailureClass.PROVIDER, True),
+        ([delta(content="Hi"), {"message": "broken"}, DONE], "STREAM_ERROR", FailureClass.PROVIDER, True),
+        ([delta(content="Hi"), b"Internal Server Error", DONE], "STREAM_GARBLED", FailureClass.PROVIDER, True),
         ([{"error": "plain text"}], "STREAM_ERROR", FailureClass.PROVIDER, True),
         ([{"error": {"code": 429}}], "HTTP_429", FailureClass.RATE, True),
         ([{"error": {"code": 502}}], "HTTP_502", FailureClass.PROVIDER, True),
@@ -207,6 +216,77 @@ def test_nothing_after_the_end_counts() -> None:
 def test_faults_are_typed(chunks: list[Any], reason: str, failure_class: FailureClass, retryable: bool) -> None:
     error = failed(*chunks)
     assert (error.reason, error.failure_class, error.retryable) == (reason, failure_class, retryable)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (event({"error": "out of memory"}), "reported an error: out of memory."),
+        (event({"error": {"message": "out of memory."}}), "reported an error: out of memory."),
+        (event({"detail": "out of memory"}), "reported an error: out of memory."),
+        (event({"detail": [{"loc": ["body"], "msg": "out of memory"}]}), "reported an error: out of memory."),
+        (event({"object": "error", "message": "out of memory"}), "reported an error: out of memory."),
+        (event(b"out of memory"), "cannot be read: out of memory."),
+        (b"out of memory", "cannot be read: out of memory."),
+        (b'{"detail": "out of memory"}', "reported an error: out of memory."),
+        (b"<html><head><style>a{}</style></head><body><h1>out of</h1>\n<p>memory</p></body></html>", ": out of memory."),
+        (b": keep-alive\n\nevent: x\n\n", "was empty."),
+    ],
+)  # fmt: skip
+def test_the_server_s_own_words_are_kept(data: bytes, said: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        feed(data)
+    assert caught.value.message.endswith(said)
+
+
+def test_numbers_that_json_does_not_have_cost_nothing() -> None:
+    chunk = rb'{"choices":[{"delta":{"content":"NaN \"Infinity"},"logprobs":{"a":NaN,"b":[-Infinity,Infinity]}}]}'
+    assert read(chunk, STOP, DONE) == [TextPiece(text='NaN "Infinity'), Finished(reason="stop")]
+
+
+def test_unterminated_text_beside_a_number_that_json_does_not_have_is_read_in_no_time() -> None:
+    """One pass: a search that began anew at each quotation mark would not end."""
+    assert failed(b'{"a":NaN,"b":"' + rb"\"" * 1_000_000).reason == "STREAM_GARBLED"
+
+
+def test_unknown_fields_are_kept_as_they_came() -> None:
+    text = rb'{"choices":[{"delta":{"content":"Hi","extra_content":{"google": {"signature":"a\u002f", "n":1e2}}}}]}'
+    calls = (
+        rb'{"choices":[{"delta":{"tool_calls":[{"index":0,"id":"a","type":"function","thought_signature": "s1",'
+        rb'"extra_content":{"x": 1.0},"function":{"name":"f","arguments":"{}","strict": null,"note":[ 1]}},'
+        rb'{"index":1,"id":"b","function":{"name":"g","arguments":"{}"}}]}}]}'
+    )
+    assert assemble(text, calls, STOP, DONE).provider_state_json == (
+        rb'{"extra_content":{"google": {"signature":"a\u002f", "n":1e2}},"tool_calls":['
+        rb'{"thought_signature":"s1","extra_content":{"x": 1.0},"function":{"note":[ 1]}},{}]}'
+    )
+
+
+def test_unknown_fields_come_in_parts_too() -> None:
+    """Lists and texts go on, objects are joined, what is repeated counts once; nothing that says nothing is kept."""
+    chunks = [
+        {"choices": [{"delta": {"seal": "abc", "more": {"a": {"b": 1}}, "audio": None, "annotations": []}}]},
+        {"choices": [{"delta": {"seal": "abc", "more": {"a": {"c": "x"}}, "parts": [1]}}]},
+        {"choices": [{"delta": {"seal": "def", "more": {"a": {"c": "y"}}, "parts": [1, 2]}}]},
+    ]
+    kept = json.loads(assemble(*chunks, delta(content="Hi"), STOP, DONE).provider_state_json)
+    assert kept == {"seal": "abcdef", "more": {"a": {"b": 1, "c": "xy"}}, "parts": [1, 1, 2]}
+
+
+def test_unknown_fields_are_bounded() -> None:
+    chunk = delta(tool_calls=[{**call(0, "a", "f", ""), "blob": ["x" * 100_000]}])
+    answer = assemble(*[chunk] * 5, STOP, DONE)
+    assert (len(answer.provider_state_json) > 500_000, answer.fields_left_out) == (True, False)
+    answer = assemble(*[chunk] * 6, STOP, DONE)
+    assert (answer.provider_state_json, answer.fields_left_out) == (b"", True)
+
+
+def test_calls_stand_in_the_order_of_their_indexes() -> None:
+    second = delta(tool_calls=[{**call(1, "b", "second", "{}"), "seal": "2"}])
+    first = delta(tool_calls=[{**call(0, "a", "first", "{}"), "seal": "1"}])
+    answer = assemble(second, first, STOP, DONE)
+    assert [one.name for one in answer.calls] == ["first", "second"]
+    assert answer.provider_state_json == b'{"tool_calls":[{"seal":"1"},{"seal":"2"}]}'
 
 
 def test_a_stream_cut_inside_a_chunk_is_truncated_not_garbled() -> None:

@@ -359,7 +359,8 @@ class RoundRetrying(_message.Message):
     """The attempt that failed."""
     reason: _builtins.str
     """For programs: HTTP_429, HTTP_500, NETWORK, HEADERS_TIMEOUT, IDLE_TIMEOUT,
-    STREAM_TRUNCATED, STREAM_GARBLED, STREAM_ERROR, EMPTY_STREAM, TAKEOVER,
+    STREAM_TRUNCATED, STREAM_GARBLED, STREAM_ERROR, EMPTY_STREAM, EMPTY_ANSWER
+    (neither text nor a call; made again once only), TAKEOVER,
     BUDGET_EXHAUSTED (the token budget cut the answer short).
     """
     message: _builtins.str
@@ -485,7 +486,9 @@ class CallFragment(_message.Message):
     TOOL_NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_TEXT_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """Position of the call in the round."""
+    """Position of the call in the round, in the order in which the calls began to
+    come: that of Call.index, unless the model server sent them out of order.
+    """
     tool_name: _builtins.str
     """Name of the tool, once known."""
     arguments_text: _builtins.str
@@ -586,7 +589,8 @@ class Warning(_message.Message):
     reason: _builtins.str
     """For programs: ROUND_LIMIT_NEAR, HISTORY_SUMMARISED, TOO_MANY_CALLS,
     FINAL_ROUND, NOT_STOPPED (a call of a stopped run may go on; see
-    Run.unstopped_call_ids).
+    Run.unstopped_call_ids), ANSWER_CUT_OFF (the model reached its output
+    limit), FIELDS_LEFT_OUT (see Message.provider_state_json).
     """
     message: _builtins.str
     """For people."""

@@ -90,11 +90,16 @@ class Message(_message.Message):
     reasoning: _builtins.str
     """The reasoning text that the model server streamed; may be empty."""
     provider_state_json: _builtins.bytes
-    """Opaque reasoning state of the model server, returned to it byte for byte:
-    a JSON object of the extra fields of its message, or empty.
+    """What Pawl does not know of the model server's message, returned to it byte
+    for byte (reasoning_details, extra_content, signatures): a JSON object of
+    the extra fields, or empty. `tool_calls` in it is a list of objects: the
+    extra fields of each call, in the order of `call_ids`. At most 512 KiB for
+    a message, else none are kept and a Warning says FIELDS_LEFT_OUT.
     """
     interrupted: _builtins.bool
-    """True if the model's stream was stopped before its end."""
+    """True if the answer has no end: its stream was stopped, or the model reached
+    its output limit (a Warning says ANSWER_CUT_OFF). The model is told so.
+    """
     refusal: _builtins.str
     """The refusal of the model, if it refused."""
     first_output_seq: _builtins.int

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from services.agent_loop.adapters.model import chunk, failure
+from services.agent_loop.adapters.model import chunk, failure, words
 from services.agent_loop.adapters.model.sse import EventTooLargeError, SseDecoder
 from services.agent_loop.domain.model import Finished, ModelError, Piece, TextPiece, UsageReport
 
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 """Most bytes of one answer."""
 
+# What a line of a stream of events begins with that says nothing.
+_OF_A_STREAM: Final = (b":", b"event:", b"id:", b"retry:", b"data:")
+
 
 class Answer:
     """Bytes in, pieces out: a stream of events, or one JSON object.
 
     `finished`: the model gave a finish reason, so nothing of the answer is
-    missing if the connection ends now. `done`: nothing more will come.
+    missing if the connection ends now. `done`: nothing more will come. A body
+    without any event is kept for what it says: a page of a proxy, or plain text.
     """
 
     def __init__(self) -> None:
@@ -25,6 +29,8 @@ class Answer:
         self._start: bytes | None = b""
         self._json: list[bytes] | None = None
         self._bytes = 0
+        self._has_event = False
+        self._lead = b""
         self._has_output = False
         self._finish_reason: str | None = None
         self.done = False
@@ -54,6 +60,8 @@ class Answer:
         if self._json is not None:
             self._json.append(data)
             return
+        if not self._has_event and len(self._lead) < words.READ_BYTES_MAX:
+            self._lead += data[: words.READ_BYTES_MAX]
         try:
             events = self._events.feed(data)
         except EventTooLargeError:
@@ -69,12 +77,16 @@ class Answer:
         """
         pieces = self._last_pieces()
         if self._finish_reason is None and not (self.done and self._has_output):
-            raise failure.truncated() if self._has_output else failure.empty()
+            raise failure.truncated() if self._has_output else self._nothing()
         if self._finish_reason == "content_filter":
             raise failure.content_filter()
         if self._finish_reason == "error":
             raise failure.reported({})
         return [*pieces, Finished(reason=self._finish_reason or "")]
+
+    def _nothing(self) -> ModelError:
+        lines = [line for line in self._lead.splitlines() if line.strip() and not line.startswith(_OF_A_STREAM)]
+        return failure.garbled(b"\n".join(lines)) if lines and not self._has_event else failure.empty()
 
     def _last_pieces(self) -> list[Piece]:
         if self._json is not None:
@@ -87,6 +99,7 @@ class Answer:
 
     def _take(self, event: bytes, *, whole: bool = False) -> list[Piece]:
         text = event.strip()
+        self._has_event = True
         if self.done or not text:
             return []
         if text == b"[DONE]":

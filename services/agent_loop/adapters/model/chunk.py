@@ -7,13 +7,14 @@ STREAM_GARBLED. See `pieces`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
 
 from services.agent_loop.adapters.model import failure
-from services.agent_loop.domain import text
+from services.agent_loop.domain import fields, text
 from services.agent_loop.domain.model import (
     CallPiece,
     Finished,
@@ -28,31 +29,44 @@ from services.agent_loop.domain.model import (
 _EMPTY: Final = msgspec.Raw(b"")
 
 
-class _Function(msgspec.Struct):
+class _Function(msgspec.Struct, forbid_unknown_fields=True):
     name: Any = None
     arguments: msgspec.Raw = _EMPTY
 
 
-class _ToolCall(msgspec.Struct):
+class _LooseFunction(_Function, forbid_unknown_fields=False):
+    pass
+
+
+class _ToolCall(msgspec.Struct, forbid_unknown_fields=True):
     index: Any = None
     id: Any = None
+    type: Any = None
     function: _Function | None = None
 
 
-class _Delta(msgspec.Struct):
+class _LooseToolCall(_ToolCall, forbid_unknown_fields=False):
+    function: _LooseFunction | None = None
+
+
+class _Delta(msgspec.Struct, forbid_unknown_fields=True):
+    role: Any = None
     content: Any = None
     reasoning_content: Any = None
     reasoning: Any = None
-    reasoning_details: msgspec.Raw = _EMPTY
     refusal: Any = None
-    tool_calls: list[_ToolCall | None] | None = None
-    function_call: _Function | None = None
+    tool_calls: list[msgspec.Raw] | None = None
+    function_call: _LooseFunction | None = None
+
+
+class _LooseDelta(_Delta, forbid_unknown_fields=False):
+    pass
 
 
 class _Choice(msgspec.Struct):
     index: Any = 0
-    delta: _Delta | None = None
-    message: _Delta | None = None
+    delta: msgspec.Raw = _EMPTY
+    message: msgspec.Raw = _EMPTY
     finish_reason: Any = None
     usage: Any = None
 
@@ -63,51 +77,75 @@ class _Chunk(msgspec.Struct):
     error: Any = None
     object: Any = None
     message: Any = None
+    detail: Any = None
     code: Any = None
+    type: Any = None
 
 
 _chunks: Final = msgspec.json.Decoder(_Chunk)
 _texts: Final = msgspec.json.Decoder(str)
-_items: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_deltas: Final = msgspec.json.Decoder(_Delta)
+_loose_deltas: Final = msgspec.json.Decoder(_LooseDelta)
+_calls: Final = msgspec.json.Decoder(_ToolCall | None)
+_loose_calls: Final = msgspec.json.Decoder(_LooseToolCall)
+
+_NOTHING: Final = (b"", b"null")
+# A string, whole or not, so that nothing inside one is found; or a number that JSON does not have.
+_STRING_OR_NO_NUMBER: Final = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|-?\b(?:NaN|Infinity)\b', re.DOTALL)
 
 
 def pieces(data: bytes, *, whole: bool = False) -> list[Piece]:
     """Return the pieces of a chunk; `whole` says that it is a `chat.completion`.
 
     Only the first choice counts. Where a server sends reasoning under both of
-    its names, it is taken once.
+    its names, it is taken once. NaN and Infinity, which some servers write where
+    there is no number, count as null.
 
     Raises:
         ModelError: STREAM_GARBLED, or the error that the server reports.
     """
     try:
-        chunk = _chunks.decode(data)
+        chunk = _decoded(data)
         if not whole and (text_piece := _only_text(chunk)) is not None:
             return [text_piece]
         found = [piece for choice in chunk.choices or () for piece in _choice(choice, whole=whole)]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise failure.garbled() from None
-    if chunk.error or chunk.object == "error":
-        raise failure.reported(chunk.error or {"code": chunk.code, "message": chunk.message})
+        raise failure.garbled(data) from None
+    if _is_error(chunk):
+        raise failure.reported(msgspec.to_builtins(chunk))
     return found + _usage(chunk.usage)
+
+
+def _decoded(data: bytes) -> _Chunk:
+    try:
+        return _chunks.decode(data)
+    except msgspec.DecodeError:
+        if b"NaN" not in data and b"Infinity" not in data:
+            raise
+    return _chunks.decode(
+        _STRING_OR_NO_NUMBER.sub(lambda found: found[0] if found[0].startswith(b'"') else b"null", data)
+    )
+
+
+def _is_error(chunk: _Chunk) -> bool:
+    if chunk.error or chunk.object == "error" or chunk.type == "error":
+        return True
+    return chunk.choices is None and bool(chunk.detail or chunk.message)
 
 
 def _only_text(chunk: _Chunk) -> TextPiece | None:
     """Return the piece of a chunk that holds text and nothing else, as nearly all do."""
-    if (
-        chunk.choices is None
-        or len(chunk.choices) != 1
-        or chunk.usage is not None
-        or chunk.error
-        or chunk.object == "error"
-    ):
+    if chunk.choices is None or len(chunk.choices) != 1 or chunk.usage is not None or _is_error(chunk):
         return None
     choice = chunk.choices[0]
-    if choice is None or choice.index or choice.finish_reason or choice.usage is not None or choice.delta is None:
+    if choice is None or choice.index or choice.finish_reason or choice.usage is not None:
         return None
-    delta = choice.delta
+    try:
+        delta = _deltas.decode(choice.delta)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
     content = delta.content
-    if type(content) is not str or delta != _Delta(content=content):
+    if type(content) is not str or delta != _Delta(role=delta.role, content=content):
         return None
     written = text.clean(content)
     return TextPiece(text=written) if written else None
@@ -117,23 +155,27 @@ def _choice(choice: _Choice | None, *, whole: bool) -> Iterator[Piece]:
     if choice is None or choice.index:
         return
     delta = choice.message if whole else choice.delta
-    if delta is not None:
+    if bytes(delta) not in _NOTHING:
         yield from _delta(delta)
     yield from _usage(choice.usage)
     if choice.finish_reason or whole:
         yield Finished(reason=_text(choice.finish_reason))
 
 
-def _delta(delta: _Delta) -> Iterator[Piece]:
+def _delta(data: msgspec.Raw) -> Iterator[Piece]:
+    try:
+        delta = _deltas.decode(data)
+    except msgspec.ValidationError:
+        delta = _loose_deltas.decode(data)
+        if more := fields.unknown(data, _Delta.__struct_fields__):
+            yield ProviderState(fields_json=fields.written(more))
     if reasoning := _text(delta.reasoning_content) or _text(delta.reasoning):
         yield ReasoningPiece(text=reasoning)
-    yield from _provider_state(bytes(delta.reasoning_details))
     yield from _content(delta.content)
     if refusal := _text(delta.refusal):
         yield RefusalPiece(text=refusal)
     for call in delta.tool_calls or ():
-        if call is not None:
-            yield _call(call.index, call.id, call.function)
+        yield from _tool_call(call)
     if delta.function_call is not None:
         yield _call(None, None, delta.function_call)
 
@@ -154,6 +196,19 @@ def _content(content: Any) -> Iterator[Piece]:
                 yield ReasoningPiece(text=reasoning)
 
 
+def _tool_call(data: msgspec.Raw) -> Iterator[CallPiece]:
+    try:
+        call = _calls.decode(data)
+        if call is not None:
+            yield _call(call.index, call.id, call.function)
+    except msgspec.ValidationError:
+        call = _loose_calls.decode(data)
+        more = fields.unknown(data, _ToolCall.__struct_fields__)
+        if call.function is not None and (inside := fields.unknown_of_function(data, _Function.__struct_fields__)):
+            more[fields.FUNCTION] = msgspec.Raw(fields.written(inside))
+        yield msgspec.structs.replace(_call(call.index, call.id, call.function), fields_json=fields.written(more))
+
+
 def _call(index: Any, call_id: Any, function: _Function | None) -> CallPiece:
     function = function or _Function()
     return CallPiece(
@@ -169,13 +224,6 @@ def _arguments(raw: bytes) -> str:
     if raw in {b"", b"null"}:
         return ""
     return _texts.decode(raw) if raw.startswith(b'"') else raw.decode()
-
-
-def _provider_state(data: bytes) -> Iterator[Piece]:
-    for item in _items.decode(data) if data.startswith(b"[") else ():
-        item_json = bytes(item)
-        item_json.decode()
-        yield ProviderState(field="reasoning_details", item_json=item_json)
 
 
 def _usage(usage: Any) -> list[Piece]:

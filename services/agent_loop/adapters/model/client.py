@@ -12,7 +12,7 @@ import httpx2
 import msgspec
 import openai
 
-from services.agent_loop.adapters.model import failure
+from services.agent_loop.adapters.model import failure, words
 from services.agent_loop.adapters.model.answer import Answer
 from services.agent_loop.adapters.model.direct import HEADERS, PATH, Direct, RefusedError
 from services.agent_loop.adapters.model.names import names_of, renamed
@@ -73,9 +73,9 @@ class OpenAiModel:
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
         deadline = asyncio.get_running_loop().time() + request.deadline_seconds
         names = names_of(request)
-        response = await self._open(request if names is None else renamed(request, names))
-        answer = Answer()
+        answer, response = Answer(), None
         try:
+            response = await self._open(request if names is None else renamed(request, names))
             while not answer.done and (data := await _read(response, answer, request, deadline)) is not None:
                 for piece in answer.feed(data):
                     if names is None:
@@ -86,8 +86,14 @@ class OpenAiModel:
             for piece in answer.end() if names is None else names.last(answer.end()):
                 yield piece
             await _drain(response)
+        except ModelError as error:
+            raise error.saying(self._without_key(error.message)) from None
         finally:
-            await response.close()
+            if response is not None:
+                await response.close()
+
+    def _without_key(self, said: str) -> str:
+        return said.replace(self._api_key, "***") if self._api_key else said
 
     async def _open(self, request: ModelRequest) -> Response:
         """Send the request and return the response once its headers are there."""
@@ -136,25 +142,11 @@ class OpenAiModel:
         return body
 
     def _refused(self, response: httpx2.Response) -> ModelError:
-        detail = _detail(response)
-        if self._api_key:
-            detail = detail.replace(self._api_key, "***")
         return failure.http_status(
             response.status_code,
-            detail=detail,
+            error=words.error_of(self._without_key(response.text)),
             retry_after_seconds=failure.retry_after_seconds(response.headers, now=self._now()),
         )
-
-
-def _detail(response: httpx2.Response) -> str:
-    """Return the server's own words, which servers wrap in an `error` or not."""
-    try:
-        body = response.json()
-    except ValueError:
-        return ""
-    error = body.get("error", body) if isinstance(body, dict) else None
-    detail = error.get("message") if isinstance(error, dict) else None
-    return detail if isinstance(detail, str) else ""
 
 
 async def _read(response: Response, answer: Answer, request: ModelRequest, deadline: float) -> bytes | None:

@@ -8,68 +8,62 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any, Final
 
+from services.agent_loop.adapters.model import words
 from services.agent_loop.domain import model
 from services.agent_loop.domain.failure import FailureClass
 from services.agent_loop.domain.model import ModelError
 
-_DETAIL_CHARACTERS_MAX: Final = 300
 _AUTH: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+# Those that say that the same request may be taken later.
+_LATER: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT)
 
 
-def http_status(status: int, *, detail: str, retry_after_seconds: float | None) -> ModelError:
-    """Return the error for a response that is not a success.
+def http_status(status: int, *, error: Any = "", retry_after_seconds: float | None = None) -> ModelError:
+    """Return the error for a response that is not a success; `error` is what it says, in any form.
 
-    Only 429 and 5xx are worth another attempt. `detail`, the server's own words,
-    goes into the message only where it is about the request.
+    408, 409, 429 and 5xx are worth another attempt. A code that says that the
+    credential is wrong counts more than the status.
     """
-    reason = f"HTTP_{status}"
+    if words.status_of(error) == HTTPStatus.UNAUTHORIZED and status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        status = HTTPStatus.UNAUTHORIZED
+    said = words.on_one_line(words.of_json(error))
+    group, retryable, message = FailureClass.PROVIDER, False, f"The model server refused the request (HTTP {status})"
     if status in _AUTH:
-        return ModelError(
-            reason=reason,
-            failure_class=FailureClass.AUTH,
-            retryable=False,
-            message=f"The model server refused the credential (HTTP {status}).",
-        )
-    if status == HTTPStatus.TOO_MANY_REQUESTS:
-        return ModelError(
-            reason=reason,
-            failure_class=FailureClass.RATE,
-            retryable=True,
-            message="The model server is at its rate limit (HTTP 429).",
-            retry_after_seconds=retry_after_seconds,
-        )
-    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return ModelError(
-            reason=reason,
-            failure_class=FailureClass.PROVIDER,
-            retryable=True,
-            message=f"The model server failed (HTTP {status}).",
-            retry_after_seconds=retry_after_seconds,
-        )
+        group, message = FailureClass.AUTH, f"The model server refused the credential (HTTP {status})"
+        # What it says about a credential that it does not know may repeat it.
+        said = said if status == HTTPStatus.FORBIDDEN else ""
+    elif status == HTTPStatus.TOO_MANY_REQUESTS:
+        group, retryable, message = FailureClass.RATE, True, "The model server is at its rate limit (HTTP 429)"
+    elif status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        retryable, message = True, f"The model server failed (HTTP {status})"
+    elif status in _LATER:
+        retryable, message = True, f"The model server could not take the request now (HTTP {status})"
     return ModelError(
-        reason=reason,
-        failure_class=FailureClass.PROVIDER,
-        retryable=False,
-        message=f"The model server refused the request (HTTP {status}){_with(detail)}.",
+        reason=f"HTTP_{int(status)}",
+        failure_class=group,
+        retryable=retryable,
+        message=f"{message}{said}.",
+        retry_after_seconds=retry_after_seconds if retryable else None,
     )
 
 
 def reported(error: Any) -> ModelError:
     """Return the error for one that the server reports inside a stream.
 
-    A numeric `code` counts like the HTTP status it is; anything else is a
-    failure of the server.
+    A code that is an HTTP status, or stands for one, counts like it; anything
+    else is a failure of the server.
     """
-    body = error if isinstance(error, dict) else {"message": error}
-    code = body.get("code")
-    if type(code) is int and HTTPStatus.BAD_REQUEST <= code < 600:  # noqa: PLR2004  # the end of the 5xx
-        return http_status(code, detail=_text(body.get("message")), retry_after_seconds=None)
-    return _provider(model.STREAM_ERROR, f"The model server reported an error{_with(_text(body.get('message')))}.")
+    status = words.status_of(error)
+    if status is not None:
+        return http_status(status, error=error)
+    said = words.on_one_line(words.of_json(error))
+    return _provider(model.STREAM_ERROR, f"The model server reported an error{said}.")
 
 
-def garbled() -> ModelError:
-    """Return the error for bytes that are no chunk."""
-    return _provider(model.STREAM_GARBLED, "The model server sent data that cannot be read.")
+def garbled(data: bytes = b"") -> ModelError:
+    """Return the error for bytes that are no chunk; plain text among them is what the server says."""
+    said = words.on_one_line(words.of_json(words.error_of(data.decode(errors="replace"))))
+    return _provider(model.STREAM_GARBLED, f"The model server sent data that cannot be read{said}.")
 
 
 def truncated() -> ModelError:
@@ -128,17 +122,24 @@ def content_filter() -> ModelError:
 
 
 def retry_after_seconds(headers: Mapping[str, str], *, now: float) -> float | None:
-    """Return how long a response asks to wait: Retry-After in seconds or as a date (RFC 9110, 10.2.3).
+    """Return how long a response asks to wait: `retry-after-ms`, or Retry-After in seconds or as a date.
 
-    `now` is the time of day in seconds since 1970. None where the header is
-    absent or no such thing.
+    `now` is the time of day in seconds since 1970. None where neither header is
+    there (RFC 9110, 10.2.3), or says no such thing.
     """
-    value = headers.get("retry-after")
+    seconds = _seconds(headers.get("retry-after-ms"), per_second=1000, now=None)
+    return _seconds(headers.get("retry-after"), per_second=1, now=now) if seconds is None else seconds
+
+
+def _seconds(value: str | None, *, per_second: int, now: float | None) -> float | None:
+    """Return the seconds that a header says; it may be a date if there is a `now`."""
     if value is None:
         return None
     try:
-        seconds = float(value)
+        seconds = float(value) / per_second
     except ValueError:
+        if now is None:
+            return None
         try:
             seconds = parsedate_to_datetime(value).timestamp() - now
         except ValueError:
@@ -148,15 +149,3 @@ def retry_after_seconds(headers: Mapping[str, str], *, now: float) -> float | No
 
 def _provider(reason: str, message: str) -> ModelError:
     return ModelError(reason=reason, failure_class=FailureClass.PROVIDER, retryable=True, message=message)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _with(detail: str) -> str:
-    """Return ": detail" on one line, cut to what a person reads; the caller ends the sentence."""
-    line = " ".join("".join(letter if letter.isprintable() else " " for letter in detail).split())
-    if len(line) > _DETAIL_CHARACTERS_MAX:
-        line = line[:_DETAIL_CHARACTERS_MAX] + "..."
-    return f": {line.rstrip('.')}" if line else ""

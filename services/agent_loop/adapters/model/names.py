@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from services.agent_loop.domain.fields import Fields
 from services.agent_loop.domain.model import CallPiece, ModelRequest, Piece
 
 _DOT: Final = "__"
@@ -48,8 +49,7 @@ class Names:
         held, self._held = self._held, None
         if held is not None:
             if isinstance(piece, CallPiece) and piece.index == held.index and piece.call_id in {"", held.call_id}:
-                joined = held.name + piece.name if piece.name != held.name else held.name
-                piece = CallPiece(index=held.index, call_id=held.call_id, name=joined, arguments=piece.arguments)
+                piece = _joined(held, piece)
             else:
                 yield held
         if isinstance(piece, CallPiece) and piece.name:
@@ -70,6 +70,19 @@ class Names:
 
     def _begins_one(self, name: str) -> bool:
         return name not in self._plain and any(form.startswith(name) for form in self._inward)
+
+
+def _joined(held: CallPiece, piece: CallPiece) -> CallPiece:
+    both = Fields()
+    both.add(held.fields_json)
+    both.add(piece.fields_json)
+    return CallPiece(
+        index=held.index,
+        call_id=held.call_id,
+        name=held.name + piece.name if piece.name != held.name else held.name,
+        arguments=piece.arguments,
+        fields_json=both.json(),
+    )
 
 
 def _forms(name: str) -> Iterator[str]:

@@ -169,9 +169,9 @@ async def test_a_server_that_is_not_trusted_gets_no_request(authority: trustme.C
     [
         (b'{"error":{"message":"Bad sk-secret"}}', ": Bad ***."),
         (b'{"message":"Bad"}', ": Bad."),
-        (b'{"error":"Bad"}', "."),
-        (b'["Bad"]', "."),
-        (b"Bad", "."),
+        (b'{"error":"Bad"}', ": Bad."),
+        (b'["Bad"]', ": Bad."),
+        (b"Bad", ": Bad."),
         (b"\xff", "."),
         (b"", "."),
     ],

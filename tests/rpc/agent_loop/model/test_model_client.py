@@ -125,8 +125,8 @@ async def test_pieces_come_as_they_are_sent() -> None:
         (401, FailureClass.AUTH, False),
         (403, FailureClass.AUTH, False),
         (404, FailureClass.PROVIDER, False),
-        (408, FailureClass.PROVIDER, False),
-        (409, FailureClass.PROVIDER, False),
+        (408, FailureClass.PROVIDER, True),
+        (409, FailureClass.PROVIDER, True),
         (422, FailureClass.PROVIDER, False),
         (429, FailureClass.RATE, True),
         (500, FailureClass.PROVIDER, True),
@@ -152,9 +152,51 @@ async def test_the_status_code_alone_says_what_failed(
 
 
 @pytest.mark.parametrize(
+    "body",
+    [
+        '{"error":{"message":"no room, sk-secret"}}',
+        '{"error":"no room, sk-secret"}',
+        '{"detail":"no room, sk-secret"}',
+        '{"detail":[{"msg":"no room, sk-secret"}]}',
+        '[{"error":{"message":"no room, sk-secret"}}]',
+        "no room, sk-secret",
+        "<html><body>no room, <b>sk-secret</b></body></html>",
+    ],
+)
+@pytest.mark.parametrize("status", [400, 403, 404, 429, 502])
+async def test_the_words_of_a_refusal_are_kept_in_whatever_shape(status: int, body: str) -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.respond(status, body)
+
+    assert (await fail(script)).message.endswith(f"(HTTP {status}): no room, ***.")
+
+
+async def test_a_code_that_names_the_credential_counts_more_than_the_status() -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.respond(400, '{"error":{"message":"sk-... is wrong","code":"invalid_api_key"}}')
+
+    error = await fail(script)
+    assert (error.reason, error.failure_class, error.retryable) == ("HTTP_401", FailureClass.AUTH, False)
+    assert "wrong" not in error.message
+
+
+async def test_a_page_with_status_200_keeps_its_words() -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.respond(200, "<html><head><title>Sign in</title></head></html>")
+
+    error = await fail(script)
+    assert error.reason == "STREAM_GARBLED"
+    assert error.message.endswith(": Sign in.")
+
+
+@pytest.mark.parametrize(
     ("header", "seconds"),
     [
         ("Retry-After: 7\r\n", 7.0),
+        ("Retry-After: 7\r\nretry-after-ms: 1500\r\n", 1.5),
+        ("retry-after-ms: 20\r\n", 0.02),
+        ("Retry-After: 7\r\nretry-after-ms: soon\r\n", 7.0),
+        ("retry-after-ms: inf\r\n", None),
         ("Retry-After: 0.5\r\n", 0.5),
         (f"Retry-After: {formatdate(NOW + 30, usegmt=True)}\r\n", 30.0),
         (f"Retry-After: {formatdate(NOW - 30, usegmt=True)}\r\n", 0.0),
