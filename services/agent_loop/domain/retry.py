@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
-from services.agent_loop.domain.failure import FailureClass
 from services.agent_loop.domain.assembly import ModelAnswer
+from services.agent_loop.domain.failure import FailureClass
 from services.agent_loop.domain.model import CONTENT_FILTER, EMPTY_ANSWER, ROUND_TIMEOUT
 from services.agent_loop.domain.run import RunFailure
 

@@ -229,7 +229,7 @@ def test_faults_are_typed(chunks: list[Any], reason: str, failure_class: Failure
         (event(b"out of memory"), "cannot be read: out of memory."),
         (b"out of memory", "cannot be read: out of memory."),
         (b'{"detail": "out of memory"}', "reported an error: out of memory."),
-        (b"<html><head><style>a{}</style></head><body><h1>out of</h1>\n<p>memory</p></body></html>", ": out of memory."),
+        (b"<html><head><style>a</style></head><body><h1>out of</h1>\n<p>memory</p></body>", ": out of memory."),
         (b": keep-alive\n\nevent: x\n\n", "was empty."),
     ],
 )  # fmt: skip

@@ -15,7 +15,7 @@ from services.agent_loop.domain.model import CallPiece, Finished, Piece, Provide
 from services.agent_loop.domain.run import RunState
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
-from tests.fakes.model import Script, calls, says
+from tests.fakes.model import Script, says
 from tests.unit.agent_loop.scenario import VERDICTS
 
 NOTHING: Script = [ReasoningPiece(text="hm"), Finished(reason="stop")]
@@ -121,5 +121,5 @@ def test_fields_that_pawl_does_not_know_go_back_byte_for_byte_also_after_a_takeo
     assert sent.count(seal) == 2
 
 
-def events(world: World, key: RunKey, kind: type[RoundRetrying] | type[Warned]) -> list[RoundRetrying | Warned]:
+def events(world: World, key: RunKey, kind: type[RoundRetrying | Warned]) -> list[RoundRetrying | Warned]:
     return [event for event in world.ledger.events(key) if isinstance(event, kind)]
