@@ -20,6 +20,7 @@ from services.chassis.settings import load
 from services.tool_registry.adapters.egress import GuardedEgress
 from services.tool_registry.adapters.egress_file import read_egress_file
 from services.tool_registry.adapters.file_folders import FileFolders
+from services.tool_registry.adapters.helpers import Helpers
 from services.tool_registry.adapters.http_tools import HttpTools
 from services.tool_registry.adapters.ledger import LedgerResults
 from services.tool_registry.adapters.mail import OutboxFolder, SmtpMailer
@@ -87,12 +88,13 @@ async def main(stop: Stop) -> None:
         secrets = FileSecrets.read(settings.tool_secrets_file)
         egress = GuardedEgress(read_egress_file(settings.egress_file))
 
+        helpers = await service.enter(Helpers())
         book, worker_book = PostgresToolBook(database), PostgresWorkerBook(database, instance_id=instance_id)
         options = WorkerOptions(lease_seconds=settings.worker_lease_seconds)
         hub = await service.enter(WorkerHub(worker_book, clock=service.clock, stopping=stop.wait, options=options))
         source_store = PostgresSources(database)
         connectors = await _connectors(service, source_store, secrets, egress)
-        catalog = Catalog(book, sources={WORKER: hub, **connectors})
+        catalog = Catalog(book, sources={WORKER: hub, **connectors}, helper=helpers)
         documents = PostgresDocumentBook(database)
         await catalog.load("builtin", await _builtin_tools(service, settings, database, documents, egress))
         for module in load_modules(module_names(settings.tools)):

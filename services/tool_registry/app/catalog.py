@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,8 +11,19 @@ from typing import Any, Final
 import jsonschema_rs
 
 from services.chassis import logs
-from services.errors import InvalidField, PermissionDenied, ToolExists, ToolNotFound
-from services.tool_registry.app.ports import ToolBook, ToolSource
+from services.chassis.strict_json import dumps_canonical
+from services.errors import InvalidField, InvalidSchema, PermissionDenied, ToolExists, ToolNotFound
+from services.tool_registry.app.ports import Helper, TooCostly, ToolBook, ToolSource
+from services.tool_registry.domain.check import (
+    Accepted,
+    Refused,
+    check_arguments,
+    check_strange,
+    fits_newest,
+    is_quick,
+    read_canonical,
+    schema_problem,
+)
 from services.tool_registry.domain.definition import (
     Caller,
     ExecutionContext,
@@ -25,22 +37,40 @@ from services.tool_registry.domain.definition import (
 from services.tool_registry.domain.names import did_you_mean
 from services.tool_registry.domain.registering import FRONT_END, Registrant, check_owner, may_register
 from services.tool_registry.domain.roles import ADMIN
-from services.tool_registry.domain.schema import compile_schema
+from services.tool_registry.domain.schema import compile_schema, weigh
 from services.tool_registry.domain.workers import ROLES as WORKER_ROLES
 from services.tool_registry.domain.workers import SOURCE_KIND as WORKER
 from services.tool_registry.sdk import Tool
 
-_CACHED_VERSIONS_MAX: Final = 2000
+_KEPT_VERSIONS_MAX: Final = 2000
+_KEPT_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Schemas of the versions that are kept, as JSON; what is made of them takes some thirty times as much."""
+_CHECK_CPU_SECONDS: Final = 1.0
+# Half, so that what could be registered can be compiled again for each check.
+_COMPILE_CPU_SECONDS: Final = 0.5
 
 _log = logs.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ArgumentsSchema:
+    """A schema that was found to be usable, ready to check arguments with."""
+
+    packed: bytes
+    """As JSON."""
+    weight: float
+    """What `domain.schema.weigh` says."""
+    recursion: bool
+    validator: jsonschema_rs.Draft202012Validator | None
+    """None for one that is too heavy to be compiled and used but by a helper."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogTool:
-    """A version with its compiled schema and, if it can run here, what runs it."""
+    """A version with its schema and, if it can run here, what runs it."""
 
     entry: ToolVersion
-    validator: jsonschema_rs.Draft202012Validator
+    schema: ArgumentsSchema
     loaded: LoadedTool | None = None
 
     @property
@@ -53,6 +83,13 @@ class CatalogTool:
         in_force = self.loaded.tool.definition if self.loaded else self.definition
         return self.definition.may_be_called_by(caller) and in_force.may_be_called_by(caller)
 
+    @property
+    def newest_schema(self) -> ArgumentsSchema | None:
+        """The schema of what would run the call, if that is another version."""
+        if self.loaded is None or self.loaded.entry.version == self.entry.version:
+            return None
+        return self.loaded.schema
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTool:
@@ -60,7 +97,7 @@ class LoadedTool:
 
     tool: Tool[..., Any]
     entry: ToolVersion
-    validator: jsonschema_rs.Draft202012Validator
+    schema: ArgumentsSchema
 
 
 class Catalog:
@@ -70,11 +107,13 @@ class Catalog:
     can only have been registered before the loaded one was there.
     """
 
-    def __init__(self, book: ToolBook, sources: Mapping[str, ToolSource]) -> None:
+    def __init__(self, book: ToolBook, sources: Mapping[str, ToolSource], helper: Helper) -> None:
         self._book = book
+        self._helper = helper
         self._sources = sources
         self._loaded: dict[str, LoadedTool] = {}
         self._versions: OrderedDict[tuple[str, str, int], CatalogTool] = OrderedDict()
+        self._kept_bytes = 0
 
     async def load(self, source: str, tools: Iterable[Tool[..., Any]]) -> None:
         """Take tools of the process in; one whose name is taken is logged and left out."""
@@ -86,8 +125,7 @@ class Catalog:
                 new[tool.name] = tool
         entries = await self._book.adopt(source, [tool.definition for tool in new.values()])
         for tool, entry in zip(new.values(), entries, strict=True):
-            validator = compile_schema(tool.definition.arguments_schema, recursion=True)
-            self._loaded[tool.name] = LoadedTool(tool=tool, entry=entry, validator=validator)
+            self._loaded[tool.name] = LoadedTool(tool=tool, entry=entry, schema=_schema(entry))
         if new:
             _log.info("tool.loaded", source=source, tools=sorted(new))
 
@@ -123,7 +161,7 @@ class Catalog:
         """Return a version, compiled, with the function if this process has one of that name."""
         loaded = self._loaded.get(name)
         if loaded is not None and loaded.entry.version == version:
-            return CatalogTool(entry=loaded.entry, validator=loaded.validator, loaded=loaded)
+            return CatalogTool(entry=loaded.entry, schema=loaded.schema, loaded=loaded)
         owner = "" if loaded is not None else store_id
         key = (owner, name, version)
         found = self._versions.get(key)
@@ -147,14 +185,62 @@ class Catalog:
             return found
         key = (entry.store_id, entry.definition.name, current.version)
         newest = self._versions.get(key) or self._compiled(key, current, None)
-        return replace(found, loaded=LoadedTool(tool=tool, entry=current, validator=newest.validator))
+        return replace(found, loaded=LoadedTool(tool=tool, entry=current, schema=newest.schema))
+
+    async def check(self, store_id: str, found: CatalogTool, raw: bytes) -> Accepted | Refused:
+        """Return the canonical arguments of a call if what would run it takes them, else everything that is wrong.
+
+        What is quick is done at once, and the rest by a helper, where it is bounded
+        whatever the schema and the arguments are.
+
+        Raises:
+            Overloaded: too much of the store waits to be checked.
+        """
+        schema, newest = found.schema, found.newest_schema
+        name = found.definition.name
+        weight = schema.weight + (newest.weight if newest else 0.0)
+        if schema.validator is not None and is_quick(weight, raw):
+            checked = check_arguments(found.definition, schema.validator, raw)
+            if isinstance(checked, Refused) or newest is None or newest.validator is None:
+                return checked
+            return fits_newest(name, newest.validator, checked)
+        check = functools.partial(check_strange, recursion=schema.recursion)
+        packed = newest.packed if newest else None
+        try:
+            answer = await self._helper.run(
+                store_id, check, name, schema.packed, raw, packed, cpu_seconds=_CHECK_CPU_SECONDS
+            )
+        except TooCostly:
+            return Refused(
+                reason="INVALID_ARGUMENTS",
+                message=f"the arguments of {name} take too long to be checked against its schema: use less of them",
+            )
+        if isinstance(answer, Refused):
+            return answer
+        canonical, note = answer
+        return Accepted(arguments=read_canonical(canonical), canonical=canonical, note=note)
+
+    async def check_schema(self, store_id: str, schema: Mapping[str, Any]) -> None:
+        """Return if a store may have a tool with such arguments.
+
+        Raises:
+            InvalidSchema: with a sentence that says where and why.
+        """
+        try:
+            problem = await self._helper.run(store_id, schema_problem, schema, cpu_seconds=_COMPILE_CPU_SECONDS)
+        except TooCostly:
+            problem = "the arguments schema takes too long to compile"
+        if problem:
+            raise InvalidSchema(problem)
 
     def _compiled(self, key: tuple[str, str, int], entry: ToolVersion, loaded: LoadedTool | None) -> CatalogTool:
-        # Only code that the deployment trusts may describe arguments that contain themselves.
-        validator = compile_schema(entry.definition.arguments_schema, recursion=not entry.store_id)
-        made = self._versions[key] = CatalogTool(entry=entry, validator=validator, loaded=loaded)
-        if len(self._versions) > _CACHED_VERSIONS_MAX:
-            self._versions.popitem(last=False)
+        made = CatalogTool(entry=entry, schema=_schema(entry), loaded=loaded)
+        earlier = self._versions.pop(key, None)
+        self._kept_bytes += len(made.schema.packed) - (len(earlier.schema.packed) if earlier else 0)
+        self._versions[key] = made
+        while self._kept_bytes > _KEPT_BYTES_MAX or len(self._versions) > _KEPT_VERSIONS_MAX:
+            _, oldest = self._versions.popitem(last=False)
+            self._kept_bytes -= len(oldest.schema.packed)
         return made
 
     async def resolve(self, caller: Caller, names: Sequence[str], pinned: Mapping[str, int]) -> list[ToolVersion]:
@@ -202,7 +288,7 @@ class Catalog:
             raise InvalidField("context: only FRONTEND tools can be registered here", field="context")
         check_own_name(definition.name)
         check_definition(definition)
-        compile_schema(definition.arguments_schema)
+        await self.check_schema(caller.store_id, definition.arguments_schema)
         if definition.offer_fallback is OfferFallback.BACKEND_TOOL:
             fallback = self._loaded.get(definition.fallback_tool_name)
             if fallback is None or fallback.tool.definition.context is not ExecutionContext.BACKEND:
@@ -247,3 +333,16 @@ class Catalog:
             # Runs outlive tools: one that was loaded once is still known, though nothing here can run it.
             return await self._book.version(store_id, name, version) or await self._book.version("", name, version)
         return loaded.entry if loaded.entry.version == version else await self._book.version("", name, version)
+
+
+def _schema(entry: ToolVersion) -> ArgumentsSchema:
+    schema = entry.definition.arguments_schema
+    weight = weigh(schema)
+    # Only code that the deployment trusts may describe arguments that contain themselves.
+    recursion = not entry.store_id
+    return ArgumentsSchema(
+        packed=dumps_canonical(dict(schema)),
+        weight=weight,
+        recursion=recursion,
+        validator=compile_schema(schema, recursion=recursion) if is_quick(weight, b"") else None,
+    )

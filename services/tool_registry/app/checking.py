@@ -11,7 +11,7 @@ from services.tool_registry.app.audit import AuditTrail
 from services.tool_registry.app.catalog import Catalog, CatalogTool
 from services.tool_registry.app.ports import Observer
 from services.tool_registry.app.rules import Rules
-from services.tool_registry.domain.check import Accepted, Refused, check_arguments
+from services.tool_registry.domain.check import Accepted, Refused
 from services.tool_registry.domain.definition import Category, Effect, ExecutionContext, ToolDefinition
 from services.tool_registry.domain.digest import call_digest
 from services.tool_registry.domain.gate import approval_cause, longest_array
@@ -92,9 +92,7 @@ class Checker:
             near = did_you_mean(call.tool_name, known_names)
             return _refused(identity, "TOOL_NOT_FOUND", f"there is no tool {call.tool_name[:80]!r}{near}")
         definition = tool.definition
-        checked = check_arguments(definition, tool.validator, call.arguments)
-        if isinstance(checked, Accepted) and tool.loaded is not None:
-            checked = fits_loaded(tool, checked)
+        checked = await self._catalog.check(identity.store_id, tool, call.arguments)
         if isinstance(checked, Refused):
             return _refused(identity, checked.reason, checked.message, tool)
         if definition.context in _LOADED and tool.loaded is None:
@@ -202,23 +200,6 @@ def digest_of(identity: CallIdentity, tool: CatalogTool, accepted: Accepted) -> 
         tool_name=tool.definition.name,
         tool_version=tool.entry.version,
         arguments=accepted.canonical,
-    )
-
-
-def fits_loaded(tool: CatalogTool, accepted: Accepted) -> Accepted | Refused:
-    """Return `accepted` if the function that would run takes the arguments too.
-
-    A run keeps the version it started with, but only the newest function is
-    there to run: arguments of an older version must fit it as they are.
-    """
-    loaded = tool.loaded
-    if loaded is None or loaded.entry.version == tool.entry.version:
-        return accepted
-    if loaded.validator.is_valid(accepted.arguments):
-        return accepted
-    return Refused(
-        reason="INVALID_ARGUMENTS",
-        message=f"{tool.definition.name} has changed since this run began and takes other arguments now",
     )
 
 

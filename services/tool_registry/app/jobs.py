@@ -8,10 +8,10 @@ from typing import Any, Final
 from services.chassis.strict_json import JsonValue
 from services.errors import ApprovalRequired, InvalidArguments, ToolNotFound
 from services.tool_registry.app.catalog import Catalog, CatalogTool
-from services.tool_registry.app.checking import digest_of, fits_loaded, gate, ruled_call
+from services.tool_registry.app.checking import digest_of, gate, ruled_call
 from services.tool_registry.app.ports import CallKey, JournalCall
 from services.tool_registry.domain.audit import sha256_hex
-from services.tool_registry.domain.check import Refused, check_arguments
+from services.tool_registry.domain.check import Refused
 from services.tool_registry.domain.definition import Effect, ExecutionContext, ToolDefinition
 from services.tool_registry.domain.question import Answer
 from services.tool_registry.domain.resources import resource_keys
@@ -109,9 +109,7 @@ async def admit(catalog: Catalog, request: ExecuteRequest) -> Job:
         raise ToolNotFound(f"there is no tool {request.tool_name!r} to run", tool_name=request.tool_name)
     if found.definition.context is not ExecutionContext.BACKEND:
         raise ToolNotFound(f"{request.tool_name!r} does not run in the registry", tool_name=request.tool_name)
-    checked = check_arguments(found.definition, found.validator, request.arguments)
-    if not isinstance(checked, Refused):
-        checked = fits_loaded(found, checked)
+    checked = await catalog.check(identity.store_id, found, request.arguments)
     if isinstance(checked, Refused):
         raise InvalidArguments(checked.message)
     digest = digest_of(identity, found, checked)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from asyncio import Future
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from services.tool_registry.domain.definition import Effect, ToolDefinition, ToolVersion
 from services.tool_registry.domain.execution import ExecutionResult
@@ -17,8 +17,26 @@ from services.tool_registry.domain.rules import Rule
 from services.tool_registry.domain.source import DiscoveredTool, Source, SourceRecord, SourceState
 from services.tool_registry.sdk import Tool, ToolContext
 
+T = TypeVar("T")
 CallKey = tuple[str, str]
 """Store and call."""
+
+
+class TooCostly(Exception):
+    """What strangers wrote takes more time or memory to work out than there is for it."""
+
+
+class Helper(Protocol):
+    """Works out what strangers wrote where it holds up nobody else."""
+
+    async def run(self, store_id: str, function: Callable[..., T], *arguments: Any, cpu_seconds: float) -> T:
+        """Return what a function of a module returns, or raise what it raises; all of it can be pickled.
+
+        Raises:
+            TooCostly: it takes more processor time, or more memory than a helper has.
+            Overloaded: too much of the store waits already.
+        """
+        ...
 
 
 class ToolSource(Protocol):

@@ -22,7 +22,6 @@ from services.tool_registry.app.catalog import Catalog
 from services.tool_registry.app.ports import Connector, SourceStore, ToolBook
 from services.tool_registry.domain.definition import ToolVersion, check_definition
 from services.tool_registry.domain.roles import ADMIN, OPERATOR
-from services.tool_registry.domain.schema import compile_schema
 from services.tool_registry.domain.source import (
     TOOLS_MAX,
     DiscoveredTool,
@@ -204,7 +203,7 @@ class Sources:
             name = tool.definition.name
             try:
                 check_definition(tool.definition)
-                compile_schema(tool.definition.arguments_schema)
+                await self._catalog.check_schema(source.store_id, tool.definition.arguments_schema)
             except InvalidSchema as error:
                 raise InvalidSchema(f"tool {name}: {error.message}") from None
             except InvalidField as error:

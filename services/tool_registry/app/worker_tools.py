@@ -19,7 +19,6 @@ from services.tool_registry.domain.definition import (
     definition_hash,
 )
 from services.tool_registry.domain.registering import Registrant
-from services.tool_registry.domain.schema import compile_schema
 from services.tool_registry.domain.workers import TOOLS_MAX, Hello, WorkerKey, source_of
 
 
@@ -44,7 +43,7 @@ class WorkerTools:
             ToolExists: a name is that of another source; nothing is registered, unless
                 that source registers it at the same time.
         """
-        self._check(hello.definitions)
+        await self._check(caller.store_id, hello.definitions)
         registrant = await self._registrant(caller, hello.group_name)
         store_id, source = caller.store_id, source_of(hello.group_name)
         hashes = {definition.name: definition_hash(definition) for definition in hello.definitions}
@@ -76,7 +75,7 @@ class WorkerTools:
             return False
         return not await self._workers.has_successor(worker, current.definition.name, given, known)
 
-    def _check(self, definitions: Collection[ToolDefinition]) -> None:
+    async def _check(self, store_id: str, definitions: Collection[ToolDefinition]) -> None:
         if not 1 <= len(definitions) <= TOOLS_MAX:
             raise InvalidField(f"hello.tools: must be 1 to {TOOLS_MAX}", field="hello.tools")
         loaded = self._catalog.loaded_names
@@ -88,6 +87,6 @@ class WorkerTools:
                 raise InvalidField(f"{definition.name}: context: must be BACKEND", field="context")
             check_own_name(definition.name)
             check_definition(definition)
-            compile_schema(definition.arguments_schema)
+            await self._catalog.check_schema(store_id, definition.arguments_schema)
             if definition.name in loaded:
                 raise ToolExists(f"{definition.name!r} is a tool of the deployment")

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import jsonschema_rs
+import msgspec
 
 from services.chassis.strict_json import JsonValue, dumps_canonical, loads
-from services.errors import InvalidJson, TooLarge
+from services.errors import InvalidJson, InvalidSchema, TooLarge
 from services.tool_registry.domain.definition import ARGUMENTS_BYTES_MAX, ToolDefinition
 from services.tool_registry.domain.fitting import Fitted, fit
+from services.tool_registry.domain.schema import compile_schema
 from services.tool_registry.domain.violations import list_violations
 
+QUICK_WORK_MAX: Final = 50_000
+"""Weight of a schema times bytes of arguments that are checked at once: at most some 30 ms of processor time."""
+
 _ADJUSTMENTS_SHOWN: Final = 10
+_ROUND_BYTES: Final = 64
+_COMPILED_MAX: Final = 64
+_decode: Final[Callable[[bytes], Any]] = msgspec.json.decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +70,58 @@ def check_arguments(
         listed = "\n".join(f"- {line}" for line in violations)
         return Refused(reason="INVALID_ARGUMENTS", message=f"the arguments of {name} do not fit its schema:\n{listed}")
     return _accepted(name, fitted)
+
+
+def is_quick(weight: float, raw: bytes) -> bool:
+    """Whether arguments can be checked at once, by a schema of that weight (`domain.schema.weigh`)."""
+    return weight * (len(raw) + _ROUND_BYTES) <= QUICK_WORK_MAX
+
+
+def check_strange(
+    name: str, schema: bytes, raw: bytes, newest: bytes | None, *, recursion: bool
+) -> tuple[bytes, str] | Refused:
+    """Return what `check_arguments` and then `fits_newest` do, for a helper process, which keeps what it has compiled.
+
+    Schemas are JSON. What was accepted is the canonical arguments and the note.
+    """
+    definition = ToolDefinition(name=name, description="", arguments_schema=_decode(schema))
+    checked = check_arguments(definition, _compiled(schema, recursion=recursion), raw)
+    if isinstance(checked, Accepted) and newest is not None:
+        checked = fits_newest(name, _compiled(newest, recursion=recursion), checked)
+    return checked if isinstance(checked, Refused) else (checked.canonical, checked.note)
+
+
+def read_canonical(canonical: bytes) -> dict[str, JsonValue]:
+    """Return the arguments that `check_strange` has accepted."""
+    arguments: dict[str, JsonValue] = _decode(canonical)
+    return arguments
+
+
+def schema_problem(schema: Mapping[str, Any]) -> str:
+    """Return why a schema of a stranger cannot be used, for a helper process; empty if it can."""
+    try:
+        compile_schema(schema)
+    except InvalidSchema as error:
+        return error.message
+    return ""
+
+
+def fits_newest(name: str, newest: jsonschema_rs.Draft202012Validator, accepted: Accepted) -> Accepted | Refused:
+    """Return `accepted` if the newest version takes the arguments too.
+
+    A run keeps the version it started with, but only the newest function is
+    there to run: arguments of an older version must fit it as they are.
+    """
+    if newest.is_valid(accepted.arguments):
+        return accepted
+    return Refused(
+        reason="INVALID_ARGUMENTS", message=f"{name} has changed since this run began and takes other arguments now"
+    )
+
+
+@functools.lru_cache(maxsize=_COMPILED_MAX)
+def _compiled(schema: bytes, *, recursion: bool) -> jsonschema_rs.Draft202012Validator:
+    return compile_schema(_decode(schema), recursion=recursion)
 
 
 def _accepted(name: str, fitted: Fitted) -> Accepted | Refused:

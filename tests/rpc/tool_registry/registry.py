@@ -27,6 +27,7 @@ from services.chassis.ids import IdSource
 from services.chassis.metrics import Metrics
 from services.chassis.rpc_client import open_channel
 from services.chassis.rpc_server import RpcServer
+from services.tool_registry.adapters.helpers import Helpers
 from services.tool_registry.adapters.metrics import RegistryMetrics
 from services.tool_registry.adapters.policy import policy_parts
 from services.tool_registry.adapters.postgres_journal import PostgresJournal
@@ -224,7 +225,8 @@ async def running(
         known_secrets = FileSecrets(secrets or {})
         source_store = PostgresSources(database)
         kinds = connectors(source_store, known_secrets)
-        catalog = Catalog(book, sources={"worker": hub, **kinds})
+        helpers = Helpers()
+        catalog = Catalog(book, sources={"worker": hub, **kinds}, helper=helpers)
         await catalog.load("module:test", tools)
         observer = RegistryMetrics(metrics)
         policy = policy_parts(database, clock, store_calls_per_minute=store_calls_per_minute)
@@ -246,7 +248,7 @@ async def running(
         server = _server(f"unix:{folder}/{name}", ids, metrics, drain_seconds)
         _serve(server, ToolServicer(catalog), RuleServicer(rules), SourceServicer(sources), AuditServicer(policy.log))
         _serve_streams(server, WorkerServicer(hub, WorkerTools(book, worker_book, catalog)), execution)
-        async with processes, hub, executor, server, _Channels(server.address) as channels:
+        async with helpers, processes, hub, executor, server, _Channels(server.address) as channels:
             yield Registry(
                 address=server.address,
                 execution=ExecutionServiceStub(channels.service),

@@ -1,0 +1,170 @@
+"""Helper processes, which work out what strangers wrote and are killed when that takes too long."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Self, TypeVar
+
+from services.chassis import logs
+from services.errors import Overloaded
+from services.tool_registry.app.ports import TooCostly
+
+T = TypeVar("T")
+
+PROCESSES_MAX: Final = 3
+WAITING_MAX: Final = 200
+"""Jobs of a store that wait for its turn."""
+
+_PROGRAM: Final = (
+    "import sys; sys.path[:] = sys.argv[1:]; from services.tool_registry.adapters.helper_process import main; main()"
+)
+_SETTINGS_PREFIX: Final = "PAWL_"
+_LENGTH_BYTES: Final = 4
+# A limit of processor time is what counts. This one is for a process that does not even get to run.
+_WALL_FACTOR: Final = 20
+_WALL_SECONDS: Final = 30.0
+_SLOW_CPU_SECONDS: Final = 0.1
+_SLOW_FOR_SECONDS: Final = 60.0
+
+_log = logs.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Turn:
+    """The place of a store: one job at a time."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    waiting: int = 0
+
+
+class Helpers:
+    """The Helper port: processes of the registry's own code, one job each at a time.
+
+    A store has one job at a time, and stores that have asked for much lately leave
+    one process to the others: so no store waits for what another one has written.
+    A job that nobody waits for any more goes on to its end, which its limit says.
+    """
+
+    def __init__(self, *, processes_max: int = PROCESSES_MAX) -> None:
+        self._free = asyncio.Semaphore(processes_max)
+        self._slow_free = asyncio.Semaphore(max(processes_max - 1, 1))
+        self._turns: dict[str, _Turn] = {}
+        self._slow_until: dict[str, float] = {}
+        self._idle: list[_Process] = []
+        self._jobs: set[asyncio.Task[Any]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for job in self._jobs:
+            job.cancel()
+        await asyncio.gather(*self._jobs, return_exceptions=True)
+        while self._idle:
+            await self._idle.pop().end()
+
+    async def run(self, store_id: str, function: Callable[..., T], *arguments: Any, cpu_seconds: float) -> T:
+        turn = self._turns.setdefault(store_id, _Turn())
+        if turn.waiting >= WAITING_MAX:
+            raise Overloaded("too much of this store waits to be checked: try again later")
+        job = asyncio.ensure_future(self._in_turn(store_id, turn, (function, arguments, cpu_seconds)))
+        self._jobs.add(job)
+        job.add_done_callback(self._done)
+        used, is_value, value = await asyncio.shield(job)
+        if used > _SLOW_CPU_SECONDS:
+            self._note_slow(store_id)
+        if not is_value:
+            raise value
+        result: T = value
+        return result
+
+    def _done(self, job: asyncio.Task[Any]) -> None:
+        self._jobs.discard(job)
+        if not job.cancelled():
+            job.exception()  # Seen, also when nobody wants it any more.
+
+    def _note_slow(self, store_id: str) -> None:
+        now = asyncio.get_running_loop().time()
+        self._slow_until = {store: until for store, until in self._slow_until.items() if until > now}
+        self._slow_until[store_id] = now + _SLOW_FOR_SECONDS
+
+    async def _in_turn(self, store_id: str, turn: _Turn, job: Any) -> tuple[float, bool, Any]:
+        turn.waiting += 1
+        try:
+            async with turn.lock, contextlib.AsyncExitStack() as places:
+                if self._slow_until.get(store_id, 0.0) > asyncio.get_running_loop().time():
+                    await places.enter_async_context(self._slow_free)
+                await places.enter_async_context(self._free)
+                return await self._ask(store_id, job)
+        finally:
+            turn.waiting -= 1
+            if not turn.waiting:
+                self._turns.pop(store_id, None)
+
+    async def _ask(self, store_id: str, job: Any) -> tuple[float, bool, Any]:
+        process = self._idle.pop() if self._idle else await _Process.start()
+        try:
+            answer = await process.ask(pickle.dumps(job), _WALL_SECONDS + _WALL_FACTOR * job[-1])
+        except BaseException:
+            await asyncio.shield(process.end())
+            raise
+        if answer is None:
+            status = await process.end()
+            self._note_slow(store_id)
+            _log.warning("helper.killed", store=store_id, job=job[0].__name__, status=status)
+            raise TooCostly
+        self._idle.append(process)
+        # It comes from our own code in a process that we started.
+        found: tuple[float, bool, Any] = pickle.loads(answer)  # noqa: S301
+        return found
+
+
+class _Process:
+    """The registry's end of a helper."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls) -> Self:
+        return cls(
+            await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-c",
+                _PROGRAM,
+                *sys.path,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                start_new_session=True,
+                env={name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS_PREFIX)},
+            )
+        )
+
+    async def ask(self, request: bytes, seconds: float) -> bytes | None:
+        """Return the answer; None if the process has ended or is late."""
+        writer, reader = self._process.stdin, self._process.stdout
+        assert writer is not None  # noqa: S101  # it was started with pipes
+        assert reader is not None  # noqa: S101
+        try:
+            async with asyncio.timeout(seconds):
+                writer.write(len(request).to_bytes(_LENGTH_BYTES, "big"))
+                writer.write(request)
+                await writer.drain()
+                length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
+                return await reader.readexactly(length)
+        except (TimeoutError, asyncio.IncompleteReadError, OSError):
+            return None
+
+    async def end(self) -> int:
+        """Kill it; returns how it ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        return await self._process.wait()
