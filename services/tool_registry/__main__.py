@@ -96,7 +96,10 @@ async def main(stop: Stop) -> None:
         connectors = await _connectors(service, source_store, secrets, egress)
         catalog = Catalog(book, sources={WORKER: hub, **connectors}, helper=helpers)
         documents = PostgresDocumentBook(database)
-        await catalog.load("builtin", await _builtin_tools(service, settings, database, documents, egress))
+        builtin = await _builtin_tools(
+            service, settings, database=database, documents=documents, egress=egress, helpers=helpers
+        )
+        await catalog.load("builtin", builtin)
         for module in load_modules(module_names(settings.tools)):
             await catalog.load(f"module:{module.name}", module.tools)
 
@@ -146,9 +149,11 @@ async def main(stop: Stop) -> None:
 async def _builtin_tools(
     service: Service,
     settings: ToolRegistrySettings,
+    *,
     database: Database,
     documents: PostgresDocumentBook,
     egress: GuardedEgress,
+    helpers: Helpers,
 ) -> list[Tool[..., Any]]:
     """Return the tools that come along."""
     job_store = await service.open_channel("job_store", settings.job_store_address, optional=True)
@@ -165,7 +170,7 @@ async def _builtin_tools(
         *question_tools(),
         *agent_tools(),
         *result_tools(LedgerResults(job_store)),
-        *web_tools(egress),
+        *web_tools(egress, helpers),
     ]
 
 

@@ -12,7 +12,8 @@ import msgspec
 
 from services.chassis.database import Database
 from services.errors import RequestIdReused, RuleNotFound
-from services.tool_registry.domain.rules import ArgumentPattern, Rule, RuleEffect, RuleScope, said_by
+from services.tool_registry.domain.patterns import ArgumentPattern
+from services.tool_registry.domain.rules import Rule, RuleEffect, RuleScope, said_by
 
 _IN_FORCE: Final = """
 revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp()) AND (uses_max = 0 OR uses < uses_max)

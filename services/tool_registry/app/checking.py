@@ -16,11 +16,15 @@ from services.tool_registry.domain.definition import Category, Effect, Execution
 from services.tool_registry.domain.digest import call_digest
 from services.tool_registry.domain.gate import approval_cause, longest_array
 from services.tool_registry.domain.names import did_you_mean
+from services.tool_registry.domain.patterns import TooMuchToMatch, argument_acts, argument_kinds
 from services.tool_registry.domain.resources import resource_keys
 from services.tool_registry.domain.rules import Rule, RuledCall, RuleEffect, RuleScope, may_approve
 from services.tool_registry.domain.verdict import CallIdentity, Disposition, Verdict, question_of
 
 PREVIEW_CHARACTERS_MAX: Final = 4096
+TOO_MUCH_TO_MATCH: Final = (
+    "these arguments are too much to be held against the rules of the store: use fewer or shorter ones in a call"
+)
 
 _log = logs.get_logger(__name__)
 _LOADED: Final = frozenset({ExecutionContext.BACKEND, ExecutionContext.AGENT})
@@ -105,7 +109,10 @@ class Checker:
         """Return the verdict on a call that fits, by the gate and by people's rules."""
         definition = tool.definition
         cause = gate(tool, checked)
-        rule = await self._rules.deciding(identity.store_id, ruled_call(identity, tool, checked))
+        try:
+            rule = await self._rules.deciding(identity.store_id, ruled_call(identity, tool, checked))
+        except TooMuchToMatch:
+            return _refused(identity, "INVALID_ARGUMENTS", TOO_MUCH_TO_MATCH, tool)
         if rule is not None:
             match rule.effect:
                 case RuleEffect.DENY:
@@ -159,6 +166,10 @@ def ruled_call(identity: CallIdentity, tool: CatalogTool, accepted: Accepted) ->
         approvals_required=_approvals_required(identity, tool),
         user_may_approve=may_approve(identity.user_roles),
         arguments=accepted.arguments,
+        kinds={
+            name: kind for each in reversed(definitions) for name, kind in argument_kinds(each.arguments_schema).items()
+        },
+        acts=tuple(dict.fromkeys(act for each in definitions for act in argument_acts(each.arguments_schema))),
     )
 
 

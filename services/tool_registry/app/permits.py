@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from services.errors import ApprovalRequired, PawlError, PermissionDenied
-from services.tool_registry.app.checking import denial
+from services.errors import ApprovalRequired, InvalidArguments, PawlError, PermissionDenied
+from services.tool_registry.app.checking import TOO_MUCH_TO_MATCH, denial
 from services.tool_registry.app.jobs import Job
 from services.tool_registry.app.ports import Journal
 from services.tool_registry.app.rules import Rules
+from services.tool_registry.domain.patterns import TooMuchToMatch
 from services.tool_registry.domain.rules import RuleEffect
 
 
@@ -35,7 +36,10 @@ class Permits:
 
     async def _refusal(self, job: Job) -> PawlError | None:
         store_id, call_id = job.key
-        rule = await self._rules.deciding(store_id, job.ruled)
+        try:
+            rule = await self._rules.deciding(store_id, job.ruled)
+        except TooMuchToMatch:
+            return InvalidArguments(TOO_MUCH_TO_MATCH)
         if rule is not None and rule.effect is RuleEffect.DENY:
             return PermissionDenied(denial(rule))
         if rule is not None and rule.effect is RuleEffect.ASK and not job.is_approved:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -136,8 +137,13 @@ class Rules:
         return [await self._listed(rule) for rule in rules]
 
     async def deciding(self, store_id: str, call: RuledCall) -> Rule | None:
-        """Return the rule that decides about a call, if one does; it counts nothing."""
+        """Return the rule that decides about a call, if one does; it counts nothing.
+
+        Raises:
+            TooMuchToMatch: the rules and the arguments are too much together.
+        """
         rules = await self._in_force(store_id)
+        await asyncio.sleep(0)  # Each call of a batch can take a while.
         return ruling(rules, call, self._clock.now()) if rules else None
 
     async def allow(self, rule: Rule, call_id: str) -> bool:

@@ -29,9 +29,19 @@ TAKEN_BACK_BYTES_MAX: Final = 64 * 1024
 """The largest content that an inverse brings back, as JSON with the rest of its arguments."""
 LISTED_MAX: Final = 500
 
-Path = Annotated[
-    str, msgspec.Meta(min_length=1, max_length=PATH_CHARACTERS_MAX), "relative to the store's folder: notes/plan.md"
-]
+_PATH: Final = "relative to the store's folder: notes/plan.md"
+
+
+def _path(*acts_as: str) -> msgspec.Meta:
+    """Return what a path is. A rule for the arguments that it acts as holds for it, too."""
+    acts = {"x-pawl-acts-as": list(acts_as)} if acts_as else {}
+    return msgspec.Meta(min_length=1, max_length=PATH_CHARACTERS_MAX, extra_json_schema={"format": "path"} | acts)
+
+
+Path = Annotated[str, _path(), _PATH]
+Changed = Annotated[str, _path("write_file.path"), _PATH]
+Left = Annotated[str, _path("read_file.path/*", "write_file.path/*", "delete_file.path/*"), _PATH]
+Reached = Annotated[str, _path("write_file.path/*"), _PATH]
 Content = Annotated[str, msgspec.Meta(max_length=200_000)]
 Digest = Annotated[
     Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")] | None, "do it only if this is the SHA-256 of the file"
@@ -79,7 +89,9 @@ def _reading(store: FileStore) -> list[Tool[..., Any]]:
     @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
     def list_files(
         context: ToolContext,
-        path: Annotated[str, "a folder; empty for the whole store's"] = "",
+        path: Annotated[
+            str, msgspec.Meta(extra_json_schema={"format": "path"}), "a folder; empty for the whole store's"
+        ] = "",
         after: Annotated[str, "list what comes after this name"] = "",
     ) -> dict[str, Any]:
         """List the files and folders of a folder, by name."""
@@ -118,14 +130,14 @@ def _writing(store: FileStore) -> list[Tool[..., Any]]:
         )
 
     @tool(category=Category.SAFE, effect=Effect.IDEMPOTENT, resource_keys=["file:{path}"])
-    def append_file(context: ToolContext, path: Path, content: Content) -> Any:
+    def append_file(context: ToolContext, path: Changed, content: Content) -> Any:
         """Add text to the end of a file; one that is not there is made."""
         return _change(store, context, lambda view: plan_append(view, path, content))
 
     @tool(category=Category.SAFE, effect=Effect.IDEMPOTENT, resource_keys=["file:{path}"])
     def edit_file(
         context: ToolContext,
-        path: Path,
+        path: Changed,
         old_text: Annotated[str, msgspec.Meta(min_length=1), "exactly as in the file, where it must occur once"],
         new_text: Content,
     ) -> Any:
@@ -137,7 +149,7 @@ def _writing(store: FileStore) -> list[Tool[..., Any]]:
 
 def _arranging(store: FileStore) -> list[Tool[..., Any]]:
     @tool(category=Category.SAFE, effect=Effect.IDEMPOTENT, resource_keys=["file:{path}", "file:{new_path}"])
-    def move_file(context: ToolContext, path: Path, new_path: Path) -> Any:
+    def move_file(context: ToolContext, path: Left, new_path: Reached) -> Any:
         """Move or rename a file or folder, to where nothing is yet."""
         return _change(store, context, lambda view: plan_move(view, path, new_path))
 

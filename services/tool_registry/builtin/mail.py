@@ -16,7 +16,7 @@ from services.tool_registry.sdk import Category, Effect, Tool, ToolContext, Tool
 RECIPIENTS_MAX: Final = 20
 _PREVIEW_BODY_CHARACTERS: Final = 2000
 
-AddressText = Annotated[str, msgspec.Meta(min_length=3, max_length=254)]
+AddressText = Annotated[str, msgspec.Meta(min_length=3, max_length=254, extra_json_schema={"format": "recipient"})]
 
 
 class Mailer(Protocol):

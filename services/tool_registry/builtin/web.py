@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, Final
 
 import msgspec
 
-from services.tool_registry.app.ports import Egress
+from services.tool_registry.app.ports import Egress, Helper, TooCostly
 from services.tool_registry.builtin.web_text import NotText, read_page
 from services.tool_registry.domain.egress import URL_CHARACTERS_MAX, EgressRefused
 from services.tool_registry.domain.outbound import OutboundRequest, OutboundResponse, RequestFailed
@@ -17,24 +15,26 @@ from services.tool_registry.sdk import Category, Effect, Tool, ToolContext, Tool
 PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
 CHARACTERS_MAX: Final = 40_000
 FETCH_SECONDS: Final = 20.0
+READ_CPU_SECONDS: Final = 6.0
 
 _CHARACTERS_DEFAULT: Final = 10_000
-_READERS_MAX: Final = 2
 _OK: Final = range(200, 300)
 _ACCEPT: Final = "text/html, application/xhtml+xml, text/*;q=0.9, application/json;q=0.9, application/xml;q=0.8"
 
 
-def web_tools(egress: Egress) -> list[Tool[..., Any]]:
+def web_tools(egress: Egress, helper: Helper) -> list[Tool[..., Any]]:
     """Return web_scrape."""
-    # Of their own, so that pages which take long keep nobody else from a thread.
-    readers = ThreadPoolExecutor(_READERS_MAX, thread_name_prefix="web")
 
     # SAFE, though a URL can carry something out: a reader of pages that asks for each page is of no use. A deployment
     # for which that is too much says which hosts may be reached.
     @tool(category=Category.SAFE, effect=Effect.READ_ONLY, timeout_seconds=30)
     async def web_scrape(
         context: ToolContext,
-        url: Annotated[str, msgspec.Meta(min_length=1, max_length=URL_CHARACTERS_MAX), "http or https"],
+        url: Annotated[
+            str,
+            msgspec.Meta(min_length=1, max_length=URL_CHARACTERS_MAX, extra_json_schema={"format": "url"}),
+            "http or https",
+        ],
         offset: Annotated[int, msgspec.Meta(ge=0), "characters to skip, next_offset of the call before"] = 0,
         max_characters: Annotated[
             int, msgspec.Meta(ge=1, le=CHARACTERS_MAX), "characters to read"
@@ -44,11 +44,17 @@ def web_tools(egress: Egress) -> list[Tool[..., Any]]:
     ) -> dict[str, Any]:
         """Fetch a web page and return its readable text."""
         response = await _fetch(egress, context.store_id, url)
-        reading = asyncio.get_running_loop().run_in_executor(
-            readers, read_page, response.body, response.content_type, response.url
-        )
         try:
-            page = await reading
+            page = await helper.run(
+                context.store_id,
+                read_page,
+                response.body,
+                response.content_type,
+                response.url,
+                cpu_seconds=READ_CPU_SECONDS,
+            )
+        except TooCostly:
+            raise ToolError(f"{response.url} cannot be read: it takes too long") from None
         except NotText as error:
             raise ToolError(f"{response.url} cannot be read: {error}") from None
         end = offset + max_characters

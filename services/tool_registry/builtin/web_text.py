@@ -13,7 +13,7 @@ ELEMENTS_MAX: Final = 15_000
 
 _HTML: Final = frozenset({"text/html", "application/xhtml+xml"})
 _TEXT: Final = re.compile(r"text/.+|application/(.+\+)?(json|xml|yaml|toml)|application/(javascript|x-ndjson|x-yaml)")
-_CHARSET: Final = re.compile(r"charset\s*=\s*[\"']?\s*([\w.:-]+)", re.ASCII | re.IGNORECASE)
+_CHARSET: Final = re.compile(r"charset\s{0,8}=\s{0,8}[\"']?\s{0,8}([\w.:-]{1,40})", re.ASCII | re.IGNORECASE)
 # Those of the web. Python knows others, which are no character sets, or take long.
 _KNOWN_CHARSET: Final = re.compile(
     r"utf-?8|utf-?16(le|be)?|(windows-|cp)\d+|iso-?8859-\d+|koi8-[ru]|gb(k|2312|18030)|big5(-?hkscs)?|euc-(jp|kr)"
@@ -21,6 +21,7 @@ _KNOWN_CHARSET: Final = re.compile(
 )
 _MARKS: Final = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
 _HEAD_BYTES: Final = 2048
+_TYPE_CHARACTERS_MAX: Final = 256
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _UNREAD: Final = frozenset({"head", "script", "style", "noscript", "template", "svg"})
 _INLINE: Final = frozenset({"a", "b", "code", "em", "i", "small", "span", "strong", "sub", "sup"})
@@ -44,11 +45,12 @@ class Page:
 def read_page(body: bytes, content_type: str, url: str) -> Page:
     """Return the readable text of a page, or the text itself if it is of another kind.
 
-    Takes up to some seconds of processor time: to be called in a thread.
+    Takes up to some seconds of processor time: to be called in a helper.
 
     Raises:
         NotText: it is neither HTML nor another kind of text.
     """
+    content_type = content_type[:_TYPE_CHARACTERS_MAX]
     kind = content_type.partition(";")[0].strip().lower()
     if not kind:
         kind = "text/html" if body.lstrip()[:1] == b"<" else "text/plain"

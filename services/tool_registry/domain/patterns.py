@@ -1,11 +1,12 @@
 """Patterns of rules for arguments: matched in bounded time, and against every way to read a value.
 
 `HTTP://Host.:80/a` and `http://host/a` name the same thing. A rule that refuses or
-asks counts if any reading of a value matches; one that allows, if all of them do.
+asks counts if any reading of a value matches, one that allows if all of them do.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import posixpath
 import re
@@ -34,6 +35,7 @@ _FORMATS: Final = {
     "path": "path",
     "email": "email",
     "idn-email": "email",
+    "recipient": "email",
 }
 _ACTS_AS: Final = "x-pawl-acts-as"
 _BELOW: Final = "/*"
@@ -78,7 +80,7 @@ def argument_kinds(schema: Mapping[str, Any]) -> dict[str, ArgumentKind]:
 
 
 def argument_acts(schema: Mapping[str, Any]) -> tuple[Act, ...]:
-    """Return what the schema says in `x-pawl-acts-as`: `read_file.path`, or with what is below it `read_file.path/*`."""
+    """Return what the schema says in `x-pawl-acts-as`: `read_file.path`, or `read_file.path/*` with all below it."""
     found = []
     for name, part in _properties(schema):
         said = part.get(_ACTS_AS) if isinstance(part, dict) else None
@@ -138,6 +140,23 @@ class ArgumentPattern:
     glob: str | None = None
 
 
+@dataclass(slots=True)
+class Work:
+    """Steps that are left."""
+
+    left: int = WORK_MAX
+
+    def spend(self, steps: int) -> None:
+        """Take steps away.
+
+        Raises:
+            TooMuchToMatch: there are not so many.
+        """
+        self.left -= steps
+        if self.left < 0:
+            raise TooMuchToMatch
+
+
 @dataclass(slots=True, kw_only=True)
 class Matching:
     """The arguments of one call, held against the patterns of any number of rules.
@@ -150,13 +169,13 @@ class Matching:
     kinds: Mapping[str, ArgumentKind] = field(default_factory=dict)
     is_below: frozenset[str] = frozenset()
     """The arguments that stand for all that is below them, too."""
-    work: Work = field(default_factory=lambda: Work())
+    work: Work = field(default_factory=Work)
     _readings: dict[tuple[str, ArgumentKind], tuple[str, ...]] = field(default_factory=dict)
 
     def meets(self, pattern: ArgumentPattern, *, strictly: bool) -> bool:
-        """Whether the argument is there and matches; of an array every item must, and there must be one.
+        """Whether the argument is there and matches; of an array an item.
 
-        With `strictly` every reading of a text must match, else any.
+        With `strictly` every item must match, in every reading, and there must be one.
         """
         self.work.spend(1)
         if pattern.argument not in self.arguments:
@@ -168,7 +187,8 @@ class Matching:
         items = value if isinstance(value, list) else [value]
         glob = pattern.glob or ""
         is_below = pattern.argument in self.is_below
-        return bool(items) and all(
+        every = all if strictly else any
+        return bool(items) and every(
             isinstance(item, str) and self._is_like(item, glob, kind, strictly=strictly, is_below=is_below)
             for item in items
         )
@@ -206,23 +226,6 @@ class Matching:
             self.work.spend(1 + len(text) // 10)
             self._readings[key] = readings(text, kind)
         return self._readings[key]
-
-
-@dataclass(slots=True)
-class Work:
-    """Steps that are left."""
-
-    left: int = WORK_MAX
-
-    def spend(self, steps: int) -> None:
-        """Take steps away.
-
-        Raises:
-            TooMuchToMatch: there are not so many.
-        """
-        self.left -= steps
-        if self.left < 0:
-            raise TooMuchToMatch
 
 
 @functools.lru_cache(maxsize=1000)
@@ -284,7 +287,13 @@ def _plain_glob(glob: str, kind: ArgumentKind) -> str:
     if kind is ArgumentKind.PATH:
         return re.sub("/{2,}", "/", plain).removeprefix("./").removeprefix("/")
     origin = _ORIGIN.match(plain)
-    return plain if origin is None else origin[0].lower() + plain[origin.end() :]
+    if origin is None:
+        return plain
+    lowered, rest = origin[0].lower(), plain[origin.end() :]
+    if not set("*?") & set(lowered):
+        with contextlib.suppress(EgressRefused):
+            lowered, rest = read_target(lowered).origin, rest or "/"
+    return lowered + rest
 
 
 def glob_matches(text: str, glob: str, work: Work) -> bool:
@@ -296,10 +305,10 @@ def glob_matches(text: str, glob: str, work: Work) -> bool:
     first, *middle = glob.split("*")
     work.spend(1 + len(text) // _CHARACTERS_A_STEP)
     if not middle:
-        return len(text) == len(first) and _is_at(text, 0, first, work)
+        return len(text) == len(first) and _is_at(text, 0, first.split("?"), work)
     last = middle.pop()
     place, end = len(first), len(text) - len(last)
-    if end < place or not _is_at(text, 0, first, work) or not _is_at(text, end, last, work):
+    if end < place or not (_is_at(text, 0, first.split("?"), work) and _is_at(text, end, last.split("?"), work)):
         return False
     for piece in middle:
         # The leftmost place is as good as any: what comes after it has the most room.
@@ -315,7 +324,8 @@ def _find(text: str, piece: str, start: int, end: int, work: Work) -> int:
         found = text.find(piece, start, end)
         work.spend(1 + (end if found < 0 else found) // _CHARACTERS_A_STEP - start // _CHARACTERS_A_STEP)
         return found
-    anchor = max(piece.split("?"), key=len)
+    parts = piece.split("?")
+    anchor = max(parts, key=len)
     offset = piece.find(anchor) if anchor else 0
     place = start
     while place + len(piece) <= end:
@@ -324,16 +334,16 @@ def _find(text: str, piece: str, start: int, end: int, work: Work) -> int:
             break
         work.spend(1 + (found - place - offset) // _CHARACTERS_A_STEP)
         place = found - offset
-        if place + len(piece) <= end and _is_at(text, place, piece, work):
+        if place + len(piece) <= end and _is_at(text, place, parts, work):
             return place
         place += 1
     work.spend(1 + (end - place) // _CHARACTERS_A_STEP if place < end else 1)
     return -len(piece) - 1
 
 
-def _is_at(text: str, place: int, piece: str, work: Work) -> bool:
-    """Whether a piece with `?` in it is at a place of a text."""
-    for part in piece.split("?"):
+def _is_at(text: str, place: int, parts: list[str], work: Work) -> bool:
+    """Whether parts with one character between each are at a place of a text."""
+    for part in parts:
         work.spend(1)
         if not text.startswith(part, place):
             return False

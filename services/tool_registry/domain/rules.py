@@ -7,10 +7,9 @@ of the tool that its author knew, no bulk and no destruction unless it says so.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from fnmatch import fnmatchcase
 from typing import Final
 
 from services.chassis.ids import is_id
@@ -18,11 +17,14 @@ from services.chassis.strict_json import JsonValue, dumps_canonical
 from services.errors import InvalidField
 from services.tool_registry.domain.definition import Category, can_exist
 from services.tool_registry.domain.gate import BULK_ITEMS_MIN
+from services.tool_registry.domain.patterns import Act, ArgumentKind, ArgumentPattern, Matching
 from services.tool_registry.domain.roles import ADMIN, APPROVER
 
 ANY_TOOL: Final = "*"
 PATTERNS_MAX: Final = 20
 GLOB_CHARACTERS_MAX: Final = 1000
+PATTERN_BYTES_MAX: Final = 4096
+"""All patterns of a rule together."""
 REASON_BYTES_MAX: Final = 1024
 TRUST_SECONDS_MAX: Final = 30 * 86400.0
 """How long an ALLOW for a pattern of tools may last."""
@@ -50,43 +52,6 @@ class RuleScope(StrEnum):
 def may_approve(roles: Collection[str]) -> bool:
     """Whether somebody decides about their own runs: approvers and admins do, and whoever has no roles at all."""
     return not roles or not {ADMIN, APPROVER}.isdisjoint(roles)
-
-
-def canonical_value(value: JsonValue) -> bytes:
-    """Return the one text of a value; 1.0 is 1."""
-    return dumps_canonical(_whole(value))
-
-
-def _whole(value: JsonValue) -> JsonValue:
-    match value:
-        case float() if value.is_integer():
-            return int(value)
-        case list():
-            return [_whole(item) for item in value]
-        case dict():
-            return {key: _whole(item) for key, item in value.items()}
-        case _:
-            return value
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArgumentPattern:
-    """What a top-level argument must be: one value (`canonical_value`), or a text like `glob`."""
-
-    argument: str
-    equals: bytes | None = None
-    glob: str | None = None
-
-    def matches(self, arguments: Mapping[str, JsonValue]) -> bool:
-        """Whether the argument is there and matches; of an array every item must, and there must be one."""
-        if self.argument not in arguments:
-            return False
-        value = arguments[self.argument]
-        if self.equals is not None:
-            return canonical_value(value) == self.equals
-        items = value if isinstance(value, list) else [value]
-        glob = self.glob or ""
-        return bool(items) and all(isinstance(item, str) and fnmatchcase(item, glob) for item in items)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +111,10 @@ class RuledCall:
     user_may_approve: bool
     """Whether the user of the run could decide about it without a rule."""
     arguments: Mapping[str, JsonValue]
+    kinds: Mapping[str, ArgumentKind] = field(default_factory=dict)
+    """What its arguments are, where the tool declares it."""
+    acts: tuple[Act, ...] = ()
+    """The arguments that are those of other tools, too: what is denied or asked there is so here."""
     above_ids: frozenset[str] = frozenset()
     """The runs above its run, and their conversations: what is denied to them is denied to it."""
 
@@ -155,11 +124,38 @@ def ruling(rules: Iterable[Rule], call: RuledCall, now: float) -> Rule | None:
 
     Of those that say the same the narrowest scope decides, then the newest, so
     that the use of a broad rule is not counted where a narrow one would do.
+
+    Raises:
+        TooMuchToMatch: the rules and the arguments are too much together.
     """
-    counting = [rule for rule in rules if _counts(rule, call, now)]
+    matching = Matching(arguments=call.arguments, kinds=call.kinds)
+    views = [(call, matching), *_acted(call, matching)]
+    counting = [
+        rule
+        for rule in rules
+        if any(
+            _counts(rule, view, matched, now) for view, matched in (views[:1] if rule.effect in _OWN_ONLY else views)
+        )
+    ]
     return min(
         counting, key=lambda rule: (_PRECEDENCE[rule.effect], _BREADTH[rule.scope], -rule.create_time), default=None
     )
+
+
+def _acted(call: RuledCall, matching: Matching) -> Iterator[tuple[RuledCall, Matching]]:
+    """Return the call as calls of the tools that it acts as."""
+    for act in call.acts:
+        if act.argument in call.arguments:
+            kinds = {act.tool_argument: call.kinds.get(act.argument, ArgumentKind.TEXT)}
+            yield (
+                replace(call, tool_name=act.tool_name),
+                Matching(
+                    arguments={act.tool_argument: call.arguments[act.argument]},
+                    kinds=kinds,
+                    is_below=frozenset({act.tool_argument} if act.is_below else ()),
+                    work=matching.work,
+                ),
+            )
 
 
 def said_by(rule: Rule) -> bytes:
@@ -194,16 +190,17 @@ def is_suspended(rule: Rule, current_version: int) -> bool:
 
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_OWN_ONLY: Final = frozenset({RuleEffect.ALLOW})
 _PRECEDENCE: Final = {RuleEffect.DENY: 0, RuleEffect.ASK: 1, RuleEffect.ALLOW: 2}
 _BREADTH: Final = {RuleScope.RUN: 0, RuleScope.CONVERSATION: 1, RuleScope.USER: 2, RuleScope.STORE: 3}
 
 
-def _counts(rule: Rule, call: RuledCall, now: float) -> bool:
+def _counts(rule: Rule, call: RuledCall, matching: Matching, now: float) -> bool:
     return (
         rule.is_in_force(now)
         and _is_in_scope(rule, call)
         and _names(rule.tool_name, call.tool_name)
-        and all(pattern.matches(call.arguments) for pattern in rule.arguments)
+        and all(matching.meets(pattern, strictly=rule.effect is RuleEffect.ALLOW) for pattern in rule.arguments)
         and (rule.effect is not RuleEffect.ALLOW or _allows(rule, call))
     )
 
@@ -269,6 +266,10 @@ def check_rule(rule: Rule, now: float) -> None:
             "arguments",
             f"a glob has 1 to {GLOB_CHARACTERS_MAX} characters, without brackets",
         )
+    size = sum(
+        len(dumps_canonical([each.argument, each.glob or ""])) + len(each.equals or b"") for each in rule.arguments
+    )
+    _require(size <= PATTERN_BYTES_MAX, "arguments", f"all patterns together have at most {PATTERN_BYTES_MAX} bytes")
     _require(len(rule.reason.encode()) <= REASON_BYTES_MAX, "reason", f"at most {REASON_BYTES_MAX} bytes")
     _require(_CONTROL.search(rule.reason) is None, "reason", "must not have control characters")
     _require(not rule.expire_time or rule.expire_time > now, "expire_time", "must be in the future")

@@ -13,11 +13,11 @@ from services.chassis.ids import check_id, is_id
 from services.chassis.strict_json import loads
 from services.errors import InvalidField, InvalidJson, InvalidPageToken, RuleNotFound, TooLarge
 from services.tool_registry.app.rules import ListedRule, Person, Rules
-from services.tool_registry.domain.rules import ArgumentPattern, Rule, RuleEffect, RuleScope, canonical_value
+from services.tool_registry.domain.patterns import ArgumentPattern, canonical_value
+from services.tool_registry.domain.rules import PATTERN_BYTES_MAX, Rule, RuleEffect, RuleScope
 
 PAGE_SIZE_DEFAULT: Final = 50
 PAGE_SIZE_MAX: Final = 200
-VALUE_BYTES_MAX: Final = 16 * 1024
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -106,7 +106,7 @@ def _pattern_from(message: rule_pb2.ArgumentPattern) -> ArgumentPattern:
     if not message.HasField("equals_json"):
         return ArgumentPattern(argument=message.argument, glob=message.glob if message.HasField("glob") else None)
     try:
-        value = loads(message.equals_json, bytes_max=VALUE_BYTES_MAX)
+        value = loads(message.equals_json, bytes_max=PATTERN_BYTES_MAX)
     except (InvalidJson, TooLarge) as error:
         raise InvalidField(f"arguments: equals_json: {error.message}", field="rule.arguments") from None
     return ArgumentPattern(argument=message.argument, equals=canonical_value(value))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from services.tool_registry.adapters.egress import GuardedEgress
+from services.tool_registry.adapters.helpers import Helpers
 from services.tool_registry.builtin.web import PAGE_BYTES_MAX, web_tools
 from services.tool_registry.domain.definition import Caller
 from services.tool_registry.domain.egress import read_rules
@@ -35,7 +36,7 @@ async def reading(database_url: str, folder: Path) -> AsyncIterator[tuple[Regist
     async with web_server(pages(PAGES)) as server:
         rules = {"acme": read_rules(None, [f"127.0.0.1:{server.port}"])}
         egress = GuardedEgress(rules, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
-        async with running(database_url, folder, web_tools(egress)) as registry:
+        async with Helpers() as helpers, running(database_url, folder, web_tools(egress, helpers)) as registry:
             yield registry, server, f"http://127.0.0.1:{server.port}"
 
 

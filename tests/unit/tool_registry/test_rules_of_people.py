@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.tool_registry.domain.definition import Category
-from services.tool_registry.domain.rules import (
+from services.tool_registry.domain.patterns import (
+    ArgumentKind,
     ArgumentPattern,
+    Matching,
+    TooMuchToMatch,
+    Work,
+    argument_acts,
+    argument_kinds,
+    canonical_value,
+    glob_matches,
+    glob_reaches,
+)
+from services.tool_registry.domain.rules import (
     Rule,
     RuledCall,
     RuleEffect,
     RuleScope,
-    canonical_value,
     ruling,
 )
 
@@ -117,19 +132,135 @@ def test_the_narrowest_rule_is_the_one_that_is_counted() -> None:
     assert decides.rule_id == "run"
 
 
-def test_patterns_look_at_every_item_and_an_absent_argument_matches_nothing() -> None:
+def meets(pattern: ArgumentPattern, arguments: Mapping[str, Any], *, strictly: bool = True, **declared: str) -> bool:
+    """Whether arguments match, for a rule that allows or for one that does not."""
+    kinds = {name: ArgumentKind(kind) for name, kind in declared.items()}
+    return Matching(arguments=arguments, kinds=kinds).meets(pattern, strictly=strictly)
+
+
+def test_what_is_allowed_is_every_item_and_what_is_refused_is_any() -> None:
     inside = ArgumentPattern(argument="to", glob="*@example.com")
-    assert inside.matches({"to": ["a@example.com", "b@example.com"]})
-    assert not inside.matches({"to": ["a@example.com", "b@evil.org"]})
-    assert not inside.matches({"to": []})
-    assert not inside.matches({})
-    assert not inside.matches({"to": 5})
+    assert meets(inside, {"to": ["a@example.com", "b@example.com"]})
+    assert not meets(inside, {"to": ["a@example.com", "b@evil.org"]})
+    assert meets(inside, {"to": ["a@example.com", "b@evil.org"]}, strictly=False)
+    nothing: tuple[dict[str, Any], ...] = ({"to": []}, {}, {"to": 5})
+    for arguments in nothing:
+        assert not meets(inside, arguments)
+        assert not meets(inside, arguments, strictly=False)
+
+
+def test_numbers_that_are_equal_are_one_value() -> None:
     five = ArgumentPattern(argument="n", equals=canonical_value(5.0))
-    assert five.matches({"n": 5})
-    assert not five.matches({"n": "5"})
-    assert not five.matches({"n": True})
-    one = ArgumentPattern(argument="n", equals=canonical_value(1))
-    assert not one.matches({"n": True})
+    assert meets(five, {"n": 5})
+    assert not meets(five, {"n": "5"})
+    assert not meets(five, {"n": True})
+    assert not meets(ArgumentPattern(argument="n", equals=canonical_value(1)), {"n": True})
+    # Beyond 64 bits there are floats only.
+    assert meets(ArgumentPattern(argument="n", equals=canonical_value(1e20)), {"n": 1e20})
+    assert not meets(five, {"n": [1e20, {"a": -1e300}]})
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "http://evil.com/a",
+        "HTTP://Evil.Com/a",
+        "http://evil.com./a",
+        " http://evil.com/a",
+        "http://evil.com:80/a",
+        "http:\\\\evil.com\\a",
+        "http:/evil.com/b/../a",
+        "http://user@evil.com/%61",
+        "http://\u24d4vil.com/a",
+        "http://ev\u200bil.com/a",
+    ],
+)
+def test_a_url_is_refused_in_every_spelling_and_allowed_in_none_but_its_own(spelling: str) -> None:
+    for glob in ("http://evil.com/*", "HTTP://EVIL.com/*", "http://evil.com/a"):
+        assert meets(ArgumentPattern(argument="url", glob=glob), {"url": spelling}, strictly=False), glob
+    equals = ArgumentPattern(argument="url", equals=canonical_value("http://evil.com/a"))
+    assert meets(equals, {"url": spelling}, strictly=False)
+    other = ArgumentPattern(argument="url", glob=f"{spelling[:9].replace('?', '*')}*.org/*")
+    assert not meets(other, {"url": spelling})
+
+
+@pytest.mark.parametrize(
+    "spelling", ["secret/a", "./secret/a", "public/../secret/a", "secret//a", "/secret/a", " secret/a"]
+)
+def test_a_path_is_refused_in_every_spelling(spelling: str) -> None:
+    secret = ArgumentPattern(argument="path", glob="secret/*")
+    assert meets(secret, {"path": spelling}, strictly=False, path="path")
+    public = ArgumentPattern(argument="path", glob="public/*")
+    assert not meets(public, {"path": "public/../secret/a"}, path="path")
+
+
+def test_a_rule_for_a_tool_holds_for_whoever_acts_as_that_tool() -> None:
+    """Who may not read a file may not move it to where it can be read, nor the folder that it is in."""
+    schema = {
+        "properties": {
+            "path": {"type": "string", "format": "path", "x-pawl-acts-as": ["read_file.path/*"]},
+            "new_path": {"type": "string", "x-pawl-acts-as": ["write_file.path"]},
+        }
+    }
+
+    def ruled(effect: RuleEffect, tool_name: str, glob: str, arguments: Mapping[str, Any]) -> bool:
+        rule = Rule(
+            store_id="s",
+            rule_id="rule",
+            effect=effect,
+            scope=RuleScope.STORE,
+            scope_id="",
+            user_id="ann",
+            tool_name=tool_name,
+            arguments=(ArgumentPattern(argument="path", glob=glob),),
+            tool_version=1,
+            create_time=1.0,
+        )
+        moving = call(arguments, tool_name="move_file", kinds=argument_kinds(schema), acts=argument_acts(schema))
+        return ruling([rule], moving, NOW) is not None
+
+    for path in ("secret/a", "secret", "./secret/b/c"):
+        assert ruled(RuleEffect.DENY, "read_file", "secret/*", {"path": path, "new_path": "x"}), path
+    assert ruled(RuleEffect.ASK, "write_file", "config/*", {"path": "a", "new_path": "config/a"})
+    assert not ruled(RuleEffect.DENY, "read_file", "secret/*", {"path": "public/secret", "new_path": "x"})
+    assert not ruled(RuleEffect.DENY, "read_file", "secret/*", {"path": "secrets", "new_path": "secret/x"})
+    assert not ruled(RuleEffect.ALLOW, "read_file", "secret/*", {"path": "secret/a", "new_path": "x"})
+
+
+@given(st.text("ab/", max_size=12), st.text("ab?*/", max_size=8))
+def test_a_glob_means_what_a_shell_means(text: str, glob: str) -> None:
+    assert glob_matches(text, glob, Work()) == fnmatchcase(text, glob)
+
+
+@given(st.text("ab", max_size=3), st.text("ab?*", max_size=4))
+def test_a_glob_reaches_below_a_prefix_if_it_matches_something_there(prefix: str, glob: str) -> None:
+    endings = ("".join(letters) for length in range(5) for letters in itertools.product("ab", repeat=length))
+    assert glob_reaches(prefix, glob, Work()) == any(fnmatchcase(prefix + ending, glob) for ending in endings)
+
+
+hard_globs = st.lists(st.sampled_from(["*", "?", "a", "a?" * 20, "a" * 50, "*a" * 100, "b"]), max_size=20).map("".join)
+hard_texts = st.lists(st.sampled_from(["a", "b", "ab"]), max_size=3).map(lambda parts: "".join(parts) * 60_000)
+
+
+@settings(deadline=None)
+@given(hard_globs, hard_texts)
+def test_the_work_of_a_glob_is_counted(glob: str, text: str) -> None:
+    """Each step that is paid for is a few operations of Python and at most 100 characters of C."""
+    work = Work(left=2000)
+    steps = 0
+
+    def count(frame: Any, event: str, _: Any) -> Any:
+        nonlocal steps
+        steps += event == "line"
+        return count
+
+    sys.settrace(count)
+    try:
+        with contextlib.suppress(TooMuchToMatch):
+            glob_matches(text, glob, work)
+    finally:
+        sys.settrace(None)
+    assert steps <= 15 * (2000 - max(work.left, 0)) + 100
 
 
 def test_a_rule_does_not_mean_a_tool_that_took_the_name_and_the_version_of_another() -> None:

@@ -83,8 +83,14 @@ Global___RuleScope: _TypeAlias = RuleScope  # noqa: Y015
 @_typing.final
 class ArgumentPattern(_message.Message):
     """ArgumentPattern is what an argument must be for a rule to count. An absent
-    argument matches nothing. Of an array every item must match, and an empty one
-    matches nothing.
+    argument matches nothing, and neither does an empty array. Of an array every
+    item must match for ALLOW, and one for ASK and DENY.
+
+    A text can be read in several ways: as it is, without white space around it and
+    characters that cannot be seen, in plain letters (Unicode NFKC), a URL with a
+    small scheme and host and its path resolved, and where its tool declares the
+    argument to be a path or a recipient, as that. For ALLOW all readings must
+    match, for ASK and DENY any of them.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -178,7 +184,9 @@ class Rule(_message.Message):
     """Who revoked it."""
     @_builtins.property
     def arguments(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArgumentPattern]:
-        """What the arguments must be; all patterns must match. At most 20."""
+        """What the arguments must be; all patterns must match. At most 20, together at
+        most 4096 bytes.
+        """
 
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
