@@ -72,6 +72,11 @@ class Bus:
             self._task = None
 
     @property
+    def is_configured(self) -> bool:
+        """Whether there is a NATS at all; without one nothing will ever be sent."""
+        return self._url is not None
+
+    @property
     def connected(self) -> bool:
         """Whether messages are going out and coming in now."""
         return self._connected.is_set()

@@ -11,20 +11,21 @@ from services.chassis.service import Service
 from services.chassis.settings import load
 from services.job_store.adapters.announcer import NatsAnnouncer
 from services.job_store.adapters.attention import PostgresAttentionBook
+from services.job_store.adapters.attic import PostgresAttic
 from services.job_store.adapters.journal import PostgresJournal
 from services.job_store.adapters.leases import PostgresLeases
 from services.job_store.adapters.lifecycle_stream import JetStreamLifecycle
 from services.job_store.adapters.metrics import CountedLeases, PrometheusMeter
 from services.job_store.adapters.outbox import PostgresOutbox
 from services.job_store.adapters.reads import PostgresReads
-from services.job_store.adapters.upkeep import PostgresAttic, PostgresCensus, PostgresOfferBook
+from services.job_store.adapters.upkeep import PostgresCensus, PostgresOfferBook
 from services.job_store.app.group_commit import GroupCommit
 from services.job_store.app.ledger import Ledger
 from services.job_store.app.sweeps import CensusTaker, OfferSweep, QuarantineSweep, Relay, Retention, RetentionSweep
 from services.job_store.domain.places import PlaceLimits
 from services.job_store.rpc.messages import encode_event
 from services.job_store.rpc.servicer import LedgerServicer
-from services.job_store.settings import JobStoreSettings
+from services.job_store.settings import UNSENT_HOURS_MIN, JobStoreSettings
 
 
 async def main(stop: Stop) -> None:
@@ -40,7 +41,7 @@ async def main(stop: Stop) -> None:
         relay = Relay(PostgresOutbox(database), JetStreamLifecycle(bus), meter)
         group_commit = await service.enter(
             GroupCommit(
-                PostgresJournal(database, service.ids, encode_event),
+                PostgresJournal(database, service.ids, encode_event, keeps_lifecycle=bus.is_configured),
                 announcer,
                 meter,
                 monotonic=service.clock.monotonic,
@@ -59,6 +60,7 @@ async def main(stop: Stop) -> None:
         )
         retention = Retention(
             requests_seconds=timedelta(hours=settings.request_retention_hours).total_seconds(),
+            unsent_seconds=timedelta(hours=max(settings.lifecycle_resend_hours, UNSENT_HOURS_MIN)).total_seconds(),
             sent_seconds=timedelta(hours=settings.lifecycle_resend_hours).total_seconds(),
             events_seconds=timedelta(days=settings.event_retention_days).total_seconds(),
             conversations_seconds=timedelta(days=settings.conversation_retention_days).total_seconds(),

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pydantic import Field, SecretStr
 
 from services.chassis.settings import ListenAddress, ServiceSettings
+
+UNSENT_HOURS_MIN: Final = 24.0
+"""So long life-cycle events wait for a NATS that is away, also if none that were sent are kept."""
 
 
 class JobStoreSettings(ServiceSettings):

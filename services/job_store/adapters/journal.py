@@ -42,9 +42,12 @@ _log = logs.get_logger(__name__)
 
 
 class PostgresJournal:
-    """See `ports.Journal`. `encode` gives the bytes of an event."""
+    """See `ports.Journal`. `encode` gives the bytes of an event; without `keeps_lifecycle` nothing is to be sent on."""
 
-    def __init__(self, database: Database, ids: Ids, encode: Callable[[Event], bytes]) -> None:
+    def __init__(
+        self, database: Database, ids: Ids, encode: Callable[[Event], bytes], *, keeps_lifecycle: bool = True
+    ) -> None:
+        self._keeps_lifecycle = keeps_lifecycle
         self._database = database
         self._ids = ids
         self._encode = encode
@@ -69,7 +72,8 @@ class PostgresJournal:
                 _log.exception("ledger.operation_failed", operation=type(operation).__name__)
                 outcomes.append(error)
         events = [(event, self._encode(event)) for event in book.events.rows]
-        lifecycle = await _store(connection, book, events)
+        await _store(connection, book, events)
+        lifecycle = await _keep_lifecycle(connection, book) if self._keeps_lifecycle else 0
         work_ready = book.work_ready or await _place_is_wanted(connection, book)
         return Written(
             outcomes=outcomes,
@@ -89,8 +93,8 @@ async def _place_is_wanted(connection: Connection, book: Book) -> bool:
     return bool(stores) and bool(await connection.fetchval(_ANY_WAITS, sorted(stores)))
 
 
-async def _store(connection: Connection, book: Book, events: Sequence[tuple[Event, bytes]]) -> int:
-    """Write all that the operations changed; returns how many events go to the outbox."""
+async def _store(connection: Connection, book: Book, events: Sequence[tuple[Event, bytes]]) -> None:
+    """Write all that the operations changed."""
     # Sorted, so that two groups that create the same rows wait for each other and do not deadlock.
     requests = sorted(book.requests.created(), key=lambda row: row.key)
     conversations = sorted(book.conversations.created(), key=lambda row: (row.store_id, row.conversation_id))
@@ -110,7 +114,11 @@ async def _store(connection: Connection, book: Book, events: Sequence[tuple[Even
         for event, payload in events
     ]
     await _insert(connection, tables.EVENTS, stored)
-    outbox = [_outbox_row(event) for event, _ in events if isinstance(event.happening, RunChanged)]
+
+
+async def _keep_lifecycle(connection: Connection, book: Book) -> int:
+    """Put the life-cycle events into the outbox; returns how many there are."""
+    outbox = [_outbox_row(event) for event in book.events.rows if isinstance(event.happening, RunChanged)]
     await _insert(connection, tables.OUTBOX, outbox)
     return len(outbox)
 

@@ -175,6 +175,10 @@ class Attic(Protocol):
         """Forget request ids; returns how many."""
         ...
 
+    async def remove_unsent(self, *, older_than_seconds: float, rows_max: int) -> int:
+        """Give up life-cycle events that no stream has taken for so long; returns how many."""
+        ...
+
     async def remove_sent(self, *, older_than_seconds: float, rows_max: int) -> int:
         """Forget life-cycle events that were sent so long ago: they cannot be sent again; returns how many."""
         ...
@@ -188,7 +192,11 @@ class Attic(Protocol):
         ...
 
     async def remove_conversations(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove conversations in which nothing happened for so long, with all that they hold; returns how many."""
+        """Remove conversations in which nothing happened for so long, with all that they hold; returns how many rows.
+
+        About `rows_max` of each kind at once. From the first time on they are not there any more for anybody
+        who asks for one of them by its id.
+        """
         ...
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from services.chassis import tasks
+from services.chassis import logs, tasks
 from services.job_store.app.ledger import Ledger
 from services.job_store.app.ports import Attic, Census, LifecycleStream, Meter, Outbox
 
 _RELAY_BATCH: Final = 256
 _REMOVAL_BATCH: Final = 100
+_ROWS_BATCH: Final = 500
 _SENT_BATCH: Final = 1000
 _TRIMMED_EVENTS_MAX: Final = 5000
 _OFFERS_SECONDS: Final = 1.0
@@ -20,6 +22,8 @@ _RELAY_SECONDS: Final = 1.0
 # Events that come so soon after each other go together: each relay costs a transaction.
 _GATHER_SECONDS: Final = 0.1
 _CENSUS_SECONDS: Final = 5.0
+
+_log = logs.get_logger(__name__)
 
 
 class Clock(Protocol):
@@ -96,6 +100,7 @@ class Retention:
     """How long what is kept."""
 
     requests_seconds: float
+    unsent_seconds: float
     sent_seconds: float
     events_seconds: float
     conversations_seconds: float
@@ -117,18 +122,20 @@ class RetentionSweep:
             await self._clock.sleep(self._retention.interval_seconds)
 
     async def sweep(self) -> None:
-        """Remove all that is too old now."""
-        keep = self._retention
-        while await self._attic.remove_requests(older_than_seconds=keep.requests_seconds, rows_max=_REMOVAL_BATCH):
-            await self._clock.sleep(0)
-        while await self._attic.remove_sent(older_than_seconds=keep.sent_seconds, rows_max=_SENT_BATCH):
-            await self._clock.sleep(0)
-        while await self._attic.trim_logs(older_than_seconds=keep.events_seconds, events_max=_TRIMMED_EVENTS_MAX):
-            await self._clock.sleep(0)
-        while await self._attic.remove_conversations(
-            older_than_seconds=keep.conversations_seconds, rows_max=_REMOVAL_BATCH
-        ):
-            await self._clock.sleep(0)
+        """Remove all that is too old now. What cannot be removed keeps nothing else from going."""
+        keep, attic = self._retention, self._attic
+        await self._empty(attic.remove_requests, keep.requests_seconds, rows_max=_REMOVAL_BATCH)
+        await self._empty(attic.remove_unsent, keep.unsent_seconds, rows_max=_SENT_BATCH)
+        await self._empty(attic.remove_sent, keep.sent_seconds, rows_max=_SENT_BATCH)
+        await self._empty(attic.trim_logs, keep.events_seconds, events_max=_TRIMMED_EVENTS_MAX)
+        await self._empty(attic.remove_conversations, keep.conversations_seconds, rows_max=_ROWS_BATCH)
+
+    async def _empty(self, remove: Callable[..., Awaitable[int]], seconds: float, **batch: int) -> None:
+        try:
+            while await remove(older_than_seconds=seconds, **batch):
+                await self._clock.sleep(0)
+        except Exception:  # noqa: BLE001  # the next sweep tries it again
+            _log.exception("retention.failed", step=remove.__name__)
 
 
 class CensusTaker:

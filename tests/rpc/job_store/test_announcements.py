@@ -17,8 +17,8 @@ from services.chassis.bus import Bus, Message
 from services.chassis.database import Database
 from services.chassis.metrics import Metrics
 from services.errors import DependencyUnavailable
+from services.job_store.adapters.attic import PostgresAttic
 from services.job_store.adapters.outbox import PostgresOutbox
-from services.job_store.adapters.upkeep import PostgresAttic
 from services.job_store.app.ports import Lifecycle, StreamEnd
 from tests import servers
 from tests.rpc.job_store.conftest import StartReplica, eventually

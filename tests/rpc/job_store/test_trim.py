@@ -11,8 +11,8 @@ from pawl.job.v1 import ledger_pb2 as pb
 from services.chassis.database import Database
 from services.chassis.rpc_client import translating
 from services.errors import RunNotFound, SeqBeyondEnd
+from services.job_store.adapters.attic import PostgresAttic
 from services.job_store.adapters.log_reads import SNAPSHOT_BYTES_MAX
-from services.job_store.adapters.upkeep import PostgresAttic
 from tests.rpc.job_store.test_upkeep import DAY_SECONDS, sweep
 from tests.rpc.job_store.user import Owner, User, result
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pytest
-from pawl.event.v1 import run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 
 from services.chassis.clock import SystemClock
 from services.chassis.database import Database
-from services.errors import PawlError, RunNotFound
+from services.chassis.ids import IdSource
+from services.errors import ConversationNotFound, DependencyUnavailable, PawlError, RunNotFound
+from services.job_store.adapters.attic import PostgresAttic
+from services.job_store.adapters.journal import PostgresJournal
 from services.job_store.adapters.outbox import PostgresOutbox
-from services.job_store.adapters.upkeep import PostgresAttic, PostgresCensus
+from services.job_store.adapters.upkeep import PostgresCensus
 from services.job_store.app.ports import Lifecycle, StreamEnd
 from services.job_store.app.sweeps import Retention, RetentionSweep
+from services.job_store.rpc.messages import encode_event
 from tests.rpc.job_store.conftest import PLACES, Replica
-from tests.rpc.job_store.user import Owner, User
+from tests.rpc.job_store.user import Owner, User, result
+from tests.unit.job_store.world import submission
 
 DAY_SECONDS = 86400.0
 
@@ -32,15 +37,39 @@ async def count(database: Database) -> dict[str, int]:
         return {name: await connection.fetchval(f"SELECT count(*) FROM job_store.{name}") for name in names}  # noqa: S608
 
 
-def sweep(database: Database) -> RetentionSweep:
+DELTA = event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text="x"))
+FAILURE = run_pb2.RunFailure(reason="INTERNAL")
+UNTOLD = "WHERE NOT EXISTS (SELECT FROM job_store.outbox AS o WHERE o.store_id = r.store_id AND o.run_id = r.run_id)"
+
+
+async def age_conversation(database: Database, conversation_id: str) -> None:
+    async with database.acquire() as connection:
+        await connection.execute(
+            "UPDATE job_store.conversations SET update_time = now() - interval '31 days' WHERE conversation_id = $1",
+            conversation_id,
+        )
+
+
+class BrokenAttic(PostgresAttic):
+    """An attic in which all but the last thing fails."""
+
+    async def remove_requests(self, *, older_than_seconds: float, rows_max: int) -> int:
+        raise DependencyUnavailable("a statement took too long")
+
+    async def trim_logs(self, *, older_than_seconds: float, events_max: int) -> int:
+        raise ValueError
+
+
+def sweep(database: Database, attic: PostgresAttic | None = None) -> RetentionSweep:
     keep = Retention(
         requests_seconds=DAY_SECONDS,
+        unsent_seconds=DAY_SECONDS,
         sent_seconds=DAY_SECONDS,
         events_seconds=7 * DAY_SECONDS,
         conversations_seconds=30 * DAY_SECONDS,
         interval_seconds=600,
     )
-    return RetentionSweep(PostgresAttic(database), SystemClock(), keep)
+    return RetentionSweep(attic or PostgresAttic(database), SystemClock(), keep)
 
 
 async def test_conversations_are_removed_whole_once_nothing_happens_in_them(user: User, database: Database) -> None:
@@ -73,6 +102,76 @@ async def test_a_conversation_with_an_open_run_is_kept_however_old(user: User, d
     await age(database, "conversations", "update_time")
     await sweep(database).sweep()
     assert (await user.run(owner.run_id)).state == run_pb2.RUN_STATE_WAITING
+
+
+async def test_without_a_stream_logs_are_trimmed_and_the_outbox_is_emptied_all_the_same(
+    user: User, database: Database
+) -> None:
+    """Life-cycle events wait a day for a NATS that is away, and keep nothing else for longer."""
+    owner = await user.start()
+    await owner.commit(events=[DELTA] * 5)
+    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+    await age(database, "runs", "end_time")
+    await sweep(database).sweep()
+    assert (await count(database))["events"] > 1  # It may still be told of.
+
+    await age(database, "outbox", '"time"')
+    await sweep(database).sweep()
+
+    assert (await count(database))["events"] == 1
+    assert (await PostgresCensus(database, PLACES).count())["outbox"] == 0
+
+
+async def test_the_trim_asks_by_an_index_whether_the_end_of_a_run_was_told(database: Database) -> None:
+    """There may be very many that nobody was told of."""
+    async with database.acquire() as connection:
+        plan = await connection.fetch(f"EXPLAIN SELECT FROM job_store.runs AS r {UNTOLD}")
+    assert "outbox_of_run" in str(plan)
+
+
+async def test_what_cannot_be_removed_keeps_nothing_else_from_going(user: User, database: Database) -> None:
+    owner = await user.start(conversation_id="old")
+    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+    await age(database, "conversations", "update_time")
+
+    await sweep(database, BrokenAttic(database)).sweep()
+
+    assert (await count(database))["conversations"] == 0
+
+
+async def test_a_large_conversation_goes_in_several_transactions(user: User, database: Database) -> None:
+    """Nobody can enter it in between, and in the end nothing is left of it."""
+    owner = await user.start(conversation_id="old")
+    for number in range(3):
+        messages = [message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="x")] * 10
+        calls = [
+            owner.call(f"c{number}_{index}", call_pb2.CALL_STATE_FAILED, index=index, result=result())
+            for index in range(10)
+        ]
+        await owner.commit(events=[DELTA] * 10, messages=messages, calls=calls)
+        await user.send(owner.run_id, f"cmd_{number}", steer=pb.SteerCommand(text="hi"))
+    await owner.commit(state=run_pb2.RUN_STATE_FAILED, failure=FAILURE, consumed=["cmd_0", "cmd_1", "cmd_2"])
+    await user.submit("another one", conversation_id="young")
+    young = await count(database)
+    await age_conversation(database, "old")
+    attic, rounds = PostgresAttic(database), 0
+
+    while removed := await attic.remove_conversations(older_than_seconds=30 * DAY_SECONDS, rows_max=7):
+        rounds += 1
+        assert removed <= 7 * 5
+        with pytest.raises(ConversationNotFound):
+            await user.submit(conversation_id="old", conversation_must_exist=True)
+
+    assert rounds > 5
+    left = await count(database)
+    assert left == {"conversations": 1, "messages": 1, "runs": 1, "calls": 0, "commands": 0, "events": 2, "requests": 0}
+    assert young["runs"] == 2
+
+
+async def test_without_a_nats_nothing_is_kept_for_one(database: Database) -> None:
+    journal = PostgresJournal(database, IdSource(SystemClock()), encode_event, keeps_lifecycle=False)
+    await journal.write([submission(message=b"")])
+    assert (await PostgresCensus(database, PLACES).count())["outbox"] == 0
 
 
 async def test_the_ledger_is_counted(user: User, database: Database) -> None:
