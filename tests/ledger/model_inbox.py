@@ -243,7 +243,7 @@ def _accept(model: Model, run: Row, call: Row | None, ask: Row) -> None:
         run["log"].append("run.topped_up")
     if call is not None:
         _apply_to_call(model, run, call, ask)
-    if not at_once:
+    if not at_once or (call is not None and ask["kind"] == "decide"):
         model.wake(run)
 
 
@@ -260,6 +260,7 @@ def _apply_to_call(model: Model, run: Row, call: Row, ask: Row) -> None:
     if ask["kind"] == "decide" and not (call["state"] == "ASKED" and call["begun"]):
         edits = ask["decision"] == "EDIT"
         if call["state"] == "AWAITING_APPROVAL" and ask["decision"] in {"APPROVE", "EDIT"}:
+            call["approved_before"] += call["approvers"] if edits else []
             call["approvers"] = [ask["user"]] if edits else [*call["approvers"], ask["user"]]
         call["decision"] = ask["decision"]
         call["approved"] = (ask["edited_digest"], ask["arguments"]) if edits else (call["digest"], call["arguments"])

@@ -184,6 +184,16 @@ def gated_calls_run_as_approved(record: Record) -> Iterator[str]:
             yield f"{effect.tool_name} {effect.call_id} happened though it was rejected"
 
 
+def decisions_are_audited(record: Record) -> Iterator[str]:
+    """TOOL-6: whatever becomes of a gated call, everybody who decided about it is in the audit chain."""
+    for sent in record.history.commands:
+        if not sent.taken or sent.kind not in {"APPROVE", "EDIT", "REJECT"}:
+            continue
+        is_gated = bool(record.calls[sent.call_id].approval.digest)
+        if is_gated and (sent.call_id, sent.kind, sent.user_id) not in record.history.decided:
+            yield f"{sent.user_id} decided {sent.kind} about {sent.call_id}, and the audit chain does not say so"
+
+
 def one_front_end_result(record: Record) -> Iterator[str]:
     """I11: of all results that came for a call, one was taken."""
     taken: dict[str, set[str]] = defaultdict(set)
@@ -320,6 +330,7 @@ CHECKERS: tuple[Checker, ...] = (
     intent_before_effect,
     seqs_without_gaps,
     gated_calls_run_as_approved,
+    decisions_are_audited,
     one_front_end_result,
     *LEDGER_CHECKERS,
 )

@@ -90,6 +90,8 @@ class History:
     effects: list[Effect] = field(default_factory=list)
     served: list[Served] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
+    decided: set[tuple[str, str, str]] = field(default_factory=set)
+    """Call, kind and person of the decisions in the audit chain."""
     violations: list[str] = field(default_factory=list)
     printed: Callable[[str], None] | None = None
     _hash: Any = field(default_factory=hashlib.sha256)

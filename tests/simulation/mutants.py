@@ -89,6 +89,13 @@ MUTANTS = (
         checker="callers_pay_for_their_agents",
     ),
     Mutant(
+        name="approvals_among_several_are_not_audited",
+        module="services.agent_loop.domain.commands",
+        text="for given in (*call.approval.earlier_approvals, *call.approval.approvals)",
+        instead="for given in ()",
+        checker="decisions_are_audited",
+    ),
+    Mutant(
         name="commands_come_again",
         module=_COMMAND,
         text="outcome = CommandOutcome.DUPLICATE if is_taken else earlier.outcome",
@@ -316,8 +323,15 @@ MUTANTS = (
     Mutant(
         name="edits_keep_the_approvals",
         module=_COMMAND,
-        text="approvals = (decision,) if edits else (*call.approvals, decision)",
-        instead="approvals = (*call.approvals, decision)",
+        text="call = replace(call, approvals=(), earlier_approvals=",
+        instead="call = replace(call, earlier_approvals=",
+        checker=REFERENCE_MODEL,
+    ),
+    Mutant(
+        name="edits_forget_the_approvals",
+        module=_COMMAND,
+        text="earlier_approvals=(*call.earlier_approvals, *call.approvals)",
+        instead="earlier_approvals=call.earlier_approvals",
         checker=REFERENCE_MODEL,
     ),
     Mutant(

@@ -64,8 +64,6 @@ class Journal:
     chance: Chance
     history: History
     entries: dict[str, _Entry] = field(default_factory=dict)
-    decided: set[tuple[str, str]] = field(default_factory=set)
-    """Calls and kinds of the decisions in the audit chain."""
 
 
 def _error(reason: str, outcome: Outcome = Outcome.FAILED) -> ExecutionResult:
@@ -103,7 +101,9 @@ class Server:
         return tuple(_verdict(context, call) for call in calls)
 
     async def record_decisions(self, decisions: Sequence[DecisionNote]) -> None:
-        self._journal.decided.update((decision.call_id, decision.kind) for decision in decisions)
+        self._journal.history.decided.update(
+            (decision.call_id, decision.kind.value, decision.user_id) for decision in decisions
+        )
 
     async def execute(self, context: OnBehalfOf, execution: Execution) -> ExecutionResult:
         """Run a call, join it, or say what is in the journal."""

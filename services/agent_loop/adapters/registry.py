@@ -80,6 +80,7 @@ class RegistryClient:
                     kind=call_pb2.DecisionKind.Value(f"DECISION_KIND_{decision.kind}"),
                     user_id=decision.user_id,
                     arguments_json=decision.arguments_json,
+                    arguments_sha256=decision.arguments_sha256,
                 )
                 for decision in decisions
             ],

@@ -355,6 +355,7 @@ def _approval(message: call_pb2.ApprovalRequest) -> ApprovalRequest:
         decision=_decided(message.decision) if message.HasField("decision") else None,
         approvals_required=max(1, message.approvals_required),
         approvals=tuple(map(_decided, message.approvals)),
+        earlier_approvals=tuple(map(_decided, message.earlier_approvals)),
         escalated=message.escalated,
     )
 
@@ -365,6 +366,7 @@ def _decided(message: call_pb2.Decision) -> Decided:
         user_id=message.user_id,
         reason=message.reason,
         time=seconds(message.time),
+        arguments_sha256=message.arguments_sha256,
     )
 
 

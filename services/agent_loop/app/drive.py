@@ -21,7 +21,7 @@ from services.agent_loop.app.patience import INTERNAL_SECONDS_MAX, Patience
 from services.agent_loop.app.ports import Claim, Loaded
 from services.agent_loop.domain import facts, planning, step
 from services.agent_loop.domain.call import CallResult
-from services.agent_loop.domain.commands import decisions
+from services.agent_loop.domain.commands import approvals_given, decisions, shared_decisions
 from services.agent_loop.domain.decision import Finish, Park, StartModel, StopModel, Wait
 from services.agent_loop.domain.event import OutputDelta, OwnerEvent
 from services.agent_loop.domain.fact import (
@@ -38,6 +38,7 @@ from services.agent_loop.domain.planning import Plan
 from services.agent_loop.domain.run import ENDED, RunFailure
 from services.agent_loop.domain.state import MODEL, State
 from services.agent_loop.domain.step import Committed, LeaseAction, Step
+from services.agent_loop.domain.tool import DecisionNote
 from services.errors import IllegalTransition, InboxChanged
 
 T = TypeVar("T")
@@ -76,6 +77,7 @@ class Drive:
         self._poked = False
         self._handing_over = False
         self._recorded: set[str] = set()
+        self._given: frozenset[DecisionNote] = frozenset()
         self._refusals = 0
         self._has_written = False
         self._clock_offset = 0.0
@@ -186,11 +188,16 @@ class Drive:
         return True
 
     async def _record_decisions(self) -> None:
-        """Have the decisions that the next step consumes written down, each once."""
+        """Have the decisions written down that the next step consumes, and approvals among several, each once."""
         commands = [command for command in self._base.commands if command.command_id not in self._recorded]
-        decided = decisions(replace(self._base, commands=tuple(commands)))
+        given = approvals_given(self._base)
+        decided = (
+            *(note for note in given if note not in self._given),
+            *decisions(replace(self._base, commands=tuple(commands))),
+        )
         if decided:
             await self._jobs.record(decided)
+        self._given = frozenset(given)
         self._recorded = {command.command_id for command in self._base.commands}
 
     # The ledger's side.
@@ -214,6 +221,10 @@ class Drive:
 
     async def _read_inbox(self) -> None:
         self._poked = False
+        if shared_decisions(self._base):
+            loaded = await self._load()
+            self._base = _state_of(loaded, counted_from=self._base.counted_from)
+            return
         commands = await self._answered(lambda: self._shop.ledger.list_commands(self.claim))
         self._base = replace(self._base, commands=commands)
 
@@ -221,8 +232,9 @@ class Drive:
         """Write a step. Returns whether it was taken; if not, the base is fresh and the step is to be planned again."""
         commit_id = self._shop.ids.new("cmt")
         told = len(self._outbox)
-        if not self._has_written:
-            # A step of a drive that this worker dropped may still be on its way: it has the same epoch.
+        if not self._has_written or shared_decisions(self._base):
+            # A step of a drive that this worker dropped may still be on its way: it has the same epoch. And no call
+            # moves on before the approvals that it has are written down: each is in the log.
             planned = replace(planned, after_seq=self._base.run.last_seq)
         try:
             answer = await self._answered(lambda: self._shop.ledger.commit(self.claim, commit_id, planned))

@@ -104,6 +104,8 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
     user_id: str
     reason: str = ""
     time: float = 0.0
+    arguments_sha256: str = ""
+    """Of the arguments that it is about, in hex; empty where it is not known."""
 
 
 class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +117,8 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     decision: Decided | None = None
     approvals_required: int = 1
     approvals: tuple[Decided, ...] = ()
+    earlier_approvals: tuple[Decided, ...] = ()
+    """Of what the call was before it was edited."""
     escalated: bool = False
 
     @property

@@ -74,6 +74,35 @@ def decisions(state: State) -> tuple[DecisionNote, ...]:
     )
 
 
+def approvals_given(state: State) -> tuple[DecisionNote, ...]:
+    """Return the approvals and edits of calls that several people approve, also of what they were before an edit."""
+    return tuple(
+        DecisionNote(
+            call_id=call.call_id,
+            tool_name=call.tool_name,
+            tool_version=call.tool_version,
+            kind=given.kind,
+            user_id=given.user_id,
+            arguments_json=b"" if given.arguments_sha256 else call.arguments_json,
+            arguments_sha256=given.arguments_sha256,
+        )
+        for call in shared_decisions(state)
+        if call.approval is not None
+        for given in (*call.approval.earlier_approvals, *call.approval.approvals)
+    )
+
+
+def shared_decisions(state: State) -> tuple[Call, ...]:
+    """Return the calls that wait for approvals of several people: each approval changes them in the ledger."""
+    return tuple(
+        call
+        for call in state.open_calls
+        if call.state is CallState.AWAITING_APPROVAL
+        and call.approval is not None
+        and call.approval.approvals_required > 1
+    )
+
+
 def _with_result(state: State, command: ToolResult, now: float) -> State:
     call = state.calls.get(command.call_id)
     if call is None or call.state is not CallState.OFFERED:

@@ -46,7 +46,9 @@ class DecisionNote(msgspec.Struct, frozen=True, kw_only=True):
     tool_version: int
     kind: DecisionKind
     user_id: str
-    arguments_json: bytes
+    arguments_json: bytes = b""
+    arguments_sha256: str = ""
+    """In place of the arguments."""
 
 
 class Disposition(StrEnum):

@@ -183,6 +183,7 @@ CALLS: Final[Columns[CallRow]] = Columns(
         _same("end_time", "timestamptz"),
         _same("approvals_required", "smallint"),
         Column("approvals", "bytea", lambda row: _packed(row.approvals or None)),
+        Column("earlier_approvals", "bytea", lambda row: _packed(row.earlier_approvals or None)),
         _same("escalated", "boolean"),
         _same("has_default", "boolean"),
         _same("child_run_id", "text"),
@@ -209,8 +210,8 @@ def call(record: Record) -> CallRow:
     fields["fallback_tool_name"] = fields["fallback_tool_name"].decode()
     decision = fields["decision"]
     fields["decision"] = None if decision is None else _unpack_decision(decision)
-    approvals = fields["approvals"]
-    fields["approvals"] = () if approvals is None else _unpack_approvals(approvals)
+    for name in ("approvals", "earlier_approvals"):
+        fields[name] = () if fields[name] is None else _unpack_approvals(fields[name])
     return CallRow(**fields, offer=None if record["offer_client_id"] is None else offer)
 
 

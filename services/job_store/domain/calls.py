@@ -168,7 +168,12 @@ def _shown(call: CallRow, change: CallChange) -> CallRow:
     """Return the call as it is put to people now: for the first time, edited, or once more."""
     if call.state is not CallState.AWAITING_APPROVAL:
         return replace(
-            call, decision=None, approvals=(), approvals_required=max(1, change.approvals_required), escalated=False
+            call,
+            decision=None,
+            approvals=(),
+            earlier_approvals=(),
+            approvals_required=max(1, change.approvals_required),
+            escalated=False,
         )
     edit = call.decision
     if edit is not None:

@@ -317,7 +317,10 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         )
         if call.state is CallState.ASKED or command.kind not in {DecisionKind.APPROVE, DecisionKind.EDIT}:
             return replace(call, decision=decision)
-        approvals = (decision,) if edits else (*call.approvals, decision)
+        if edits:
+            # Who approved what it was has not approved what it is, and has approved all the same.
+            call = replace(call, approvals=(), earlier_approvals=(*call.earlier_approvals, *call.approvals))
+        approvals = (*call.approvals, decision)
         is_last = edits or len(approvals) >= call.approvals_required
         return replace(call, approvals=approvals, decision=decision if is_last else None)
 
@@ -397,10 +400,11 @@ def _check_approver(call: CallRow, command: Decide, user_id: str) -> None:
 
 
 def _count(book: Book, run: RunRow, call: CallRow, letter: inbox.Letter, *, now: datetime, ids: Ids) -> RunRow:
-    """Keep an approval that is not the last one that the call needs, and say so; its owner has nothing to do."""
+    """Keep an approval that is not the last one that the call needs, and say so; its owner has it audited."""
     book.put_call(call)
     run = inbox.accept(book, run, letter, now=now, consumed=True)
-    return log.write(book, run, [CallChanged(from_state=call.state, call=call)], now=now, ids=ids)
+    run = log.write(book, run, [CallChanged(from_state=call.state, call=call)], now=now, ids=ids)
+    return turn.wake(book, run, now=now)
 
 
 def _check_resolve(run: RunRow, call: CallRow) -> None:

@@ -182,7 +182,8 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     `reserved_by` is the command that settles or decides it and that the owner of
     the run has not consumed yet; empty if none. `digest` is empty if it was never
     gated. `approvals` are those of the call as it is shown now, in order, each by
-    another person; it starts only once there are `approvals_required`. `escalated`
+    another person; it starts only once there are `approvals_required`.
+    `earlier_approvals` are those of what it was before it was edited. `escalated`
     says that its approval was waited for twice, `has_default` that a question has
     an answer for the case that nobody gives one. `child_run_id` is the run that does
     it, empty if none ever did. `progress_time` is when the log last told how far its
@@ -218,6 +219,7 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     has_default: bool = False
     child_run_id: str = ""
     progress_time: datetime | None = None
+    earlier_approvals: tuple[Decision, ...] = ()
 
     @property
     def key(self) -> CallKey:

@@ -115,6 +115,7 @@ def call(row: CallRow, *, result_bytes_max: int | None = None, omitted_bytes: in
         message.approval.digest = row.digest
         message.approval.approvals_required = row.approvals_required
         message.approval.approvals.extend(map(_decision, row.approvals))
+        message.approval.earlier_approvals.extend(map(_decision, row.earlier_approvals))
         message.approval.escalated = row.escalated
     if row.decision is not None:
         message.approval.decision.CopyFrom(_decision(row.decision))
@@ -169,6 +170,7 @@ def _decision(decision: Decision) -> call_pb2.Decision:
         user_id=decision.user_id,
         reason=decision.reason,
         time=timestamp(decision.time),
+        arguments_sha256=decision.arguments_sha256.hex(),
     )
 
 

@@ -53,9 +53,10 @@ UPDATE tool_registry.audit_heads h SET seq = m.seq, hash = m.hash
 FROM unnest($1::text[], $2::bigint[], $3::text[]) AS m (store_id, seq, hash) WHERE h.store_id = m.store_id
 """
 _KNOWN_DECISIONS: Final = """
-SELECT store_id, call_id, verdict, by_user_id FROM tool_registry.audit
-JOIN unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS d (store_id, call_id, verdict, by_user_id)
-USING (store_id, call_id, verdict, by_user_id) WHERE kind = 'DECIDED'
+SELECT store_id, call_id, verdict, by_user_id, arguments_sha256 FROM tool_registry.audit
+JOIN unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[])
+    AS d (store_id, call_id, verdict, by_user_id, arguments_sha256)
+USING (store_id, call_id, verdict, by_user_id, arguments_sha256) WHERE kind = 'DECIDED'
 """
 _HEAD: Final = "SELECT seq, hash FROM tool_registry.audit_heads WHERE store_id = $1"
 _PAGE: Final = f"""
@@ -208,7 +209,7 @@ async def _without_known_decisions(connection: Connection, drafts: Sequence[Audi
 
 
 def _decision_key(draft: AuditDraft) -> tuple[str, ...]:
-    return (draft.store_id, draft.call_id, draft.verdict, draft.by_user_id)
+    return (draft.store_id, draft.call_id, draft.verdict, draft.by_user_id, draft.arguments_sha256)
 
 
 def _arrays(entries: Sequence[AuditEntry]) -> list[list[Any]]:

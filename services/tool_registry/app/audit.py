@@ -88,7 +88,7 @@ class AuditTrail:
                     tool_version=decision.tool_version,
                     verdict=decision.kind,
                     by_user_id=decision.by_user_id,
-                    arguments_sha256=sha256_hex(decision.arguments),
+                    arguments_sha256=decision.arguments_sha256,
                 )
                 for identity, decision in decisions
             ]

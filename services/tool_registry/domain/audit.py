@@ -60,13 +60,13 @@ class AuditDraft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionRecord:
-    """What a person decided about a call; `arguments` are those that the decision is about."""
+    """What a person decided about a call, and the digest of the arguments that the decision is about."""
 
     tool_name: str
     tool_version: int
     kind: str
     by_user_id: str
-    arguments: bytes
+    arguments_sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, Final, TypeVar
 
@@ -11,7 +12,7 @@ from pawl.tool.v1 import execution_pb2, tool_pb2
 from services.chassis.ids import check_id
 from services.chassis.strict_json import dumps_canonical, loads
 from services.errors import InvalidField, InvalidJson, InvalidSchema, TooLarge
-from services.tool_registry.domain.audit import DecisionRecord
+from services.tool_registry.domain.audit import DecisionRecord, sha256_hex
 from services.tool_registry.domain.definition import (
     VERSION_MAX,
     Caller,
@@ -28,6 +29,8 @@ from services.tool_registry.domain.schema import SCHEMA_BYTES_MAX
 from services.tool_registry.domain.verdict import CallIdentity, Verdict
 
 E = TypeVar("E", ExecutionContext, Category, Effect, OfferFallback)
+
+_SHA256: Final = re.compile("[0-9a-f]{64}")
 
 # The names of the contract's enums, less their prefixes, are those of the domain.
 _WIRE: Final[dict[type[Any], tuple[Any, str]]] = {
@@ -172,7 +175,7 @@ def decision_from(message: execution_pb2.RecordedDecision) -> DecisionRecord:
     """Return what a person decided.
 
     Raises:
-        InvalidField, InvalidId: the kind is not one, or the person's id is malformed.
+        InvalidField, InvalidId: the kind or the digest is not one, or the person's id is malformed.
     """
     name = call_pb2.DecisionKind.Name(message.kind) if message.kind in call_pb2.DecisionKind.values() else ""
     kind = name.removeprefix("DECISION_KIND_")
@@ -180,12 +183,14 @@ def decision_from(message: execution_pb2.RecordedDecision) -> DecisionRecord:
         raise InvalidField(f"kind: {message.kind} is not a value of it", field="kind")
     if message.tool_version > VERSION_MAX:
         raise InvalidField(f"tool_version: at most {VERSION_MAX}", field="tool_version")
+    if message.arguments_sha256 and not _SHA256.fullmatch(message.arguments_sha256):
+        raise InvalidField("arguments_sha256: must be 64 hex digits", field="arguments_sha256")
     return DecisionRecord(
         tool_name=message.tool_name,
         tool_version=message.tool_version,
         kind=kind,
         by_user_id=check_id(message.user_id, "user_id"),
-        arguments=message.arguments_json,
+        arguments_sha256=message.arguments_sha256 or sha256_hex(message.arguments_json),
     )
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import email
 import email.policy
+import hashlib
 import json
 
 import pytest
 from pawl.event.v1 import call_pb2, run_pb2
+from pawl.tool.v1 import audit_pb2
+from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub
 
+from services.chassis.rpc_client import open_channel
 from services.launcher.suite import Suite
 from tests.system.suite import refusals
 from tests.system.suite.client import Agent
@@ -50,6 +54,34 @@ async def test_an_edit_begins_the_approvals_anew_and_what_two_approved_is_sent(s
     (settled,) = await agent.calls(run.run_id)
     assert [approval.user_id for approval in settled.approval.approvals] == ["dan", "cyd"]
     assert "edited" in settled.result.note
+    chain = await decided(suite, call.call_id)
+    assert [(entry.verdict, entry.by_user_id) for entry in chain] == [
+        ("APPROVE", "cyd"),
+        ("EDIT", "dan"),
+        ("APPROVE", "cyd"),
+    ]
+    about = [entry.arguments_sha256 for entry in chain]
+    assert about[0] == hashlib.sha256(call.arguments_json).hexdigest()
+    assert about[1] == about[2] == hashlib.sha256(settled.arguments_json).hexdigest()
+
+
+async def test_an_approval_is_audited_though_the_call_is_never_made(suite: Suite, agent: Agent) -> None:
+    """TOOL-6: who approved, and not only who approved last."""
+    options = run_pb2.RunOptions(approvals_required=2)
+    run = await agent.start("e-mail ann@example.com about Lunch: See you at noon", options=options)
+    call = await agent.until_pending(run.run_id, AWAITING)
+    async with Agent(suite.endpoints.services["agent-loop"][0].grpc, user="cyd") as cyd:
+        await cyd.decide(call, APPROVE)
+    await agent.cancel(run.run_id)
+    assert [(entry.verdict, entry.by_user_id) for entry in await decided(suite, call.call_id)] == [("APPROVE", "cyd")]
+
+
+async def decided(suite: Suite, call_id: str) -> list[audit_pb2.AuditEntry]:
+    """What the audit chain says of decisions about a call."""
+    async with open_channel(suite.endpoints.services["tool-registry"][0].grpc) as channel:
+        request = audit_pb2.ListAuditRequest(call_id=call_id, kind=audit_pb2.AUDIT_KIND_DECIDED)
+        entries = (await AuditServiceStub(channel).ListAudit(request)).entries
+    return sorted(entries, key=lambda entry: entry.seq)
 
 
 async def test_a_request_that_nobody_decides_is_escalated_once_and_then_denied(agent: Agent) -> None:

@@ -323,6 +323,7 @@ class ApprovalRequest(_message.Message):
     APPROVALS_REQUIRED_FIELD_NUMBER: _builtins.int
     APPROVALS_FIELD_NUMBER: _builtins.int
     ESCALATED_FIELD_NUMBER: _builtins.int
+    EARLIER_APPROVALS_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     """SHA-256, in hex, of store, run, call, tool, tool version and canonical
     arguments. A decision must carry it.
@@ -350,6 +351,10 @@ class ApprovalRequest(_message.Message):
         and is the first entry for the edited call.
         """
 
+    @_builtins.property
+    def earlier_approvals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]:
+        """Who approved what the call was before it was edited, in order."""
+
     def __init__(
         self,
         *,
@@ -360,10 +365,11 @@ class ApprovalRequest(_message.Message):
         approvals_required: _builtins.int = ...,
         approvals: _abc.Iterable[Global___Decision] | None = ...,
         escalated: _builtins.bool = ...,
+        earlier_approvals: _abc.Iterable[Global___Decision] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["approvals", b"approvals", "approvals_required", b"approvals_required", "cause", b"cause", "decision", b"decision", "digest", b"digest", "escalated", b"escalated", "preview", b"preview"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approvals", b"approvals", "approvals_required", b"approvals_required", "cause", b"cause", "decision", b"decision", "digest", b"digest", "earlier_approvals", b"earlier_approvals", "escalated", b"escalated", "preview", b"preview"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -379,12 +385,17 @@ class Decision(_message.Message):
     USER_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_SHA256_FIELD_NUMBER: _builtins.int
     kind: Global___DecisionKind.ValueType
     """What was decided."""
     user_id: _builtins.str
     """The authenticated user who decided."""
     reason: _builtins.str
     """The reason given; may be empty."""
+    arguments_sha256: _builtins.str
+    """SHA-256, in hex, of the arguments that it is about: the edited ones of an
+    EDIT. Empty if it was accepted before this was known.
+    """
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When it was accepted."""
@@ -396,10 +407,11 @@ class Decision(_message.Message):
         user_id: _builtins.str = ...,
         reason: _builtins.str = ...,
         time: _timestamp_pb2.Timestamp | None = ...,
+        arguments_sha256: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "reason", b"reason", "time", b"time", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_sha256", b"arguments_sha256", "kind", b"kind", "reason", b"reason", "time", b"time", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -33,7 +33,10 @@ class _AuditKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AuditKind.V
     or refused, and which rule decided.
     """
     AUDIT_KIND_DECIDED: _AuditKind.ValueType  # 2
-    """A person decided about it: `verdict` is a DecisionKind, `by_user_id` who."""
+    """A person decided about it: `verdict` is a DecisionKind, `by_user_id` who.
+    Where several people approve, each has an entry, whatever becomes of the
+    call.
+    """
     AUDIT_KIND_EXECUTED: _AuditKind.ValueType  # 3
     """It was about to begin: `verdict` is APPROVED if it had an approval, RULE if
     a rule stood for one (`reason` says which), else empty. Without RETURNED
@@ -58,7 +61,10 @@ AUDIT_KIND_PROPOSED: AuditKind.ValueType  # 1
 or refused, and which rule decided.
 """
 AUDIT_KIND_DECIDED: AuditKind.ValueType  # 2
-"""A person decided about it: `verdict` is a DecisionKind, `by_user_id` who."""
+"""A person decided about it: `verdict` is a DecisionKind, `by_user_id` who.
+Where several people approve, each has an entry, whatever becomes of the
+call.
+"""
 AUDIT_KIND_EXECUTED: AuditKind.ValueType  # 3
 """It was about to begin: `verdict` is APPROVED if it had an approval, RULE if
 a rule stood for one (`reason` says which), else empty. Without RETURNED

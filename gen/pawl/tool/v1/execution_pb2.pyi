@@ -394,6 +394,7 @@ class RecordedDecision(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     USER_ID_FIELD_NUMBER: _builtins.int
     ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_SHA256_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call."""
     tool_name: _builtins.str
@@ -406,6 +407,10 @@ class RecordedDecision(_message.Message):
     """Who decided."""
     arguments_json: _builtins.bytes
     """Arguments that the decision is about: the edited ones of an EDIT."""
+    arguments_sha256: _builtins.str
+    """Their SHA-256, in hex, where `arguments_json` is empty because the call has
+    others by now.
+    """
     def __init__(
         self,
         *,
@@ -415,10 +420,11 @@ class RecordedDecision(_message.Message):
         kind: _call_pb2.DecisionKind.ValueType = ...,
         user_id: _builtins.str = ...,
         arguments_json: _builtins.bytes = ...,
+        arguments_sha256: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "kind", b"kind", "tool_name", b"tool_name", "tool_version", b"tool_version", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "arguments_sha256", b"arguments_sha256", "call_id", b"call_id", "kind", b"kind", "tool_name", b"tool_name", "tool_version", b"tool_version", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
