@@ -222,8 +222,7 @@ class Drive:
     async def _read_inbox(self) -> None:
         self._poked = False
         if shared_decisions(self._base):
-            loaded = await self._load()
-            self._base = _state_of(loaded, counted_from=self._base.counted_from)
+            self._base = _state_of(await self._load())
             return
         commands = await self._answered(lambda: self._shop.ledger.list_commands(self.claim))
         self._base = replace(self._base, commands=commands)
