@@ -328,13 +328,6 @@ MUTANTS = (
         checker=REFERENCE_MODEL,
     ),
     Mutant(
-        name="edits_forget_the_approvals",
-        module=_COMMAND,
-        text="earlier_approvals=(*call.earlier_approvals, *call.approvals)",
-        instead="earlier_approvals=call.earlier_approvals",
-        checker=REFERENCE_MODEL,
-    ),
-    Mutant(
         name="requests_escalate_for_ever",
         module="services.job_store.domain.calls",
         text="elif call.reserved_by or call.escalated or not change.escalated:",
