@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
+from msgspec.structs import replace
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from services.agent_loop.domain.history import ReasoningEcho
-from services.agent_loop.domain.limits import TOKENS_MAX, Limits
+from services.agent_loop.domain.limits import OF_TOOLS, TOKENS_MAX, Limits, read_ceilings
 from services.agent_loop.domain.options import APPROVALS_MAX, INSTRUCTIONS_BYTES_MAX, RunDefaults
 from services.chassis.settings import ListenAddress, PeerAddresses, ServiceSettings
 
@@ -29,7 +30,7 @@ def _check_instructions(value: str) -> str:
 class AgentLoopSettings(ServiceSettings):
     """Where the loop finds its peers and the model, how much it takes on, and the bounds of every run.
 
-    A run may ask for narrower bounds, never for wider ones.
+    A run that asks for nothing gets the bounds that stand here; it may ask for others up to the ceilings.
     """
 
     listen: ListenAddress = "127.0.0.1:7601"
@@ -71,6 +72,15 @@ class AgentLoopSettings(ServiceSettings):
     topped_up_tokens_max: int = Field(default=0, ge=0, le=TOKENS_MAX)
     top_up_timeout_seconds: float = Field(default=86_400.0, gt=0)
     agent_depth_max: int = Field(default=2, ge=0, le=10)
+    limit_ceilings: str = ""
+
+    @model_validator(mode="after")
+    def _check_ceilings(self) -> Self:
+        try:
+            read_ceilings(self.limit_ceilings, self._own_limits)
+        except ValueError as error:
+            raise ValueError(f"PAWL_LIMIT_CEILINGS: {error}") from None
+        return self
 
     @model_validator(mode="after")
     def _check_lease(self) -> Self:
@@ -85,10 +95,21 @@ class AgentLoopSettings(ServiceSettings):
             model=self.model,
             instructions=self.instructions,
             limits=self.limits,
+            ceilings=self.ceilings,
             approvals_required=self.approvals_required,
         )
 
     @property
     def limits(self) -> Limits:
         """The bounds of a run that asks for none."""
-        return Limits(**{name: getattr(self, name) for name in Limits.__struct_fields__})
+        of_tools = {name: getattr(self.ceilings, name) for name in OF_TOOLS}
+        return replace(self._own_limits, **of_tools)
+
+    @property
+    def ceilings(self) -> Limits:
+        """The most that a run may ask for."""
+        return read_ceilings(self.limit_ceilings, self._own_limits)
+
+    @property
+    def _own_limits(self) -> Limits:
+        return Limits(**{name: getattr(self, name) for name in Limits.__struct_fields__ if name not in OF_TOOLS})

@@ -283,6 +283,8 @@ def _limits(limits: Limits) -> run_pb2.RunLimits:
         topped_up_tokens_max=limits.topped_up_tokens_max,
         top_up_timeout_seconds=limits.top_up_timeout_seconds,
         agent_depth_max=limits.agent_depth_max,
+        tool_timeout_seconds_max=limits.tool_timeout_seconds_max,
+        answer_timeout_seconds_max=limits.answer_timeout_seconds_max,
     )
 
 

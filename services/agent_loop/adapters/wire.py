@@ -183,7 +183,12 @@ def _options(message: run_pb2.RunOptions) -> RunOptions:
 
 
 def _limits(message: run_pb2.RunLimits) -> Limits:
-    return Limits(**{field.name: value for field, value in message.ListFields()})
+    found = {field.name: value for field, value in message.ListFields()}
+    # Runs of the version before this one have no ceilings apart.
+    for name in ("tool_timeout_seconds", "answer_timeout_seconds"):
+        if name in found:
+            found.setdefault(f"{name}_max", found[name])
+    return Limits(**found)
 
 
 def usage(message: run_pb2.Usage) -> Usage:

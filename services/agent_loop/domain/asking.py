@@ -10,8 +10,7 @@ from services.agent_loop.domain.state import State
 
 def asked(state: State, call: Call, question: Question, now: float) -> State:
     """Return the state with the call waiting for a person."""
-    most = state.run.options.limits.answer_timeout_seconds
-    seconds = min(question.timeout_seconds or most, most)
+    seconds = state.run.options.limits.seconds_of_question(question.timeout_seconds)
     waiting = replace(call, state=CallState.ASKED, question=question, deadline_time=now + seconds)
     return state.with_calls([waiting])
 

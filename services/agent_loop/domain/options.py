@@ -9,7 +9,7 @@ import msgspec
 from msgspec import field
 
 from services.agent_loop.domain import checks
-from services.agent_loop.domain.limits import Limits
+from services.agent_loop.domain.limits import CEILINGS, Limits
 from services.agent_loop.domain.run import (
     ApprovalExpiryPolicy,
     BatchOrder,
@@ -37,6 +37,8 @@ class RunDefaults(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     instructions: str = ""
     limits: Limits = field(default_factory=Limits)
+    ceilings: Limits = CEILINGS
+    """The most that a client may ask for."""
     approvals_required: int = 0
 
 
@@ -81,7 +83,7 @@ def complete(asked: AskedOptions, defaults: RunDefaults) -> RunOptions:
         tool_names=tuple(dict.fromkeys(asked.tool_names)),
         without_tools=asked.without_tools,
         tool_choice=asked.tool_choice,
-        limits=defaults.limits.narrowed(asked.limits),
+        limits=defaults.limits.with_asked(asked.limits, defaults.ceilings),
         round_limit_policy=asked.round_limit_policy,
         batch_order=asked.batch_order,
         unknown_outcome_policy=asked.unknown_outcome_policy,

@@ -112,7 +112,6 @@ def judged(call: Call, verdict: Verdict, options: RunOptions, now: float) -> Cal
     batch.
     """
     limits = options.limits
-    timeout = min(verdict.timeout_seconds or limits.tool_timeout_seconds, limits.tool_timeout_seconds)
     call = replace(
         call,
         tool_version=verdict.tool_version,
@@ -124,7 +123,7 @@ def judged(call: Call, verdict: Verdict, options: RunOptions, now: float) -> Cal
         parallel=verdict.context is not ExecutionContext.AGENT
         and (verdict.parallel or verdict.effect_class is EffectClass.READ_ONLY),
         resource_keys=verdict.resource_keys,
-        timeout_seconds=timeout,
+        timeout_seconds=limits.seconds_of_tool(verdict.timeout_seconds),
         question=verdict.question,
         rule_id=verdict.rule_id,
     )
@@ -161,8 +160,7 @@ def released(call: Call, limits: Limits, now: float) -> Call:
             deadline = now + limits.offer_deadline_seconds
             return replace(call, state=CallState.OFFERED, offer=OfferLease(), deadline_time=deadline)
         case ExecutionContext.HUMAN:
-            own = call.question.timeout_seconds if call.question else 0.0
-            seconds = min(own or limits.answer_timeout_seconds, limits.answer_timeout_seconds)
+            seconds = limits.seconds_of_question(call.question.timeout_seconds if call.question else 0.0)
             return replace(call, state=CallState.ASKED, deadline_time=now + seconds)
         case ExecutionContext.BACKEND | ExecutionContext.AGENT | ExecutionContext.UNSPECIFIED:
             return replace(call, state=CallState.RUNNABLE, deadline_time=None)

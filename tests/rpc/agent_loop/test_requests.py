@@ -29,13 +29,15 @@ DIGEST = "digest of call_1"
 
 
 async def test_a_run_is_created_with_complete_options(stub: AgentServiceAsyncStub) -> None:
-    """LOOP-1, and limits that a client may only narrow."""
-    options = run_pb2.RunOptions(limits=run_pb2.RunLimits(rounds_max=3), temperature=0.0)
+    """LOOP-1, and limits that are below the default, and above it."""
+    limits = run_pb2.RunLimits(rounds_max=3, tool_timeout_seconds=60)
+    options = run_pb2.RunOptions(limits=limits, temperature=0.0)
     response = await stub.StartRun(agent_pb2.StartRunRequest(text="Hello\n\tyou", options=options), metadata=ME)
     assert response.run.user_id == "me"
     kept = response.run.options
     assert (kept.model, kept.instructions) == ("the-model", "Be brief.")
     assert (kept.limits.rounds_max, kept.limits.run_timeout_seconds) == (3, 300.0)
+    assert (kept.limits.tool_timeout_seconds, kept.limits.tool_timeout_seconds_max) == (60, 100)
     assert kept.HasField("temperature")
     assert not kept.HasField("output_tokens_max")
     assert kept.batch_order == run_pb2.BATCH_ORDER_WAIT_FOR_DECISIONS
@@ -84,11 +86,11 @@ def choice(mode: run_pb2.ToolChoice.Mode.ValueType, name: str = "", **fields: An
         (start(conversation_id="x" * 65), "INVALID_ID", "conversation_id"),
         (start(policy=types_pb2.MESSAGE_POLICY_STEER), "INVALID_FIELD", "policy"),
         (start(policy=99), "INVALID_FIELD", "policy"),
-        (limits(rounds_max=11), "INVALID_FIELD", "options.limits.rounds_max"),
+        (limits(rounds_max=1001), "INVALID_FIELD", "options.limits.rounds_max"),
         (limits(rounds_max=0), "INVALID_FIELD", "options.limits.rounds_max"),
         (limits(run_timeout_seconds=float("nan")), "INVALID_FIELD", "options.limits.run_timeout_seconds"),
         (limits(run_timeout_seconds=-1), "INVALID_FIELD", "options.limits.run_timeout_seconds"),
-        (limits(approval_expiry_seconds=901), "INVALID_FIELD", "options.limits.approval_expiry_seconds"),
+        (limits(approval_expiry_seconds=30 * 86_400 + 1), "INVALID_FIELD", "options.limits.approval_expiry_seconds"),
         (options(temperature=2.1), "INVALID_FIELD", "options.temperature"),
         (options(temperature=float("nan")), "INVALID_FIELD", "options.temperature"),
         (options(output_tokens_max=0), "INVALID_FIELD", "options.output_tokens_max"),

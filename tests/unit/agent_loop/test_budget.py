@@ -11,7 +11,7 @@ from services.agent_loop.domain.command import Steer
 from services.agent_loop.domain.event import RoundEnded, RoundRetrying, RoundStarted
 from services.agent_loop.domain.failure import FailureClass
 from services.agent_loop.domain.history import Dialect
-from services.agent_loop.domain.limits import TOKENS_MAX, Limits
+from services.agent_loop.domain.limits import CEILINGS, TOKENS_MAX, Limits, read_ceilings
 from services.agent_loop.domain.model import UsageReport
 from services.agent_loop.domain.retry import BUDGET_EXHAUSTED
 from services.agent_loop.domain.run import RunOptions, RunState, TokenBudgetPolicy, Usage, WaitKind
@@ -259,13 +259,14 @@ class TestTheCallInFlight:
 
 class TestNarrowing:
     def test_a_run_may_set_a_budget_where_the_deployment_has_none(self) -> None:
-        assert Limits().narrowed({"total_tokens_max": 500}).total_tokens_max == 500
+        assert Limits().with_asked({"total_tokens_max": 500}, CEILINGS).total_tokens_max == 500
 
     @pytest.mark.parametrize("asked", [501, 0, TOKENS_MAX])
     def test_a_run_may_not_have_a_wider_budget_than_the_deployment_s(self, asked: int) -> None:
         with pytest.raises(InvalidField):
-            Limits(total_tokens_max=500).narrowed({"total_tokens_max": asked})
+            defaults = Limits(total_tokens_max=500)
+            defaults.with_asked({"total_tokens_max": asked}, read_ceilings("", defaults))
 
     def test_no_budget_is_larger_than_can_be_counted(self) -> None:
         with pytest.raises(InvalidField):
-            Limits().narrowed({"total_tokens_max": TOKENS_MAX + 1})
+            Limits().with_asked({"total_tokens_max": TOKENS_MAX + 1}, CEILINGS)

@@ -170,8 +170,8 @@ class TestProposals:
         assert [call.state for call in run.calls[1:]] == [CallState.FAILED] * 2
         assert {call.result.error_reason for call in run.calls[1:] if call.result} == {"TOOL_NOT_FOUND"}
 
-    @pytest.mark.parametrize(("own", "seconds"), [(0.0, 10.0), (3.0, 3.0), (99.0, 10.0)])
-    def test_the_shorter_timeout_wins(self, own: float, seconds: float) -> None:
+    @pytest.mark.parametrize(("own", "seconds"), [(0.0, 10.0), (3.0, 3.0), (99.0, 99.0), (200.0, 100.0)])
+    def test_a_tool_s_own_timeout_holds_up_to_the_ceiling(self, own: float, seconds: float) -> None:
         run = started(("serial",))
         verdict = Verdict(call_id="", disposition=Disposition.RUN, timeout_seconds=own)
         assert proposals.judged(run.calls[0], verdict, RunOptions(), 0.0).timeout_seconds == seconds

@@ -481,9 +481,10 @@ Global___ToolChoice: _TypeAlias = ToolChoice  # noqa: Y015
 
 @_typing.final
 class RunLimits(_message.Message):
-    """RunLimits bounds a run. A field that is absent takes the deployment's value;
-    a field that is present may only narrow it (a larger value is
-    INVALID_ARGUMENT INVALID_FIELD). Limits hold across pause, resume and crash.
+    """RunLimits bounds a run. A field that is absent takes the deployment's default;
+    one that is present may be anything up to the deployment's ceiling for it (a
+    larger value is INVALID_ARGUMENT INVALID_FIELD, which says the ceiling; see
+    PAWL_LIMIT_CEILINGS). Limits hold across pause, resume and crash.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -505,6 +506,8 @@ class RunLimits(_message.Message):
     TOTAL_TOKENS_MAX_FIELD_NUMBER: _builtins.int
     TOPPED_UP_TOKENS_MAX_FIELD_NUMBER: _builtins.int
     TOP_UP_TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
+    TOOL_TIMEOUT_SECONDS_MAX_FIELD_NUMBER: _builtins.int
+    ANSWER_TIMEOUT_SECONDS_MAX_FIELD_NUMBER: _builtins.int
     AGENT_DEPTH_MAX_FIELD_NUMBER: _builtins.int
     rounds_max: _builtins.int
     """Model rounds, 1 to 1000; default 10. One final call without tools may
@@ -517,8 +520,8 @@ class RunLimits(_message.Message):
     with STUCK_LOOP instead of being executed; default 4.
     """
     tool_timeout_seconds: _builtins.float
-    """Seconds one tool execution may take; default 10. A tool's own timeout wins
-    when it is shorter.
+    """Seconds one execution may take of a tool that has no timeout of its own;
+    default 10. See `tool_timeout_seconds_max` for those that have one.
     """
     round_timeout_seconds: _builtins.float
     """Seconds one round may be active; default 120."""
@@ -550,8 +553,8 @@ class RunLimits(_message.Message):
     tool's fallback applies.
     """
     answer_timeout_seconds: _builtins.float
-    """Seconds a question may wait; default 86400. Then it is EXPIRED, and the
-    model is told that nobody answered.
+    """Seconds a question may wait that does not say how long; default 86400. Then
+    it is EXPIRED, and the model is told that nobody answered.
     """
     context_bytes_max: _builtins.int
     """Bytes of history the model is given; default 400000. When the history is
@@ -572,6 +575,16 @@ class RunLimits(_message.Message):
     top_up_timeout_seconds: _builtins.float
     """Seconds a run may wait for a top-up; default 86400. Each top-up begins them
     anew.
+    """
+    tool_timeout_seconds_max: _builtins.float
+    """The most seconds that one execution of any tool may take, whatever the tool
+    itself says; default and ceiling are the ceiling of `tool_timeout_seconds`
+    (100). A tool that takes longer than a round may does not end its call but
+    the run: see `round_timeout_seconds`.
+    """
+    answer_timeout_seconds_max: _builtins.float
+    """The most seconds that any question may wait, whatever it says itself;
+    default and ceiling are the ceiling of `answer_timeout_seconds` (30 days).
     """
     agent_depth_max: _builtins.int
     """How deep runs may start runs (tool run_agent): a run that is not below this
@@ -597,16 +610,20 @@ class RunLimits(_message.Message):
         total_tokens_max: _builtins.int | None = ...,
         topped_up_tokens_max: _builtins.int | None = ...,
         top_up_timeout_seconds: _builtins.float | None = ...,
+        tool_timeout_seconds_max: _builtins.float | None = ...,
+        answer_timeout_seconds_max: _builtins.float | None = ...,
         agent_depth_max: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_agent_depth_max", b"_agent_depth_max", "_answer_timeout_seconds", b"_answer_timeout_seconds", "_approval_expiry_seconds", b"_approval_expiry_seconds", "_calls_per_round_max", b"_calls_per_round_max", "_context_bytes_max", b"_context_bytes_max", "_identical_calls_max", b"_identical_calls_max", "_model_attempts_max", b"_model_attempts_max", "_model_headers_timeout_seconds", b"_model_headers_timeout_seconds", "_model_idle_timeout_seconds", b"_model_idle_timeout_seconds", "_offer_deadline_seconds", b"_offer_deadline_seconds", "_result_bytes_per_round_max", b"_result_bytes_per_round_max", "_round_timeout_seconds", b"_round_timeout_seconds", "_rounds_max", b"_rounds_max", "_run_timeout_seconds", b"_run_timeout_seconds", "_tool_timeout_seconds", b"_tool_timeout_seconds", "_top_up_timeout_seconds", b"_top_up_timeout_seconds", "_topped_up_tokens_max", b"_topped_up_tokens_max", "_total_tokens_max", b"_total_tokens_max", "agent_depth_max", b"agent_depth_max", "answer_timeout_seconds", b"answer_timeout_seconds", "approval_expiry_seconds", b"approval_expiry_seconds", "calls_per_round_max", b"calls_per_round_max", "context_bytes_max", b"context_bytes_max", "identical_calls_max", b"identical_calls_max", "model_attempts_max", b"model_attempts_max", "model_headers_timeout_seconds", b"model_headers_timeout_seconds", "model_idle_timeout_seconds", b"model_idle_timeout_seconds", "offer_deadline_seconds", b"offer_deadline_seconds", "result_bytes_per_round_max", b"result_bytes_per_round_max", "round_timeout_seconds", b"round_timeout_seconds", "rounds_max", b"rounds_max", "run_timeout_seconds", b"run_timeout_seconds", "tool_timeout_seconds", b"tool_timeout_seconds", "top_up_timeout_seconds", b"top_up_timeout_seconds", "topped_up_tokens_max", b"topped_up_tokens_max", "total_tokens_max", b"total_tokens_max"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_agent_depth_max", b"_agent_depth_max", "_answer_timeout_seconds", b"_answer_timeout_seconds", "_answer_timeout_seconds_max", b"_answer_timeout_seconds_max", "_approval_expiry_seconds", b"_approval_expiry_seconds", "_calls_per_round_max", b"_calls_per_round_max", "_context_bytes_max", b"_context_bytes_max", "_identical_calls_max", b"_identical_calls_max", "_model_attempts_max", b"_model_attempts_max", "_model_headers_timeout_seconds", b"_model_headers_timeout_seconds", "_model_idle_timeout_seconds", b"_model_idle_timeout_seconds", "_offer_deadline_seconds", b"_offer_deadline_seconds", "_result_bytes_per_round_max", b"_result_bytes_per_round_max", "_round_timeout_seconds", b"_round_timeout_seconds", "_rounds_max", b"_rounds_max", "_run_timeout_seconds", b"_run_timeout_seconds", "_tool_timeout_seconds", b"_tool_timeout_seconds", "_tool_timeout_seconds_max", b"_tool_timeout_seconds_max", "_top_up_timeout_seconds", b"_top_up_timeout_seconds", "_topped_up_tokens_max", b"_topped_up_tokens_max", "_total_tokens_max", b"_total_tokens_max", "agent_depth_max", b"agent_depth_max", "answer_timeout_seconds", b"answer_timeout_seconds", "answer_timeout_seconds_max", b"answer_timeout_seconds_max", "approval_expiry_seconds", b"approval_expiry_seconds", "calls_per_round_max", b"calls_per_round_max", "context_bytes_max", b"context_bytes_max", "identical_calls_max", b"identical_calls_max", "model_attempts_max", b"model_attempts_max", "model_headers_timeout_seconds", b"model_headers_timeout_seconds", "model_idle_timeout_seconds", b"model_idle_timeout_seconds", "offer_deadline_seconds", b"offer_deadline_seconds", "result_bytes_per_round_max", b"result_bytes_per_round_max", "round_timeout_seconds", b"round_timeout_seconds", "rounds_max", b"rounds_max", "run_timeout_seconds", b"run_timeout_seconds", "tool_timeout_seconds", b"tool_timeout_seconds", "tool_timeout_seconds_max", b"tool_timeout_seconds_max", "top_up_timeout_seconds", b"top_up_timeout_seconds", "topped_up_tokens_max", b"topped_up_tokens_max", "total_tokens_max", b"total_tokens_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agent_depth_max", b"_agent_depth_max", "_answer_timeout_seconds", b"_answer_timeout_seconds", "_approval_expiry_seconds", b"_approval_expiry_seconds", "_calls_per_round_max", b"_calls_per_round_max", "_context_bytes_max", b"_context_bytes_max", "_identical_calls_max", b"_identical_calls_max", "_model_attempts_max", b"_model_attempts_max", "_model_headers_timeout_seconds", b"_model_headers_timeout_seconds", "_model_idle_timeout_seconds", b"_model_idle_timeout_seconds", "_offer_deadline_seconds", b"_offer_deadline_seconds", "_result_bytes_per_round_max", b"_result_bytes_per_round_max", "_round_timeout_seconds", b"_round_timeout_seconds", "_rounds_max", b"_rounds_max", "_run_timeout_seconds", b"_run_timeout_seconds", "_tool_timeout_seconds", b"_tool_timeout_seconds", "_top_up_timeout_seconds", b"_top_up_timeout_seconds", "_topped_up_tokens_max", b"_topped_up_tokens_max", "_total_tokens_max", b"_total_tokens_max", "agent_depth_max", b"agent_depth_max", "answer_timeout_seconds", b"answer_timeout_seconds", "approval_expiry_seconds", b"approval_expiry_seconds", "calls_per_round_max", b"calls_per_round_max", "context_bytes_max", b"context_bytes_max", "identical_calls_max", b"identical_calls_max", "model_attempts_max", b"model_attempts_max", "model_headers_timeout_seconds", b"model_headers_timeout_seconds", "model_idle_timeout_seconds", b"model_idle_timeout_seconds", "offer_deadline_seconds", b"offer_deadline_seconds", "result_bytes_per_round_max", b"result_bytes_per_round_max", "round_timeout_seconds", b"round_timeout_seconds", "rounds_max", b"rounds_max", "run_timeout_seconds", b"run_timeout_seconds", "tool_timeout_seconds", b"tool_timeout_seconds", "top_up_timeout_seconds", b"top_up_timeout_seconds", "topped_up_tokens_max", b"topped_up_tokens_max", "total_tokens_max", b"total_tokens_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agent_depth_max", b"_agent_depth_max", "_answer_timeout_seconds", b"_answer_timeout_seconds", "_answer_timeout_seconds_max", b"_answer_timeout_seconds_max", "_approval_expiry_seconds", b"_approval_expiry_seconds", "_calls_per_round_max", b"_calls_per_round_max", "_context_bytes_max", b"_context_bytes_max", "_identical_calls_max", b"_identical_calls_max", "_model_attempts_max", b"_model_attempts_max", "_model_headers_timeout_seconds", b"_model_headers_timeout_seconds", "_model_idle_timeout_seconds", b"_model_idle_timeout_seconds", "_offer_deadline_seconds", b"_offer_deadline_seconds", "_result_bytes_per_round_max", b"_result_bytes_per_round_max", "_round_timeout_seconds", b"_round_timeout_seconds", "_rounds_max", b"_rounds_max", "_run_timeout_seconds", b"_run_timeout_seconds", "_tool_timeout_seconds", b"_tool_timeout_seconds", "_tool_timeout_seconds_max", b"_tool_timeout_seconds_max", "_top_up_timeout_seconds", b"_top_up_timeout_seconds", "_topped_up_tokens_max", b"_topped_up_tokens_max", "_total_tokens_max", b"_total_tokens_max", "agent_depth_max", b"agent_depth_max", "answer_timeout_seconds", b"answer_timeout_seconds", "answer_timeout_seconds_max", b"answer_timeout_seconds_max", "approval_expiry_seconds", b"approval_expiry_seconds", "calls_per_round_max", b"calls_per_round_max", "context_bytes_max", b"context_bytes_max", "identical_calls_max", b"identical_calls_max", "model_attempts_max", b"model_attempts_max", "model_headers_timeout_seconds", b"model_headers_timeout_seconds", "model_idle_timeout_seconds", b"model_idle_timeout_seconds", "offer_deadline_seconds", b"offer_deadline_seconds", "result_bytes_per_round_max", b"result_bytes_per_round_max", "round_timeout_seconds", b"round_timeout_seconds", "rounds_max", b"rounds_max", "run_timeout_seconds", b"run_timeout_seconds", "tool_timeout_seconds", b"tool_timeout_seconds", "tool_timeout_seconds_max", b"tool_timeout_seconds_max", "top_up_timeout_seconds", b"top_up_timeout_seconds", "topped_up_tokens_max", b"topped_up_tokens_max", "total_tokens_max", b"total_tokens_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__agent_depth_max: _TypeAlias = _typing.Literal["agent_depth_max"]  # noqa: Y015
     _WhichOneofArgType__agent_depth_max: _TypeAlias = _typing.Literal["_agent_depth_max", b"_agent_depth_max"]  # noqa: Y015
     _WhichOneofReturnType__answer_timeout_seconds: _TypeAlias = _typing.Literal["answer_timeout_seconds"]  # noqa: Y015
     _WhichOneofArgType__answer_timeout_seconds: _TypeAlias = _typing.Literal["_answer_timeout_seconds", b"_answer_timeout_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__answer_timeout_seconds_max: _TypeAlias = _typing.Literal["answer_timeout_seconds_max"]  # noqa: Y015
+    _WhichOneofArgType__answer_timeout_seconds_max: _TypeAlias = _typing.Literal["_answer_timeout_seconds_max", b"_answer_timeout_seconds_max"]  # noqa: Y015
     _WhichOneofReturnType__approval_expiry_seconds: _TypeAlias = _typing.Literal["approval_expiry_seconds"]  # noqa: Y015
     _WhichOneofArgType__approval_expiry_seconds: _TypeAlias = _typing.Literal["_approval_expiry_seconds", b"_approval_expiry_seconds"]  # noqa: Y015
     _WhichOneofReturnType__calls_per_round_max: _TypeAlias = _typing.Literal["calls_per_round_max"]  # noqa: Y015
@@ -633,6 +650,8 @@ class RunLimits(_message.Message):
     _WhichOneofArgType__run_timeout_seconds: _TypeAlias = _typing.Literal["_run_timeout_seconds", b"_run_timeout_seconds"]  # noqa: Y015
     _WhichOneofReturnType__tool_timeout_seconds: _TypeAlias = _typing.Literal["tool_timeout_seconds"]  # noqa: Y015
     _WhichOneofArgType__tool_timeout_seconds: _TypeAlias = _typing.Literal["_tool_timeout_seconds", b"_tool_timeout_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__tool_timeout_seconds_max: _TypeAlias = _typing.Literal["tool_timeout_seconds_max"]  # noqa: Y015
+    _WhichOneofArgType__tool_timeout_seconds_max: _TypeAlias = _typing.Literal["_tool_timeout_seconds_max", b"_tool_timeout_seconds_max"]  # noqa: Y015
     _WhichOneofReturnType__top_up_timeout_seconds: _TypeAlias = _typing.Literal["top_up_timeout_seconds"]  # noqa: Y015
     _WhichOneofArgType__top_up_timeout_seconds: _TypeAlias = _typing.Literal["_top_up_timeout_seconds", b"_top_up_timeout_seconds"]  # noqa: Y015
     _WhichOneofReturnType__topped_up_tokens_max: _TypeAlias = _typing.Literal["topped_up_tokens_max"]  # noqa: Y015
@@ -643,6 +662,8 @@ class RunLimits(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__agent_depth_max) -> _WhichOneofReturnType__agent_depth_max | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__answer_timeout_seconds) -> _WhichOneofReturnType__answer_timeout_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__answer_timeout_seconds_max) -> _WhichOneofReturnType__answer_timeout_seconds_max | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__approval_expiry_seconds) -> _WhichOneofReturnType__approval_expiry_seconds | None: ...
     @_typing.overload
@@ -669,6 +690,8 @@ class RunLimits(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__run_timeout_seconds) -> _WhichOneofReturnType__run_timeout_seconds | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tool_timeout_seconds) -> _WhichOneofReturnType__tool_timeout_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tool_timeout_seconds_max) -> _WhichOneofReturnType__tool_timeout_seconds_max | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_up_timeout_seconds) -> _WhichOneofReturnType__top_up_timeout_seconds | None: ...
     @_typing.overload
