@@ -13,7 +13,7 @@ from services.chassis import logs
 from services.chassis.strict_json import loads
 from services.errors import InvalidField, InvalidJson, SourceUnreachable, TooLarge
 from services.tool_registry.app.ports import Egress
-from services.tool_registry.domain.definition import RESULT_BYTES_MAX, ToolDefinition, ToolVersion
+from services.tool_registry.domain.definition import RESULT_BYTES_MAX, TIMEOUT_SECONDS_MAX, ToolDefinition, ToolVersion
 from services.tool_registry.domain.egress import EgressRefused, read_target
 from services.tool_registry.domain.http_binding import (
     Binding,
@@ -31,8 +31,6 @@ from services.tool_registry.sdk import OutcomeUnknown, Tool, ToolContext, ToolEr
 from services.tool_registry.sdk.tool import forwarded
 
 KIND: Final = "http"
-REQUEST_SECONDS: Final = 120.0
-"""For one request, if neither the tool nor the run gives it less."""
 DOCUMENT_SECONDS: Final = 20.0
 
 _ERROR_CHARACTERS_MAX: Final = 2000
@@ -147,7 +145,8 @@ class HttpTools:
             method=binding.method,
             headers=_headers(binding, built, context),
             body=built.body,
-            timeout_seconds=REQUEST_SECONDS,
+            # The call's own limit ends it; nothing here may be shorter.
+            timeout_seconds=TIMEOUT_SECONDS_MAX,
             bytes_max=RESULT_BYTES_MAX,
         )
         try:
