@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _SECONDS: Final = 90.0
 _CATEGORIES: Final = ("safe", "sensitive", "destructive")
 _EFFECTS: Final = ("read_only", "idempotent", "at_most_once")
+_BULK: Final = "bulk="
 
 Name = Annotated[str, typer.Argument(help="Name of the source; its tools are NAME.TOOL.", show_default=False)]
 Replace = Annotated[bool, typer.Option("--replace", help="Put it in place of a source of that name.")]
@@ -30,8 +31,8 @@ Policies = Annotated[
     list[str] | None,
     typer.Option(
         "--policy",
-        help="TOOL=WORDS: safe, sensitive, destructive, read_only, idempotent, at_most_once or excluded, with commas"
-        " between; TOOL may be *. Repeatable.",
+        help="TOOL=WORDS: safe, sensitive, destructive, read_only, idempotent, at_most_once, excluded or"
+        " bulk=$.body.items, with commas between; TOOL may be *. Repeatable.",
     ),
 ]
 Headers = Annotated[list[str] | None, typer.Option("--header", help="Name=value, of every request. Repeatable.")]
@@ -260,15 +261,18 @@ def _policy(given: str) -> source_pb2.SourceToolPolicy:
     """Return the policy in `TOOL=WORD,WORD`."""
     name, _, words = given.partition("=")
     policy = source_pb2.SourceToolPolicy(tool_name=name)
-    for word in filter(None, (part.strip().lower() for part in words.split(","))):
+    for given_word in filter(None, map(str.strip, words.split(","))):
+        word = given_word.lower()
         if word in _CATEGORIES:
             policy.category = call_pb2.ToolCategory.Value(f"TOOL_CATEGORY_{word.upper()}")
         elif word in _EFFECTS:
             policy.effect_class = call_pb2.EffectClass.Value(f"EFFECT_CLASS_{word.upper()}")
         elif word == "excluded":
             policy.excluded = True
+        elif word.startswith(_BULK):
+            policy.bulk_count = given_word[len(_BULK) :]
         else:
-            known = ", ".join((*_CATEGORIES, *_EFFECTS, "excluded"))
+            known = ", ".join((*_CATEGORIES, *_EFFECTS, "excluded", f"{_BULK}PATH"))
             raise CommandError(f"--policy {given!r}: {word!r} is none of {known}.")
     if not name or policy == source_pb2.SourceToolPolicy(tool_name=name):
         raise CommandError(f"--policy {given!r} must be of the form TOOL=WORD,WORD.")

@@ -14,7 +14,7 @@ from services.tool_registry.app.rules import Rules
 from services.tool_registry.domain.check import Accepted, Refused
 from services.tool_registry.domain.definition import Category, Effect, ExecutionContext, ToolDefinition
 from services.tool_registry.domain.digest import call_digest
-from services.tool_registry.domain.gate import approval_cause, longest_array
+from services.tool_registry.domain.gate import approval_cause, items_of
 from services.tool_registry.domain.names import did_you_mean
 from services.tool_registry.domain.patterns import TooMuchToMatch, argument_acts, argument_kinds
 from services.tool_registry.domain.resources import resource_keys
@@ -185,13 +185,13 @@ def _definitions(tool: CatalogTool) -> list[ToolDefinition]:
 
 
 def _items(tool: CatalogTool, accepted: Accepted) -> int:
-    """Return how many things a call is about: the longest array, or the tool's own count."""
-    items = longest_array(accepted.arguments)
+    """Return how many things a call is about, by the definitions, or by the tool's own count."""
+    items = max(items_of(definition, accepted.arguments) for definition in _definitions(tool))
     if tool.loaded is None:
         return items
     try:
         count = tool.loaded.tool.bulk_count(accepted.arguments)
-    except Exception as error:  # noqa: BLE001  # the author's code: what it counts stays with the longest array
+    except Exception as error:  # noqa: BLE001  # the author's code: what it counts stays with the definition
         _log.warning("tool.bulk_count_failed", tool=tool.definition.name, error=type(error).__name__)
         return items
     return items if count is None else count

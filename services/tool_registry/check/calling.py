@@ -19,7 +19,7 @@ from services.tool_registry.app.ports import Runner, Secrets
 from services.tool_registry.domain.check import Refused, check_arguments
 from services.tool_registry.domain.definition import ExecutionContext
 from services.tool_registry.domain.execution import ExecutionResult
-from services.tool_registry.domain.gate import approval_cause, longest_array
+from services.tool_registry.domain.gate import approval_cause, items_of
 from services.tool_registry.domain.schema import compile_schema
 from services.tool_registry.sdk import SecretNotFound, Tool, ToolContext, ToolError
 
@@ -59,7 +59,7 @@ async def call(tool: Tool[..., Any], raw: bytes, caller: Caller, say: Say) -> bo
     except Exception:  # noqa: BLE001  # the author's code
         say(f"error: the preview or bulk_count of {tool.name} failed\n{traceback.format_exc()}")
         return False
-    cause = approval_cause(definition, longest_array(checked.arguments) if items is None else items)
+    cause = approval_cause(definition, items_of(definition, checked.arguments) if items is None else items)
     say(f"approval: {f'needed ({cause}); not asked for here' if cause else 'not needed'}")
     if preview:
         say(f"preview: {preview}")

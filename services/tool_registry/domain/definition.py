@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import re
 from collections.abc import Mapping
@@ -107,6 +108,8 @@ class ToolDefinition:
     """How many different people must approve a gated call; 0 means one."""
     offer_fallback: OfferFallback = OfferFallback.FAIL
     fallback_tool_name: str = ""
+    bulk_count: str = ""
+    """Where in the arguments the things are that a call is about, like `$.body.items`; empty for the longest array."""
 
     def may_be_called_by(self, caller: Caller) -> bool:
         """Whether the caller may call it: one of its users, with one of its roles. To others it does not exist."""
@@ -254,8 +257,11 @@ def _require(holds: bool, field: str, rule: str) -> None:  # noqa: FBT001  # rea
 
 def encode_definition(definition: ToolDefinition) -> bytes:
     """Return the one text of a definition; equal definitions give equal bytes."""
+    # What came later is written where it says something, so that definitions stay the versions that they are.
+    later: dict[str, JsonValue] = {"bulk_count": definition.bulk_count} if definition.bulk_count else {}
     return dumps_canonical(
-        {
+        later
+        | {
             "name": definition.name,
             "description": definition.description,
             "arguments_schema": dict(definition.arguments_schema),
@@ -281,7 +287,8 @@ def decode_definition(fields: JsonValue) -> ToolDefinition:
     """Return the definition of parsed `encode_definition` bytes."""
     if not isinstance(fields, dict):
         raise TypeError("a stored definition is an object")
-    known: dict[str, Any] = dict(fields)
+    names = {field.name for field in dataclasses.fields(ToolDefinition)}
+    known: dict[str, Any] = {name: value for name, value in fields.items() if name in names}
     return ToolDefinition(
         **known
         | {

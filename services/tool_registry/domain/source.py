@@ -12,6 +12,7 @@ from typing import Any, Final
 from services.chassis.strict_json import dumps_canonical, loads
 from services.errors import InvalidField, InvalidJson, TooLarge
 from services.tool_registry.domain.definition import Category, Effect, ToolDefinition, ToolVersion, encode_definition
+from services.tool_registry.domain.gate import may_be_count_path
 
 SOURCES_MAX: Final = 50
 TOOLS_MAX: Final = 200
@@ -81,6 +82,7 @@ class ToolPolicy:
     category: Category | None = None
     effect: Effect | None = None
     timeout_seconds: float = 0.0
+    bulk_count: str = ""
     excluded: bool = False
 
 
@@ -134,6 +136,7 @@ def _policy(item: Any) -> ToolPolicy:
             category=Category(category) if category else None,
             effect=Effect(effect) if effect else None,
             timeout_seconds=float(item.get("timeoutSeconds", 0.0)),
+            bulk_count=str(item.get("bulkCount", "")),
             excluded=bool(item.get("excluded", False)),
         )
     except ValueError as error:
@@ -146,6 +149,8 @@ def _check_policies(policies: Sequence[ToolPolicy]) -> None:
         raise InvalidField(f"policies: at most {POLICIES_MAX}, one for each tool", field="policies")
     if any(policy.effect is Effect.RECONCILABLE for policy in policies):
         raise InvalidField("policies: no source can be asked what became of a call", field="policies")
+    if any(policy.bulk_count and not may_be_count_path(policy.bulk_count) for policy in policies):
+        raise InvalidField("policies: bulk_count: must be a path like $.body.items[*].lines", field="policies")
 
 
 def under_policies(
@@ -169,6 +174,7 @@ def _under(definition: ToolDefinition, policy: ToolPolicy) -> ToolDefinition:
         category=policy.category or definition.category,
         effect=policy.effect or definition.effect,
         timeout_seconds=policy.timeout_seconds or definition.timeout_seconds,
+        bulk_count=policy.bulk_count,
     )
 
 

@@ -392,3 +392,37 @@ async def test_a_fetched_document_does_not_say_where_secrets_go(world: World) ->
         base = f"http://127.0.0.1:{elsewhere.port}"
         for given in (fetched, fetched | secret | {"baseUrl": base}, {"document": encoded(written)} | secret):
             assert len(await theirs.discover({"openApi": given})) == 1
+
+
+async def test_a_body_of_many_things_is_bulk_wherever_they_are_in_it(
+    world: World, database_url: str, tmp_path: Path
+) -> None:
+    """A policy that calls a service safe has not said that it may be asked for a hundred things at once. HITL-2."""
+    written = {
+        "openapi": "3.1.0",
+        "servers": [{"url": world.url}],
+        "paths": {
+            f"/{name}": {
+                "post": {"operationId": name, "requestBody": {"content": {"application/json": {"schema": {}}}}}
+            }
+            for name in ("plain", "counted")
+        },
+    }
+    open_api = source_pb2.OpenApiConfig(document=json.dumps(written).encode())
+    safe = call_pb2.TOOL_CATEGORY_SAFE
+    policies = [
+        source_pb2.SourceToolPolicy(tool_name="*", category=safe),
+        source_pb2.SourceToolPolicy(tool_name="counted", category=safe, bulk_count="$.body.orders[*].lines"),
+    ]
+
+    async with running(database_url, tmp_path, connectors=lambda *_: {KIND: world.connector}) as registry:
+        config = source_pb2.SourceConfig(name="shop", open_api=open_api, policies=policies)
+        await registry.sources["acme", "root"].AddSource(source_pb2.AddSourceRequest(config=config))
+        many = {"body": {"orders": [{"id": number, "lines": [1]} for number in range(100)]}}
+        few = {"body": {"orders": [{"id": 1, "lines": [1, 2]}], "tags": ["a"] * 100}}
+        verdicts = [
+            await registry.check(f"shop.{tool}", arguments, call=f"{tool}{number}")
+            for number, arguments in enumerate((many, few))
+            for tool in ("plain", "counted")
+        ]
+        assert [verdict.approval_cause for verdict in verdicts] == ["bulk of 100", "bulk of 100", "bulk of 100", ""]

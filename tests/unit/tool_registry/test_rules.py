@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,7 +24,7 @@ from services.tool_registry.domain.definition import (
     encode_definition,
 )
 from services.tool_registry.domain.digest import call_digest
-from services.tool_registry.domain.gate import approval_cause, longest_array
+from services.tool_registry.domain.gate import approval_cause, count_at, longest_array, may_be_count_path
 from services.tool_registry.domain.resources import KEYS_MAX, check_template, resource_keys
 
 SAFE = ToolDefinition(
@@ -62,8 +63,34 @@ def test_what_an_agent_is_told_is_no_bulk() -> None:
 
 def test_the_longest_top_level_array_counts_and_deeper_ones_do_not() -> None:
     """D8."""
-    assert longest_array({"a": [1], "b": [1, 2, 3, 4], "c": {"d": [0] * 99}, "e": "text"}) == 4
+    assert longest_array({"a": [1], "b": [1, 2, 3, 4], "e": "text"}) == 4
+    assert longest_array({"a": [1], "body": {"d": [[0] * 99]}}) == 99
     assert longest_array({}) == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "count"),
+    [
+        ("$.body.orders", 2),
+        ("body.orders[*].lines", 3),
+        ("$.body.orders[*].lines[*]", 3),
+        ("$.body.orders[*].name", 2),
+        ("$.body", 1),
+        ("$.body.orders.lines", 0),
+        ("$.nothing[*].there", 0),
+    ],
+)
+def test_a_path_counts_what_is_there(path: str, count: int) -> None:
+    arguments: dict[str, Any] = {
+        "body": {"orders": [{"name": "a", "lines": [1, 2]}, {"name": "b", "lines": [3]}], "tags": ["x"] * 50}
+    }
+    assert may_be_count_path(path)
+    assert count_at(arguments, path) == count
+
+
+@pytest.mark.parametrize("path", ["", "$", "$.", "a..b", "[*]", "a[0]", "a.[*]", "$.a[*]b", "a" * 201])
+def test_what_is_no_path_is_refused(path: str) -> None:
+    assert not may_be_count_path(path)
 
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)

@@ -115,6 +115,7 @@ class SourceToolPolicy(_message.Message):
     EFFECT_CLASS_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     EXCLUDED_FIELD_NUMBER: _builtins.int
+    BULK_COUNT_FIELD_NUMBER: _builtins.int
     tool_name: _builtins.str
     """Name of the tool as it is registered, without the source; "*" for all that
     have no policy of their own.
@@ -129,6 +130,11 @@ class SourceToolPolicy(_message.Message):
     """As ToolDefinition.timeout_seconds."""
     excluded: _builtins.bool
     """True to leave the tool out."""
+    bulk_count: _builtins.str
+    """Where the things are that a call is about, for the rule that a call on three
+    or more is gated: names with dots between, [*] for each item of an array, like
+    $.body.orders[*].lines. Empty: the longest array, at any depth.
+    """
     def __init__(
         self,
         *,
@@ -137,10 +143,11 @@ class SourceToolPolicy(_message.Message):
         effect_class: _call_pb2.EffectClass.ValueType = ...,
         timeout_seconds: _builtins.float = ...,
         excluded: _builtins.bool = ...,
+        bulk_count: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["category", b"category", "effect_class", b"effect_class", "excluded", b"excluded", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bulk_count", b"bulk_count", "category", b"category", "effect_class", b"effect_class", "excluded", b"excluded", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
