@@ -141,7 +141,9 @@ def _suite(data: Path) -> Suite:
         SuiteOptions(
             data=data,
             environment={"PAWL_LOG_LEVEL": "warning"},
-            service_environment={"agent-loop": {"PAWL_STREAMS_MAX": str(2 * STREAMS)}},
+            service_environment={
+                "agent-loop": {"PAWL_STREAMS_MAX": str(2 * STREAMS), "PAWL_STORE_SHARE": "1", "PAWL_USER_SHARE": "1"}
+            },
         )
     )
 

@@ -2,9 +2,9 @@
 
 grpc.aio leaves a server open at several places; they are closed here, once:
 
-* It parses requests after the interceptors ran and answers bytes it cannot
-  parse with UNKNOWN. So methods get raw bytes, parsed here, after the caller is
-  known and there is room for the call.
+* It reads and parses a request before the method is called and answers bytes it
+  cannot parse with UNKNOWN. So methods get raw bytes, read and parsed here after
+  the caller is known and there is room for the call.
 * It sends the text of an uncaught exception to the client. Here the client gets
   INTERNAL with an id; the log has the traceback under that id.
 * Its limit on concurrent RPCs is late. Here calls over the limit are refused at
@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeVar
@@ -30,19 +31,22 @@ from services.chassis.auth import Authenticator, Principal, PrincipalKind
 from services.chassis.ids import IdSource, is_id
 from services.chassis.metrics import RpcMetrics
 from services.chassis.rpc_kinds import Behaviour, Context, read_raw
+from services.chassis.rpc_limits import Arrivals, Limits, Places
 from services.errors import (
     Cancelled,
     DeadlineExceeded,
     Internal,
     MethodNotFound,
-    Overloaded,
     PawlError,
     ShuttingDown,
+    Unauthenticated,
 )
 
 REQUEST_ID_KEY: Final = "pawl-request-id"
 """Metadata that names a request through all services and logs; made up where absent."""
 
+# Metadata that says who calls.
+_WHO_CALLS: Final = ("authorization", "pawl-store", "pawl-user")
 # What is left for sending the status after a handler ran out of time.
 _DEADLINE_MARGIN_SECONDS: Final = 0.02
 
@@ -50,11 +54,23 @@ T = TypeVar("T")
 
 _log = logs.get_logger(__name__)
 _request_id: ContextVar[str] = ContextVar("pawl_request_id", default="")
+_current_call: ContextVar[_ActiveCall] = ContextVar("pawl_call")
 
 
 def current_request_id() -> str:
     """Return the id of the request that this task serves, or an empty text."""
     return _request_id.get()
+
+
+def count_as_stream() -> None:
+    """Count the unary call that this task serves among the streams, because it is going to wait.
+
+    Raises:
+        Overloaded: there is no place among them.
+    """
+    call = _current_call.get(None)
+    if call is not None:
+        call.method.interceptor.count_as_stream(call)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,18 +80,9 @@ class Access:
     service_only: bool = False
     """Only services may call."""
     open: bool = False
-    """Anybody may call, uncounted, and nothing is logged: for health checks."""
+    """Anybody may call, counted apart, and nothing is logged: for health checks."""
     drain_streams: bool = False
     """At shutdown, streams get the drain time to end by themselves."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a server holds at once."""
-
-    message_bytes_max: int
-    unary_calls_max: int
-    streams_max: int
 
 
 class Interceptor(grpc.aio.ServerInterceptor):
@@ -96,8 +103,10 @@ class Interceptor(grpc.aio.ServerInterceptor):
         self.limits = limits
         self._access = access
         self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
-        self.unary_calls = 0
-        self.streams = 0
+        self.arrivals = Arrivals()
+        self._unary_calls = Places("calls are running", limits.unary_calls_max, limits)
+        self._open_calls = Places("health checks are open", limits.streams_max, limits)
+        self.streams = Places("streams and waits are open", limits.streams_max, limits)
         self.stopping = False
         self._active: set[_ActiveCall] = set()
         self._unknown: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
@@ -122,38 +131,31 @@ class Interceptor(grpc.aio.ServerInterceptor):
         access = self._access.get(name.split("/")[1], Access())
         is_stream = handler.request_streaming or handler.response_streaming
         method = Method(self, name, access, is_stream=is_stream)
-        make, behaviour = read_raw(handler, bytes_max=self.limits.message_bytes_max)
-        return make(method.wrap(behaviour), None, handler.response_serializer)
+        behaviour = read_raw(handler, method.receive, bytes_max=self.limits.message_bytes_max)
+        return grpc.stream_stream_rpc_method_handler(method.wrap(behaviour), None, handler.response_serializer)
 
     def carried(self, name: str, *, is_stream: bool) -> Method:
         """Return the method of that name for calls that come in batches, on a stream that was let in."""
         return Method(self, name, Access(service_only=True, drain_streams=True), is_stream=is_stream)
 
-    def enter(self, call: _ActiveCall, *, is_carried: bool = False) -> None:
+    def enter(self, call: _ActiveCall, principal: Principal, *, is_carried: bool = False) -> None:
         """Make room for a call, or refuse it. Carried calls are let in as long as their stream is there."""
         self._active.add(call)
-        if call.method.access.open:
-            return
-        if self.stopping and not is_carried:
+        access = call.method.access
+        if self.stopping and not is_carried and not access.open:
             raise ShuttingDown
-        if call.method.is_stream:
-            if self.streams >= self.limits.streams_max:
-                raise Overloaded(f"{self.limits.streams_max} streams are open, which is the limit")
-            self.streams += 1
-        else:
-            if self.unary_calls >= self.limits.unary_calls_max:
-                raise Overloaded(f"{self.limits.unary_calls_max} calls are running, which is the limit")
-            self.unary_calls += 1
-        call.counted = True
+        places = self.streams if call.method.is_stream else self._unary_calls
+        call.take(self._open_calls if access.open else places, principal)
+
+    def count_as_stream(self, call: _ActiveCall) -> None:
+        """Have a call leave its place for one among the streams."""
+        if call.principal is not None and call.places is self._unary_calls:
+            call.take(self.streams, call.principal)
 
     def leave(self, call: _ActiveCall) -> None:
         """Give the room of a call back."""
         self._active.discard(call)
-        if call.counted:
-            if call.method.is_stream:
-                self.streams -= 1
-            else:
-                self.unary_calls -= 1
+        call.give_back()
 
     def stop_calls(self, *, drainable: bool) -> None:
         """End running calls with SHUTTING_DOWN; with `drainable`, those too that may drain."""
@@ -167,14 +169,26 @@ class Interceptor(grpc.aio.ServerInterceptor):
 class _ActiveCall:
     """One RPC from its first to its last moment here."""
 
-    __slots__ = ("counted", "expires_for_stop", "method", "running", "scope")
+    __slots__ = ("expires_for_stop", "method", "places", "principal", "running", "scope")
 
     def __init__(self, method: Method) -> None:
         self.method = method
-        self.counted = False
+        self.places: Places | None = None
+        self.principal: Principal | None = None
         self.expires_for_stop = False
         self.running = False
         self.scope: asyncio.Timeout | None = None
+
+    def take(self, places: Places, principal: Principal) -> None:
+        """Take a place, and give back the one before."""
+        places.take(principal)
+        self.give_back()
+        self.places, self.principal = places, principal
+
+    def give_back(self) -> None:
+        if self.places is not None and self.principal is not None:
+            self.places.give_back(self.principal)
+            self.places = None
 
     def expire(self) -> None:
         self.expires_for_stop = True
@@ -195,15 +209,16 @@ class Method:
         self._in_flight = interceptor.metrics.in_flight.labels(name)
 
     def wrap(self, behaviour: Behaviour) -> Behaviour:
-        async def serve(request: Any, context: Context) -> Any:
+        async def serve(requests: AsyncIterator[bytes], context: Context) -> None:
             started = time.perf_counter()
             self._in_flight.inc()
             call = _ActiveCall(self)
             code, reason = "CANCELLED", ""
             try:
-                response = await self._run(call, behaviour, request, context)
+                response = await self._run(call, behaviour, requests, context)
+                if response is not None:
+                    await context.write(response)
                 code = _code_name(context)
-                return response
             except Exception as raised:  # noqa: BLE001  # the client must get a status of ours, whatever it is
                 error = _leading(raised)
                 if isinstance(error, grpc.aio.AbortError):
@@ -239,7 +254,7 @@ class Method:
             _request_id.set(request_id)
             logs.bind(request_id=request_id)
         try:
-            self.interceptor.enter(call, is_carried=True)
+            self.interceptor.enter(call, auth.SERVICE, is_carried=True)
             answer = await _in_time(call, _less_margin(timeout_seconds) if timeout_seconds else None, serve)
             code = "OK"
             return answer
@@ -252,18 +267,29 @@ class Method:
             self._in_flight.dec()
             self._record(code, reason, time.perf_counter() - started)
 
-    async def _run(self, call: _ActiveCall, behaviour: Behaviour, request: Any, context: Context) -> Any:
+    async def receive(self, context: Context) -> bytes:
+        """Return the one request of a call whose caller is known."""
+        principal = None if self.access.open else auth.current_principal()
+        return await self.interceptor.arrivals.read(context, principal)
+
+    async def _run(
+        self, call: _ActiveCall, behaviour: Behaviour, requests: AsyncIterator[bytes], context: Context
+    ) -> Any:
         metadata = _metadata(context)
         given = metadata.get(REQUEST_ID_KEY, "")
         request_id = given if is_id(given) else self.interceptor.ids.new("req")
         _request_id.set(request_id)
         context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
-        self.interceptor.enter(call)
-        if not self.access.open:
+        if self.access.open:
+            self.interceptor.enter(call, auth.SERVICE)
+        else:
+            _refuse_ambiguity(context)
             principal = self.interceptor.authenticator.authenticate(metadata, service_only=self.access.service_only)
             auth.set_principal(principal)
             logs.bind(request_id=request_id, **_caller(principal))
-        return await _in_time(call, _time_left(context), lambda: behaviour(request, context))
+            self.interceptor.enter(call, principal)
+        _current_call.set(call)
+        return await _in_time(call, _time_left(context), lambda: behaviour(requests, context))
 
     def _refusal(self, error: Exception, call: _ActiveCall) -> PawlError:
         """Return what the client is told about `error`."""
@@ -301,6 +327,17 @@ async def _in_time(call: _ActiveCall, seconds: float | None, serve: Callable[[],
 
 def _metadata(context: Context) -> dict[str, str]:
     return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+
+
+def _refuse_ambiguity(context: Context) -> None:
+    """Refuse a call that says twice who calls: readers before this one may have believed the other.
+
+    Raises:
+        Unauthenticated: it does.
+    """
+    named = Counter(key for key, _ in context.invocation_metadata() or () if key in _WHO_CALLS)
+    if twice := [key for key, times in named.items() if times > 1]:
+        raise Unauthenticated(f"send the metadata `{twice[0]}` once")
 
 
 def _caller(principal: Principal) -> dict[str, str]:

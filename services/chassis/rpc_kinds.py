@@ -1,14 +1,16 @@
 """The four kinds of RPC, brought to one: raw bytes in, parsed by us.
 
-`read_raw` turns a handler as generated code registers it into one that grpc.aio
-gives unparsed bytes, whatever the kind and whether the servicer's method is a
-coroutine or an async generator, iterates over its requests or reads them.
+`read_raw` turns a handler as generated code registers it into a function that
+reads its request or requests by itself, whatever the kind and whether the
+servicer's method is a coroutine or an async generator, iterates over its
+requests or reads them. To grpc.aio each of them is a stream in both directions:
+that is the only kind of which it reads nothing before it is asked to.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import Any, Final, Self, TypeAlias
 
@@ -21,21 +23,21 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Behaviour: TypeAlias = "Callable[[Any, Context], Any]"
 Parser: TypeAlias = Callable[[bytes], Any]
-Wrapped: TypeAlias = "tuple[Callable[..., Handler], Behaviour]"
+Receive: TypeAlias = "Callable[[Context], Awaitable[bytes]]"
 
 
-def read_raw(handler: Handler, *, bytes_max: int) -> Wrapped:
-    """Return how to make a handler of the same kind, and a coroutine function for it.
+def read_raw(handler: Handler, receive: Receive, *, bytes_max: int) -> Behaviour:
+    """Return a coroutine function that takes the requests as grpc.aio gives them where there is no deserialiser.
 
-    The function takes what grpc.aio gives where there is no deserialiser, parses
-    it and calls the servicer.
+    It parses them, one that `receive` reads where the method has one, and calls the
+    servicer. It returns the response where there is one; others it has written.
 
     Raises (the function):
         TooLarge: a message is over `bytes_max`.
         MalformedRequest: bytes are not a message of the method's type.
     """
     parse = parser(handler.request_deserializer, bytes_max)
-    return _KINDS[handler.request_streaming, handler.response_streaming](handler, parse)
+    return _KINDS[handler.request_streaming, handler.response_streaming](handler, parse, receive)
 
 
 def parser(deserialize: Parser | None, bytes_max: int) -> Parser:
@@ -117,46 +119,46 @@ async def _send(call: Callable[[], Any], context: Context) -> None:
             await context.write(response)
 
 
-def _unary_unary(handler: Handler, parse: Parser) -> Wrapped:
+def _unary_unary(handler: Handler, parse: Parser, receive: Receive) -> Behaviour:
     inner: Any = handler.unary_unary
 
-    async def run(raw: bytes, context: Context) -> Any:
-        return await inner(parse(raw), context)
+    async def run(_: AsyncIterator[bytes], context: Context) -> Any:
+        return await inner(parse(await receive(context)), context)
 
-    return grpc.unary_unary_rpc_method_handler, run
+    return run
 
 
-def _unary_stream(handler: Handler, parse: Parser) -> Wrapped:
+def _unary_stream(handler: Handler, parse: Parser, receive: Receive) -> Behaviour:
     inner: Any = handler.unary_stream
 
-    async def run(raw: bytes, context: Context) -> None:
-        request = parse(raw)
+    async def run(_: AsyncIterator[bytes], context: Context) -> None:
+        request = parse(await receive(context))
         await _send(lambda: inner(request, context), context)
 
-    return grpc.unary_stream_rpc_method_handler, run
+    return run
 
 
-def _stream_unary(handler: Handler, parse: Parser) -> Wrapped:
+def _stream_unary(handler: Handler, parse: Parser, _: Receive) -> Behaviour:
     inner: Any = handler.stream_unary
 
     async def run(raw: AsyncIterator[bytes], context: Context) -> Any:
         async with _Requests(raw, parse) as requests:
             return await inner(requests, _ParsingContext(context, parse))
 
-    return grpc.stream_unary_rpc_method_handler, run
+    return run
 
 
-def _stream_stream(handler: Handler, parse: Parser) -> Wrapped:
+def _stream_stream(handler: Handler, parse: Parser, _: Receive) -> Behaviour:
     inner: Any = handler.stream_stream
 
     async def run(raw: AsyncIterator[bytes], context: Context) -> None:
         async with _Requests(raw, parse) as requests:
             await _send(lambda: inner(requests, _ParsingContext(context, parse)), context)
 
-    return grpc.stream_stream_rpc_method_handler, run
+    return run
 
 
-_KINDS: Final[dict[tuple[bool, bool], Callable[..., Wrapped]]] = {
+_KINDS: Final[dict[tuple[bool, bool], Callable[[Handler, Parser, Receive], Behaviour]]] = {
     (False, False): _unary_unary,
     (False, True): _unary_stream,
     (True, False): _stream_unary,

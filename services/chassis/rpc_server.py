@@ -16,8 +16,9 @@ from services.chassis.auth import Authenticator
 from services.chassis.ids import IdSource
 from services.chassis.metrics import Metrics
 from services.chassis.rpc_batch_server import BatchServicer
-from services.chassis.rpc_interceptor import Access, Interceptor, Limits
+from services.chassis.rpc_interceptor import Access, Interceptor
 from services.chassis.rpc_kinds import Handler
+from services.chassis.rpc_limits import Limits
 from services.chassis.settings import split_address
 from services.chassis.start import StartError
 
@@ -52,6 +53,8 @@ class RpcServer:
         message_bytes_max: int = 4 * 1024 * 1024,
         unary_calls_max: int = 1000,
         streams_max: int = 1000,
+        store_share: float = 1.0,
+        user_share: float = 1.0,
         drain_seconds: float = 1.5,
     ) -> None:
         self._listen = listen
@@ -68,6 +71,8 @@ class RpcServer:
                 message_bytes_max=message_bytes_max,
                 unary_calls_max=unary_calls_max,
                 streams_max=streams_max,
+                store_share=store_share,
+                user_share=user_share,
             ),
             access=self._access,
         )
@@ -167,6 +172,8 @@ def _options(message_bytes_max: int) -> list[tuple[str, Any]]:
     return [
         ("grpc.max_receive_message_length", message_bytes_max * _READ_FACTOR),
         ("grpc.max_send_message_length", -1),
+        # Else gRPC would take in whole requests that nobody has asked for yet, from clients that send fast.
+        ("grpc.http2.bdp_probe", 0),
         # Two processes on one port would each get half of the calls.
         ("grpc.so_reuseport", 0),
         ("grpc.keepalive_time_ms", 30_000),

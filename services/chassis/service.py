@@ -138,6 +138,8 @@ class Service:
             message_bytes_max=self._settings.message_bytes_max,
             unary_calls_max=self._settings.unary_calls_max,
             streams_max=self._settings.streams_max,
+            store_share=self._settings.store_share,
+            user_share=self._settings.user_share,
             drain_seconds=self._settings.drain_seconds,
         )
 

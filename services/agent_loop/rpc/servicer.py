@@ -27,6 +27,7 @@ from services.agent_loop.domain import checks
 from services.agent_loop.rpc import convert, convert_session, convert_steps, convert_undo
 from services.chassis import auth
 from services.chassis.ids import check_id
+from services.chassis.rpc_interceptor import count_as_stream
 from services.errors import SlowConsumer
 
 HEARTBEAT_SECONDS: Final = 15.0
@@ -203,13 +204,10 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         return undo_pb2.GetUndoReportResponse(calls=convert_undo.calls(found))
 
     async def GetRun(self, request: agent_pb2.GetRunRequest, context: Context) -> agent_pb2.GetRunResponse:
-        run = await wait_for_rest(
-            self._ledger,
-            self._watches,
-            _caller(),
-            check_id(request.run_id, "run_id"),
-            seconds=checks.wait_seconds(request.wait_seconds),
-        )
+        run_id, seconds = check_id(request.run_id, "run_id"), checks.wait_seconds(request.wait_seconds)
+        if seconds:
+            count_as_stream()
+        run = await wait_for_rest(self._ledger, self._watches, _caller(), run_id, seconds=seconds)
         return agent_pb2.GetRunResponse(run=_run(run))
 
     async def ListRuns(self, request: agent_pb2.ListRunsRequest, context: Context) -> agent_pb2.ListRunsResponse:

@@ -355,7 +355,7 @@ async def test_a_client_that_vanishes_leaves_nothing_behind(
     client.leave()
     await until(lambda: watches.feed_count == 0 and live.subscriber_count == 0)
     await until(lambda: len(asyncio.all_tasks()) <= tasks_before)
-    assert server._interceptor.streams == 0
+    assert len(server._interceptor.streams) == 0
 
 
 async def test_a_stopping_server_says_so(stub: AgentServiceAsyncStub, server: RpcServer, ledger: FakeLedger) -> None:

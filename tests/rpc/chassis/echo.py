@@ -11,7 +11,7 @@ import grpc
 from google.protobuf.wrappers_pb2 import StringValue
 
 from services.chassis.auth import current_principal
-from services.chassis.rpc_interceptor import current_request_id
+from services.chassis.rpc_interceptor import count_as_stream, current_request_id
 from services.chassis.rpc_server import RpcServer
 from services.errors import RunNotFound
 
@@ -59,6 +59,9 @@ class EchoServicer:
             case ["timeout"]:
                 raise TimeoutError("a timeout of the servicer's own: hunter2")
             case ["wait"]:
+                await self._wait()
+            case ["long-poll"]:
+                count_as_stream()
                 await self._wait()
             case ["turns", turns]:
                 await self._wait()

@@ -126,7 +126,11 @@ async def test_a_client_that_is_gone_before_the_answer_begins_costs_nothing(serv
             raise asyncio.CancelledError
 
     handler: Any = grpc.unary_stream_rpc_method_handler(servicer.generate, StringValue.FromString)
-    _, behaviour = read_raw(handler, bytes_max=1000)
+
+    async def receive(_: object) -> bytes:
+        return b""
+
+    behaviour = read_raw(handler, receive, bytes_max=1000)
     context: Any = Gone()
     with pytest.raises(asyncio.CancelledError):
         await behaviour(b"", context)

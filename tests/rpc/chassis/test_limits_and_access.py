@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -15,7 +16,7 @@ from services.chassis.metrics import Metrics
 from services.chassis.rpc_client import open_channel, translating
 from services.errors import InvalidId, Overloaded, PermissionDenied, Unauthenticated
 from tests.keys import LOCAL_KEY
-from tests.rpc.chassis.echo import KINDS, EchoServicer, EchoStub, Serve
+from tests.rpc.chassis.echo import KINDS, SERVICE, EchoServicer, EchoStub, Serve
 
 USER_KEY = "user-key-0123456789"
 SERVICE_KEY = "service-key-0123456789"
@@ -42,6 +43,30 @@ async def test_without_a_known_key_nothing_is_called(
         with pytest.raises(Unauthenticated), translating():
             await EchoStub(channel).call(kind, "wait", metadata=metadata)
         assert not servicer.entered.is_set()
+
+
+@pytest.mark.parametrize("method", ["Unary", "Generate"])
+async def test_without_a_known_key_no_request_is_waited_for(serve: Serve, method: str) -> None:
+    """What has not arrived would be held in memory, up to its last byte."""
+    async with serve(authenticator=keys()) as server, open_channel(server.address) as channel:
+        begin: Any = channel.stream_stream(f"/{SERVICE}/{method}")
+        with pytest.raises(Unauthenticated), translating():
+            await begin(_never()).read()
+
+
+async def _never() -> AsyncIterator[bytes]:
+    await asyncio.Event().wait()
+    yield b""
+
+
+@pytest.mark.parametrize("key", ["authorization", "pawl-store", "pawl-user"])
+async def test_a_call_says_once_who_calls(serve: Serve, key: str) -> None:
+    """Of two, a proxy may have believed the other one."""
+    async with serve(authenticator=keys()) as server, open_channel(server.address) as channel:
+        twice = (*bearer(USER_KEY), ("pawl-store", "acme"), ("pawl-user", "ann"))
+        twice += tuple(pair for pair in twice if pair[0] == key)
+        with pytest.raises(Unauthenticated, match=key), translating():
+            await EchoStub(channel).call("unary", "who", metadata=twice)
 
 
 async def test_the_key_says_who_the_user_is_whatever_else_is_claimed(serve: Serve) -> None:
@@ -119,6 +144,42 @@ async def test_calls_over_the_limit_are_refused_at_once_and_streams_are_counted_
             servicer.release.set()
             await holder
             assert await stub.call(full, "room again") == ["room again"]
+
+
+def of(store_id: str, user_id: str) -> tuple[tuple[str, str], ...]:
+    return (("pawl-store", store_id), ("pawl-user", user_id))
+
+
+@pytest.mark.parametrize("kind", ["unary", "talk"])
+async def test_nobody_has_more_than_a_share_of_the_places(serve: Serve, servicer: EchoServicer, kind: str) -> None:
+    limits = {"unary_calls_max": 8, "streams_max": 8, "store_share": 0.5, "user_share": 0.25}
+    async with serve(**limits) as server, open_channel(server.address) as channel:
+        stub = EchoStub(channel)
+        users = ["ann", "ann", "bob", "cy"]
+        holders = [asyncio.ensure_future(stub.call(kind, "wait", metadata=of("acme", user))) for user in users]
+        while servicer.waiting < len(users):
+            await asyncio.sleep(0.001)
+        with pytest.raises(Overloaded, match="one user"), translating():
+            await stub.call(kind, "one too many", metadata=of("acme", "ann"))
+        with pytest.raises(Overloaded, match="one store"), translating():
+            await stub.call(kind, "one too many", metadata=of("acme", "bob"))
+        assert await stub.call(kind, "room here", metadata=of("other", "ann")) == ["room here"]
+        servicer.release.set()
+        await asyncio.gather(*holders)
+        assert await stub.call(kind, "room again", metadata=of("acme", "ann")) == ["room again"]
+
+
+async def test_a_call_that_waits_keeps_no_other_call_out(serve: Serve, servicer: EchoServicer) -> None:
+    async with serve(unary_calls_max=1, streams_max=1) as server, open_channel(server.address) as channel:
+        stub = EchoStub(channel)
+        holder = asyncio.ensure_future(stub.call("unary", "long-poll"))
+        await servicer.entered.wait()
+        assert await stub.call("unary", "room here") == ["room here"]
+        with pytest.raises(Overloaded), translating():
+            await stub.call("unary", "long-poll")
+        servicer.release.set()
+        await holder
+        assert await stub.call("talk", "room again") == ["room again"]
 
 
 @every_kind

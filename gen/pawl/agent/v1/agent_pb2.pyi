@@ -676,7 +676,8 @@ class GetRunRequest(_message.Message):
     """The run."""
     wait_seconds: _builtins.float
     """Seconds to wait, 0 to 60, until the run is WAITING, NEEDS_ATTENTION or
-    terminal; 0 answers at once.
+    terminal; 0 answers at once. A call that waits counts among the open
+    streams of its user and store (OVERLOADED).
     """
     def __init__(
         self,

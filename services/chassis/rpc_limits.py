@@ -1,0 +1,122 @@
+"""What a server holds at once: in all, of one store and of one user.
+
+A place is taken when the caller is known and before a byte of the request is
+read. The request itself waits in gRPC, up to its limit of size, from when it is
+asked for until its last byte is there; so only so many are asked for at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+
+from services.chassis.auth import Principal, PrincipalKind
+from services.errors import DeadlineExceeded, MalformedRequest, Overloaded
+
+_ARRIVING_MAX: Final = 64
+_ARRIVING_OF_ONE_MAX: Final = 8
+_ARRIVAL_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a server holds at once. The shares are of both limits on calls, for one store and for one user."""
+
+    message_bytes_max: int
+    unary_calls_max: int
+    streams_max: int
+    store_share: float = 1.0
+    user_share: float = 1.0
+
+
+class Places:
+    """Places for calls of one kind. Services count in all only: they work for everybody."""
+
+    def __init__(self, noun: str, places_max: int, limits: Limits) -> None:
+        self._noun = noun
+        self._max = {
+            "server": places_max,
+            "store": max(1, int(places_max * limits.store_share)),
+            "user": max(1, int(places_max * limits.user_share)),
+        }
+        self._taken: Counter[tuple[str, ...]] = Counter()
+
+    def __len__(self) -> int:
+        return self._taken[()]
+
+    def take(self, principal: Principal) -> None:
+        """Take a place, to be given back.
+
+        Raises:
+            Overloaded: there is none.
+        """
+        keys = _keys(principal)
+        for scope, key in keys.items():
+            if self._taken[key] >= self._max[scope]:
+                raise Overloaded(f"{self._max[scope]} {self._noun}, the limit of one {scope}: try again later")
+        self._taken.update(keys.values())
+
+    def give_back(self, principal: Principal) -> None:
+        """Give back what was taken."""
+        for key in _keys(principal).values():
+            self._taken[key] -= 1
+            if not self._taken[key]:
+                del self._taken[key]
+
+
+def _keys(principal: Principal) -> dict[str, tuple[str, ...]]:
+    if principal.kind is PrincipalKind.SERVICE:
+        return {"server": ()}
+    store_id, user_id = principal.store_id, principal.user_id
+    return {"user": (store_id, user_id), "store": (store_id,), "server": ()}
+
+
+class Arrivals:
+    """Requests on their way in: so many in all, and of one caller."""
+
+    def __init__(self) -> None:
+        self._all = asyncio.Semaphore(_ARRIVING_MAX)
+        self._of_one: dict[tuple[str, ...], asyncio.Semaphore] = {}
+        self._callers: Counter[tuple[str, ...]] = Counter()
+
+    async def read(self, context: Any, principal: Principal | None) -> bytes:
+        """Return the one request of a call; None stands for everybody who does not say who calls.
+
+        Raises:
+            DeadlineExceeded: it did not arrive in time.
+            MalformedRequest: there is none.
+        """
+        is_service = principal is not None and principal.kind is PrincipalKind.SERVICE
+        if is_service:
+            return await _read(context)
+        async with self._turn((principal.store_id, principal.user_id) if principal is not None else ()), self._all:
+            return await _read(context)
+
+    @asynccontextmanager
+    async def _turn(self, caller: tuple[str, ...]) -> AsyncIterator[None]:
+        self._callers[caller] += 1
+        try:
+            async with self._of_one.setdefault(caller, asyncio.Semaphore(_ARRIVING_OF_ONE_MAX)):
+                yield
+        finally:
+            self._callers[caller] -= 1
+            if not self._callers[caller]:
+                del self._callers[caller], self._of_one[caller]
+
+
+async def _read(context: Any) -> bytes:
+    try:
+        async with asyncio.timeout(_ARRIVAL_SECONDS):
+            raw = await context.read()
+    except TimeoutError:
+        raise DeadlineExceeded(f"the request did not arrive within {_ARRIVAL_SECONDS:g} s") from None
+    if raw is grpc.aio.EOF:
+        raise MalformedRequest("the call has no request")
+    request: bytes = raw
+    return request

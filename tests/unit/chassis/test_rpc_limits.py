@@ -1,0 +1,76 @@
+"""Requests on their way in are bounded, for each caller and in all."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from services.chassis import rpc_limits
+from services.chassis.auth import SERVICE, Principal, PrincipalKind
+from services.chassis.rpc_limits import Arrivals
+from services.errors import DeadlineExceeded, MalformedRequest
+
+
+class Slow:
+    """Contexts whose requests arrive when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.arrived = asyncio.Event()
+
+    async def read(self) -> bytes:
+        self.asked += 1
+        await self.arrived.wait()
+        return b"here"
+
+
+def user(name: str) -> Principal:
+    return Principal(kind=PrincipalKind.USER, store_id="acme", user_id=name)
+
+
+async def turn_over() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_requests_of_one_caller_are_asked_for_a_few_at_a_time() -> None:
+    arrivals, slow, others = Arrivals(), Slow(), Slow()
+    reading = [asyncio.ensure_future(arrivals.read(slow, user("ann"))) for _ in range(50)]
+    await turn_over()
+    few = slow.asked
+    assert 0 < few < 50
+    beside = [asyncio.ensure_future(arrivals.read(others, who)) for who in (user("bob"), None, SERVICE)]
+    await turn_over()
+    assert (slow.asked, others.asked) == (few, 3)
+    slow.arrived.set()
+    others.arrived.set()
+    assert set(await asyncio.gather(*reading, *beside)) == {b"here"}
+
+
+async def test_many_callers_have_no_more_than_so_many_in_all() -> None:
+    arrivals, slow = Arrivals(), Slow()
+    reading = [asyncio.ensure_future(arrivals.read(slow, user(f"u{number}"))) for number in range(500)]
+    await turn_over()
+    assert 0 < slow.asked < 500
+    for task in reading[:400]:
+        task.cancel()
+    slow.arrived.set()
+    await asyncio.gather(*reading, return_exceptions=True)
+    assert await arrivals.read(slow, user("ann")) == b"here"
+
+
+async def test_a_request_that_does_not_arrive_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc_limits, "_ARRIVAL_SECONDS", 0.01)
+    with pytest.raises(DeadlineExceeded):
+        await Arrivals().read(Slow(), user("ann"))
+
+
+async def test_a_call_without_a_request_is_malformed() -> None:
+    class Empty:
+        async def read(self) -> object:
+            return grpc.aio.EOF
+
+    with pytest.raises(MalformedRequest):
+        await Arrivals().read(Empty(), user("ann"))
