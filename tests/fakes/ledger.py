@@ -391,6 +391,7 @@ def _commit(claim: Claim, commit_id: str, step: Step) -> Commit:
         after_seq=step.after_seq,
         unstopped=pickle.dumps(step.unstopped_call_ids) if step.unstopped_call_ids else None,
         delegations=tuple(map(_delegation, step.delegations)),
+        give_up=pickle.dumps(Cancel(cause=StopCause.PARENT)),
     )
 
 

@@ -140,6 +140,7 @@ class Model:
 
     def _conversation_of(self, store: str, user: str, name: str) -> Row:
         row: Row = {"store": store, "id": name, "user": user, "active": "", "queue": [], "messages": 0}
+        row["interrupting"] = []
         self.conversations[store, name] = row
         return row
 
@@ -183,7 +184,9 @@ class Model:
         if policy == "CREATE":
             self._give_turn(run)
         elif policy == "INTERRUPT":
-            conversation["queue"].insert(0, run["id"])
+            interrupting = [waiting for waiting in conversation["queue"] if waiting in conversation["interrupting"]]
+            conversation["queue"].insert(len(interrupting), run["id"])
+            conversation["interrupting"].append(run["id"])
             active = self.runs[ask["store"], conversation["active"]]
             if active["state"] != "CANCELLING":
                 self.post(active, self.new_id("cmd"), "cancel")
@@ -240,9 +243,12 @@ class Model:
             conversation["queue"].remove(run["id"])
             return
         conversation["active"] = ""
-        if conversation["queue"]:
-            self._give_turn(self.runs[run["store"], conversation["queue"].pop(0)])
+        following = self.runs[run["store"], conversation["queue"].pop(0)] if conversation["queue"] else None
+        if following:
+            self._give_turn(following)
         self._report(run)
+        if following and set(conversation["queue"]) & set(conversation["interrupting"]):
+            self.stop(following, "SUPERSEDED")
 
     def _report(self, run: Row) -> None:
         """Who called the run hears of its end, unless the call was given up."""
@@ -258,6 +264,7 @@ class Model:
         """Stop a run whose caller does not wait for it any more."""
         run = self.runs[store, name]
         if run["state"] not in ENDED and run["state"] != "CANCELLING":
+            self.post(run, self.new_id("cmd"), "cancel")
             self.stop(run, "PARENT")
 
     # What there is.

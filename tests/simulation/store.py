@@ -191,7 +191,10 @@ def load(tables: Tables, named: Sequence[Names]) -> Book:
         key = (row.store_id, row.conversation_id)
         if key in submitted and row.active_run_id is not None:
             entered.append((row.store_id, row.active_run_id))
-        keys.update(dict.fromkeys((row.store_id, run_id) for run_id in row.queue[: endings[key]]))
+        passed = len(row.interrupting) if endings[key] else 0
+        waiting = [(row.store_id, run_id) for run_id in row.queue[: endings[key] + passed]]
+        keys.update(dict.fromkeys(waiting))
+        entered += waiting[:passed]
     ending = [key for key in [*_keys(named, lambda n: n.ends), *entered] if key in tables.runs]
     callers = [(key[0], tables.runs[key].parent_run_id) for key in ending]
     for run_key in [*keys, *entered, *callers]:

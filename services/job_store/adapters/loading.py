@@ -142,7 +142,7 @@ async def _load_runs(
     requests: Sequence[RequestRow],
     conversations: Sequence[ConversationRow],
 ) -> list[RunKey]:
-    """Load the runs; returns those that messages may enter."""
+    """Load the runs; returns those that messages may enter, or that are superseded."""
     keys = dict.fromkeys(_distinct(named, lambda names: names.runs))
     keys.update(dict.fromkeys((row.store_id, row.run_id) for row in requests))
     submitted = set(_distinct(named, lambda names: names.conversations))
@@ -152,8 +152,11 @@ async def _load_runs(
         key = (row.store_id, row.conversation_id)
         if key in submitted and row.active_run_id is not None:
             entered.append((row.store_id, row.active_run_id))
-        # Each operation can give the turn to one more run at most.
-        keys.update(dict.fromkeys((row.store_id, run_id) for run_id in row.queue[: endings[key]]))
+        # Each operation can give the turn to one more run at most, besides those that are superseded when they get it.
+        passed = len(row.interrupting) if endings[key] else 0
+        waiting = [(row.store_id, run_id) for run_id in row.queue[: endings[key] + passed]]
+        keys.update(dict.fromkeys(waiting))
+        entered += waiting[:passed]
     keys.update(dict.fromkeys(entered))
     if keys:
         ending = list(dict.fromkeys([*_distinct(named, lambda names: names.ends), *entered]))

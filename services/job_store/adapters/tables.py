@@ -78,6 +78,7 @@ CONVERSATIONS: Final[Columns[ConversationRow]] = Columns(
         _fixed("user_id", "text"),
         _same("active_run_id", "text"),
         Column("queue", "text", lambda row: ",".join(row.queue)),
+        Column("interrupting", "text", lambda row: ",".join(row.interrupting)),
         _same("last_number", "bigint"),
         _fixed("create_time", "timestamptz"),
         _same("update_time", "timestamptz"),
@@ -89,8 +90,8 @@ CONVERSATIONS: Final[Columns[ConversationRow]] = Columns(
 def conversation(record: Record) -> ConversationRow:
     """Return the row of a record with the columns of CONVERSATIONS."""
     fields = dict(record)
-    queue = fields.pop("queue")
-    return ConversationRow(**fields, queue=tuple(queue.split(",")) if queue else ())
+    queue, interrupting = (tuple(fields.pop(name).split(",")) for name in ("queue", "interrupting"))
+    return ConversationRow(**fields, queue=tuple(filter(None, queue)), interrupting=tuple(filter(None, interrupting)))
 
 
 RUNS: Final[Columns[RunRow]] = Columns(

@@ -76,6 +76,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     after_seq: int | None = None
     unstopped: bytes | None = None
     delegations: tuple[Delegation, ...] = ()
+    give_up: bytes = b""
+    """The command, opaque, that a run gets whose call the step cancels."""
 
     @property
     def names(self) -> Names:
@@ -215,7 +217,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
                 call = calls.move(before, change, self.consumed, now=now)
             book.put_call(call)
             if before is not None and call.state is CallState.CANCELLED:
-                delegation.give_up(book, before, now=now, ids=ids)
+                delegation.give_up(book, before, self.give_up, now=now, ids=ids)
             happenings.append(calls.changed(before, call))
         return happenings
 

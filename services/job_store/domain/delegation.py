@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from services.errors import IllegalTransition
-from services.job_store.domain import stop, turn
+from services.job_store.domain import inbox, stop, turn
 from services.job_store.domain.book import Book, Ids
 from services.job_store.domain.events import RunChanged
 from services.job_store.domain.rows import CallRow, ConversationRow, RunRow
@@ -55,10 +55,16 @@ def begin(book: Book, parent: RunRow, delegation: Delegation, *, now: datetime, 
     turn.give(book, conversation, run, now=now, ids=ids, before=(RunChanged(from_state=None, run=run),))
 
 
-def give_up(book: Book, call: CallRow, *, now: datetime, ids: Ids) -> None:
-    """Stop the run that does `call`, which its caller settles without waiting for it."""
+def give_up(book: Book, call: CallRow, cancel: bytes, *, now: datetime, ids: Ids) -> None:
+    """Stop the run that does `call`, which its caller settles without waiting for it.
+
+    `cancel` is what its owner reads of it: what it does now would else go on to its end.
+    """
     run = book.runs.get((call.store_id, call.child_run_id))
     is_done = call.state is not CallState.DELEGATED or call.reserved_by
     if is_done or run is None or run.state.is_terminal or run.state is RunState.CANCELLING:
         return
-    stop.request(book, run, StopCause.PARENT, now=now, ids=ids)
+    letter = inbox.Letter(
+        command_id=ids.new("cmd"), user_id=run.user_id, name=inbox.CANCEL, fingerprint=b"", payload=cancel
+    )
+    stop.request(book, inbox.accept(book, run, letter, now=now), StopCause.PARENT, now=now, ids=ids)

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Final, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from services.job_store.domain.states import (
     AttentionReason,
@@ -42,7 +43,11 @@ _IN_MOTION: Final = frozenset({RunState.RUNNING, RunState.CANCELLING})
 
 
 class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One message thread. At most one of its runs has the turn; the others wait in `queue`, in order."""
+    """One message thread. At most one of its runs has the turn; the others wait in `queue`, in order.
+
+    `interrupting` are those of them whose message interrupted another run: they stand first, in the order in which
+    they came, and each is superseded by the one behind it.
+    """
 
     store_id: str
     conversation_id: str
@@ -52,6 +57,13 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
     last_number: int
     create_time: datetime
     update_time: datetime
+    interrupting: tuple[str, ...] = ()
+
+    def without(self, run_id: str, *, now: datetime) -> ConversationRow:
+        """Return it once a run does not wait any more."""
+        queue = tuple(other for other in self.queue if other != run_id)
+        interrupting = tuple(other for other in self.interrupting if other in queue)
+        return replace(self, queue=queue, interrupting=interrupting, update_time=now)
 
 
 class LastCommit(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,8 +67,11 @@ def end(book: Book, run: RunRow, state: RunState, *, now: datetime, ids: Ids, at
     ended = log.write(book, ended, [RunChanged(from_state=run.state, run=ended)], now=now, ids=ids, attempt=attempt)
     for command in book.inbox(ended):
         book.put_command(replace(command, consumed=True))
-    turn.leave(book, ended, now=now, ids=ids)
+    superseded = turn.leave(book, ended, now=now, ids=ids)
     _report(book, ended, now=now, ids=ids)
+    if superseded is not None:
+        # As if its turn had come before the message that interrupts it.
+        request(book, superseded, StopCause.SUPERSEDED, now=now, ids=ids)
     return ended
 
 

@@ -156,8 +156,11 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         created = RunChanged(from_state=None, run=run)
         if conversation.active_run_id is None:
             return Submitted(run=turn.give(book, conversation, run, now=now, ids=ids, before=(created,)), steered=False)
-        queue = (run.run_id, *conversation.queue) if first else (*conversation.queue, run.run_id)
-        book.put_conversation(replace(conversation, queue=queue, update_time=now))
+        queue, interrupting = conversation.queue, conversation.interrupting
+        place = sum(waiting in interrupting for waiting in queue) if first else len(queue)
+        queue = (*queue[:place], run.run_id, *queue[place:])
+        interrupting = (*interrupting, run.run_id) if first else interrupting
+        book.put_conversation(replace(conversation, queue=queue, interrupting=interrupting, update_time=now))
         return Submitted(run=write(book, run, [created], now=now, ids=ids), steered=False)
 
     def _letter(self, name: str, payload: bytes, ids: Ids) -> inbox.Letter:

@@ -81,34 +81,30 @@ def give(
         create_time=now,
     )
     book.messages.add([message])
-    book.put_conversation(
-        replace(
-            conversation,
-            active_run_id=run.run_id,
-            queue=tuple(run_id for run_id in conversation.queue if run_id != run.run_id),
-            last_number=message.number,
-            update_time=now,
-        )
-    )
+    conversation = conversation.without(run.run_id, now=now)
+    book.put_conversation(replace(conversation, active_run_id=run.run_id, last_number=message.number))
     book.work_ready = True
     run = replace(run, queued_message=None, claim_at=now)
     return log.write(book, run, [*before, MessageAdded(message=message)], now=now, ids=ids)
 
 
-def leave(book: Book, run: RunRow, *, now: datetime, ids: Ids) -> None:
-    """Take an ended run out of its conversation; the next one that waits gets the turn."""
+def leave(book: Book, run: RunRow, *, now: datetime, ids: Ids) -> RunRow | None:
+    """Take an ended run out of its conversation; the next one that waits gets the turn.
+
+    Return that one if another one that came to interrupt waits behind it.
+    """
     conversation = book.conversation_of(run)
     if conversation.active_run_id != run.run_id:
-        queue = tuple(run_id for run_id in conversation.queue if run_id != run.run_id)
-        book.put_conversation(replace(conversation, queue=queue, update_time=now))
-        return
+        book.put_conversation(conversation.without(run.run_id, now=now))
+        return None
     if not conversation.queue:
         book.put_conversation(replace(conversation, active_run_id=None, update_time=now))
-        return
+        return None
     following = book.runs.get((run.store_id, conversation.queue[0]))
     if following is None:
         raise Internal("the next run of a conversation is not in the book")
-    give(book, conversation, following, now=now, ids=ids)
+    following = give(book, conversation, following, now=now, ids=ids)
+    return following if book.conversation_of(following).interrupting else None
 
 
 def wake(book: Book, run: RunRow, *, now: datetime) -> RunRow:

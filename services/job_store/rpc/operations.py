@@ -95,6 +95,9 @@ _CALL_HEADER: Final = (
 )
 _APPROVAL_HEADER: Final = ("digest", "decision", "approvals_required", "approvals", "escalated")
 _INT32_END: Final = 2**31
+_GIVE_UP: Final = ledger_pb2.Command(
+    cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_PARENT)
+).SerializeToString()
 APPROVALS_MAX: Final = 5
 """Most people whose approval a call can need."""
 _DIGEST_CHARACTERS: Final = frozenset("0123456789abcdef")
@@ -174,6 +177,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
         after_seq=request.after_seq if has("after_seq") else None,
         unstopped=_unstopped(request.unstopped_call_ids),
         delegations=tuple(map(_delegation, request.delegations)),
+        give_up=_GIVE_UP,
     )
 
 

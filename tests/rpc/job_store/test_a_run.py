@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2 as pb
 
 from tests.rpc.job_store.user import User, result
 
@@ -49,3 +50,23 @@ async def test_a_run_goes_from_its_message_to_its_answer(user: User) -> None:
         "run.completed",
     ]
     assert run.last_seq == events[-1].seq == events[-1].run_changed.run.last_seq
+
+
+async def test_of_messages_that_interrupt_a_run_before_it_has_stopped_the_last_one_wins(user: User) -> None:
+    owner = await user.start(conversation_id="c")
+    waiting = await user.submit("later", conversation_id="c")
+    interrupt = {"policy": pb.ACTIVE_RUN_POLICY_INTERRUPT, "conversation_id": "c"}
+    first, second, third = [await user.submit(text, **interrupt) for text in ("do A", "no, do B", "no, do C")]
+    unread = [command.command_id for command in await owner.inbox()]
+    await owner.commit(state=run_pb2.RUN_STATE_CANCELLED, consumed=unread)
+
+    for superseded in (first, second):
+        run = await user.run(superseded.run.run_id)
+        assert (run.state, run.stop_cause) == (run_pb2.RUN_STATE_CANCELLED, run_pb2.STOP_CAUSE_SUPERSEDED)
+    (claimed,) = await user.claim()
+    assert claimed.run_id == third.run.run_id
+    winner = user.owner(claimed.run_id, claimed.epoch)
+    assert [message.text for message in (await winner.load()).messages] == ["hello", "do A", "no, do B", "no, do C"]
+    await winner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+    (claimed,) = await user.claim()
+    assert claimed.run_id == waiting.run.run_id

@@ -100,6 +100,8 @@ async def test_a_call_that_is_given_up_stops_the_run(user: User) -> None:
 
     run = await user.run(child.run_id)
     assert (run.state, run.stop_cause) == (run_pb2.RUN_STATE_CANCELLING, run_pb2.STOP_CAUSE_PARENT)
+    (told,) = await child.inbox()
+    assert told.cancel.cause == run_pb2.STOP_CAUSE_PARENT, "else its owner goes on with what it does"
     await child.commit(state=run_pb2.RUN_STATE_CANCELLED)
     assert (await user.run(owner.run_id)).state == run_pb2.RUN_STATE_CANCELLED
 

@@ -362,3 +362,30 @@ def test_workers_that_die_at_any_step_lose_nothing_and_do_nothing_twice() -> Non
             assert number > 6
 
     virtual_time.run(main())
+
+
+@pytest.mark.parametrize("busy_with", ["a tool", "its model", "a run of its own"])
+def test_the_work_of_the_agent_stops_with_its_caller(busy_with: str) -> None:
+    """At once, not at its natural end: it would cost money, and have effects."""
+
+    async def main() -> None:
+        stuck: list[Script] = [[*says("Once upon a time", chunks=8)[:4], 60.0]]
+        part = {"a tool": [calls("look")], "its model": stuck, "a run of its own": [calls(agent("deep"))]}[busy_with]
+        world = world_of(top=[calls(agent("part"))], part=part, deep=stuck)
+        world.registry.seconds = 60.0
+        key = world.ledger.submit("top")
+        worker = world.worker()
+        loops = [asyncio.create_task(loop()) for loop in (worker.claim_forever, worker.renew_forever)]
+        await asyncio.sleep(10.0)
+        assert world.registry.running + world.model.streaming == 1
+        await world.ledger.send(key, Cancel(cause=StopCause.USER))
+        # Commands are found by renewals here, one level after the other.
+        await asyncio.sleep(8.0)
+        assert world.registry.running + world.model.streaming == 0
+        states = {run.state for _, run in world.ledger.book.runs.items()}
+        assert {state.name for state in states} == {"CANCELLED"}
+        for loop in loops:
+            loop.cancel()
+        await worker.hand_over()
+
+    virtual_time.run(main())

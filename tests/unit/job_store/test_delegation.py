@@ -148,6 +148,22 @@ def test_a_run_that_nobody_has_begun_ends_with_the_call_that_is_given_up() -> No
     assert len(world.book.inbox(world.run(parent))) == 1, "the message, and nothing of the call"
 
 
+def test_who_drives_it_reads_that_it_is_given_up() -> None:
+    """What it does now would else go on to its natural end."""
+    world = World()
+    parent = parent_of_child(world)
+    world.claim(CHILD)
+    world.commit(CHILD, state=RunState.RUNNING)
+    world.cancel(parent)
+    world.claim(parent)
+    unread = tuple(command.command_id for command in world.book.inbox(world.run(parent)))
+    world.commit(parent, calls=(delegated(CallState.CANCELLED),), consumed=unread, give_up=b"give up")
+    child = world.run(CHILD)
+    assert (child.state, child.stop_cause) == (RunState.CANCELLING, StopCause.PARENT)
+    assert [(command.name, command.payload) for command in world.book.inbox(child)] == [("cancel", b"give up")]
+    assert world.book.pokes.rows[-1].run_id == CHILD
+
+
 @pytest.mark.parametrize("how", ["cancel", "interrupt"])
 def test_however_it_ends_its_caller_hears_of_it(how: str) -> None:
     world = World()

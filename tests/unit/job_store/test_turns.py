@@ -51,6 +51,57 @@ def test_an_interrupting_message_stops_the_active_run_and_goes_before_those_that
     assert world.run(waiting).claim_at == world.now
 
 
+def test_of_two_interrupting_messages_the_second_one_wins_and_both_stand_in_the_conversation_in_order() -> None:
+    """However close together they come: as if the turn of the first had come before the second."""
+    world = World()
+    active = world.begin()
+    waiting = world.submit().run.run_id
+    first, second, third = (world.submit(ActiveRunPolicy.INTERRUPT).run.run_id for _ in range(3))
+    assert [world.run(run_id).state for run_id in (first, second, third)] == [RunState.QUEUED] * 3
+    world.commit(active, state=RunState.CANCELLED)
+    for superseded in (first, second):
+        assert world.run(superseded).state is RunState.CANCELLED
+        assert world.run(superseded).stop_cause is StopCause.SUPERSEDED
+        assert world.event_types(superseded) == ["run.queued", "message.added", "run.cancelled"]
+    assert world.run(third).claim_at == world.now
+    assert [message.run_id for message in world.book.messages.rows] == [active, first, second, third]
+    world.claim(third)
+    world.commit(third, state=RunState.COMPLETED)
+    assert world.run(waiting).claim_at == world.now
+
+
+def test_an_interrupting_run_that_its_user_cancelled_supersedes_nothing() -> None:
+    world = World()
+    active = world.begin()
+    waiting = world.submit().run.run_id
+    first, second = (world.submit(ActiveRunPolicy.INTERRUPT).run.run_id for _ in range(2))
+    world.cancel(second)
+    world.cancel(first)
+    third = world.submit(ActiveRunPolicy.INTERRUPT).run.run_id
+    world.commit(active, state=RunState.CANCELLED)
+    assert world.run(third).claim_at == world.now
+    assert world.run(waiting).state is RunState.QUEUED
+    world.claim(third)
+    world.commit(third, state=RunState.COMPLETED)
+    assert world.run(waiting).claim_at == world.now
+
+
+def test_what_entered_an_interrupting_run_before_its_turn_is_kept_when_it_is_superseded() -> None:
+    """I1: its owner puts it into the conversation, then the next one has its turn."""
+    world = World()
+    active = world.begin()
+    first = world.submit(ActiveRunPolicy.INTERRUPT).run.run_id
+    world.steer(first)
+    second = world.submit(ActiveRunPolicy.INTERRUPT).run.run_id
+    world.commit(active, state=RunState.CANCELLED)
+    assert world.run(first).state is RunState.CANCELLING
+    assert world.run(second).claim_at is None
+    assert world.claim(first) == 1
+    unread = tuple(command.command_id for command in world.book.inbox(world.run(first)))
+    world.commit(first, state=RunState.CANCELLED, consumed=unread)
+    assert world.run(second).claim_at == world.now
+
+
 def test_an_interrupting_message_replaces_a_run_that_nobody_has_begun() -> None:
     world = World()
     idle = world.submit().run.run_id

@@ -34,7 +34,9 @@ class _MessagePolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Message
     """
     MESSAGE_POLICY_INTERRUPT: _MessagePolicy.ValueType  # 3
     """The active run is cancelled (SUPERSEDED) and a run with the message
-    follows it, before those that wait.
+    follows it, before those that wait. Of several that come before it has
+    stopped the last one wins: the messages of the others enter the
+    conversation, in order, and their runs are cancelled (SUPERSEDED).
     """
     MESSAGE_POLICY_REJECT: _MessagePolicy.ValueType  # 4
     """CONVERSATION_BUSY."""
@@ -54,7 +56,9 @@ questions and approvals are withdrawn first. Queued runs stay queued.
 """
 MESSAGE_POLICY_INTERRUPT: MessagePolicy.ValueType  # 3
 """The active run is cancelled (SUPERSEDED) and a run with the message
-follows it, before those that wait.
+follows it, before those that wait. Of several that come before it has
+stopped the last one wins: the messages of the others enter the
+conversation, in order, and their runs are cancelled (SUPERSEDED).
 """
 MESSAGE_POLICY_REJECT: MessagePolicy.ValueType  # 4
 """CONVERSATION_BUSY."""
