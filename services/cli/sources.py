@@ -83,8 +83,12 @@ def add_mcp(
     secret_env: Annotated[
         list[str] | None, typer.Option(help="NAME=name of a secret of the registry. Repeatable.")
     ] = None,
-    read: Annotated[list[Path] | None, typer.Option(help="Folder that it may read. Repeatable.")] = None,
-    write: Annotated[list[Path] | None, typer.Option(help="Folder that it may read and write. Repeatable.")] = None,
+    read: Annotated[
+        list[Path] | None, typer.Option(help="Folder that it may read; no others then. Repeatable.")
+    ] = None,
+    write: Annotated[
+        list[Path] | None, typer.Option(help="Folder that it may read and write; no others then. Repeatable.")
+    ] = None,
     memory: Annotated[int, typer.Option(help="Bytes of memory that it may use; 0 means 1 GiB.", min=0)] = 0,
     processes: Annotated[int, typer.Option(help="Processes that it may be; 0 means 64.", min=0, max=1000)] = 0,
     header: Headers = None,

@@ -112,6 +112,7 @@ def _environment(
     if not has_keys(options):
         chosen[f"{_LOCAL_KEY_VARIABLE}_FILE"] = str(around.secrets.path(LOCAL_KEY))
     folders = {"PAWL_OUTBOX_DIR": str(around.folder.outbox), "PAWL_FILES_DIR": str(around.folder.files)}
+    chosen["PAWL_PRIVATE_DIR"] = str(around.folder.path)
     return {**folders, **around.model(), **given, **chosen} | dict(options.service_environment.get(spec.name, {}))
 
 

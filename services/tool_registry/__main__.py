@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import httpx2
@@ -25,6 +26,7 @@ from services.tool_registry.adapters.http_tools import HttpTools
 from services.tool_registry.adapters.ledger import LedgerResults
 from services.tool_registry.adapters.mail import OutboxFolder, SmtpMailer
 from services.tool_registry.adapters.mcp.connector import McpConnector
+from services.tool_registry.adapters.mcp.permission import Programs, read_programs_file
 from services.tool_registry.adapters.metrics import RegistryMetrics
 from services.tool_registry.adapters.modules import load_modules
 from services.tool_registry.adapters.policy import policy_parts
@@ -93,7 +95,7 @@ async def main(stop: Stop) -> None:
         options = WorkerOptions(lease_seconds=settings.worker_lease_seconds)
         hub = await service.enter(WorkerHub(worker_book, clock=service.clock, stopping=stop.wait, options=options))
         source_store = PostgresSources(database)
-        connectors = await _connectors(service, source_store, secrets, egress)
+        connectors = await _connectors(service, source_store, secrets, egress, _programs(settings))
         catalog = Catalog(book, sources={WORKER: hub, **connectors}, helper=helpers)
         documents = PostgresDocumentBook(database)
         builtin = await _builtin_tools(
@@ -174,14 +176,22 @@ async def _builtin_tools(
     ]
 
 
+def _programs(settings: ToolRegistrySettings) -> Programs:
+    """Return what programs may do: anything but reach what is private, where all of it is one user's."""
+    is_ones_own = settings.api_keys_file is None and settings.mcp_programs_file is None
+    rules = None if is_ones_own else read_programs_file(settings.mcp_programs_file)
+    return Programs(rules=rules, private=settings.private_places(os.environ), is_confined=not settings.mcp_unconfined)
+
+
 async def _connectors(
-    service: Service, store: PostgresSources, secrets: FileSecrets, egress: GuardedEgress
+    service: Service, store: PostgresSources, secrets: FileSecrets, egress: GuardedEgress, programs: Programs
 ) -> dict[str, Connector]:
     """Return what connects each kind of source. All of them go out under the egress rules."""
     mcp = McpConnector(
         find=store.source,
         secrets=secrets,
         clock=service.clock,
+        programs=programs,
         http=lambda store_id: httpx2.AsyncClient(
             transport=egress.transport(store_id, with_secrets=True), trust_env=False
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -58,6 +59,9 @@ class ToolRegistrySettings(ServiceSettings):
     tool_processes_max: int = Field(default=4, ge=1, le=1000)
     tool_secrets_file: Path | None = None
     egress_file: Path | None = None
+    mcp_programs_file: Path | None = None
+    mcp_unconfined: bool = False
+    private_dir: Path | None = None
     executions_max: int = Field(default=1000, ge=1)
     execution_lease_seconds: float = Field(default=6.0, ge=2)
     execution_retention_days: float = Field(default=30.0, gt=0)
@@ -71,6 +75,12 @@ class ToolRegistrySettings(ServiceSettings):
     files_dir: Path = Path(".pawl/files")
     file_bytes_max: int = Field(default=1024 * 1024, ge=1024)
     files_bytes_max: int = Field(default=100 * 1024 * 1024, ge=1024)
+
+    def private_places(self, environment: Mapping[str, str]) -> list[str]:
+        """Return what no program of a source may reach: files of tools, mails, and what holds keys and secrets."""
+        files = [Path(path) for name, path in environment.items() if re.fullmatch("PAWL_.*_FILE", name) and path]
+        folders = [folder for folder in (self.files_dir, self.outbox_dir, self.private_dir) if folder]
+        return [str(path.absolute()) for path in (*folders, *files)]
 
     @property
     def executor_options(self) -> ExecutorOptions:

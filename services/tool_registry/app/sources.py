@@ -87,7 +87,7 @@ class Sources:
         The source is written before its tools: what a crash leaves out, `check` shows.
 
         Raises:
-            PermissionDenied: programs need the role operator, everything else admin.
+            PermissionDenied: programs need the role operator and a deployment that allows them, everything else admin.
             InvalidField, InvalidSchema: the configuration, or a tool, cannot be used.
             SourceExists: the name has another configuration and `may_replace` is not set.
             SourceUnreachable: it does not answer, or not as it should.
@@ -147,7 +147,7 @@ class Sources:
         listed = await self._get(store_id, name)
         try:
             found = await self._discover(listed.record.source)
-        except (SourceUnreachable, InvalidSchema, InvalidField) as error:
+        except (SourceUnreachable, InvalidSchema, InvalidField, PermissionDenied) as error:
             listed = await self._in_state(listed, SourceState.UNREACHABLE, error.message)
             return CheckedSource(listed=listed, changes=(), found_hash="")
         differences = changes(as_approved(listed.tools), found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -19,12 +18,13 @@ from pawl.tool.v1 import execution_pb2, source_pb2
 from services.chassis.clock import SystemClock
 from services.tool_registry.adapters.egress import GuardedEgress
 from services.tool_registry.adapters.mcp.connector import McpConnector
+from services.tool_registry.adapters.mcp.permission import Programs
 from services.tool_registry.adapters.postgres_sources import PostgresSources
 from services.tool_registry.adapters.secret_file import FileSecrets
 from services.tool_registry.app.ports import Connector
+from tests.fakes.mcp_program import stdio_config
 from tests.rpc.tool_registry.registry import Registry, content, reason, running
 
-FAKE = Path(__file__).parents[2] / "fakes" / "mcp_server.py"
 SAFE = call_pb2.TOOL_CATEGORY_SAFE
 
 
@@ -48,8 +48,8 @@ class FakeServer:
     def config(
         self, name: str = "fake", *, policies: Sequence[source_pb2.SourceToolPolicy] | None = None, **more: Any
     ) -> source_pb2.SourceConfig:
-        """How to reach it; by default its tools need no approval."""
-        stdio = source_pb2.McpStdioConfig(command=[sys.executable, "-I", str(FAKE), str(self.folder)], **more)
+        """How to reach it; by default its tools need no approval, and it writes into its folder only."""
+        stdio = stdio_config(self.folder, **more)
         given = [policy("*", category=SAFE)] if policies is None else policies
         return source_pb2.SourceConfig(name=name, mcp_stdio=stdio, policies=given)
 
@@ -107,6 +107,7 @@ async def mcp_registry(
     made: list[McpConnector] = []
     idle_seconds = options.pop("idle_seconds", 300.0)
     egress: GuardedEgress | None = options.pop("egress", None)
+    programs: Programs = options.pop("programs", Programs(rules=None))
 
     def client(store_id: str) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(transport=egress.transport(store_id) if egress else None, trust_env=False)
@@ -118,6 +119,7 @@ async def mcp_registry(
                 secrets=known,
                 clock=SystemClock(),
                 http=client,
+                programs=programs,
                 idle_seconds=idle_seconds,
             )
         )

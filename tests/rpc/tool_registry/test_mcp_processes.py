@@ -8,13 +8,18 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Collection
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from pawl.tool.v1 import source_pb2
 
+from services.tool_registry.adapters.mcp.permission import Programs
 from services.tool_registry.adapters.mcp.program import Program, ProgramOrder, ProgramProblem
+from services.tool_registry.domain.programs import ProgramRule
+from tests.fakes.mcp_program import READABLE
 from tests.poll import until
-from tests.rpc.tool_registry.mcp_world import FakeServer, McpRegistry, failure, mcp_registry
+from tests.rpc.tool_registry.mcp_world import FakeServer, McpRegistry, failure, mcp_registry, refusal
 from tests.rpc.tool_registry.registry import content
 
 MIB = 1024 * 1024
@@ -53,7 +58,7 @@ async def gone(processes: Collection[psutil.Process]) -> None:
 
 async def last_words(*command: str, **limits: int) -> str:
     """Why a program ended."""
-    order = ProgramOrder(command=command, environment={}, **limits)  # type: ignore[arg-type]
+    order = ProgramOrder(command=command, environment={}, reads_all=True, **limits)  # type: ignore[arg-type]
     async with Program(order, name="t", secrets=()) as program:
         await program.stdout.read()
         return await program.obituary()
@@ -139,17 +144,88 @@ async def test_a_program_cannot_read_what_the_registry_keeps_in_its_environment(
     assert "ermission" in failure(refused)
 
 
-@ON_LINUX
-async def test_a_program_reaches_only_the_folders_that_it_was_given(mcp: McpRegistry, tmp_path: Path) -> None:
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    """A folder with the folders `mine`, `other` and `data`, each with a file of its name."""
     if not _has_landlock():
         pytest.skip("this kernel has no Landlock")
-    server = FakeServer(tmp_path / "fake", ["read", "write"])
-    mine, other = tmp_path / "mine", tmp_path / "other"
-    for folder in (mine, other):
-        folder.mkdir()
-        (folder / "file").write_text(folder.name)
-    readable = [str(ROOT), sys.prefix, sys.base_prefix, str(mine)]
-    await mcp.add(server.config(readable_paths=readable, writable_paths=[str(server.folder)]))
+    for name in ("mine", "other", "data"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    (tmp_path / "mine" / "link").symlink_to(tmp_path / "data" / "file")
+    (tmp_path / "door").symlink_to(tmp_path / "data")
+    return tmp_path
+
+
+async def told(folders: Path, *words: str, **order: Any) -> str:
+    """What a shell says that reads or writes a file below `folders`."""
+    command = ("sh", "-c", 'cd "$1" && shift && "$@" 2>&1; true', "sh", str(folders), *words)
+    private = (str(folders / "data"),)
+    async with Program(
+        ProgramOrder(command=command, environment={}, private=private, **order), name="t", secrets=()
+    ) as program:
+        return (await program.stdout.read()).decode()
+
+
+@ON_LINUX
+@pytest.mark.parametrize("given", ["nothing", "the folder above", "the root"])
+async def test_what_is_private_is_never_read_and_what_lies_beside_it_is(folders: Path, given: str) -> None:
+    """OPS-1: the keys of the suite, above all."""
+    orders: dict[str, dict[str, Any]] = {
+        "nothing": {"reads_all": True},
+        "the folder above": {"readable": (str(folders),)},
+        "the root": {"readable": ("/",)},
+    }
+    order = orders[given]
+    for path in ("data/file", "mine/link", "door/file", "mine/../data/file"):
+        assert "Permission denied" in await told(folders, "cat", path, **order)
+    assert await told(folders, "cat", "mine/file", **order) == "mine"
+    assert await told(folders, "ls", "mine", **order) == "file\nlink\n"
+
+
+@ON_LINUX
+async def test_without_folders_a_program_writes_only_into_its_own(folders: Path) -> None:
+    for path in ("mine/new", "mine/file", "data/file"):
+        assert "Permission denied" in await told(folders, "dd", "if=/dev/null", f"of={path}", reads_all=True)
+    assert (folders / "mine" / "file").read_text() == "mine"
+    assert "Permission denied" not in await told(folders, "sh", "-c", "echo 1 > $HOME/new", reads_all=True)
+
+
+@ON_LINUX
+async def test_a_folder_to_write_to_opens_no_other_to_be_read(folders: Path) -> None:
+    writable = (str(folders / "mine"),)
+    assert await told(folders, "cat", "mine/file", writable=writable) == "mine"
+    for path in ("other/file", "data/file", "/etc/shadow"):
+        assert "Permission denied" in await told(folders, "cat", path, writable=writable)
+
+
+@ON_LINUX
+@pytest.mark.parametrize(
+    ("order", "says"),
+    [
+        ({"readable": ("data",)}, "is private to Pawl"),
+        ({"readable": ("data/file",)}, "is private to Pawl"),
+        ({"readable": ("door",)}, "is private to Pawl"),
+        ({"writable": ("mine", "data")}, "is private to Pawl"),
+        ({"writable": ("",)}, "cannot be writable"),
+    ],
+)
+async def test_what_is_private_cannot_be_granted(folders: Path, order: dict[str, tuple[str, ...]], says: str) -> None:
+    absolute = {kind: tuple(str(folders / path) for path in paths) for kind, paths in order.items()}
+    with pytest.raises(ProgramProblem, match=says):
+        await told(folders, "true", **absolute)
+
+
+@ON_LINUX
+async def test_a_program_is_left_alone_only_where_the_deployment_says_so(folders: Path) -> None:
+    assert await told(folders, "cat", "data/file", is_confined=False) == "data"
+
+
+@ON_LINUX
+async def test_a_program_reaches_only_the_folders_that_it_was_given(mcp: McpRegistry, folders: Path) -> None:
+    server = FakeServer(folders / "fake", ["read", "write"])
+    mine, other = folders / "mine", folders / "other"
+    await mcp.add(server.config(readable_paths=[*READABLE, str(mine)]))
 
     async def told(tool: str, path: Path) -> str:
         return str(content(await mcp.run(f"fake.{tool}", {"path": str(path)}, call=f"{tool}{os.urandom(4).hex()}")))
@@ -165,6 +241,39 @@ async def test_a_program_reaches_only_the_folders_that_it_was_given(mcp: McpRegi
     (server.folder / "link").symlink_to(other / "file")
     assert "Permission denied" in await told("read", server.folder / "link")
     assert await told("write", server.folder / "new") == "1"
+
+
+async def test_where_the_deployment_lists_programs_an_operator_can_have_no_other_started(
+    database_url: str, tmp_path: Path
+) -> None:
+    """OPS-1: an operator of one store does not own the deployment."""
+    server = FakeServer(tmp_path / "fake", ["echo"])
+    plain = server.config()
+    rule = ProgramRule(command=plain.mcp_stdio.command, variables=["CITY"], paths=[*READABLE, str(server.folder)])
+    strange = server.config(environment={"LD_PRELOAD": "/opt/mine.so"})
+    longer = server.config()
+    longer.mcp_stdio.command.append("--more")
+    async with mcp_registry(database_url, tmp_path, programs=Programs(rules={"acme": [rule]})) as mcp:
+        for refused in (
+            strange,
+            longer,
+            server.config(readable_paths=[*READABLE, "/etc"]),
+            server.config(writable_paths=["/"]),
+            source_pb2.SourceConfig(name="sh", mcp_stdio=source_pb2.McpStdioConfig(command=["sh", "-c", "id"])),
+        ):
+            assert await refusal(mcp.add(refused)) == "PERMISSION_DENIED"
+        await mcp.add(server.config(environment={"CITY": "Oslo"}))
+        assert content(await mcp.run("fake.echo", {"a": 1})) is not None
+
+
+async def test_a_program_that_is_not_allowed_any_more_is_not_started(database_url: str, tmp_path: Path) -> None:
+    server = FakeServer(tmp_path / "fake", ["echo"])
+    async with mcp_registry(database_url, tmp_path) as mcp:
+        await mcp.add(server.config())
+    async with mcp_registry(database_url, tmp_path, programs=Programs(rules={})) as mcp:
+        assert "does not allow this command" in failure(await mcp.run("fake.echo", {"a": 1}))
+        assert "does not allow this command" in (await mcp.check()).source.problem
+    assert len([line for line in server.log() if line.startswith("started")]) == 1
 
 
 async def test_limits_that_cannot_be_kept_are_not_promised(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,9 +16,12 @@ from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
 
+from services.chassis.local_key import LOCAL_KEY as LOCAL_KEY_FILE
 from services.chassis.rpc_client import open_channel
+from services.launcher.secrets import SecretFiles
 from services.tool_registry.app.workers import WorkerOptions
 from services.worker import DID_NOT_HAPPEN, CallContext, ToolError, Worker
+from tests.keys import LOCAL_KEY, SERVICE_KEY
 from tests.poll import until
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, running
 from tests.rpc.tool_registry.test_process import process
@@ -155,9 +159,14 @@ async def _has(registry: Registry, tool: str) -> bool:
     return tool in [entry.definition.name for entry in found]
 
 
-async def test_a_worker_on_this_machine_needs_no_key(database_url: str, tmp_path: Path) -> None:
-    """In development mode, against a process as it is deployed."""
+async def test_a_worker_finds_the_key_of_the_suite_whose_folder_it_is_told(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against a process as it is deployed."""
     async with process(database_url, tmp_path, "a") as (registry, address):
+        SecretFiles(tmp_path / "secrets").put(LOCAL_KEY_FILE, LOCAL_KEY)
+        (tmp_path / "endpoints.json").write_text(json.dumps({"services": {"tool-registry": [{"grpc": address}]}}))
+        monkeypatch.setenv("PAWL_DATA", str(tmp_path))
         worker = Worker(address, name="billing")
 
         @worker.tool(category="SAFE")
@@ -166,8 +175,11 @@ async def test_a_worker_on_this_machine_needs_no_key(database_url: str, tmp_path
             return f"hello {name}"
 
         task = asyncio.create_task(worker.run())
-        async with open_channel(address) as channel:
-            tools, execution = ToolServiceStub(channel), ExecutionServiceStub(channel)
+        async with (
+            open_channel(address, service_key=LOCAL_KEY) as channel,
+            open_channel(address, service_key=SERVICE_KEY) as inside,
+        ):
+            tools, execution = ToolServiceStub(channel), ExecutionServiceStub(inside)
 
             async def is_there() -> bool:
                 listed = (await tools.ListTools(tool_pb2.ListToolsRequest())).tools

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.mcp_program import flags
 from tests.system.cli.conftest import CommandLine
 from tests.system.cli.test_commands import pending_call, started
-from tests.system.cli.test_sources import FAKE, describe
+from tests.system.cli.test_sources import describe
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -56,7 +57,7 @@ def test_a_tool_of_a_source_is_remembered_in_its_run(pawl: CommandLine, tmp_path
     """By the name that the register has, which is not the model's."""
     bea = As(pawl, "bea")
     describe(tmp_path, "Says it again.")
-    bea.succeed("sources", "add-mcp", "jay", "--", sys.executable, "-I", str(FAKE), str(tmp_path))
+    bea.succeed("sources", "add-mcp", "jay", *flags(tmp_path))
     run_id = started(bea, 'call jay__echo with {"word": "polly"}')
     bea.succeed("approve", run_id, pending_call(bea, run_id), "--remember", "run")
     ((_, _, tool, where, *_),) = rules(bea)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.fakes.mcp_program import flags
 from tests.system.cli.conftest import CommandLine
 from tests.system.cli.shop import Shop
 from tests.system.cli.test_commands import pending_call, started
 
 # The first test waits for the suite to start.
 pytestmark = pytest.mark.timeout(120)
-
-FAKE = Path(__file__).parents[2] / "fakes" / "mcp_server.py"
 
 
 def describe(folder: Path, description: str) -> None:
@@ -25,8 +23,7 @@ def describe(folder: Path, description: str) -> None:
 
 def test_a_source_is_added_used_checked_approved_and_removed(pawl: CommandLine, tmp_path: Path) -> None:
     describe(tmp_path, "Says it again.")
-    server = ("--", sys.executable, "-I", str(FAKE), str(tmp_path))
-    added = pawl.succeed("sources", "add-mcp", "parrot", "--policy", "*=safe,read_only", *server)
+    added = pawl.succeed("sources", "add-mcp", "parrot", "--policy", "*=safe,read_only", *flags(tmp_path))
     assert added.split("\t")[:4] == ["parrot.echo", "1", "safe", "read_only"]
     assert "parrot\tready\t1" in pawl.succeed("sources", "list")
     # The model knows the tool by a name without a dot.

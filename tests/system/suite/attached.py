@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,10 +12,10 @@ from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import source_pb2, source_pb2_grpc, tool_pb2, tool_pb2_grpc
 
 from services.worker import Worker
-from tests.keys import keyed_channel
+from tests.fakes.mcp_program import stdio_config
+from tests.keys import LOCAL_KEY, keyed_channel
 from tests.poll import until
 
-_SERVER = Path(__file__).parents[2] / "fakes" / "mcp_server.py"
 _SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 
 HARMLESS = {"server.echo", "ping"}
@@ -48,10 +47,10 @@ async def attached(address: str, folder: Path) -> AsyncIterator[Attached]:
     (folder / "tools.json").write_text(json.dumps(tools))
     server = source_pb2.SourceConfig(
         name="server",
-        mcp_stdio=source_pb2.McpStdioConfig(command=[sys.executable, "-I", str(_SERVER), str(folder)]),
+        mcp_stdio=stdio_config(folder),
         policies=[source_pb2.SourceToolPolicy(tool_name="echo", category=call_pb2.TOOL_CATEGORY_SAFE)],
     )
-    worker = Worker(address, name="worst-case")
+    worker = Worker(address, name="worst-case", api_key=LOCAL_KEY)
 
     @worker.tool(category="SAFE", effect="READ_ONLY")
     def ping(text: str) -> str:

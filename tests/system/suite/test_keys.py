@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -10,16 +12,19 @@ from pawl.agent.v1 import agent_pb2
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.batch.v1 import batch_pb2
 from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
+from pawl.event.v1 import call_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub
 from pawl.notify.v1 import notify_pb2
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
-from pawl.tool.v1 import execution_pb2, source_pb2
+from pawl.tool.v1 import execution_pb2, source_pb2, source_pb2_grpc
 from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
 from pawl.tool.v1.source_pb2_grpc import SourceServiceStub
 
 from services.launcher.suite import Suite
-from tests.keys import METADATA
+from tests.fakes.mcp_program import stdio_config
+from tests.keys import METADATA, keyed_channel
+from tests.system.suite.client import Agent
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -60,3 +65,38 @@ async def test_what_is_for_services_wants_their_key(suite: Suite, service: str) 
             stream = stub.Batch(metadata=shown)
             await stream.write(batch_pb2.BatchRequest())
             assert (await code_of(stream.read())).name == expected
+
+
+async def test_a_program_that_the_registry_starts_cannot_read_the_key(
+    suite: Suite, agent: Agent, tmp_path: Path
+) -> None:
+    """OPS-1: so it cannot call either, although it runs on this machine; not even if it may read everything."""
+    tools = [{"name": "read", "description": "Reads.", "inputSchema": {"type": "object"}}]
+    (tmp_path / "tools.json").write_text(json.dumps(tools))
+    config = source_pb2.SourceConfig(
+        name="thief",
+        mcp_stdio=stdio_config(tmp_path, readable_paths=["/"]),
+        policies=[source_pb2.SourceToolPolicy(tool_name="*", category=call_pb2.TOOL_CATEGORY_SAFE)],
+    )
+    secrets = Path(suite.endpoints.secrets)
+    async with keyed_channel(suite.endpoints.services["tool-registry"][0].grpc) as channel:
+        stub = source_pb2_grpc.SourceServiceStub(channel)
+        await stub.AddSource(source_pb2.AddSourceRequest(config=config))
+        try:
+            for path in (secrets / "local-key", secrets / "service-key", secrets / "database.url"):
+                assert "Permission denied" in await answer(
+                    agent, f"call thief__read with {json.dumps({'path': str(path)})}"
+                )
+            mine = json.dumps({"path": str(tmp_path / "tools.json")})
+            assert "Reads." in await answer(agent, f"call thief__read with {mine}")
+        finally:
+            await stub.RemoveSource(source_pb2.RemoveSourceRequest(name="thief"))
+
+
+async def answer(agent: Agent, text: str) -> str:
+    """What the only call of a run returned."""
+    run = await agent.start(text)
+    await agent.until_ended(run.run_id)
+    request = agent_pb2.ListCallsRequest(run_id=run.run_id)
+    (call,) = (await agent.stub.ListCalls(request, metadata=agent.metadata)).calls
+    return call.result.content_json.decode()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +12,12 @@ from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1 import source_pb2, source_pb2_grpc
 
 from services.launcher.suite import Suite
+from tests.fakes.mcp_program import stdio_config
 from tests.keys import keyed_channel
 from tests.system.suite.client import Agent
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-FAKE = Path(__file__).parents[2] / "fakes" / "mcp_server.py"
 SIZES = {
     "message": "Which size?",
     "requestedSchema": {
@@ -47,8 +45,7 @@ async def sources(suite: Suite, tmp_path_factory: pytest.TempPathFactory) -> Asy
             policy = source_pb2.SourceToolPolicy(
                 tool_name="*", category=call_pb2.TOOL_CATEGORY_SAFE, effect_class=effect
             )
-            server = source_pb2.McpStdioConfig(command=[sys.executable, "-I", str(FAKE), str(folder)])
-            config = source_pb2.SourceConfig(name=name, mcp_stdio=server, policies=[policy])
+            config = source_pb2.SourceConfig(name=name, mcp_stdio=stdio_config(folder), policies=[policy])
             await stub.AddSource(source_pb2.AddSourceRequest(config=config))
         yield
         for name in effects:

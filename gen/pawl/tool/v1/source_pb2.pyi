@@ -235,16 +235,18 @@ class McpStdioConfig(_message.Message):
     @_builtins.property
     def readable_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Folders that it may read, absolute, beside HOME and what programs of the
-        system need: /usr, /bin, /lib and the like. Empty means any that the
-        registry's user may.
+        system need: /usr, /bin, /lib and the like. If there are neither these nor
+        `writable_paths`, it reads any that the registry's user may where all is one
+        user's (no API keys), else none. Never what is private to the deployment:
+        keys, secrets, the data folder, the files of stores; a folder there is
+        SOURCE_UNREACHABLE.
         """
 
     @_builtins.property
     def writable_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Folders that it may read and write, absolute, beside HOME. Empty means none
-        if `readable_paths` are given, else any that the registry's user may. The
-        limits are kept by the kernel (Landlock); where it cannot, a source with
-        limits is SOURCE_UNREACHABLE.
+        """Folders that it may read and write, absolute, beside HOME; none with
+        something private in it. The limits are kept by the kernel (Landlock); where
+        it cannot, the source is SOURCE_UNREACHABLE.
         """
 
     def __init__(

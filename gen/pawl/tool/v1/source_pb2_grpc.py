@@ -30,7 +30,8 @@ class SourceServiceStub(object):
     become tools of the store, named `<source>.<tool>`. The store comes from the
     credential. Reading needs no role; everything else the role admin, and MCP
     servers over stdio, which are programs on the registry's machine, the role
-    operator.
+    operator, and a deployment that allows that program to the store; a call of
+    one that is allowed no more is an error result.
 
     Kinds that a deployment does not serve are INVALID_FIELD.
 
@@ -79,7 +80,8 @@ class SourceServiceServicer(object):
     become tools of the store, named `<source>.<tool>`. The store comes from the
     credential. Reading needs no role; everything else the role admin, and MCP
     servers over stdio, which are programs on the registry's machine, the role
-    operator.
+    operator, and a deployment that allows that program to the store; a call of
+    one that is allowed no more is an error result.
 
     Kinds that a deployment does not serve are INVALID_FIELD.
 
@@ -183,7 +185,8 @@ class SourceService(object):
     become tools of the store, named `<source>.<tool>`. The store comes from the
     credential. Reading needs no role; everything else the role admin, and MCP
     servers over stdio, which are programs on the registry's machine, the role
-    operator.
+    operator, and a deployment that allows that program to the store; a call of
+    one that is allowed no more is an error result.
 
     Kinds that a deployment does not serve are INVALID_FIELD.
 

@@ -31,7 +31,8 @@ class SourceServiceStub:
     become tools of the store, named `<source>.<tool>`. The store comes from the
     credential. Reading needs no role; everything else the role admin, and MCP
     servers over stdio, which are programs on the registry's machine, the role
-    operator.
+    operator, and a deployment that allows that program to the store; a call of
+    one that is allowed no more is an error result.
 
     Kinds that a deployment does not serve are INVALID_FIELD.
 
@@ -85,7 +86,8 @@ class SourceServiceAsyncStub(SourceServiceStub):
     become tools of the store, named `<source>.<tool>`. The store comes from the
     credential. Reading needs no role; everything else the role admin, and MCP
     servers over stdio, which are programs on the registry's machine, the role
-    operator.
+    operator, and a deployment that allows that program to the store; a call of
+    one that is allowed no more is an error result.
 
     Kinds that a deployment does not serve are INVALID_FIELD.
 
@@ -135,7 +137,8 @@ class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
     become tools of the store, named `<source>.<tool>`. The store comes from the
     credential. Reading needs no role; everything else the role admin, and MCP
     servers over stdio, which are programs on the registry's machine, the role
-    operator.
+    operator, and a deployment that allows that program to the store; a call of
+    one that is allowed no more is an error result.
 
     Kinds that a deployment does not serve are INVALID_FIELD.
 

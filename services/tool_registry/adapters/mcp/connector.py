@@ -12,11 +12,12 @@ import httpx2
 import msgspec
 
 from services.chassis.clock import Clock
-from services.errors import InvalidField, SourceUnreachable
+from services.errors import InvalidField, PermissionDenied, SourceUnreachable
 from services.tool_registry.adapters.mcp.config import HttpServer, StdioServer, read_config
 from services.tool_registry.adapters.mcp.definitions import Binding, ServerTool, discovered
+from services.tool_registry.adapters.mcp.permission import Programs
 from services.tool_registry.adapters.mcp.pool import Pool, crowd
-from services.tool_registry.adapters.mcp.program import Program, ProgramOrder
+from services.tool_registry.adapters.mcp.program import Program
 from services.tool_registry.app.ports import Secrets
 from services.tool_registry.domain.definition import Effect, ToolVersion
 from services.tool_registry.domain.source import DiscoveredTool, Source
@@ -60,12 +61,14 @@ class McpConnector:
         secrets: Secrets,
         clock: Clock,
         http: HttpClients,
+        programs: Programs,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
         self._find = find
         self._secrets = secrets
         self._clock = clock
         self._http = http
+        self._programs = programs
         self._idle_seconds = idle_seconds
         self._pools: dict[tuple[str, str], Pool] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -147,7 +150,7 @@ class McpConnector:
                 )
                 call.is_in_doubt = flight.is_in_doubt
                 return result
-        except (SourceUnreachable, InvalidField) as error:
+        except (SourceUnreachable, InvalidField, PermissionDenied) as error:
             raise ToolError(f"the source {source.name!r} cannot be used: {error.message}") from None
 
     @asynccontextmanager
@@ -161,6 +164,8 @@ class McpConnector:
             SourceUnreachable: it does not answer, or was asked in vain too lately; `is_forced` asks all the same.
         """
         server = read_config(source.config)
+        if isinstance(server, StdioServer):
+            self._programs.check(source.store_id, server)
         values = self._secret_values(source, server)
         await _load()
         session = self._session(source, server, values, user_id, call_id, is_forced=is_forced)
@@ -247,14 +252,7 @@ class McpConnector:
         if isinstance(server, HttpServer):
             client = self._http(source.store_id)
             return lambda _: http_transport(client, server.url, {**server.headers, **values}, Pacer(self._clock))
-        order = ProgramOrder(
-            command=server.command,
-            environment={**server.environment, **values},
-            readable=server.readable,
-            writable=server.writable,
-            memory_bytes_max=server.memory_bytes_max,
-            processes_max=server.processes_max,
-        )
+        order = self._programs.order(source.store_id, server, values)
         program = Program(order, name=f"{source.store_id}/{source.name}", secrets=frozenset(values.values()))
         return lambda wire: stdio_transport(program, wire, Pacer(self._clock))
 

@@ -40,12 +40,18 @@ class ProgramProblem(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramOrder:
-    """What to start. Paths are absolute; both lists empty: it may reach what the registry's user may."""
+    """What to start, and what it may reach beside the system's programs and a folder of its own. Paths are absolute."""
 
     command: Sequence[str]
     environment: dict[str, str]
     readable: Sequence[str] = ()
     writable: Sequence[str] = ()
+    private: Sequence[str] = ()
+    """What it never reaches, also where it lies in a folder that it may read."""
+    reads_all: bool = False
+    """It may read what the registry's user may."""
+    is_confined: bool = True
+    """False: it is the registry's user himself, unless folders are named."""
     memory_bytes_max: int = MEMORY_BYTES_DEFAULT
     processes_max: int = PROCESSES_DEFAULT
 
@@ -153,7 +159,9 @@ class Program:
             home=home,
             readable=list(order.readable),
             writable=list(order.writable),
-            is_confined=bool(order.readable or order.writable),
+            private=list(order.private),
+            reads_all=order.reads_all,
+            is_confined=order.is_confined or bool(order.readable or order.writable),
             memory_bytes_max=order.memory_bytes_max,
             processes_max=order.processes_max,
         )

@@ -105,6 +105,10 @@ class Order(TypedDict):
     """A folder of its own, its working directory; deleted at the end."""
     readable: list[str]
     writable: list[str]
+    private: list[str]
+    """What it may not reach, wherever that lies."""
+    reads_all: bool
+    """Whether it may read everything else."""
     is_confined: bool
     """Whether it may reach no other files than those above and the system's."""
     memory_bytes_max: int
@@ -344,23 +348,32 @@ def _ruleset(order: Order) -> int | None:
     environment of the registry, and from sending it signals.
 
     Raises:
-        StartProblem: limits are asked for, and this machine cannot keep them.
+        StartProblem: limits are asked for, and this machine cannot keep them; or a folder may not be granted.
     """
     abi = _landlock_abi()
     if not order["is_confined"]:
         return _create(_MAKE_BLOCK, abi) if abi else None
     if abi < 3:  # noqa: PLR2004  # before that, a file can be cut off without the right to write
-        raise StartProblem("its access to files cannot be limited: this needs Linux 6.2 or newer, with Landlock")
+        raise StartProblem(
+            "its access to files cannot be limited: this needs Linux 6.2 or newer, with Landlock;"
+            " PAWL_MCP_UNCONFINED=true of the registry does without"
+        )
     handled = _RIGHTS_OF_ABI[min(abi, len(_RIGHTS_OF_ABI) - 1)]
     rules = _create(handled, abi)
     program = shutil.which(order["command"][0], path=order["environment"].get("PATH"))
-    read_everything = not order["readable"]
-    for path in ("/",) if read_everything else (*_SYSTEM_PATHS, *filter(None, [program])):
-        _allow(rules, path, _READ & handled, must_exist=False)
+    private = [os.path.realpath(path) for path in order["private"]]
+    for path in ("/",) if order["reads_all"] else (*_SYSTEM_PATHS, *filter(None, [program])):
+        _allow_but(rules, path, _READ & handled, private)
     for path in order["readable"]:
-        _allow(rules, path, _READ & handled, must_exist=True)
-    for path in (order["home"], *order["writable"]):
+        _refuse_inside(path, private)
+        _allow_but(rules, path, _READ & handled, private, must_exist=True)
+    for path in order["writable"]:
+        _refuse_inside(path, private)
+        for hidden in private:
+            if _is_inside(hidden, os.path.realpath(path)):
+                raise StartProblem(f"{path!r} cannot be writable, because the private {hidden!r} is in it")
         _allow(rules, path, handled, must_exist=True)
+    _allow(rules, order["home"], handled, must_exist=True)
     for path in _DEVICES:
         _allow(rules, path, (_READ | _WRITE_FILE | _IOCTL_DEV) & handled, must_exist=False)
     return rules
@@ -374,6 +387,41 @@ def _create(handled: int, abi: int) -> int:
     if rules < 0:
         raise StartProblem("its access to files cannot be limited: Landlock refuses")
     return rules
+
+
+def _is_inside(path: str, folder: str) -> bool:
+    """Return whether a path is a folder or lies in it; both without links."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _refuse_inside(path: str, private: list[str]) -> None:
+    """Refuse to grant what lies in a private place.
+
+    Raises:
+        StartProblem: it does.
+    """
+    if any(_is_inside(os.path.realpath(path), hidden) for hidden in private):
+        raise StartProblem(f"{path!r} is private to Pawl: no program may reach it")
+
+
+def _allow_but(rules: int, path: str, rights: int, private: list[str], *, must_exist: bool = False) -> None:
+    """Allow to read a file, or a folder and all that is in it now, without what is private.
+
+    Landlock knows no exceptions. So of a folder with something private in it
+    each other entry is allowed by itself, and of the rest only the names.
+    """
+    real = os.path.realpath(path)
+    if any(_is_inside(real, hidden) for hidden in private):
+        return
+    if not any(_is_inside(hidden, real) for hidden in private):
+        _allow(rules, real, rights, must_exist=must_exist)
+        return
+    _allow(rules, real, _READ_DIR, must_exist=must_exist)
+    with contextlib.suppress(OSError), os.scandir(real) as entries:
+        for entry in entries:
+            # Where a link leads is allowed where that is.
+            if not entry.is_symlink():
+                _allow_but(rules, entry.path, rights, private)
 
 
 def _allow(rules: int, path: str, rights: int, *, must_exist: bool) -> None:

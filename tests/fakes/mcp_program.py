@@ -1,0 +1,30 @@
+"""How the MCP server of this folder is started: what it needs to read, and where it writes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from pawl.tool.v1 import source_pb2
+
+ROOT: Final = Path(__file__).parents[2]
+FAKE: Final = ROOT / "tests" / "fakes" / "mcp_server.py"
+READABLE: Final = (str(ROOT), sys.prefix, sys.base_prefix)
+"""The folders of the server itself: tests, environment and Python."""
+
+
+def command(folder: Path) -> list[str]:
+    """Return the command of a server whose tools and log are in `folder`."""
+    return [sys.executable, "-I", str(FAKE), str(folder)]
+
+
+def stdio_config(folder: Path, **more: Any) -> source_pb2.McpStdioConfig:
+    """Return how a registry starts it; it writes into its folder only."""
+    paths = {"readable_paths": READABLE, "writable_paths": [str(folder)]}
+    return source_pb2.McpStdioConfig(command=command(folder), **(paths | more))
+
+
+def flags(folder: Path) -> list[str]:
+    """Return the same for `pawl sources add-mcp`."""
+    return [*(f"--read={path}" for path in READABLE), f"--write={folder}", "--", *command(folder)]

@@ -1,0 +1,79 @@
+"""What the deployment says of programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.chassis.start import StartError
+from services.tool_registry.adapters.mcp.permission import read_programs_file
+from services.tool_registry.domain.programs import ProgramRule, WantedProgram, objection
+
+TIME = ProgramRule(command=("/opt/time", "--utc"), variables=("TZ",), paths=("/srv/data",))
+ANY = ProgramRule(command=("/opt/any", "*"))
+
+
+def wanted(*command: str, variables: tuple[str, ...] = (), paths: tuple[str, ...] = ()) -> WantedProgram:
+    return WantedProgram(command=command, variables=variables, paths=paths)
+
+
+@pytest.mark.parametrize(
+    "fine",
+    [
+        wanted("/opt/time", "--utc"),
+        wanted("/opt/time", "--utc", variables=("TZ",), paths=("/srv/data", "/srv/data/deep")),
+        wanted("/opt/any"),
+        wanted("/opt/any", "a", "b"),
+    ],
+)
+def test_what_is_listed_is_allowed(fine: WantedProgram) -> None:
+    assert objection({"acme": [TIME, ANY]}, "acme", fine) == ""
+
+
+@pytest.mark.parametrize(
+    ("refused", "says"),
+    [
+        (wanted("/opt/time"), "command"),
+        (wanted("/opt/time", "--utc", "--more"), "command"),
+        (wanted("time", "--utc"), "command"),
+        (wanted("/opt/time", "--utc", variables=("LD_PRELOAD",)), "LD_PRELOAD"),
+        (wanted("/opt/time", "--utc", paths=("/srv",)), "/srv"),
+        (wanted("/opt/time", "--utc", paths=("/srv/database",)), "/srv/database"),
+        (wanted("/opt/any", paths=("/",)), "/"),
+    ],
+)
+def test_what_is_not_listed_is_refused(refused: WantedProgram, says: str) -> None:
+    assert says in objection({"acme": [TIME, ANY]}, "acme", refused)
+
+
+def test_stores_without_rules_have_those_of_all_and_nothing_else() -> None:
+    rules = {"acme": [TIME], "*": [ANY]}
+    assert objection(rules, "other", wanted("/opt/any")) == ""
+    assert objection(rules, "acme", wanted("/opt/any"))
+    assert objection({}, "acme", wanted("/opt/any"))
+
+
+def test_without_a_file_nothing_is_listed(tmp_path: Path) -> None:
+    assert read_programs_file(None) == {}
+    path = tmp_path / "programs.json"
+    path.write_text('{"acme": [{"command": ["/opt/time", "*"], "paths": ["/srv"]}]}')
+    assert read_programs_file(path) == {"acme": [ProgramRule(command=["/opt/time", "*"], variables=[], paths=["/srv"])]}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[]", "must be JSON like"),
+        ('{"*": [{"command": ["time"]}]}', "absolute path of a program"),
+        ('{"*": [{"command": []}]}', "absolute path of a program"),
+        ('{"*": [{"command": ["/a"], "paths": ["srv"]}]}', "paths are absolute"),
+        ('{"*": [{"command": ["/a"], "paths": ["/srv/../etc"]}]}', "paths are absolute"),
+        ('{"*": [{"command": ["/a"], "folders": []}]}', "unknown field"),
+    ],
+)
+def test_a_wrong_file_is_one_clear_sentence(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "programs.json"
+    path.write_text(text)
+    with pytest.raises(StartError, match=says):
+        read_programs_file(path)
