@@ -3,12 +3,17 @@
 A source is a package or a folder with files `0001_create_runs.sql`. What was
 applied is in the table `<schema>.migrations`, with a checksum.
 
+A migration that waits for a lock has everybody else wait behind it, so it waits a
+moment only, gives way, and tries again: a backup holds up the new version, not
+the old one that runs.
+
 A database that knows more migrations than the code is accepted: version N-1 runs
 on beside N. So a migration must leave what N-1 does working.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 from dataclasses import dataclass
@@ -30,6 +35,9 @@ Source: TypeAlias = str | ModuleType | Path
 """The name of a package, the package, or a folder."""
 
 _FILE: Final = re.compile(r"(?P<number>[0-9]{4})_[a-z0-9_]+\.sql")
+_LOCK_SECONDS: Final = 1
+_WAY_SECONDS: Final = 3.0
+_PATIENCE_SECONDS: Final = 3600.0
 _SCHEMA: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 _log = logs.get_logger(__name__)
@@ -130,16 +138,32 @@ class Migrations:
             _log.info("database.newer", schema=self._schema, applied=len(applied), known=len(self._known))
 
     async def _apply_one(self, connection: Connection, migration: Migration) -> None:
-        try:
-            async with connection.transaction():
-                await connection.execute(f"SET LOCAL search_path = {self._schema}, public")
-                await connection.execute(migration.sql, timeout=3600)
-                await connection.execute(
-                    f"INSERT INTO {self._schema}.migrations (number, name, checksum) VALUES ($1, $2, $3)",  # noqa: S608
-                    migration.number,
-                    migration.name,
-                    migration.checksum,
-                )
-        except asyncpg.PostgresError as error:
-            raise StartError(f"migration {self._schema}/{migration.name} fails: {error}") from error
-        _log.info("database.migrated", schema=self._schema, migration=migration.name)
+        give_up = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
+        while True:
+            try:
+                await self._try_one(connection, migration)
+            except asyncpg.LockNotAvailableError as error:
+                if asyncio.get_running_loop().time() > give_up:
+                    raise StartError(
+                        f"migration {self._schema}/{migration.name} does not get its locks:"
+                        " end the transactions that pg_stat_activity shows as old, and start again"
+                    ) from error
+                _log.warning("database.migration_waits", schema=self._schema, migration=migration.name)
+                await asyncio.sleep(_WAY_SECONDS)
+            except asyncpg.PostgresError as error:
+                raise StartError(f"migration {self._schema}/{migration.name} fails: {error}") from error
+            else:
+                _log.info("database.migrated", schema=self._schema, migration=migration.name)
+                return
+
+    async def _try_one(self, connection: Connection, migration: Migration) -> None:
+        async with connection.transaction():
+            await connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
+            await connection.execute(f"SET LOCAL search_path = {self._schema}, public")
+            await connection.execute(migration.sql, timeout=3600)
+            await connection.execute(
+                f"INSERT INTO {self._schema}.migrations (number, name, checksum) VALUES ($1, $2, $3)",  # noqa: S608
+                migration.number,
+                migration.name,
+                migration.checksum,
+            )

@@ -89,6 +89,27 @@ async def test_a_migration_that_fails_leaves_nothing_behind(database_url: str, t
         assert await database.migrate("book", migrations(tmp_path / "m", ONE, TWO)) == 1
 
 
+async def test_a_migration_behind_a_long_reader_holds_up_nobody_else(database_url: str, tmp_path: Path) -> None:
+    backup, other = await asyncpg.connect(database_url), await asyncpg.connect(database_url)
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock'"
+    async with Database(database_url, application_name="test") as database:
+        await database.migrate("book", migrations(tmp_path / "m", ONE))
+        async with backup.transaction():
+            await backup.fetch("SELECT * FROM book.steps")
+            both = migrations(tmp_path / "m", ONE, "ALTER TABLE steps ADD COLUMN m integer")
+            migrating = asyncio.ensure_future(database.migrate("book", both))
+
+            async def waits() -> bool:
+                return bool(await other.fetchval(waiting))
+
+            await until(waits)
+            await other.execute("INSERT INTO book.steps VALUES (2)", timeout=40)
+            assert not migrating.done()
+        assert await migrating == 1
+    await backup.close()
+    await other.close()
+
+
 @pytest.mark.parametrize("name", ["0002_gap.sql", "1_short.sql", "0001_Big.sql"])
 async def test_a_misnamed_migration_is_a_fault_of_ours(database_url: str, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text(ONE)
