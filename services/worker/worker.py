@@ -28,6 +28,7 @@ from services.chassis.rpc_client import open_channel
 from services.chassis.tasks import end
 from services.worker.function import DID_NOT_HAPPEN, CallContext, Category, Effect, Function, OutcomeUnknown, ToolError
 
+_CONTENT_BYTES_MAX: Final = 1024 * 1024 + 1
 _BACKOFF_SECONDS: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
 _UNSENT_MAX: Final = 1000
 # It goes on where the same hello may be taken later; any other error is for whoever runs the worker.
@@ -240,7 +241,8 @@ class Worker:
         value = await (made() if is_async else asyncio.get_running_loop().run_in_executor(self._threads, made))
         if value is DID_NOT_HAPPEN:
             return {"did_not_happen": worker_pb2.DidNotHappen()}
-        return {"content_json": msgspec.json.encode(value)}
+        # A result that is too large is refused by its beginning; all of it might not fit into a message.
+        return {"content_json": msgspec.json.encode(value)[:_CONTENT_BYTES_MAX]}
 
     def _stop(self, call_id: str, *, before: int) -> None:
         """Stop what runs of a call that was handed out before that epoch."""

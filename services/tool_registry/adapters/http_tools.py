@@ -28,6 +28,7 @@ from services.tool_registry.domain.openapi_document import DOCUMENT_BYTES_MAX, U
 from services.tool_registry.domain.outbound import OutboundRequest, OutboundResponse, RequestFailed
 from services.tool_registry.domain.source import DiscoveredTool, Source
 from services.tool_registry.sdk import OutcomeUnknown, Tool, ToolContext, ToolError
+from services.tool_registry.sdk.context import ResultTooLarge
 from services.tool_registry.sdk.tool import forwarded
 
 KIND: Final = "http"
@@ -203,7 +204,7 @@ def _result(response: OutboundResponse) -> Any:
         said = f": {text[:_ERROR_CHARACTERS_MAX]}" if text.strip() else ""
         raise ToolError(f"the service answered with status {response.status}{said}")
     if response.is_cut:
-        raise ToolError(
+        raise ResultTooLarge(
             f"the service answered with status {response.status} and more than {RESULT_BYTES_MAX} bytes; "
             "what was asked for has happened, but its result cannot be read"
         )

@@ -51,7 +51,7 @@ class Connector(ToolSource, Protocol):
     """One kind of source that stores can add: connects, and runs its tools."""
 
     async def discover(self, source: Source) -> Sequence[DiscoveredTool]:
-        """Return the tools that a source has now, by name.
+        """Return the tools that a source has now, by name, those that cannot be called among them.
 
         Raises:
             InvalidField, InvalidSchema: the configuration cannot be used.

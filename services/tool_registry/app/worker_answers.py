@@ -19,6 +19,7 @@ from services.tool_registry.sdk import (
     did_not_happen,
     happened,
 )
+from services.tool_registry.sdk.context import ResultTooLarge
 
 
 def value_of(entry: ToolVersion, answer: Answer) -> Any:
@@ -33,7 +34,7 @@ def value_of(entry: ToolVersion, answer: Answer) -> Any:
             value = _parsed(entry, answer)
             return value if answer.inverse is None else Reversible(value=value, inverse=_inverse(answer.inverse))
         case AnswerKind.FAILED:
-            raise ToolError(answer.message)
+            raise ResultTooLarge(answer.message) if answer.is_too_large else ToolError(answer.message)
         case AnswerKind.OUTCOME_UNKNOWN | AnswerKind.DID_NOT_HAPPEN:
             raise OutcomeUnknown
 
@@ -53,8 +54,8 @@ def bounded(answer: Answer) -> Answer:
     """Return an answer of a size that is kept."""
     if len(answer.content) <= RESULT_BYTES_MAX:
         return answer
-    message = f"the result has {len(answer.content)} bytes, the limit is {RESULT_BYTES_MAX}: ask for less"
-    return Answer(kind=AnswerKind.FAILED, message=message)
+    message = f"the result has more than {RESULT_BYTES_MAX} bytes, which is the limit: ask for less"
+    return Answer(kind=AnswerKind.FAILED, message=message, is_too_large=True)
 
 
 def _parsed(entry: ToolVersion, answer: Answer) -> Any:

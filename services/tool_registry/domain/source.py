@@ -24,6 +24,7 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}", re.ASCII)
 _NOT_IN_A_NAME: Final = re.compile(r"[^a-zA-Z0-9_-]+", re.ASCII)
 _NAME_CHARACTERS_MAX: Final = 63
 _DIGEST_DIGITS: Final = 10
+_LEFT_OUT_SHOWN: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,8 @@ class DiscoveredTool:
 
     definition: ToolDefinition
     binding: bytes = b""
+    unusable: str = ""
+    """Why it cannot be called, and so is left out; empty if it can."""
 
 
 class SourceState(StrEnum):
@@ -176,6 +179,13 @@ def _under(definition: ToolDefinition, policy: ToolPolicy) -> ToolDefinition:
         timeout_seconds=policy.timeout_seconds or definition.timeout_seconds,
         bulk_count=policy.bulk_count,
     )
+
+
+def left_out(tools: Sequence[DiscoveredTool]) -> str:
+    """Return, for people, which tools cannot be called, and why; empty if all can."""
+    unusable = [f"{tool.definition.name} ({tool.unusable})" for tool in tools if tool.unusable]
+    more = f" and {len(unusable) - _LEFT_OUT_SHOWN} more" if len(unusable) > _LEFT_OUT_SHOWN else ""
+    return f"left out: {', '.join(unusable[:_LEFT_OUT_SHOWN])}{more}" if unusable else ""
 
 
 def definitions_hash(tools: Iterable[DiscoveredTool]) -> str:

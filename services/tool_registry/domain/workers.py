@@ -62,12 +62,16 @@ class AnswerKind(StrEnum):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's answer: `content` is the JSON of what was returned, `message` the text of a failure."""
+    """A worker's answer: `content` is the JSON of what was returned, `message` the text of a failure.
+
+    `is_too_large`: it is a failure because too much was returned.
+    """
 
     kind: AnswerKind
     content: bytes = b""
     message: str = ""
     inverse: InverseCall | None = None
+    is_too_large: bool = False
 
 
 class CallDetails(msgspec.Struct, frozen=True, kw_only=True):

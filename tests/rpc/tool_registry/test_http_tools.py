@@ -22,6 +22,7 @@ from services.tool_registry.domain.definition import RESULT_BYTES_MAX, Category,
 from services.tool_registry.domain.egress import read_rules
 from services.tool_registry.domain.source import DiscoveredTool, Source
 from services.tool_registry.sdk import OutcomeUnknown, Tool, ToolContext, ToolError
+from services.tool_registry.sdk.context import ResultTooLarge
 from tests.rpc.tool_registry.registry import content, outcome, running
 from tests.rpc.tool_registry.web_server import Reply, WebServer, pages, web_server
 
@@ -160,8 +161,9 @@ async def test_a_good_answer_is_the_result(world: World, path: str, result: Any)
     ],
 )
 async def test_any_other_answer_is_an_error(world: World, path: str, says: str) -> None:
-    with pytest.raises(ToolError, match=says):
+    with pytest.raises(ToolError, match=says) as raised:
         await world.call(await world.endpoint(path))
+    assert isinstance(raised.value, ResultTooLarge) is (path == "/large")
 
 
 async def test_a_post_is_not_sent_on_by_a_redirect(world: World) -> None:

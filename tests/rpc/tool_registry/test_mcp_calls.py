@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
+import structlog
 from pawl.event.v1 import call_pb2
 
 from tests.poll import until
@@ -180,6 +181,22 @@ async def test_a_server_that_keeps_dying_is_started_less_and_less_often(mcp: Mcp
     assert starts(server) < 12
 
 
+async def test_what_a_program_writes_to_its_standard_error_reaches_no_log_and_no_result(
+    mcp: McpRegistry, server: FakeServer
+) -> None:
+    with structlog.testing.capture_logs() as logged_events:
+        await mcp.add(server.config())
+        assert content(await mcp.run("fake.note")) == "noted"
+        result = await mcp.run("fake.die", call="two")
+        assert "hello from the server" not in str(result)
+        again = await mcp.add(server.config(policies=[READ_ONLY]), replace=True)
+        assert again.problem == ""
+        result = await mcp.run("fake.die", call="three")
+    assert "hello from the server" not in str(result)
+    told = [event for event in logged_events if "hello from the server" in str(event)]
+    assert {event["log_level"] for event in told} <= {"debug"}
+
+
 async def test_a_server_that_crashed_while_idle_is_started_again(mcp: McpRegistry, server: FakeServer) -> None:
     await mcp.add(server.config())
     os.kill(int(server.log()[0].split()[1]), 9)
@@ -193,7 +210,7 @@ async def test_a_server_that_crashed_while_idle_is_started_again(mcp: McpRegistr
 
 @pytest.mark.parametrize(
     ("tool", "expected"),
-    [("garbage", "UNKNOWN OUTCOME_UNKNOWN"), ("huge", "UNKNOWN OUTCOME_UNKNOWN"), ("wrong", "UNKNOWN OUTCOME_UNKNOWN")],
+    [("garbage", "UNKNOWN OUTCOME_UNKNOWN"), ("huge", "FAILED RESULT_TOO_LARGE"), ("wrong", "UNKNOWN OUTCOME_UNKNOWN")],
 )
 async def test_an_answer_that_cannot_be_read_is_bounded_and_typed(
     mcp: McpRegistry, server: FakeServer, tool: str, expected: str

@@ -52,6 +52,18 @@ async def working(worker: Worker, registry: Registry, tool: str) -> AsyncIterato
     await task
 
 
+async def test_a_result_that_fits_into_no_message_is_too_large(registry: Registry) -> None:
+    worker = Worker(registry.address, name="billing", api_key=KEY)
+
+    @worker.tool(category="SAFE", effect="IDEMPOTENT", timeout_seconds=60)
+    async def dump() -> str:
+        """Dump everything."""
+        return "x" * 20_000_000
+
+    async with working(worker, registry, "dump"):
+        assert outcome(await registry.run("dump")) == "FAILED RESULT_TOO_LARGE"
+
+
 async def test_functions_become_tools_with_what_their_types_say(registry: Registry) -> None:
     worker = Worker(registry.address, name="billing", api_key=KEY)
     told: list[CallContext] = []

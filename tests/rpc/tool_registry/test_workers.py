@@ -111,7 +111,7 @@ async def test_progress_reaches_the_caller(registry: Registry) -> None:
         ({"content_json": b"{"}, "FAILED TOOL_ERROR"),
         ({"content_json": b"1", "inverse": call_pb2.Inverse(tool_name="no name")}, "FAILED TOOL_ERROR"),
         ({"content_json": b"1", "inverse": call_pb2.Inverse(tool_name="x", arguments_json=b"[]")}, "FAILED TOOL_ERROR"),
-        ({"content_json": b'"' + b"a" * 2**20 + b'"'}, "FAILED TOOL_ERROR"),
+        ({"content_json": b'"' + b"a" * 2**20 + b'"'}, "FAILED RESULT_TOO_LARGE"),
     ],
 )
 async def test_what_a_worker_cannot_give_is_an_error_result(

@@ -543,7 +543,10 @@ class Source(_message.Message):
     state: Global___SourceState.ValueType
     """Where it stands."""
     problem: _builtins.str
-    """For people: what is wrong; empty if nothing is."""
+    """For people: what is wrong, and which tools were left out because they cannot
+    be called (for example because their server demands task augmentation);
+    empty if nothing is.
+    """
     definitions_hash: _builtins.str
     """SHA-256, in hex, of the definitions that were approved."""
     @_builtins.property

@@ -18,10 +18,12 @@ from services.tool_registry.adapters.mcp.definitions import Binding, ServerTool,
 from services.tool_registry.adapters.mcp.permission import Programs
 from services.tool_registry.adapters.mcp.pool import Pool, crowd
 from services.tool_registry.adapters.mcp.program import Program
+from services.tool_registry.app.outcome import doubt
 from services.tool_registry.app.ports import Secrets
 from services.tool_registry.domain.definition import Effect, ToolVersion
 from services.tool_registry.domain.source import DiscoveredTool, Source
 from services.tool_registry.sdk import OutcomeUnknown, Tool, ToolContext, ToolError
+from services.tool_registry.sdk.context import ResultTooLarge
 from services.tool_registry.sdk.tool import forwarded
 
 if TYPE_CHECKING:
@@ -116,6 +118,9 @@ class McpConnector:
             sessions, call = _late("session"), _late("call").Call(entry, context, values)
             try:
                 result = await self._send(source, binding, arguments, context, call)
+            except sessions.TooLarge as large:
+                text = f"{entry.definition.name} cannot be read: {large}{doubt(entry.definition)}"
+                raise ResultTooLarge(text) from None
             except sessions.Lost as lost:
                 problem = f"went away: {lost.problem}"
                 if not lost.never_ran and entry.definition.effect not in _REPEATABLE:
@@ -251,7 +256,8 @@ class McpConnector:
 
         if isinstance(server, HttpServer):
             client = self._http(source.store_id)
-            return lambda _: http_transport(client, server.url, {**server.headers, **values}, Pacer(self._clock))
+            headers = {**server.headers, **values}
+            return lambda wire: http_transport(client, server.url, headers, wire, Pacer(self._clock))
         order = self._programs.order(source.store_id, server, values)
         program = Program(order, name=f"{source.store_id}/{source.name}", secrets=frozenset(values.values()))
         return lambda wire: stdio_transport(program, wire, Pacer(self._clock))

@@ -42,9 +42,17 @@ class ServerTool:
         return str(self.said["name"])
 
     @property
+    def demands_task(self) -> bool:
+        """Whether it can be called as a task only, and not by a request that is answered with its result."""
+        execution = self.said.get("execution") or {}
+        return bool(execution.get("taskSupport") == "required")
+
+    @property
     def digest(self) -> str:
         """The SHA-256, in hex, of all that could change what a call of it means."""
         words = {key: self.said.get(key) for key in _SAID}
+        if self.demands_task:
+            words["execution"] = self.said["execution"]
         return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
 
 
@@ -66,7 +74,8 @@ def _discovered(name: str, tool: ServerTool) -> DiscoveredTool:
         effect=Effect.AT_MOST_ONCE,
     )
     binding = Binding(tool=tool.name, digest=tool.digest)
-    return DiscoveredTool(definition=definition, binding=msgspec.json.encode(binding))
+    unusable = "its server demands task augmentation, which is not supported" if tool.demands_task else ""
+    return DiscoveredTool(definition=definition, binding=msgspec.json.encode(binding), unusable=unusable)
 
 
 def _description(text: str) -> str:

@@ -21,11 +21,16 @@ class Wire:
 
     def __init__(self) -> None:
         self.problem = ""
+        self.is_too_large = False
+        """Whether it ended because a message was too large."""
+        self.was_used = False
+        """Whether calls went over it: what the program wrote last may be about what somebody sent."""
         self.news = asyncio.Event()
         """Set when there is something to do: the end, or what its owner sets it for."""
 
-    def end(self, problem: str) -> None:
+    def end(self, problem: str, *, is_too_large: bool = False) -> None:
         """Say why; the first reason stays."""
+        self.is_too_large = self.is_too_large or (is_too_large and not self.problem)
         self.problem = self.problem or problem
         self.news.set()
 

@@ -61,7 +61,8 @@ class Program:
 
     It has a process group, an empty home folder and an environment of its own.
     All of it is dead when the context is left, and soon after this process is,
-    however that ends. Its standard error goes into the log, in part.
+    however that ends. Its standard error is text of strangers, and may hold what
+    users sent: it goes into the log at debug only, in part.
     """
 
     def __init__(self, order: ProgramOrder, *, name: str, secrets: Collection[str]) -> None:
@@ -133,15 +134,15 @@ class Program:
             raise ProgramProblem("it is not running")
         return self._process.stdout
 
-    async def obituary(self) -> str:
-        """Return why the program ended, once its output has: for people."""
+    async def obituary(self, *, with_words: bool = True) -> str:
+        """Return why the program ended, once its output has: for people, `with_words` of its own, its last ones."""
         problem = ""
         with contextlib.suppress(TimeoutError, OSError):
             async with asyncio.timeout(_LEAVE_SECONDS):
                 problem = await self._hear()
         if problem:
             return problem
-        words = f", saying {self._last_words!r}" if self._last_words else ""
+        words = f", saying {self._last_words!r}" if with_words and self._last_words else ""
         return f"the program ended{words}"
 
     def _filled(self) -> Order:
@@ -218,7 +219,7 @@ class Program:
                     self._last_words = hide(self._secrets, text)
                     lines += 1
                     if lines <= _LOG_LINES_MAX:
-                        _log.info("mcp.stderr", source=self._name, text=self._last_words)
+                        _log.debug("mcp.stderr", source=self._name, text=self._last_words)
 
 
 async def _ends(process: asyncio.subprocess.Process, seconds: float) -> bool:

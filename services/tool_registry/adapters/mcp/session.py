@@ -69,6 +69,10 @@ class Refused(Exception):
     """The server answered a call with an error of the protocol; the message is its own."""
 
 
+class TooLarge(Exception):
+    """The server sent more than can be read, and this was its only call."""
+
+
 class Garbled(Exception):
     """The server answered a call with what is no result."""
 
@@ -215,13 +219,14 @@ class Session:
 
         Raises:
             Lost: the connection ended, or has become another user's before the call was sent.
-            Refused, Garbled: the answer is an error of the protocol, or no result.
+            Refused, TooLarge, Garbled: the answer is an error of the protocol, too large, or no result.
         """
         if self._client is None or not self.is_open:
             raise Lost(self.problem or "the connection was closed", never_ran=True)
         if self.has_asked and (self.owner != flight.user_id or self._sent() or self._is_retired):
             raise Lost("its server asks each user on a connection of their own", never_ran=True)
         flight.send(on_question)
+        self._wire.was_used = True
         on_sent()
         try:
             return await self._call(self._client, flight, name, dict(arguments), on_progress)
@@ -235,6 +240,8 @@ class Session:
                 raise Lost(self.problem, never_ran=True) from None
             if error.code == mcp.types.CONNECTION_CLOSED and error.message.startswith(_BROKEN):
                 await self._ended()
+                if self._wire.is_too_large and len(self._sent()) == 1:
+                    raise TooLarge(self.problem) from None
                 raise Lost(self.problem, never_ran=self._was_refused and len(self._sent()) == 1) from None
             raise Refused(error.message) from None
         except pydantic.ValidationError:

@@ -59,10 +59,10 @@ async def _read(program: Program, wire: Wire, incoming: ObjectSendStream[Session
             try:
                 line = await program.stdout.readline()
             except ValueError:
-                wire.end(f"it sent a message of more than {MESSAGE_BYTES_MAX} bytes")
+                wire.end(f"it sent a message of more than {MESSAGE_BYTES_MAX} bytes", is_too_large=True)
                 return
             if not line:
-                wire.end(await program.obituary())
+                wire.end(await program.obituary(with_words=not wire.was_used))
                 return
             try:
                 message = mcp.types.jsonrpc_message_adapter.validate_json(line, by_name=False)
