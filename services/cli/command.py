@@ -65,6 +65,19 @@ def perform(
     raise typer.Exit(code)
 
 
+def is_sure(question: str, *, yes: bool) -> bool:
+    """Return whether the person means it, who is asked unless `yes` says so.
+
+    Raises:
+        CommandError: nobody can be asked, because there is no terminal.
+    """
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise CommandError("Nobody can be asked here whether you are sure. Add --yes if you are.")
+    return typer.confirm(question)
+
+
 def fail(error: Exception, addresses: list[str]) -> int:
     """Tell on standard error why a command could not be carried out; returns the exit code."""
     shown = CommandError(str(error)) if isinstance(error, StartError) else error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +13,7 @@ from rich.console import Console
 
 from services.chassis.status import from_rpc_error
 from services.cli import answers, inbox
-from services.cli.command import perform
+from services.cli.command import EXIT_UNSUCCESSFUL, is_sure, perform
 from services.cli.failure import CommandError
 from services.cli.remembering import Reach, Remember, remembered, told
 from services.cli.target import Target
@@ -43,7 +42,9 @@ def approve(
     ] = None,
     lasts: Annotated[str | None, typer.Option("--for", help="How long to remember it: 30m, 2h, 7d.")] = None,
     uses: Annotated[int | None, typer.Option(min=1, help="For how many calls to remember it.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask whether you are sure.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask whether you are sure; needed without a terminal.")
+    ] = False,
 ) -> None:
     """Decide about a call that waits.
 
@@ -60,9 +61,8 @@ def approve(
                 raise CommandError(f"The outcome of {call_id} is unknown. Say what became of it with `pawl resolve`.")
             Transcript(console).pending(call)
             decision = _decision(call, edit, reject, answer)
-            sure = yes or decision.kind != call_pb2.DECISION_KIND_APPROVE or not sys.stdin.isatty()
-            if not sure and not typer.confirm("Run it like this?"):
-                return 1
+            if decision.kind == call_pb2.DECISION_KIND_APPROVE and not is_sure("Run it like this?", yes=yes):
+                return EXIT_UNSUCCESSFUL
             if remember is None:
                 await inbox.decide(agents, target, decision)
                 console.print(answers.done(decision, call), style="green", markup=False)

@@ -180,7 +180,7 @@ class Transcript:
     def _message_added(self, message: message_pb2.Message) -> None:
         match message.role:
             case message_pb2.ROLE_USER:
-                self.line(f"> {wording.clean(message.text)}", "bold")
+                self.line("> " + wording.clean(message.text).replace("\n", "\n> "), "bold")
             case message_pb2.ROLE_ASSISTANT if not self._text_shown and (message.text or message.refusal):
                 self.line(wording.clean(message.text or message.refusal))
             case _:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -13,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from services.cli import wording
-from services.cli.command import EXIT_UNSUCCESSFUL, perform
+from services.cli.command import EXIT_UNSUCCESSFUL, is_sure, perform
 from services.cli.runs import RunId, follow
 from services.cli.target import Target
 
@@ -46,7 +45,9 @@ def undo(
     *,
     call: Annotated[str, typer.Option(help="Undo only this call of the run.")] = "",
     preview: Annotated[bool, typer.Option("--preview", help="Only show what would be undone.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask whether you are sure.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask whether you are sure; needed without a terminal.")
+    ] = False,
 ) -> None:
     """Take the effects of a run back, the last one first.
 
@@ -65,7 +66,7 @@ def undo(
                 return 0
             if preview:
                 return 0
-            if not yes and sys.stdin.isatty() and not typer.confirm(f"Undo {wording.count_text(count, 'call')}?"):
+            if not is_sure(f"Undo {wording.count_text(count, 'call')}?", yes=yes):
                 return EXIT_UNSUCCESSFUL
             undoing = await _start(agents, target, run_id, call)
         code = await follow(target, console, undoing, 0)

@@ -45,6 +45,12 @@ def clean(text: str) -> str:
     return _CONTROL.sub("", text)
 
 
+def said(label: str, text: str) -> list[str]:
+    """Return what somebody wrote behind a label, each further line marked, so that it cannot be taken for ours."""
+    first, *rest = clean(text).splitlines() or [""]
+    return [f"{label}{first}", *(f"  | {line}" for line in rest)]
+
+
 def one_line(text: str, characters_max: int = PREVIEW_CHARACTERS_MAX) -> str:
     """Return `text` on one line, cut."""
     line = " ".join(clean(text).split())
@@ -132,18 +138,19 @@ def call_lines(call: call_pb2.Call, now: datetime) -> list[str]:
     """Return a pending call as a person should see it before deciding: everything, nothing cut."""
     lines = []
     if call.HasField("question"):
-        lines.append(clean(call.question.question))
+        lines += said("", call.question.question)
         if call.question.why:
-            lines.append(f"why: {clean(call.question.why)}")
-        lines += [f"  {number}. {clean(option)}" for number, option in enumerate(call.question.options, 1)]
+            lines += said("why: ", call.question.why)
+        for number, option in enumerate(call.question.options, 1):
+            lines += said(f"  {number}. ", option)
         if call.question.default_answer:
-            lines.append(f"if nobody answers: {clean(call.question.default_answer)}")
+            lines += said("if nobody answers: ", call.question.default_answer)
     else:
         if call.approval.preview:
-            lines += [*clean(call.approval.preview).splitlines(), ""]
+            lines += [*said("", call.approval.preview), ""]
         lines += json_block(call.arguments_json).splitlines()
         if call.approval.cause:
-            lines.append(f"needs approval: {clean(call.approval.cause)}")
+            lines += said("needs approval: ", call.approval.cause)
         lines += _approval_lines(call.approval)
     if call.undoes_call_id:
         lines.append(f"takes back: call {call.undoes_call_id}")

@@ -17,7 +17,7 @@ def story(pawl: CommandLine, run_id: str) -> list[tuple[str, str, str]]:
 
 def decided(pawl: CommandLine, *decision: str) -> str:
     run_id = started(pawl, "e-mail ann@example.com about lunch: see you at noon")
-    pawl.succeed("approve", run_id, pending_call(pawl, run_id), *decision)
+    pawl.succeed("approve", run_id, pending_call(pawl, run_id), "--yes", *decision)
     pawl.succeed("watch", run_id)
     return run_id
 

@@ -80,6 +80,23 @@ def test_a_run_as_json_is_its_whole_log(pawl: CommandLine) -> None:
     assert rest.splitlines() == lines[3:]
 
 
+def test_without_a_terminal_nothing_is_approved_or_undone_unless_one_says_so(pawl: CommandLine) -> None:
+    """HITL-3: who is not asked has not agreed."""
+    run_id = started(pawl, "e-mail ann@example.com about lunch: see you at noon")
+    call_id = pending_call(pawl, run_id)
+    for options in ((), ("--remember", "run")):
+        code, _, errors = pawl.run("approve", run_id, call_id, *options, keyboard="y\n")
+        assert (code, errors.strip()) == (2, "Nobody can be asked here whether you are sure. Add --yes if you are.")
+    assert pending_call(pawl, run_id) == call_id
+    pawl.succeed("approve", run_id, call_id, "--yes")
+    done = pawl.succeed("run", "--detach", "add task Paint the fence").strip()
+    pawl.succeed("watch", done)
+    code, output, errors = pawl.run("undo", done, keyboard="y\n")
+    assert "create_task" in output
+    assert (code, errors.strip()) == (2, "Nobody can be asked here whether you are sure. Add --yes if you are.")
+    assert "to undo" in pawl.succeed("undo", done, "--preview")
+
+
 def test_the_steps_of_a_run_are_folded_and_open(pawl: CommandLine) -> None:
     """HITL-8"""
     run_id = pawl.succeed("run", "--detach", "what is 17 * 23").strip()
@@ -96,12 +113,12 @@ def test_a_run_is_undone_once_what_takes_it_back_is_approved(pawl: CommandLine) 
     pawl.succeed("watch", run_id)
     assert "create_task (Delete the task 'Paint the fence') to undo" in pawl.succeed("undo", run_id, "--preview")
     with ThreadPoolExecutor() as beside:
-        undoing = beside.submit(pawl.succeed, "undo", run_id)
+        undoing = beside.submit(pawl.succeed, "undo", run_id, "--yes")
         found = None
         while found is None and not undoing.done():
             found = re.search(r"run (run_\w+)  call (undo_\w+)", pawl.succeed("inbox", "--list"))
         assert found is not None
-        pawl.succeed("approve", *found.groups())
+        pawl.succeed("approve", *found.groups(), "--yes")
         output = undoing.result()
     assert "create_task (Delete the task 'Paint the fence') undone" in output.splitlines()[-1]
 
@@ -109,7 +126,7 @@ def test_a_run_is_undone_once_what_takes_it_back_is_approved(pawl: CommandLine) 
 def test_a_run_without_effects_has_nothing_to_undo(pawl: CommandLine) -> None:
     run_id = pawl.succeed("run", "--detach", "what is 17 * 23").strip()
     pawl.succeed("watch", run_id)
-    output = pawl.succeed("undo", run_id)
+    output = pawl.succeed("undo", run_id, "--yes")
     assert "calculate nothing to undo: It only reads." in output
     assert output.splitlines()[-1] == "Nothing can be undone."
     assert pawl.run("undo", "run_that_is_not_there")[0] == 2
@@ -276,7 +293,7 @@ def test_what_an_agent_waits_for_is_shown_at_the_top_and_decided_in_the_chat(paw
         while "decide with: " not in shown:
             shown += running.stdout.readline() or pytest.fail(shown)
         run_id, call_id = shown.rpartition("pawl approve ")[2].split()[:2]
-        pawl.succeed("approve", run_id, call_id)
+        pawl.succeed("approve", run_id, call_id, "--yes")
         rest = running.stdout.read()
     assert f"watch it with: pawl watch {run_id}" in shown
     assert "completed" in rest.splitlines()[-1]

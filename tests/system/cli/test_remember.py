@@ -41,7 +41,7 @@ def test_an_approval_is_remembered_for_so_many_calls_and_so_long(pawl: CommandLi
     amy = As(pawl, "amy")
     run_id = started(amy, LETTER)
     call_id = pending_call(amy, run_id)
-    told = amy.succeed("approve", run_id, call_id, "--remember", "user", "--for", "1h", "--uses", "1")
+    told = amy.succeed("approve", run_id, call_id, "--yes", "--remember", "user", "--for", "1h", "--uses", "1")
     assert "Approved. From now on: allow send_email, for your runs." in told
     ((rule_id, effect, tool, where, used, until, by),) = rules(amy)
     assert (effect, tool, where, used, by) == ("allow", "send_email", "for your runs", "0/1", "amy")
@@ -59,7 +59,7 @@ def test_a_tool_of_a_source_is_remembered_in_its_run(pawl: CommandLine, tmp_path
     describe(tmp_path, "Says it again.")
     bea.succeed("sources", "add-mcp", "jay", *flags(tmp_path))
     run_id = started(bea, 'call jay__echo with {"word": "polly"}')
-    bea.succeed("approve", run_id, pending_call(bea, run_id), "--remember", "run")
+    bea.succeed("approve", run_id, pending_call(bea, run_id), "--yes", "--remember", "run")
     ((_, _, tool, where, *_),) = rules(bea)
     assert (tool, where) == ("jay.echo", f"in {run_id}")
     assert "polly" in bea.succeed("watch", run_id)
@@ -77,7 +77,7 @@ def test_what_cannot_be_remembered_leaves_the_call_as_it_is(pawl: CommandLine) -
         (("--uses", "2"), "go with --remember"),
         (("--remember", "store"), "store"),
     ):
-        code, _, errors = cid.run("approve", run_id, call_id, *options)
+        code, _, errors = cid.run("approve", run_id, call_id, "--yes", *options)
         assert code == 2
         assert told in errors
     assert rules(cid) == []
@@ -87,15 +87,15 @@ def test_what_cannot_be_remembered_leaves_the_call_as_it_is(pawl: CommandLine) -
 def test_a_question_and_the_run_of_somebody_else_cannot_be_remembered(pawl: CommandLine) -> None:
     dan, eve = As(pawl, "dan"), As(pawl, "eve")
     run_id = started(dan, "book a table")
-    code, _, errors = dan.run("approve", run_id, pending_call(dan, run_id), "--remember", "user")
+    code, _, errors = dan.run("approve", run_id, pending_call(dan, run_id), "--yes", "--remember", "user")
     assert (code, "answer it with --answer" in errors) == (2, True)
     dan.succeed("cancel", run_id)
     run_id = started(dan, LETTER)
     call_id = pending_call(dan, run_id)
-    code, _, errors = eve.run("approve", run_id, call_id, "--remember", "user")
+    code, _, errors = eve.run("approve", run_id, call_id, "--yes", "--remember", "user")
     assert (code, "this run is somebody else's" in errors) == (2, True)
     assert rules(eve) == []
-    eve.succeed("approve", run_id, call_id)
+    eve.succeed("approve", run_id, call_id, "--yes")
 
 
 def test_always_in_the_inbox_is_for_the_conversation(pawl: CommandLine) -> None:

@@ -102,7 +102,7 @@ def test_one_endpoint_is_a_tool_that_waits_for_its_approval(pawl: CommandLine, s
     run_id = started(pawl, 'call orders__call with {"id": "7", "count": 2}')
     assert f"POST {shop.url}/orders/7" in pawl.succeed("inbox", "--list")
     assert len(shop.asked) == before
-    pawl.succeed("approve", run_id, pending_call(pawl, run_id))
+    pawl.succeed("approve", run_id, pending_call(pawl, run_id), "--yes")
     assert "42" in pawl.succeed("watch", run_id)
     ((line, headers, body),) = shop.asked[before:]
     assert (line, json.loads(body)) == ("POST /orders/7", {"count": 2})
