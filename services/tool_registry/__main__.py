@@ -95,7 +95,9 @@ async def main(stop: Stop) -> None:
         options = WorkerOptions(lease_seconds=settings.worker_lease_seconds)
         hub = await service.enter(WorkerHub(worker_book, clock=service.clock, stopping=stop.wait, options=options))
         source_store = PostgresSources(database)
-        connectors = await _connectors(service, source_store, secrets, egress, _programs(settings))
+        connectors = await _connectors(
+            service, source_store, secrets, egress, programs=_programs(settings), helpers=helpers
+        )
         catalog = Catalog(book, sources={WORKER: hub, **connectors}, helper=helpers)
         documents = PostgresDocumentBook(database)
         builtin = await _builtin_tools(
@@ -184,7 +186,13 @@ def _programs(settings: ToolRegistrySettings) -> Programs:
 
 
 async def _connectors(
-    service: Service, store: PostgresSources, secrets: FileSecrets, egress: GuardedEgress, programs: Programs
+    service: Service,
+    store: PostgresSources,
+    secrets: FileSecrets,
+    egress: GuardedEgress,
+    *,
+    programs: Programs,
+    helpers: Helpers,
 ) -> dict[str, Connector]:
     """Return what connects each kind of source. All of them go out under the egress rules."""
     mcp = McpConnector(
@@ -196,7 +204,7 @@ async def _connectors(
             transport=egress.transport(store_id, with_secrets=True), trust_env=False
         ),
     )
-    return {"mcp": await service.enter(mcp), "http": HttpTools(egress)}
+    return {"mcp": await service.enter(mcp), "http": HttpTools(egress, helpers)}
 
 
 if __name__ == "__main__":

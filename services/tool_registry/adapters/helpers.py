@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 PROCESSES_MAX: Final = 3
 WAITING_MAX: Final = 200
-"""Jobs of a store that wait for its turn."""
+WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Jobs of a store, the one under way among them."""
 
 _PROGRAM: Final = (
     "import sys; sys.path[:] = sys.argv[1:]; from services.tool_registry.adapters.helper_process import main; main()"
@@ -41,6 +42,7 @@ class _Turn:
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting: int = 0
+    waiting_bytes: int = 0
 
 
 class Helpers:
@@ -70,10 +72,15 @@ class Helpers:
             await self._idle.pop().end()
 
     async def run(self, store_id: str, function: Callable[..., T], *arguments: Any, cpu_seconds: float) -> T:
-        turn = self._turns.setdefault(store_id, _Turn())
-        if turn.waiting >= WAITING_MAX:
+        turn = self._turns.get(store_id, _Turn())
+        request = pickle.dumps((function, arguments, cpu_seconds))
+        if turn.waiting >= WAITING_MAX or turn.waiting_bytes + len(request) > WAITING_BYTES_MAX:
             raise Overloaded("too much of this store waits to be checked: try again later")
-        job = asyncio.ensure_future(self._in_turn(store_id, turn, (function, arguments, cpu_seconds)))
+        self._turns[store_id] = turn
+        turn.waiting += 1
+        turn.waiting_bytes += len(request)
+        seconds = _WALL_SECONDS + _WALL_FACTOR * cpu_seconds
+        job = asyncio.ensure_future(self._in_turn(store_id, turn, request, seconds))
         self._jobs.add(job)
         job.add_done_callback(self._done)
         used, is_value, value = await asyncio.shield(job)
@@ -94,30 +101,30 @@ class Helpers:
         self._slow_until = {store: until for store, until in self._slow_until.items() if until > now}
         self._slow_until[store_id] = now + _SLOW_FOR_SECONDS
 
-    async def _in_turn(self, store_id: str, turn: _Turn, job: Any) -> tuple[float, bool, Any]:
-        turn.waiting += 1
+    async def _in_turn(self, store_id: str, turn: _Turn, request: bytes, seconds: float) -> tuple[float, bool, Any]:
         try:
             async with turn.lock, contextlib.AsyncExitStack() as places:
                 if self._slow_until.get(store_id, 0.0) > asyncio.get_running_loop().time():
                     await places.enter_async_context(self._slow_free)
                 await places.enter_async_context(self._free)
-                return await self._ask(store_id, job)
+                return await self._ask(store_id, request, seconds)
         finally:
             turn.waiting -= 1
+            turn.waiting_bytes -= len(request)
             if not turn.waiting:
                 self._turns.pop(store_id, None)
 
-    async def _ask(self, store_id: str, job: Any) -> tuple[float, bool, Any]:
+    async def _ask(self, store_id: str, request: bytes, seconds: float) -> tuple[float, bool, Any]:
         process = self._idle.pop() if self._idle else await _Process.start()
         try:
-            answer = await process.ask(pickle.dumps(job), _WALL_SECONDS + _WALL_FACTOR * job[-1])
+            answer = await process.ask(request, seconds)
         except BaseException:
             await asyncio.shield(process.end())
             raise
         if answer is None:
             status = await process.end()
             self._note_slow(store_id)
-            _log.warning("helper.killed", store=store_id, job=job[0].__name__, status=status)
+            _log.warning("helper.killed", store=store_id, status=status)
             raise TooCostly
         self._idle.append(process)
         # It comes from our own code in a process that we started.

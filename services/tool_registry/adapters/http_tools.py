@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from services.chassis import logs
 from services.chassis.strict_json import loads
 from services.errors import InvalidField, InvalidJson, SourceUnreachable, TooLarge
-from services.tool_registry.app.ports import Egress
-from services.tool_registry.domain.definition import RESULT_BYTES_MAX, TIMEOUT_SECONDS_MAX, ToolDefinition, ToolVersion
+from services.tool_registry.app.ports import Egress, Helper, TooCostly
+from services.tool_registry.domain.definition import (
+    RESULT_BYTES_MAX,
+    TIMEOUT_SECONDS_MAX,
+    ToolDefinition,
+    ToolVersion,
+    decode_definition,
+)
 from services.tool_registry.domain.egress import EgressRefused, read_target
 from services.tool_registry.domain.http_binding import (
     Binding,
@@ -23,16 +29,20 @@ from services.tool_registry.domain.http_binding import (
     may_be_header_value,
 )
 from services.tool_registry.domain.http_source import OpenApi, check_base_url, endpoint_tool, read_config, require
-from services.tool_registry.domain.openapi import Service, read_operations
-from services.tool_registry.domain.openapi_document import DOCUMENT_BYTES_MAX, UnusableDocument, read_document
+from services.tool_registry.domain.openapi import Service
+from services.tool_registry.domain.openapi_document import DOCUMENT_BYTES_MAX, KEPT_BYTES_MAX, UnusableDocument
+from services.tool_registry.domain.openapi_extract import extract, read_tools
 from services.tool_registry.domain.outbound import OutboundRequest, OutboundResponse, RequestFailed
 from services.tool_registry.domain.source import DiscoveredTool, Source
 from services.tool_registry.sdk import OutcomeUnknown, Tool, ToolContext, ToolError
 from services.tool_registry.sdk.context import ResultTooLarge
 from services.tool_registry.sdk.tool import forwarded
 
+T = TypeVar("T")
+
 KIND: Final = "http"
 DOCUMENT_SECONDS: Final = 20.0
+DOCUMENT_CPU_SECONDS: Final = 30.0
 
 _ERROR_CHARACTERS_MAX: Final = 2000
 _PREVIEW_CHARACTERS_MAX: Final = 2000
@@ -50,8 +60,19 @@ class HttpTools:
     approves it with them.
     """
 
-    def __init__(self, egress: Egress) -> None:
+    def __init__(self, egress: Egress, helper: Helper) -> None:
         self._egress = egress
+        self._helper = helper
+
+    async def prepared(self, source: Source) -> Source:
+        """Return the source with what its operations need of its document, if the whole is too large to be kept."""
+        config = read_config(source)
+        if not isinstance(config, OpenApi) or len(config.document) <= KEPT_BYTES_MAX:
+            return source
+        document = await self._work_out(source, extract, config.document, config.operation_ids)
+        fields = msgspec.json.decode(source.config)
+        fields["openApi"]["document"] = document
+        return replace(source, config=msgspec.json.encode(fields, order="sorted"))
 
     async def discover(self, source: Source) -> Sequence[DiscoveredTool]:
         config = read_config(source)
@@ -81,11 +102,11 @@ class HttpTools:
             headers=config.headers,
             secret_headers=config.secret_headers,
         )
-        try:
-            document = await asyncio.to_thread(read_document, data)
-            tools, left_out = await asyncio.to_thread(read_operations, document, service, config.operation_ids)
-        except UnusableDocument as error:
-            raise InvalidField(f"open_api.document: {error}", field="open_api.document") from None
+        packed, left_out = await self._work_out(source, read_tools, data, service, config.operation_ids)
+        tools = [
+            DiscoveredTool(definition=decode_definition(msgspec.json.decode(definition)), binding=binding)
+            for definition, binding in packed
+        ]
         for operation in left_out:
             if operation.operation in config.operation_ids or not tools:
                 text = f"open_api.operation_ids: {operation.operation!r} cannot be a tool: {operation.reason}"
@@ -98,11 +119,21 @@ class HttpTools:
                 reason=operation.reason,
             )
         for tool in tools:
-            url = msgspec.json.decode(tool.binding, type=Binding).url.partition("{")[0]
+            url = msgspec.json.decode(tool.binding, type=Binding).url.partition("?")[0].partition("{")[0]
             check_base_url("open_api.base_url", url)
             if config.secret_headers and config.document_url and not config.base_url:
                 _check_origin(url, config.document_url)
         return tools
+
+    async def _work_out(self, source: Source, function: Callable[..., T], data: bytes, *more: Any) -> T:
+        """Return what a function makes of a document, which a helper reads."""
+        try:
+            return await self._helper.run(source.store_id, function, data, *more, cpu_seconds=DOCUMENT_CPU_SECONDS)
+        except TooCostly:
+            problem = "it takes too long to be read: as JSON it is read faster than as YAML"
+        except UnusableDocument as error:
+            problem = str(error)
+        raise InvalidField(f"open_api.document: {problem}", field="open_api.document")
 
     async def _fetch(self, store_id: str, url: str) -> tuple[bytes, str]:
         """Return a document and where it came from. It is asked for without the headers of the source."""

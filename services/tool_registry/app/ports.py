@@ -50,6 +50,14 @@ class ToolSource(Protocol):
 class Connector(ToolSource, Protocol):
     """One kind of source that stores can add: connects, and runs its tools."""
 
+    async def prepared(self, source: Source) -> Source:
+        """Return a source as it is kept: without what it has no use for.
+
+        Raises:
+            InvalidField: the configuration cannot be used.
+        """
+        ...
+
     async def discover(self, source: Source) -> Sequence[DiscoveredTool]:
         """Return the tools that a source has now, by name, those that cannot be called among them.
 

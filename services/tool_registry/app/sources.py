@@ -96,6 +96,8 @@ class Sources:
         """
         _require(roles, runs_program=runs_program)
         check_source_name(source.name)
+        connector = self._connectors.get(source.kind)
+        source = source if connector is None else await connector.prepared(source)
         read_policies(source.config)
         before = await self._store.get(source.store_id, source.name)
         if before is not None and before.source == source:

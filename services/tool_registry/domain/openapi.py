@@ -33,7 +33,7 @@ _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_-]+")  # a run of them becomes o
 _NOT_IN_ARGUMENTS: Final = re.compile(r"[^A-Za-z0-9_.-]")
 _ARGUMENT_CHARACTERS_MAX: Final = 64
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-_PATH: Final = re.compile(r"/[^?#\\\s]*")
+_PATH: Final = re.compile(r"/[^?#\\\s]*(\?[^?#\\\s]*)?")
 _JSON: Final = re.compile(r"application/(.+\+)?json", re.IGNORECASE)
 _STYLES: Final = {
     "path": {"simple"},
@@ -76,9 +76,27 @@ def read_operations(
     document is not believed.
 
     Raises:
+        UnusableDocument: as `chosen_operations`.
+    """
+    tools: dict[str, DiscoveredTool] = {}
+    left_out: list[LeftOut] = []
+    for operation in chosen_operations(document, operation_ids):
+        try:
+            tool = _tool(document, service, operation, taken=tools)
+        except (UnusableDocument, InvalidSchema) as error:
+            left_out.append(LeftOut(operation=operation.id, reason=str(error)))
+        else:
+            tools[tool.definition.name] = tool
+    return [tools[name] for name in sorted(tools)], left_out
+
+
+def chosen_operations(document: Document, operation_ids: Collection[str]) -> list[Operation]:
+    """Return the operations with these ids, or all if there are none.
+
+    Raises:
         UnusableDocument: it has no operations, too many, or not those asked for.
     """
-    chosen: list[_Operation] = []
+    chosen: list[Operation] = []
     missing = dict.fromkeys(operation_ids)
     for operation in _operations(document):
         if not operation_ids or operation.id in operation_ids:
@@ -90,20 +108,13 @@ def read_operations(
         raise UnusableDocument("there are no operations")
     if len(chosen) > OPERATIONS_MAX:
         raise UnusableDocument(f"there are {len(chosen)} operations, the limit is {OPERATIONS_MAX}: choose some")
-    tools: dict[str, DiscoveredTool] = {}
-    left_out: list[LeftOut] = []
-    for operation in chosen:
-        try:
-            tool = _tool(document, service, operation, taken=tools)
-        except (UnusableDocument, InvalidSchema) as error:
-            left_out.append(LeftOut(operation=operation.id, reason=str(error)))
-        else:
-            tools[tool.definition.name] = tool
-    return [tools[name] for name in sorted(tools)], left_out
+    return chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Operation:
+class Operation:
+    """An operation, and the path item that it is in."""
+
     id: str
     method: str
     path: str
@@ -111,7 +122,7 @@ class _Operation:
     content: Mapping[str, Any]
 
 
-def _operations(document: Document) -> Iterator[_Operation]:
+def _operations(document: Document) -> Iterator[Operation]:
     paths = document.root.get("paths")
     for path, value in paths.items() if isinstance(paths, Mapping) else ():
         item = document.follow(value)
@@ -120,10 +131,10 @@ def _operations(document: Document) -> Iterator[_Operation]:
             if isinstance(content, Mapping):
                 named = content.get("operationId")
                 name = named if isinstance(named, str) and named else f"{method} {path}"
-                yield _Operation(id=name, method=method.upper(), path=path, item=item, content=content)
+                yield Operation(id=name, method=method.upper(), path=path, item=item, content=content)
 
 
-def _tool(document: Document, service: Service, operation: _Operation, *, taken: Collection[str]) -> DiscoveredTool:
+def _tool(document: Document, service: Service, operation: Operation, *, taken: Collection[str]) -> DiscoveredTool:
     arguments = _Arguments(document, service, operation)
     binding = Binding(
         method=operation.method,
@@ -154,7 +165,7 @@ def _tool(document: Document, service: Service, operation: _Operation, *, taken:
 class _Arguments:
     """The parameters and the body of an operation, as arguments of a tool."""
 
-    def __init__(self, document: Document, service: Service, operation: _Operation) -> None:
+    def __init__(self, document: Document, service: Service, operation: Operation) -> None:
         self.placements: list[Placement] = []
         self.body_argument = ""
         self.body_type = "application/json"
@@ -256,7 +267,7 @@ class _Arguments:
             self._required.append(BODY)
 
 
-def _parameters(document: Document, operation: _Operation) -> Iterator[Mapping[str, Any]]:
+def _parameters(document: Document, operation: Operation) -> Iterator[Mapping[str, Any]]:
     """Return the parameters of an operation; its own take the place of those of its path."""
     found: dict[tuple[Any, Any], Mapping[str, Any]] = {}
     for holder in (operation.item, operation.content):
@@ -267,7 +278,7 @@ def _parameters(document: Document, operation: _Operation) -> Iterator[Mapping[s
     return iter(found.values())
 
 
-def _base_url(document: Document, service: Service, operation: _Operation) -> str:
+def _base_url(document: Document, service: Service, operation: Operation) -> str:
     if service.base_url:
         return service.base_url
     for holder in (operation.content, operation.item, document.root):
@@ -308,7 +319,7 @@ def _name(source: str, operation_id: str, taken: Collection[str]) -> str:
     return name
 
 
-def _description(operation: _Operation) -> str:
+def _description(operation: Operation) -> str:
     texts = [operation.content.get("summary"), operation.content.get("description")]
     parts = dict.fromkeys(text.strip() for text in texts if isinstance(text, str) and text.strip())
     text = "\n\n".join(parts) or f"{operation.method} {operation.path}"

@@ -10,7 +10,9 @@ from urllib.parse import unquote
 import msgspec
 import yaml
 
-DOCUMENT_BYTES_MAX: Final = 1024 * 1024
+DOCUMENT_BYTES_MAX: Final = 16 * 1024 * 1024
+KEPT_BYTES_MAX: Final = 1024 * 1024
+"""A document that is kept with its source: as it was given, or what is left when all else was taken out."""
 DOCUMENT_DEPTH_MAX: Final = 96
 _REFERENCES_MAX: Final = 16
 
@@ -54,8 +56,7 @@ class Document:
         if not pointer.startswith("#/"):
             raise UnusableDocument(f"references to other documents are not followed: {pointer[:100]!r}")
         found: Any = self.root
-        for part in pointer[2:].split("/"):
-            key = unquote(part).replace("~1", "/").replace("~0", "~")
+        for key in self.parts(pointer):
             if isinstance(found, Mapping) and key in found:
                 found = found[key]
             elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
@@ -63,6 +64,11 @@ class Document:
             else:
                 raise UnusableDocument(f"there is nothing at {pointer[:100]!r}")
         return found
+
+    @staticmethod
+    def parts(pointer: str) -> list[str]:
+        """Return the names in a JSON pointer within the document."""
+        return [unquote(part).replace("~1", "/").replace("~0", "~") for part in pointer[2:].split("/")]
 
 
 class _Loader(yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.SafeLoader):  # type: ignore[misc]

@@ -79,7 +79,9 @@ class SchemaReader:
     def _limits(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         kinds = schema.get("type")
-        named = [kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind in _TYPES]
+        named = [
+            kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str) and kind in _TYPES
+        ]
         if named:
             found["type"] = named if isinstance(kinds, list) else named[0]
         for keyword in _NUMBERS:

@@ -17,9 +17,11 @@ from pawl.tool.v1 import source_pb2
 
 from services.errors import InvalidField, InvalidSchema, SourceUnreachable
 from services.tool_registry.adapters.egress import GuardedEgress
+from services.tool_registry.adapters.helpers import Helpers
 from services.tool_registry.adapters.http_tools import KIND, HttpTools
 from services.tool_registry.domain.definition import RESULT_BYTES_MAX, Category, Effect, ToolVersion
 from services.tool_registry.domain.egress import read_rules
+from services.tool_registry.domain.openapi_document import DOCUMENT_BYTES_MAX, KEPT_BYTES_MAX
 from services.tool_registry.domain.source import DiscoveredTool, Source
 from services.tool_registry.sdk import OutcomeUnknown, Tool, ToolContext, ToolError
 from services.tool_registry.sdk.context import ResultTooLarge
@@ -50,6 +52,7 @@ class World:
 
     server: WebServer
     connector: HttpTools
+    helpers: Helpers
 
     @property
     def url(self) -> str:
@@ -102,6 +105,7 @@ async def world() -> AsyncIterator[World]:
         "/none": Reply(status=204),
         "/image": Reply(b"\x89PNG", headers={"Content-Type": "image/png"}),
         "/large": Reply(b"a" * (RESULT_BYTES_MAX + 1), headers={"Content-Type": "text/plain"}),
+        "/huge": Reply(b"a" * (DOCUMENT_BYTES_MAX + 1), headers=JSON),
         "/refuses": Reply(b"no such order " + b"x" * 5000, status=422),
         "/fails": Reply(status=500),
         "/moved": Reply(status=302, headers={"Location": "/json"}),
@@ -112,7 +116,8 @@ async def world() -> AsyncIterator[World]:
     async with web_server(pages(replies)) as server:
         rules = {"acme": read_rules(None, [f"127.0.0.1:{server.port}"])}
         egress = GuardedEgress(rules, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
-        yield World(server, HttpTools(egress))
+        async with Helpers() as helpers:
+            yield World(server, HttpTools(egress, helpers), helpers)
 
 
 async def test_an_endpoint_is_called(world: World) -> None:
@@ -186,7 +191,9 @@ async def test_a_call_that_was_never_sent_is_an_error_and_no_doubt(world: World)
     with pytest.raises(ToolError, match="may not be reached by tools"):
         await world.call(tool, store="other")
     rules = {"*": read_rules(None, ["127.0.0.1:9"])}
-    world.connector = HttpTools(GuardedEgress(rules, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)))
+    world.connector = HttpTools(
+        GuardedEgress(rules, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)), world.connector._helper
+    )
     with pytest.raises(ToolError, match="cannot be connected to"):
         await world.call(await world.endpoint("/", url="http://127.0.0.1:9/"))
     assert world.server.connections == 0
@@ -209,7 +216,8 @@ async def test_an_idempotency_key_is_of_the_store_and_the_call(world: World) -> 
     world.connector = HttpTools(
         GuardedEgress(
             {"*": read_rules(None, [f"127.0.0.1:{world.server.port}"])}, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        )
+        ),
+        world.helpers,
     )
     for store in ("acme", "acme", "other"):
         await world.call(tool, store=store)
@@ -324,7 +332,7 @@ async def test_a_document_that_cannot_be_fetched_makes_the_source_unreachable(wo
     with pytest.raises(InvalidField, match=r"neither JSON nor YAML|not an object"):
         await world.discover({"openApi": {"documentUrl": f"{world.url}/page"}})
     with pytest.raises(InvalidField, match="over the limit"):
-        await world.discover({"openApi": {"documentUrl": f"{world.url}/large"}})
+        await world.discover({"openApi": {"documentUrl": f"{world.url}/huge"}})
 
 
 async def test_a_call_goes_through_the_registry_like_any_other(world: World, database_url: str, tmp_path: Path) -> None:
@@ -383,8 +391,10 @@ async def test_a_fetched_document_does_not_say_where_secrets_go(world: World) ->
     """Whoever writes it, or comes to write it, would have them sent to a server that no admin has seen."""
     async with web_server(pages({})) as elsewhere:
         rules = {"acme": read_rules(None, [f"127.0.0.1:{port}" for port in (world.server.port, elsewhere.port)])}
-        connector = HttpTools(GuardedEgress(rules, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)))
-        theirs = World(world.server, connector)
+        connector = HttpTools(
+            GuardedEgress(rules, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)), world.connector._helper
+        )
+        theirs = World(world.server, connector, world.helpers)
         written = json.dumps(document(elsewhere.port, look="get")).encode()
         world.server.answer = lambda _: Reply(written, headers=JSON)
         fetched: dict[str, Any] = {"documentUrl": f"{world.url}/doc"}
@@ -428,3 +438,85 @@ async def test_a_body_of_many_things_is_bulk_wherever_they_are_in_it(
             for tool in ("plain", "counted")
         ]
         assert [verdict.approval_cause for verdict in verdicts] == ["bulk of 100", "bulk of 100", "bulk of 100", ""]
+
+
+def large_document(operations: int = 300) -> dict[str, Any]:
+    """A document over what is kept, of which each operation needs little, and one a parameter of another path."""
+    schemas = {
+        f"S{number}": {
+            "type": "object",
+            "properties": {"next": {"$ref": f"#/components/schemas/T{number}"}, "text": {"description": "x" * 9000}},
+        }
+        for number in range(operations)
+    } | {f"T{number}": {"type": "string", "maxLength": number + 1} for number in range(operations)}
+
+    def operation(number: int) -> dict[str, Any]:
+        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/S{number}"}}}
+        return {
+            "operationId": f"op{number}",
+            "parameters": [{"name": "q", "in": "query", "schema": {"type": "string"}}],
+            "requestBody": {"content": content},
+            "responses": {"200": {"description": "y" * 2000}},
+        }
+
+    paths: dict[str, Any] = {f"/{number}": {"post": operation(number)} for number in range(operations)}
+    paths["/0"]["post"]["parameters"] = [{"$ref": "#/paths/~17/post/parameters/0"}]
+    return {
+        "openapi": "3.0.0",
+        "servers": [{"url": "https://a.example"}],
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+
+
+async def test_of_a_large_document_what_was_chosen_is_kept(world: World, database_url: str, tmp_path: Path) -> None:
+    whole = json.dumps(large_document()).encode()
+    assert len(whole) > KEPT_BYTES_MAX
+    chosen = source_pb2.OpenApiConfig(document=whole, base_url=world.url, operation_ids=["op0", "op250"])
+    async with running(database_url, tmp_path, connectors=lambda *_: {KIND: world.connector}) as registry:
+        admin = registry.sources["acme", "root"]
+        config = source_pb2.SourceConfig(name="shop", open_api=chosen)
+        for _ in range(2):  # The same again is the same.
+            added = (await admin.AddSource(source_pb2.AddSourceRequest(config=config))).source
+        kept = json.loads(added.config.open_api.document)
+        assert list(kept["paths"]) == ["/0", "/250", "/7"]
+        assert set(kept["components"]["schemas"]) == {"S0", "T0", "S250", "T250"}
+        schemas = [json.loads(tool.definition.arguments_schema_json) for tool in added.tools]
+        assert [sorted(schema["properties"]) for schema in schemas] == [["body", "q"], ["body", "q"]]
+        assert schemas[1]["$defs"]["T250"] == {"type": "string", "maxLength": 251}
+        checked = await admin.CheckSource(source_pb2.CheckSourceRequest(name="shop"))
+        assert checked.source.state == source_pb2.SOURCE_STATE_READY
+    with pytest.raises(InvalidField, match="the limit is 200: choose some"):
+        await world.connector.prepared(
+            Source(
+                store_id="acme",
+                name="shop",
+                kind=KIND,
+                config=json.dumps({"openApi": {"document": encoded(whole)}}).encode(),
+            )
+        )
+
+
+async def test_a_large_document_is_read_from_its_url(world: World) -> None:
+    whole = json.dumps(large_document()).encode()
+    world.server.answer = lambda _: Reply(whole, headers=JSON)
+    config = {"documentUrl": f"{world.url}/doc", "baseUrl": world.url, "operationIds": ["op3"]}
+    (tool,) = await world.discover({"openApi": config})
+    assert tool.definition.name == "shop.op3"
+
+
+async def test_a_path_may_have_a_fixed_query(world: World) -> None:
+    written = {
+        "openapi": "3.0.0",
+        "paths": {"/json?method=look": {"get": {"operationId": "look", "parameters": [{"name": "q", "in": "query"}]}}},
+    }
+    (tool,) = await world.discover({"openApi": {"document": encoded(written), "baseUrl": world.url}})
+    await world.call(tool, {"q": "a b"})
+    assert world.server.asked[-1].target == "/json?method=look&q=a%20b"
+
+
+async def test_a_type_that_is_no_text_is_any_type(world: World) -> None:
+    parameter = {"name": "q", "in": "query", "schema": {"type": ["string", {"x": 1}, 5]}}
+    written = {"openapi": "3.1.0", "paths": {"/json": {"get": {"operationId": "look", "parameters": [parameter]}}}}
+    (tool,) = await world.discover({"openApi": {"document": encoded(written), "baseUrl": world.url}})
+    assert tool.definition.arguments_schema["properties"]["q"] == {"type": ["string"]}

@@ -397,7 +397,10 @@ class OpenApiConfig(_message.Message):
     SECRET_HEADERS_FIELD_NUMBER: _builtins.int
     OPERATION_IDS_FIELD_NUMBER: _builtins.int
     document: _builtins.bytes
-    """The document, JSON or YAML, at most 1 MiB. Give this or `document_url`."""
+    """The document, JSON or YAML, as large as a message may be. Of one over 1 MiB
+    only the chosen operations are kept, and what they refer to, which must be
+    less. Give this or `document_url`, whose document may have 16 MiB.
+    """
     document_url: _builtins.str
     """Where the document is."""
     base_url: _builtins.str

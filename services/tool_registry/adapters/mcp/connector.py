@@ -83,6 +83,9 @@ class McpConnector:
         self._close([session for pool in pools.values() for session in pool.sessions])
         await asyncio.gather(*self._closing)
 
+    async def prepared(self, source: Source) -> Source:
+        return source
+
     async def discover(self, source: Source) -> Sequence[DiscoveredTool]:
         async with self._place(source, "", _DISCOVERY, is_forced=True) as (session, _):
             tools = await session.tools(anew=True)
