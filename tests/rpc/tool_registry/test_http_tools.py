@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import ssl
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,107 +15,21 @@ from pawl.tool.v1 import source_pb2
 
 from services.errors import InvalidField, InvalidSchema, SourceUnreachable
 from services.tool_registry.adapters.egress import GuardedEgress
-from services.tool_registry.adapters.helpers import Helpers
 from services.tool_registry.adapters.http_tools import KIND, HttpTools
-from services.tool_registry.domain.definition import RESULT_BYTES_MAX, Category, Effect, ToolVersion
+from services.tool_registry.domain.definition import Category, Effect
 from services.tool_registry.domain.egress import read_rules
-from services.tool_registry.domain.openapi_document import DOCUMENT_BYTES_MAX, KEPT_BYTES_MAX
-from services.tool_registry.domain.source import DiscoveredTool, Source
-from services.tool_registry.sdk import OutcomeUnknown, Tool, ToolContext, ToolError
+from services.tool_registry.sdk import OutcomeUnknown, ToolError
 from services.tool_registry.sdk.context import ResultTooLarge
+from tests.rpc.tool_registry.http_world import JSON, SECRETS, World, document, encoded, http_world
 from tests.rpc.tool_registry.registry import content, outcome, running
-from tests.rpc.tool_registry.web_server import Reply, WebServer, pages, web_server
-
-SECRETS = {"token": "Bearer 0123456789abcdef", "broken": "0123456789\r\nX-Other: 1"}
-JSON = {"Content-Type": "application/json"}
-SCHEMA = {
-    "type": "object",
-    "properties": {"id": {"type": "string"}, "q": {"type": "string"}, "items": {"type": "array"}},
-    "required": ["id"],
-}
-
-
-def document(port: int, **operations: Any) -> dict[str, Any]:
-    """A document whose operations are all GET, at the path of their name."""
-    return {
-        "openapi": "3.1.0",
-        "servers": [{"url": f"http://127.0.0.1:{port}"}],
-        "paths": {f"/{name}": {method: {"operationId": name}} for name, method in operations.items()},
-    }
-
-
-@dataclass
-class World:
-    """A service, and a connector that may reach it."""
-
-    server: WebServer
-    connector: HttpTools
-    helpers: Helpers
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server.port}"
-
-    async def discover(self, config: dict[str, Any], *, store: str = "acme") -> list[DiscoveredTool]:
-        source = Source(store_id=store, name="shop", kind=KIND, config=json.dumps(config).encode())
-        return list(await self.connector.discover(source))
-
-    async def endpoint(self, path: str, method: str = "GET", **changes: Any) -> DiscoveredTool:
-        fields = {
-            "url": self.url + path,
-            "method": method,
-            "description": "Do.",
-            "argumentsSchemaJson": encoded(SCHEMA),
-        }
-        (tool,) = await self.discover({"httpEndpoint": fields | changes})
-        return tool
-
-    def tool(self, discovered: DiscoveredTool, **changes: Any) -> Tool[..., Any]:
-        """What the executor would be given."""
-        entry = ToolVersion(
-            store_id="acme",
-            definition=replace(discovered.definition, **changes),
-            version=1,
-            source=f"{KIND}:shop",
-            create_time=0,
-            binding=discovered.binding,
-        )
-        tool = self.connector.tool(entry)
-        assert tool is not None
-        return tool
-
-    async def call(self, discovered: DiscoveredTool, arguments: Any = None, *, store: str = "acme", **more: Any) -> Any:
-        context = ToolContext(store_id=store, call_id="call", _find_secret=SECRETS.__getitem__)
-        return await self.tool(discovered, **more)(arguments=arguments or {"id": "1"}, context=context)
-
-
-def encoded(value: Any) -> str:
-    return base64.b64encode(value if isinstance(value, bytes) else json.dumps(value).encode()).decode()
+from tests.rpc.tool_registry.web_server import Reply, pages, web_server
 
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
     """A service with some answers; only the store acme may reach it."""
-    replies = {
-        "/json": Reply(b'{"a": [1, 2.5, null]}', headers=JSON),
-        "/text": Reply("naïve".encode(), headers={"Content-Type": "text/plain"}),
-        "/not-json": Reply(b'{"a": NaN}', headers=JSON),
-        "/none": Reply(status=204),
-        "/image": Reply(b"\x89PNG", headers={"Content-Type": "image/png"}),
-        "/large": Reply(b"a" * (RESULT_BYTES_MAX + 1), headers={"Content-Type": "text/plain"}),
-        "/huge": Reply(b"a" * (DOCUMENT_BYTES_MAX + 1), headers=JSON),
-        "/refuses": Reply(b"no such order " + b"x" * 5000, status=422),
-        "/fails": Reply(status=500),
-        "/moved": Reply(status=302, headers={"Location": "/json"}),
-        "/inside": Reply(status=302, headers={"Location": "http://169.254.169.254/"}),
-        "/breaks": Reply(breaks=True),
-        "/page": Reply(b"<html>"),
-    }
-    async with web_server(pages(replies)) as server:
-        rules = {"acme": read_rules(None, [f"127.0.0.1:{server.port}"])}
-        egress = GuardedEgress(rules, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
-        async with Helpers() as helpers:
-            yield World(server, HttpTools(egress, helpers), helpers)
+    async with http_world() as world:
+        yield world
 
 
 async def test_an_endpoint_is_called(world: World) -> None:
@@ -404,119 +316,3 @@ async def test_a_fetched_document_does_not_say_where_secrets_go(world: World) ->
         base = f"http://127.0.0.1:{elsewhere.port}"
         for given in (fetched, fetched | secret | {"baseUrl": base}, {"document": encoded(written)} | secret):
             assert len(await theirs.discover({"openApi": given})) == 1
-
-
-async def test_a_body_of_many_things_is_bulk_wherever_they_are_in_it(
-    world: World, database_url: str, tmp_path: Path
-) -> None:
-    """A policy that calls a service safe has not said that it may be asked for a hundred things at once. HITL-2."""
-    written = {
-        "openapi": "3.1.0",
-        "servers": [{"url": world.url}],
-        "paths": {
-            f"/{name}": {
-                "post": {"operationId": name, "requestBody": {"content": {"application/json": {"schema": {}}}}}
-            }
-            for name in ("plain", "counted")
-        },
-    }
-    open_api = source_pb2.OpenApiConfig(document=json.dumps(written).encode())
-    safe = call_pb2.TOOL_CATEGORY_SAFE
-    policies = [
-        source_pb2.SourceToolPolicy(tool_name="*", category=safe),
-        source_pb2.SourceToolPolicy(tool_name="counted", category=safe, bulk_count="$.body.orders[*].lines"),
-    ]
-
-    async with running(database_url, tmp_path, connectors=lambda *_: {KIND: world.connector}) as registry:
-        config = source_pb2.SourceConfig(name="shop", open_api=open_api, policies=policies)
-        await registry.sources["acme", "root"].AddSource(source_pb2.AddSourceRequest(config=config))
-        many = {"body": {"orders": [{"id": number, "lines": [1]} for number in range(100)]}}
-        few = {"body": {"orders": [{"id": 1, "lines": [1, 2]}], "tags": ["a"] * 100}}
-        verdicts = [
-            await registry.check(f"shop.{tool}", arguments, call=f"{tool}{number}")
-            for number, arguments in enumerate((many, few))
-            for tool in ("plain", "counted")
-        ]
-        assert [verdict.approval_cause for verdict in verdicts] == ["bulk of 100", "bulk of 100", "bulk of 100", ""]
-
-
-def large_document(operations: int = 300) -> dict[str, Any]:
-    """A document over what is kept, of which each operation needs little, and one a parameter of another path."""
-    schemas = {
-        f"S{number}": {
-            "type": "object",
-            "properties": {"next": {"$ref": f"#/components/schemas/T{number}"}, "text": {"description": "x" * 9000}},
-        }
-        for number in range(operations)
-    } | {f"T{number}": {"type": "string", "maxLength": number + 1} for number in range(operations)}
-
-    def operation(number: int) -> dict[str, Any]:
-        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/S{number}"}}}
-        return {
-            "operationId": f"op{number}",
-            "parameters": [{"name": "q", "in": "query", "schema": {"type": "string"}}],
-            "requestBody": {"content": content},
-            "responses": {"200": {"description": "y" * 2000}},
-        }
-
-    paths: dict[str, Any] = {f"/{number}": {"post": operation(number)} for number in range(operations)}
-    paths["/0"]["post"]["parameters"] = [{"$ref": "#/paths/~17/post/parameters/0"}]
-    return {
-        "openapi": "3.0.0",
-        "servers": [{"url": "https://a.example"}],
-        "paths": paths,
-        "components": {"schemas": schemas},
-    }
-
-
-async def test_of_a_large_document_what_was_chosen_is_kept(world: World, database_url: str, tmp_path: Path) -> None:
-    whole = json.dumps(large_document()).encode()
-    assert len(whole) > KEPT_BYTES_MAX
-    chosen = source_pb2.OpenApiConfig(document=whole, base_url=world.url, operation_ids=["op0", "op250"])
-    async with running(database_url, tmp_path, connectors=lambda *_: {KIND: world.connector}) as registry:
-        admin = registry.sources["acme", "root"]
-        config = source_pb2.SourceConfig(name="shop", open_api=chosen)
-        for _ in range(2):  # The same again is the same.
-            added = (await admin.AddSource(source_pb2.AddSourceRequest(config=config))).source
-        kept = json.loads(added.config.open_api.document)
-        assert list(kept["paths"]) == ["/0", "/250", "/7"]
-        assert set(kept["components"]["schemas"]) == {"S0", "T0", "S250", "T250"}
-        schemas = [json.loads(tool.definition.arguments_schema_json) for tool in added.tools]
-        assert [sorted(schema["properties"]) for schema in schemas] == [["body", "q"], ["body", "q"]]
-        assert schemas[1]["$defs"]["T250"] == {"type": "string", "maxLength": 251}
-        checked = await admin.CheckSource(source_pb2.CheckSourceRequest(name="shop"))
-        assert checked.source.state == source_pb2.SOURCE_STATE_READY
-    with pytest.raises(InvalidField, match="the limit is 200: choose some"):
-        await world.connector.prepared(
-            Source(
-                store_id="acme",
-                name="shop",
-                kind=KIND,
-                config=json.dumps({"openApi": {"document": encoded(whole)}}).encode(),
-            )
-        )
-
-
-async def test_a_large_document_is_read_from_its_url(world: World) -> None:
-    whole = json.dumps(large_document()).encode()
-    world.server.answer = lambda _: Reply(whole, headers=JSON)
-    config = {"documentUrl": f"{world.url}/doc", "baseUrl": world.url, "operationIds": ["op3"]}
-    (tool,) = await world.discover({"openApi": config})
-    assert tool.definition.name == "shop.op3"
-
-
-async def test_a_path_may_have_a_fixed_query(world: World) -> None:
-    written = {
-        "openapi": "3.0.0",
-        "paths": {"/json?method=look": {"get": {"operationId": "look", "parameters": [{"name": "q", "in": "query"}]}}},
-    }
-    (tool,) = await world.discover({"openApi": {"document": encoded(written), "baseUrl": world.url}})
-    await world.call(tool, {"q": "a b"})
-    assert world.server.asked[-1].target == "/json?method=look&q=a%20b"
-
-
-async def test_a_type_that_is_no_text_is_any_type(world: World) -> None:
-    parameter = {"name": "q", "in": "query", "schema": {"type": ["string", {"x": 1}, 5]}}
-    written = {"openapi": "3.1.0", "paths": {"/json": {"get": {"operationId": "look", "parameters": [parameter]}}}}
-    (tool,) = await world.discover({"openApi": {"document": encoded(written), "baseUrl": world.url}})
-    assert tool.definition.arguments_schema["properties"]["q"] == {"type": ["string"]}

@@ -216,7 +216,9 @@ def test_the_base_url_comes_from_the_source_the_operation_or_the_place_of_the_do
     assert "give base_url" in left.reason
 
 
-@pytest.mark.parametrize("path", [".evil.example/a", "@evil.example", ":8080/a", "a", "/a?b?c", "/a#b", "/a\\b", "/a b"])
+@pytest.mark.parametrize(
+    "path", [".evil.example/a", "@evil.example", ":8080/a", "a", "/a?b?c", "/a#b", "/a\\b", "/a b"]
+)
 def test_a_path_that_would_change_the_host_is_left_out(path: str) -> None:
     document = {"openapi": "3.1.0", "servers": [{"url": "https://a.example"}], "paths": {path: {"get": {}}}}
     tools, (left,) = read(json.dumps(document))
