@@ -99,10 +99,7 @@ async def main(stop: Stop) -> None:
             service, source_store, secrets, egress, programs=_programs(settings), helpers=helpers
         )
         catalog = Catalog(book, sources={WORKER: hub, **connectors}, helper=helpers)
-        documents = PostgresDocumentBook(database)
-        builtin = await _builtin_tools(
-            service, settings, database=database, documents=documents, egress=egress, helpers=helpers
-        )
+        builtin = await _builtin_tools(service, settings, database=database, egress=egress, helpers=helpers)
         await catalog.load("builtin", builtin)
         for module in load_modules(module_names(settings.tools)):
             await catalog.load(f"module:{module.name}", module.tools)
@@ -143,7 +140,7 @@ async def main(stop: Stop) -> None:
         server.add(add_ToolServiceServicer_to_server, ToolServicer(catalog))
         server.add(add_RuleServiceServicer_to_server, RuleServicer(rules))
         server.add(add_AuditServiceServicer_to_server, AuditServicer(policy.log))
-        server.add(add_DocumentServiceServicer_to_server, DocumentServicer(Documents(documents)))
+        server.add(add_DocumentServiceServicer_to_server, DocumentServicer(Documents(PostgresDocumentBook(database))))
         server.add(add_SourceServiceServicer_to_server, SourceServicer(sources))
         server.add(add_WorkerServiceServicer_to_server, workers, drain_streams=True)
         server.add(add_ExecutionServiceServicer_to_server, execution, service_only=True, drain_streams=True)
@@ -155,7 +152,6 @@ async def _builtin_tools(
     settings: ToolRegistrySettings,
     *,
     database: Database,
-    documents: PostgresDocumentBook,
     egress: GuardedEgress,
     helpers: Helpers,
 ) -> list[Tool[..., Any]]:
@@ -168,7 +164,7 @@ async def _builtin_tools(
         *clock_tools(service.clock),
         *calculator_tools(),
         *planning_tools(PostgresPlanBook(database), service.ids),
-        *document_tools(documents),
+        *document_tools(PostgresDocumentBook(database)),
         *file_tools(FileFolders(settings.files_dir, file_limits, service.clock.now)),
         *mail_tools(mailer, service.clock, sender=settings.mail_from),
         *question_tools(),
