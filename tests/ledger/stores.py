@@ -220,6 +220,9 @@ class PostgresStore(Store):
             states = "SELECT store_id, run_id, loop_state FROM job_store.runs WHERE loop_state <> ''"
             for record in await connection.fetch(states):
                 found.loop_states[record["store_id"], record["run_id"]] = record["loop_state"]
+            for record in await connection.fetch("SELECT store_id, run_id, event_id, time FROM job_store.outbox"):
+                run_key = (record["store_id"], record["run_id"])
+                found.outbox[record["store_id"], record["event_id"]] = (run_key, record["time"])
         return found
 
 

@@ -25,11 +25,12 @@ from services.agent_loop.domain.options import RunDefaults
 from services.agent_loop.domain.run import Usage
 from services.chassis.ids import IdSource
 from services.chassis.lifecycle import Background
-from services.errors import PawlError
+from services.errors import PawlError, TooLarge
 from services.job_store.adapters.announcer import NatsAnnouncer
 from services.job_store.app.group_commit import GroupCommit
 from services.job_store.app.ledger import Ledger
 from services.job_store.app.sweeps import OfferSweep, QuarantineSweep
+from services.job_store.domain import inbox
 from services.job_store.domain.places import PlaceLimits
 from services.job_store.rpc.servicer import LedgerServicer
 from tests.fakes.virtual_time import VirtualClock
@@ -54,6 +55,11 @@ LIMITS = Limits(
     model_idle_timeout_seconds=10.0,
     top_up_timeout_seconds=50.0,
 )
+INBOX = inbox.Limits(commands_max=8, bytes_max=16 * 1024)
+STEP_BYTES_MAX = 6 * 1024
+MESSAGE_BYTES_MAX = 42 * 1024
+"""What is larger is refused by the server, as by gRPC. All three are as much smaller than in the product."""
+
 _QUEUE_MAX = 3
 _STORE_QUEUE_MAX = 6
 _CRASHES_MAX = 3
@@ -102,7 +108,9 @@ class JobStore:
             )
             background.start("offers", OfferSweep(ledger, clock).run)
             background.start("quarantine", QuarantineSweep(ledger, meter, clock).run)
-            self._servicer = LedgerServicer(ledger, queue_max=_QUEUE_MAX, store_queue_max=_STORE_QUEUE_MAX)
+            self._servicer = LedgerServicer(
+                ledger, queue_max=_QUEUE_MAX, store_queue_max=_STORE_QUEUE_MAX, inbox_limits=INBOX
+            )
             await asyncio.Event().wait()
 
     async def answer(self, method: str, request: Any) -> list[Any]:
@@ -140,6 +148,8 @@ class Channel:
         alive = [replica for replica in self._replicas if replica.process.alive] or self._replicas
         replica = alive[self._pick(len(alive))]
         data, kind = request.SerializeToString(), type(request)
+        if len(data) > MESSAGE_BYTES_MAX:
+            raise TooLarge(f"{method} of {len(data)} bytes")
         responses = await self._network.call(
             replica.process, method, lambda: replica.answer(method, kind.FromString(data))
         )
@@ -178,6 +188,7 @@ class AgentLoop:
             meter=Unmetered(),
             default_model="model",
             dialect=Dialect(),
+            step_bytes_max=STEP_BYTES_MAX,
         )
         self.worker = Worker(
             ids.new("wrk"),

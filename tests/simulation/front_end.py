@@ -127,7 +127,7 @@ class FrontEnd:
         call = offer.call
         await asyncio.sleep(self._draw.choice([0.1, 1.0, 8.0]) * self._draw.random())
         self._count += 1
-        content = msgspec.json.encode(f"shown {self._client_id} {self._count}")
+        content = msgspec.json.encode(f"shown {self._client_id} {self._count}" + "." * self._user.result_padding)
         frame = self._frame(
             ToolResult(
                 run_id=call.run_id,

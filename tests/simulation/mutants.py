@@ -12,35 +12,16 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 
+from tests.simulation.planted import OF_THE_LEDGER, REFERENCE_MODEL, Mutant
+
 # Far beyond what one takes, also on a machine that is busy with other things.
 _SECONDS_MAX = 900
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mutant:
-    """In `module`, `text` becomes `instead`; `checker` must see it within `seeds`."""
-
-    name: str
-    module: str
-    text: str
-    instead: str
-    checker: str
-    seeds: int = 200
-    also: tuple[tuple[str, str, str], ...] = ()
-
-    @property
-    def edits(self) -> tuple[tuple[str, str, str], ...]:
-        return ((self.module, self.text, self.instead), *self.also)
-
-
-REFERENCE_MODEL = "the reference model"
-"""It is asked by games of tests/ledger, not by the simulation; `seeds` are theirs."""
 
 _COMMIT = "services.job_store.domain.commit"
 _COMMAND = "services.job_store.domain.command"
@@ -383,20 +364,7 @@ MUTANTS = (
         instead="epoch=run.epoch, claim_at=None",
         checker=REFERENCE_MODEL,
     ),
-    Mutant(
-        name="inboxes_take_one_message_too_many",
-        module="services.job_store.domain.inbox",
-        text="if run.steers_waiting >= limits.commands_max or",
-        instead="if run.steers_waiting > limits.commands_max or",
-        checker=REFERENCE_MODEL,
-    ),
-    Mutant(
-        name="messages_wait_no_longer_once_they_are_read",
-        module=_COMMIT,
-        text="steers_waiting=max(0, run.steers_waiting - len(steers)),",
-        instead="steers_waiting=max(0, run.steers_waiting - len(self.consumed)),",
-        checker=REFERENCE_MODEL,
-    ),
+    *OF_THE_LEDGER,
 )
 
 

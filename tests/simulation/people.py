@@ -50,6 +50,7 @@ class User:
         self.network = Network(world.chance, world.history, name)
         self.conversation_id = f"conv_{name}"
         self.done = False
+        self.result_padding = 0
         self._has_front_end = front_end
         self._attention = self.draw.choice([0.05, 0.5, 0.9])
         # Some add to a budget that is not used up: while the model writes, too.
@@ -61,13 +62,13 @@ class User:
         """Bring messages for a while, then see to it that every run ends."""
         more = self.draw.choice([0, 1, 2, 3])
         await asyncio.sleep(8.0 * self.draw.random() ** 2)
-        await self._bring(ActiveRunPolicy.QUEUE)
+        await self.bring(ActiveRunPolicy.QUEUE)
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(0.3 + 2.0 * self.draw.random())
             if more and not self.world.chance.calm and self.draw.random() < 0.3:
                 more -= 1
-                await self._bring(self.draw.choice(_POLICIES))
+                await self.bring(self.draw.choice(_POLICIES))
             await self._tend()
             if self.world.chance.calm and len(self.ended) == len(self.run_ids):
                 break
@@ -75,14 +76,15 @@ class User:
                 break
         self.done = True
 
-    async def _bring(self, policy: ActiveRunPolicy) -> None:
+    async def bring(self, policy: ActiveRunPolicy, *, padding: int = 0) -> None:
+        """Bring a message, perhaps a long one."""
         self._count += 1
         name = f"{self.name}x{self._count}"
         message = Message(
             user_id=self.name,
             request_id=f"req_{name}",
             conversation_id=self.conversation_id,
-            text=f"plan-{name} please",
+            text=f"plan-{name} please" + "." * padding,
             plan=name,
             policy=policy.value,
         )
@@ -100,12 +102,14 @@ class User:
         await asyncio.gather(*(self._submit(message, asked, policy) for _ in range(times)))
 
     async def _submit(self, message: Message, asked: AskedOptions, policy: ActiveRunPolicy) -> None:
+        count, conversation_id = self._count, self.conversation_id
+
         async def work(agent: AgentLoop) -> RunView:
             if policy is ActiveRunPolicy.STEER:
                 run, message.steered = await agent.messages.send(
                     self.caller,
                     request_id=message.request_id,
-                    conversation_id=self.conversation_id,
+                    conversation_id=conversation_id,
                     text=message.text,
                     asked=asked,
                     policy=policy,
@@ -114,7 +118,7 @@ class User:
             return await agent.messages.start(
                 self.caller,
                 request_id=message.request_id,
-                conversation_id=self.conversation_id if self._count > 1 else "",
+                conversation_id=conversation_id if count > 1 else "",
                 text=message.text,
                 asked=asked,
                 policy=policy,
@@ -215,7 +219,7 @@ class User:
         await self._send(sent, lambda agent: agent.inbox.decide(caller, command_id, decision))
 
     async def _return(self, caller: Caller, call: CallView, command_id: str) -> None:
-        content = msgspec.json.encode(f"result {command_id}")
+        content = msgspec.json.encode(f"result {command_id}" + "." * self.result_padding)
         result = ToolResult(
             run_id=call.run_id, call_id=call.call_id, content_json=content, is_error=False, offer_epoch=0
         )

@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from tests.simulation import agents, budgets, process
+from tests.simulation import agents, budgets, days, process, talkers
 from tests.simulation.chance import Chance
 from tests.simulation.checkers import CHECKERS
 from tests.simulation.front_end import FrontEnd, Reader
@@ -73,7 +73,8 @@ async def _play(seed: int, history: History) -> Verdict:
     users = _users(world)
     trouble = loop.create_task(Trouble(world).make())
     lives = [loop.create_task(user.live()) for user in users]
-    beside = [loop.create_task(other.live()) for other in (*_others(users), *_approvers(world), Operator(world))]
+    others = (*_others(users), *_approvers(world), *talkers.of(users), Operator(world))
+    beside = [loop.create_task(other.live()) for other in others]
     await trouble
     await asyncio.wait(lives)
     for task in lives:
@@ -92,6 +93,8 @@ async def _play(seed: int, history: History) -> Verdict:
     for checker in (*CHECKERS, *budgets.CHECKERS, *agents.CHECKERS):
         for text in checker(record):
             history.violation(checker.__name__, text)
+    for text in await days.what_is_old_goes(world.tables, chance):
+        history.violation(days.what_is_old_goes.__name__, text)
     verdict = Verdict(
         seed=seed,
         violations=tuple(history.violations),

@@ -29,7 +29,7 @@ from services.errors import DependencyUnavailable, PawlError
 from services.job_store.app.ports import GroupConflict, LiveEvent, Operation, Written
 from services.job_store.domain.book import Book, Names
 from services.job_store.domain.commit import Commit
-from services.job_store.domain.events import Event
+from services.job_store.domain.events import Event, RunChanged
 from services.job_store.domain.rows import (
     CallKey,
     CallRow,
@@ -64,6 +64,8 @@ class Tables:
     loop_states: dict[RunKey, bytes] = field(default_factory=dict)
     messages: dict[ConversationKey, list[MessageRow]] = field(default_factory=dict)
     events: dict[RunKey, list[bytes]] = field(default_factory=dict)
+    outbox: dict[tuple[str, str], tuple[RunKey, datetime]] = field(default_factory=dict)
+    """Life-cycle events by store and id; nothing relays them while the simulation runs."""
 
     def calls_of(self, key: RunKey) -> list[CallRow]:
         """Return the calls of a run in call order."""
@@ -236,6 +238,8 @@ def store(tables: Tables, book: Book, events: Iterable[tuple[Event, bytes]]) -> 
         log = tables.events.setdefault((event.store_id, event.run_id), [])
         assert len(log) + 1 == event.seq, "seqs are unique and without gaps"
         log.append(payload)
+        if isinstance(event.happening, RunChanged):
+            tables.outbox[event.store_id, event.event_id] = ((event.store_id, event.run_id), event.time)
 
 
 def _endings(tables: Tables, named: Sequence[Names]) -> Counter[ConversationKey]:

@@ -1,0 +1,111 @@
+"""The weeks after a simulation: nothing happens but the retention sweep, with a bus that stays away, or comes back.
+
+One step of the sweep may fail for ever, as by a statement that takes too long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from copy import copy
+from dataclasses import fields
+from datetime import UTC, datetime, timedelta
+
+from services.errors import DependencyUnavailable
+from services.job_store.app.sweeps import Retention, RetentionSweep
+from services.job_store.domain.rows import RunRow
+from tests.fakes.virtual_time import VirtualClock
+from tests.simulation.chance import Chance
+from tests.simulation.store import Tables
+
+_DAY = timedelta(days=1)
+_KEEP = Retention(
+    requests_seconds=2 * _DAY.total_seconds(),
+    unsent_seconds=_DAY.total_seconds(),
+    sent_seconds=_DAY.total_seconds(),
+    events_seconds=7 * _DAY.total_seconds(),
+    conversations_seconds=30 * _DAY.total_seconds(),
+    interval_seconds=600.0,
+)
+_STEPS = ("", "", "remove_requests", "remove_unsent", "remove_sent", "trim_logs")
+
+
+class MemoryAttic:
+    """See `ports.Attic`, over the tables of a simulation at a time of its own. The step `broken` always fails."""
+
+    def __init__(self, tables: Tables, time: datetime, broken: str) -> None:
+        self.tables = tables
+        self.time = time
+        self._broken = broken
+
+    async def remove_requests(self, *, older_than_seconds: float, rows_max: int) -> int:
+        begin = self._begin("remove_requests", older_than_seconds)
+        old = [key for key, row in self.tables.requests.items() if row.create_time < begin][:rows_max]
+        for key in old:
+            del self.tables.requests[key]
+        return len(old)
+
+    async def remove_unsent(self, *, older_than_seconds: float, rows_max: int) -> int:
+        begin = self._begin("remove_unsent", older_than_seconds)
+        old = [key for key, (_, time) in self.tables.outbox.items() if time < begin][:rows_max]
+        for key in old:
+            del self.tables.outbox[key]
+        return len(old)
+
+    async def remove_sent(self, *, older_than_seconds: float, rows_max: int) -> int:
+        self._begin("remove_sent", older_than_seconds)
+        return 0
+
+    async def trim_logs(self, *, older_than_seconds: float, events_max: int) -> int:
+        begin = self._begin("trim_logs", older_than_seconds)
+        untold = {key for key, _ in self.tables.outbox.values()}
+        events = self.tables.events
+        old = [row for row in self._ended_before(begin) if len(events[row.key]) > 1 and row.key not in untold][:100]
+        for row in old:
+            events[row.key] = events[row.key][-1:]
+        return len(old)
+
+    async def remove_conversations(self, *, older_than_seconds: float, rows_max: int) -> int:
+        begin, tables = self._begin("remove_conversations", older_than_seconds), self.tables
+        idle = [row for row in tables.conversations.values() if row.active_run_id is None and row.update_time < begin]
+        for row in idle[:rows_max]:
+            del tables.conversations[row.store_id, row.conversation_id]
+            for run in [run for run in tables.runs.values() if run.conversation_id == row.conversation_id]:
+                del tables.runs[run.key], tables.events[run.key]
+        return min(len(idle), rows_max)
+
+    def _begin(self, step: str, older_than_seconds: float) -> datetime:
+        if step == self._broken:
+            raise DependencyUnavailable("a statement took too long")
+        return self.time - timedelta(seconds=older_than_seconds)
+
+    def _ended_before(self, begin: datetime) -> Iterator[RunRow]:
+        return (row for row in self.tables.runs.values() if row.end_time is not None and row.end_time < begin)
+
+
+async def what_is_old_goes(tables: Tables, chance: Chance) -> list[str]:
+    """Let 40 days pass over a copy of the tables; return what is there that should have gone by then."""
+    draw = chance.stream("days")
+    broken, has_bus = draw.choice(_STEPS), draw.random() < 0.5
+    copied = Tables(**{field.name: copy(getattr(tables, field.name)) for field in fields(Tables)})
+    begin = max((row.update_time for row in tables.conversations.values()), default=datetime.now(UTC))
+    attic = MemoryAttic(copied, begin, broken)
+    sweep = RetentionSweep(attic, VirtualClock(), _KEEP)
+    found = []
+    for day in range(40):
+        attic.time = begin + day * _DAY
+        if has_bus:
+            copied.outbox.clear()
+        with suppress(DependencyUnavailable):
+            # If it ends, it is started again.
+            await sweep.sweep()
+        waits_for_bus = broken == "remove_unsent" and not has_bus
+        if day == 9 and broken != "trim_logs" and not waits_for_bus:
+            found += [f"run {key[1]} has its whole log" for key, log in copied.events.items() if len(log) > 1]
+        if day == 9 and copied.outbox and not waits_for_bus:
+            found.append(f"{len(copied.outbox)} events still wait for the bus")
+    if copied.conversations or copied.runs:
+        found.append(f"{len(copied.conversations)} conversations are still there")
+    if copied.requests and broken != "remove_requests":
+        found.append(f"{len(copied.requests)} requests are still there")
+    return found

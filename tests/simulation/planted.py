@@ -1,0 +1,73 @@
+"""A fault to be planted, and those of the bounds of the ledger: of inboxes, and of what is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """In `module`, `text` becomes `instead`; `checker` must see it within `seeds`."""
+
+    name: str
+    module: str
+    text: str
+    instead: str
+    checker: str
+    seeds: int = 200
+    also: tuple[tuple[str, str, str], ...] = ()
+
+    @property
+    def edits(self) -> tuple[tuple[str, str, str], ...]:
+        return ((self.module, self.text, self.instead), *self.also)
+
+
+REFERENCE_MODEL = "the reference model"
+"""It is asked by games of tests/ledger, not by the simulation; `seeds` are theirs."""
+
+_COMMIT = "services.job_store.domain.commit"
+
+OF_THE_LEDGER = (
+    Mutant(
+        name="inboxes_take_one_message_too_many",
+        module="services.job_store.domain.inbox",
+        text="if run.steers_waiting >= limits.commands_max or",
+        instead="if run.steers_waiting > limits.commands_max or",
+        checker=REFERENCE_MODEL,
+    ),
+    Mutant(
+        name="messages_wait_no_longer_once_they_are_read",
+        module=_COMMIT,
+        text="steers_waiting=max(0, run.steers_waiting - len(steers)),",
+        instead="steers_waiting=max(0, run.steers_waiting - len(self.consumed)),",
+        checker=REFERENCE_MODEL,
+    ),
+    Mutant(
+        name="inboxes_have_no_end",
+        module="services.job_store.domain.inbox",
+        text="if run.steers_waiting >= limits.commands_max or size_bytes > limits.bytes_max:",
+        instead="if False:",
+        checker="no_crash",
+    ),
+    Mutant(
+        name="inboxes_are_taken_at_once",
+        module="services.agent_loop.domain.planning",
+        text="    if count == len(commands):",
+        instead="    if True:",
+        checker="no_crash",
+    ),
+    Mutant(
+        name="a_step_of_the_sweep_stops_the_others",
+        module="services.job_store.app.sweeps",
+        text="        except Exception:  # noqa: BLE001  # the next sweep tries it again\n",
+        instead="        except ZeroDivisionError:\n",
+        checker="what_is_old_goes",
+    ),
+    Mutant(
+        name="what_the_bus_did_not_take_waits_for_ever",
+        module="services.job_store.app.sweeps",
+        text="        await self._empty(attic.remove_unsent, keep.unsent_seconds, rows_max=_SENT_BATCH)\n",
+        instead="",
+        checker="what_is_old_goes",
+    ),
+)

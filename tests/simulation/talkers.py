@@ -1,0 +1,37 @@
+"""Users who talk at length into a run that does not listen: its inbox comes near its bounds, in number and in bytes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from services.agent_loop.app.public_values import ActiveRunPolicy
+from tests.simulation.people import STORE, User
+
+_TALKATIVE = 0.3
+_LENGTHS = (0, 2500, 5000)
+
+
+class Talker:
+    """Sends bursts of messages into the active run of a user, who also gives long results from then on."""
+
+    def __init__(self, user: User) -> None:
+        self._user = user
+        self._draw = user.world.chance.stream("talker", user.name)
+        user.result_padding = self._draw.choice([0, 15_000])
+
+    async def live(self) -> None:
+        """Talk until the simulation calms down."""
+        user = self._user
+        while not user.world.chance.calm and not user.done:
+            await asyncio.sleep(6.0 * self._draw.random())
+            length = self._draw.choice(_LENGTHS)
+            for _ in range(self._draw.randrange(4, 20)):
+                conversation = user.world.tables.conversations.get((STORE, user.conversation_id))
+                if conversation is None or conversation.active_run_id is None:
+                    break
+                await user.bring(ActiveRunPolicy.STEER, padding=length)
+
+
+def of(users: list[User]) -> list[Talker]:
+    """Return the talkers among some users."""
+    return [Talker(user) for user in users if user.world.chance.stream("talks", user.name).random() < _TALKATIVE]
