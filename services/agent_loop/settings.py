@@ -8,7 +8,15 @@ from msgspec.structs import replace
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from services.agent_loop.domain.history import ReasoningEcho
-from services.agent_loop.domain.limits import OF_TOOLS, TOKENS_MAX, Limits, read_ceilings
+from services.agent_loop.domain.limits import (
+    CONTEXT_BYTES_MIN,
+    IDENTICAL_CALLS_MIN,
+    OF_TOOLS,
+    RESULT_BYTES_MIN,
+    TOKENS_MAX,
+    Limits,
+    read_ceilings,
+)
 from services.agent_loop.domain.options import APPROVALS_MAX, INSTRUCTIONS_BYTES_MAX, RunDefaults
 from services.chassis.settings import ListenAddress, PeerAddresses, ServiceSettings
 
@@ -55,19 +63,19 @@ class AgentLoopSettings(ServiceSettings):
 
     rounds_max: int = Field(default=10, ge=1, le=1000)
     calls_per_round_max: int = Field(default=20, ge=1, le=1000)
-    identical_calls_max: int = Field(default=4, ge=2)
+    identical_calls_max: int = Field(default=4, ge=IDENTICAL_CALLS_MIN)
     tool_timeout_seconds: float = Field(default=10.0, gt=0)
     round_timeout_seconds: float = Field(default=120.0, gt=0)
     run_timeout_seconds: float = Field(default=300.0, gt=0)
     model_headers_timeout_seconds: float = Field(default=30.0, gt=0)
     model_idle_timeout_seconds: float = Field(default=45.0, gt=0)
     model_attempts_max: int = Field(default=4, ge=1, le=20)
-    result_bytes_per_round_max: int = Field(default=51_200, ge=1024)
+    result_bytes_per_round_max: int = Field(default=51_200, ge=RESULT_BYTES_MIN)
     approval_expiry_seconds: float = Field(default=900.0, gt=0)
     approvals_required: int = Field(default=1, ge=1, le=APPROVALS_MAX)
     offer_deadline_seconds: float = Field(default=600.0, gt=0)
     answer_timeout_seconds: float = Field(default=86_400.0, gt=0)
-    context_bytes_max: int = Field(default=400_000, ge=10_000)
+    context_bytes_max: int = Field(default=400_000, ge=CONTEXT_BYTES_MIN)
     total_tokens_max: int = Field(default=0, ge=0, le=TOKENS_MAX)
     topped_up_tokens_max: int = Field(default=0, ge=0, le=TOKENS_MAX)
     top_up_timeout_seconds: float = Field(default=86_400.0, gt=0)

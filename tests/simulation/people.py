@@ -251,7 +251,7 @@ class User:
         waits = run_pb2.WAIT_KIND_BUDGET in document.waits
         if not document.token_budget or self.purse.random() > (0.4 if waits else self._generosity):
             return
-        command_id, tokens = f"top_{self.name}_{self._next()}", self.purse.choice([1, 20, 150])
+        command_id, tokens = f"top_{self.name}_{self._next()}", self.purse.choice([1, 200, 1500])
         if self.purse.random() < 0.1:
             await self._top_up(_STRANGER, run.run_id, f"{command_id}_stranger", tokens)
         times = 2 if self.purse.random() < 0.2 else 1
@@ -373,5 +373,5 @@ def budget_limits(draw: random.Random) -> dict[str, float]:
     """Return the limits of a run that has a budget, with a ceiling or not; most have none."""
     if draw.random() < 0.6:
         return {}
-    limits: dict[str, float] = {"total_tokens_max": draw.choice([1, 20, 60, 150])}
-    return limits if draw.random() < 0.5 else limits | {"topped_up_tokens_max": 200}
+    limits: dict[str, float] = {"total_tokens_max": draw.choice([1, 200, 600, 1500])}
+    return limits if draw.random() < 0.5 else limits | {"topped_up_tokens_max": 2000}

@@ -68,7 +68,12 @@ class ModelCall:
 
     async def stream(self, request: ModelRequest, random: Randomness) -> ModelAnswer | ModelFailed:
         """Return the whole answer, or how the call failed."""
-        self._prompt_bytes = len(msgspec.json.encode((request.messages, request.tools)))
+        prompt_bytes = len(msgspec.json.encode((request.messages, request.tools)))
+        prompt_tokens = budget.estimate(prompt_bytes)
+        if needed := budget.needed(self._state, prompt_tokens):
+            return ModelFailed(error=budget.TOO_LITTLE, answer=self.answer(), jitter=random(), tokens_needed=needed)
+        self._prompt_bytes = prompt_bytes
+        request = replace(request, output_tokens_max=budget.output_tokens_max(self._state, prompt_tokens))
         try:
             async with aclosing(self._model.stream(request)) as pieces:
                 async for piece in pieces:
@@ -144,7 +149,6 @@ def request_of(state: State, tools: Sequence[Tool], *, default_model: str, diale
         model=options.model or default_model,
         messages=(),
         temperature=options.temperature,
-        output_tokens_max=budget.output_tokens_max(state),
         headers_timeout_seconds=limits.model_headers_timeout_seconds,
         idle_timeout_seconds=limits.model_idle_timeout_seconds,
         deadline_seconds=max(0.1, limits.round_timeout_seconds - state.round_active_seconds),

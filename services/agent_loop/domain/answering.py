@@ -12,7 +12,7 @@ from services.agent_loop.domain.call import Call, CallState
 from services.agent_loop.domain.event import OwnerEvent, RoundEnded, RoundRetrying, Warned
 from services.agent_loop.domain.fact import ModelAnswered, ModelCut, ModelFailed, Shown
 from services.agent_loop.domain.failure import FailureClass
-from services.agent_loop.domain.loop_state import LoopState
+from services.agent_loop.domain.loop_state import LoopState, OpenModelCall
 from services.agent_loop.domain.message import Message, Role
 from services.agent_loop.domain.model import CONTENT_FILTER, EMPTY_ANSWER, UsageReport
 from services.agent_loop.domain.run import RunFailure, Usage
@@ -69,6 +69,8 @@ def failed(state: State, fact: ModelFailed) -> tuple[State, tuple[OwnerEvent, ..
     opened = state.loop.model_call
     if opened is None:
         return state, ()
+    if fact.tokens_needed:
+        return _not_made(state, opened, fact.tokens_needed)
     limits = state.run.options.limits
     written = text.clean(fact.answer.text)
     loop = replace(state.loop, partial_text=written or state.loop.partial_text)
@@ -103,6 +105,13 @@ def failed(state: State, fact: ModelFailed) -> tuple[State, tuple[OwnerEvent, ..
         usage_before=state.run.usage,
     )
     return replace(state, loop=replace(loop, model_call=again), model_starts_in=delay), (event,)
+
+
+def _not_made(state: State, opened: OpenModelCall, tokens_needed: int) -> tuple[State, tuple[OwnerEvent, ...]]:
+    """Return the state with a call held back that costs more than what is left."""
+    held = replace(opened, held=True, tokens_needed=tokens_needed)
+    state = replace(state, loop=replace(state.loop, model_call=held), model_starts_in=None)
+    return state, (Warned(reason=retry.BUDGET_EXHAUSTED, message=budget.said_of_need(state)),)
 
 
 def cut(state: State, fact: ModelCut) -> State:

@@ -21,6 +21,14 @@ _BYTES_PER_TOKEN: Final = 3
 _CUT_SHORT: Final = frozenset({"length", "max_tokens"})
 
 
+TOO_LITTLE: Final = Problem(
+    reason=BUDGET_EXHAUSTED,
+    failure_class=FailureClass.LIMIT,
+    retryable=True,
+    message="What is left of the token budget is less than the request costs.",
+)
+
+
 def tokens(state: State) -> int:
     """Return what the run may use, top-ups included; 0 if it has no budget."""
     tokens_max = state.run.options.limits.total_tokens_max
@@ -34,8 +42,9 @@ def left(state: State) -> int | None:
 
 
 def is_used_up(state: State) -> bool:
-    """Return whether the model must not be called."""
-    return left(state) == 0
+    """Return whether the model must not be called: nothing is left, or less than the open call needs."""
+    rest, opened = left(state), state.loop.model_call
+    return rest is not None and rest < max(1, opened.tokens_needed if opened else 0)
 
 
 def ends_run(state: State) -> bool:
@@ -46,15 +55,33 @@ def ends_run(state: State) -> bool:
 def failure(state: State) -> RunFailure:
     """Return why the run fails when it does not wait for a top-up."""
     message = f"The run has used up its budget of {tokens(state)} tokens."
+    if left(state):
+        message = said_of_need(state)
     return RunFailure(failure_class=FailureClass.LIMIT, reason=BUDGET_EXHAUSTED, message=message)
 
 
-def output_tokens_max(state: State) -> int | None:
-    """Return how many tokens the next answer may have: what was asked for, or what is left if that is less."""
+def needed(state: State, prompt_tokens: int) -> int:
+    """Return what a call needs that cannot be made with what is left, its prompt and one token; 0 if it can be."""
+    rest = left(state)
+    return prompt_tokens + 1 if rest is not None and rest <= prompt_tokens else 0
+
+
+def said_of_need(state: State) -> str:
+    """Return why the open call is not made, for people."""
+    need = state.loop.model_call.tokens_needed if state.loop.model_call else 0
+    return (
+        f"The next model call needs about {need} tokens, the descriptions of tools included; "
+        f"{left(state)} are left of the budget of {tokens(state)}."
+    )
+
+
+def output_tokens_max(state: State, prompt_tokens: int) -> int | None:
+    """Return how many tokens the next answer may have: what was asked for, or what the prompt leaves of the budget."""
     asked, rest = state.run.options.output_tokens_max, left(state)
     if rest is None:
         return asked
-    return max(1, rest if asked is None else min(asked, rest))
+    rest = max(1, rest - prompt_tokens)
+    return rest if asked is None else min(asked, rest)
 
 
 def cut_short(state: State, answer: ModelAnswer, output_tokens_max: int | None) -> Problem | None:

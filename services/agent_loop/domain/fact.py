@@ -45,11 +45,15 @@ class ModelAnswered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelFailed(msgspec.Struct, frozen=True, kw_only=True):
-    """The model call failed after it had written `answer`; `jitter` is from 0 to 1."""
+    """The model call failed after it had written `answer`; `jitter` is from 0 to 1.
+
+    `tokens_needed`: it was not made, because so many tokens are more than what is left.
+    """
 
     error: Problem
     answer: ModelAnswer
     jitter: float
+    tokens_needed: int = 0
     shown: Shown = field(default_factory=Shown)
 
 

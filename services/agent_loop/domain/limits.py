@@ -14,6 +14,20 @@ from services.errors import InvalidField
 TOKENS_MAX: Final = 2**53
 """Most tokens that a budget can have."""
 
+CONTEXT_BYTES_MIN: Final = 10_000
+"""Fewest bytes of history: below it there is no room for a summary and the message that it is for."""
+
+RESULT_BYTES_MIN: Final = 1024
+"""Fewest bytes of the results of a round: below it a cut result is little more than the note that says so."""
+
+IDENTICAL_CALLS_MIN: Final = 2
+"""With 1, the first call of any tool would be a loop."""
+
+_SMALLEST: Final = {
+    "context_bytes_max": CONTEXT_BYTES_MIN,
+    "result_bytes_per_round_max": RESULT_BYTES_MIN,
+    "identical_calls_max": IDENTICAL_CALLS_MIN,
+}
 _NONE_IS_ZERO: Final = frozenset({"total_tokens_max", "topped_up_tokens_max"})
 _MAY_BE_ZERO: Final = frozenset({"agent_depth_max"})
 OF_TOOLS: Final = ("tool_timeout_seconds_max", "answer_timeout_seconds_max")
@@ -50,7 +64,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         `asked` has the fields that are present, by name.
 
         Raises:
-            InvalidField: a value is not positive, or above its ceiling.
+            InvalidField: a value is not positive, above its ceiling, or too small to work with.
         """
         for name, value in asked.items():
             ceiling = getattr(ceilings, name)
@@ -59,6 +73,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             may_be_zero = is_open or name in _MAY_BE_ZERO
             if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_zero):
                 raise InvalidField(f"limits.{name} must be above 0", field=f"options.limits.{name}")
+            if value < (smallest := _SMALLEST.get(name, 0)):
+                raise InvalidField(f"limits.{name} must be at least {smallest}", field=f"options.limits.{name}")
             if value > most:
                 raise InvalidField(f"limits.{name} may be at most {most:g} here", field=f"options.limits.{name}")
         return replace(self, **{name: type(getattr(self, name))(value) for name, value in asked.items()})

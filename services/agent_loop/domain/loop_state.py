@@ -26,6 +26,7 @@ class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
     is 0 unless the call writes a summary. `usage_before` is what the run had used
     before this attempt: while it is open, the run's usage has an estimate of it.
     `held`: the attempt is not made before the token budget is raised.
+    `tokens_needed` is what its request was found to cost where the budget had less.
     `empty_answers` counts those failures in which the model said nothing.
     """
 
@@ -37,6 +38,7 @@ class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
     usage_before: Usage = field(default_factory=Usage)
     held: bool = False
     empty_answers: int = 0
+    tokens_needed: int = 0
 
     @property
     def summary(self) -> bool:

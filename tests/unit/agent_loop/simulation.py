@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from services.agent_loop.domain import history, planning, proposals, step
+from services.agent_loop.domain import budget, history, planning, proposals, step
 from services.agent_loop.domain.assembly import ModelAnswer, RawCall
 from services.agent_loop.domain.call import (
     Call,
@@ -269,6 +269,13 @@ class Simulation:
             reason="STREAM_TRUNCATED", failure_class=FailureClass.PROVIDER, retryable=True, message="It broke off."
         )
         self.facts.append(ModelFailed(error=error, answer=broken, jitter=0.5))
+        self.turn()
+
+    def needs(self, tokens: int) -> None:
+        """The call that is to be made costs more than what is left."""
+        self.under_way.remove(MODEL)
+        nothing = replace(answer(), usage=UsageReport())
+        self.facts.append(ModelFailed(error=budget.TOO_LITTLE, answer=nothing, jitter=0.5, tokens_needed=tokens))
         self.turn()
 
     def ends(self, call_id: str, ended: ExecutionResult = OK) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from services.agent_loop.app.model_call import request_of
 from services.agent_loop.domain import budget, loop_state
 from services.agent_loop.domain.command import Steer
-from services.agent_loop.domain.event import RoundEnded, RoundRetrying, RoundStarted
+from services.agent_loop.domain.event import RoundEnded, RoundRetrying, RoundStarted, Warned
 from services.agent_loop.domain.failure import FailureClass
-from services.agent_loop.domain.history import Dialect
 from services.agent_loop.domain.limits import CEILINGS, TOKENS_MAX, Limits, read_ceilings
 from services.agent_loop.domain.model import UsageReport
 from services.agent_loop.domain.retry import BUDGET_EXHAUSTED
@@ -241,8 +239,35 @@ class TestTheCallInFlight:
         options = RunOptions(limits=Limits(total_tokens_max=tokens), output_tokens_max=asked)
         run = Simulation([], options)
         run.turn()
-        request = request_of(run.base, (), default_model="m", dialect=Dialect())
-        assert request.output_tokens_max == sent
+        assert budget.output_tokens_max(run.base, 0) == sent
+
+    @pytest.mark.parametrize(("prompt", "sent"), [(0, 100), (40, 60), (98, 2), (99, 1)])
+    def test_its_prompt_is_reserved_before_its_answer(self, prompt: int, sent: int) -> None:
+        run = with_budget(100)
+        assert budget.needed(run.base, prompt) == 0
+        assert budget.output_tokens_max(run.base, prompt) == sent
+
+    def test_a_call_that_costs_more_than_what_is_left_is_not_made(self) -> None:
+        """I18: descriptions of tools are part of what a request costs."""
+        run = with_budget(100)
+        assert budget.needed(run.base, 100) == 101
+        run.needs(101)
+        assert (run.run.state, run.run.waits, run.parked) == (RunState.WAITING, (WaitKind.BUDGET,), True)
+        assert run.run.usage == Usage()
+        (told,) = [event for event in run.told if isinstance(event, Warned)]
+        assert told.message.startswith("The next model call needs about 101 tokens")
+        run.is_taken_over()
+        assert state(run) is RunState.WAITING
+        run.tops_up(1)
+        assert (run.under_way, run.base.loop.model_call and run.base.loop.model_call.attempt) == ({MODEL}, 1)
+
+    def test_or_the_run_fails_and_says_what_it_would_cost(self) -> None:
+        run = with_budget(100, policy=FAIL)
+        run.needs(5721)
+        assert run.run.state is RunState.FAILED
+        assert run.run.failure is not None
+        assert "needs about 5721 tokens" in run.run.failure.message
+        assert "100 are left of the budget of 100" in run.run.failure.message
 
     @pytest.mark.parametrize(("asked", "is_cut"), [(None, True), (100, False), (50, False)])
     def test_an_answer_that_the_budget_cut_short_is_none(self, asked: int | None, is_cut: bool) -> None:
@@ -250,7 +275,7 @@ class TestTheCallInFlight:
         options = RunOptions(limits=Limits(total_tokens_max=100), output_tokens_max=asked)
         run = Simulation([], options)
         run.turn()
-        sent = budget.output_tokens_max(run.base)
+        sent = budget.output_tokens_max(run.base, 0)
         half = replace(answer(text="half"), finish_reason="length")
         problem = budget.cut_short(run.base, half, sent)
         assert (problem is not None) is is_cut
@@ -258,6 +283,17 @@ class TestTheCallInFlight:
 
 
 class TestNarrowing:
+    @pytest.mark.parametrize(
+        ("name", "smallest"),
+        [("context_bytes_max", 10_000), ("result_bytes_per_round_max", 1024), ("identical_calls_max", 2)],
+    )
+    def test_what_is_too_small_to_work_with_is_refused_with_the_smallest_that_works(
+        self, name: str, smallest: int
+    ) -> None:
+        assert getattr(Limits().with_asked({name: smallest}, CEILINGS), name) == smallest
+        with pytest.raises(InvalidField, match=f"must be at least {smallest}"):
+            Limits().with_asked({name: smallest - 1}, CEILINGS)
+
     def test_a_run_may_set_a_budget_where_the_deployment_has_none(self) -> None:
         assert Limits().with_asked({"total_tokens_max": 500}, CEILINGS).total_tokens_max == 500
 
