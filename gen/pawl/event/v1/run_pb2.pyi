@@ -517,7 +517,7 @@ class RunLimits(_message.Message):
     """Calls executed of one round; default 20. The surplus gets an error result."""
     identical_calls_max: _builtins.int
     """The how-manieth identical call (name and canonical arguments) ends the run
-    with STUCK_LOOP instead of being executed; default 4.
+    with STUCK_LOOP instead of being executed; default 4, at least 2.
     """
     tool_timeout_seconds: _builtins.float
     """Seconds one execution may take of a tool that has no timeout of its own;
@@ -541,8 +541,8 @@ class RunLimits(_message.Message):
     none of them.
     """
     result_bytes_per_round_max: _builtins.int
-    """Bytes of results of one round that the model is given; default 51200. What
-    is over is cut with a note that says how to read the rest.
+    """Bytes of results of one round that the model is given; default 51200, at
+    least 1024. What is over is cut with a note that says how to read the rest.
     """
     approval_expiry_seconds: _builtins.float
     """Seconds until an approval request expires and counts as a refusal;
@@ -557,16 +557,17 @@ class RunLimits(_message.Message):
     it is EXPIRED, and the model is told that nobody answered.
     """
     context_bytes_max: _builtins.int
-    """Bytes of history the model is given; default 400000. When the history is
+    """Bytes of history the model is given; default 400000, at least 10000. When it is
     larger, the oldest turns are replaced by a summary; a call, its result and
     its reasoning are kept or dropped together.
     """
     total_tokens_max: _builtins.int
     """The token budget: tokens of all prompts and outputs of the run, cached ones
     and those of failed attempts included; default 0, which is no budget. No
-    model call is begun once they are used up, so the run passes its budget by
-    the last call at most; the output of that call is limited to what is left.
-    See TokenBudgetPolicy.
+    model call is begun once they are used up, or for which what is left does
+    not do: its prompt with the descriptions of all tools, estimated at three
+    bytes a token, is reserved, and its output limited to the rest. So the run
+    passes its budget by the call in flight at most. See TokenBudgetPolicy.
     """
     topped_up_tokens_max: _builtins.int
     """Tokens that the budget can reach by AgentService.TopUpRun; default 0, which
