@@ -1,4 +1,4 @@
-"""The simulation keeps what DESIGN promises (I1 to I12, I16, I17), and replays."""
+"""The simulation keeps what is promised (I1 to I12, I16, I17), and replays."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from tests.tidy import tree
 # Written in two parts, so that this file keeps its own rules.
 UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
 HOME = re.compile(r"/(?:home|root|Users)" + r"/\w")
+REQUIREMENT = re.compile(r"\b(?:LOOP|TOOL|FE|HITL|ASYNC|FLOW|EVT|NOTE|OPS|RES|DOOR|TEST)-\d+\b")
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)")
 
 
@@ -30,6 +31,12 @@ def test_nothing_is_left_unfinished_in_a_comment() -> None:
 
 def test_no_file_names_a_folder_of_somebody_s_machine() -> None:
     assert lines_that_match(HOME) == []
+
+
+def test_every_id_of_a_requirement_leads_to_a_page() -> None:
+    page = (tree.ROOT / "docs/requirements.md").read_text(encoding="utf-8")
+    named = {found for path in tree.files() for found in REQUIREMENT.findall(path.read_text(encoding="utf-8"))}
+    assert {name for name in named if f"**{name}**" not in page} == set()
 
 
 def test_every_file_ends_its_lines_and_itself_the_same_way() -> None:

@@ -14,7 +14,7 @@ from tests.system.docs.pages import Block, Reader, blocks
 pytestmark = pytest.mark.timeout(300)
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGES = (("tools.md",), ("tool-sources.md",), ("builtin-tools.md", "approvals.md"))
+PAGES = (("tools.md",), ("tool-sources.md",), ("builtin-tools.md", "approvals.md"), ("nats.md",))
 """Those that are read one after the other share a folder and a suite."""
 NOT_RUN = {
     "pip install mcp-server-time": "needs the network; the environment of the tests has it",

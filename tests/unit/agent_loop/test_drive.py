@@ -44,7 +44,7 @@ def test_a_run_goes_through_every_kind_of_call_to_its_answer() -> None:
 
 
 def test_a_tool_round_costs_two_commits() -> None:
-    """DESIGN 3."""
+    """The begin, and one step for each side of the batch."""
 
     async def main() -> None:
         world = World(VERDICTS, [calls('look {"n":1}', 'look {"n":2}'), says("Done.")])

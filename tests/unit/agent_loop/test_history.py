@@ -154,7 +154,7 @@ def test_arguments_that_are_no_json_do_not_break_the_history() -> None:
 
 
 def test_reasoning_goes_back_only_where_the_server_sent_some() -> None:
-    """LOOP-11, DESIGN 2.13."""
+    """LOOP-11."""
     silent = state(user("hi"), assistant("", "a"), calls=(call("a"),))
     assert "reasoning_content" not in history.of_run(silent, Dialect())[1]
 

@@ -71,7 +71,7 @@ def test_a_lease_is_kept_for_as_long_as_the_run_goes_on() -> None:
 
 
 def test_without_hints_a_command_is_found_by_the_next_renewal() -> None:
-    """DESIGN 2.2: without NATS slower, never wrong."""
+    """Without NATS slower, never wrong."""
 
     async def main() -> None:
         world = World(VERDICTS, [long()])

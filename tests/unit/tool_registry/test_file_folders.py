@@ -388,7 +388,7 @@ def crash_at(step: int, patch: pytest.MonkeyPatch) -> Callable[[], bool]:
 def test_after_a_crash_at_any_moment_the_same_call_has_its_effect_once(
     tmp_path: Path, name: str, arguments: dict[str, Any], *, meanwhile: bool
 ) -> None:
-    """I5, DESIGN 2.6. `meanwhile` another call comes before the same one again, and changes the file."""
+    """I5. `meanwhile` another call comes before the same one again, and changes the file."""
 
     def start(folder: Path) -> Desk:
         desk = Desk(folder)

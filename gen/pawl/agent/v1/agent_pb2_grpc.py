@@ -172,12 +172,13 @@ class AgentServiceServicer(object):
         returns results and decisions. The stream owns nothing: when it breaks,
         runs go on and offers go to other clients. See session.proto.
 
-        Errors end the stream only for faults of the stream itself:
-        HELLO_REQUIRED (and what is wrong with the hello), MALFORMED_REQUEST,
+        Only faults of the stream itself end it; all others come as receipts.
+
+        Errors: HELLO_REQUIRED (and what is wrong with the hello), MALFORMED_REQUEST,
         SLOW_CONSUMER (metadata `run_id` and `resume_after_seq`), DEADLINE_EXCEEDED
         (no frame for 45 s), CANCELLED (the client opened another stream),
         DEPENDENCY_UNAVAILABLE (no final receipt can be given now: send the frame
-        again), SHUTTING_DOWN. All others come as receipts.
+        again), SHUTTING_DOWN.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -201,7 +202,7 @@ class AgentServiceServicer(object):
         client of the same user. Each result gets its own receipt; a bad one does
         not stop the others. Idempotent by request id and call.
 
-        Errors: RUN_NOT_FOUND.
+        Errors: RUN_NOT_FOUND. All others, REQUEST_ID_REUSED too, are receipts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -231,7 +232,7 @@ class AgentServiceServicer(object):
         and with a receipt of its own; a bad one does not stop the others.
         Idempotent by request id and call.
 
-        Errors: none of its own.
+        Errors: none of its own; REQUEST_ID_REUSED too is a receipt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -257,7 +258,7 @@ class AgentServiceServicer(object):
         warning NOT_STOPPED, and in the results of those calls. A run that has
         ended stays as it is, and the answer shows it. Idempotent.
 
-        Errors: RUN_NOT_FOUND.
+        Errors: RUN_NOT_FOUND, REQUEST_ID_REUSED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -266,11 +267,11 @@ class AgentServiceServicer(object):
     def ResolveCall(self, request, context):
         """Says what became of a call whose outcome is unknown (run NEEDS_ATTENTION),
         of any user of the caller's store. Accepted once, and the log of the run
-        says who did it. Needs the role operator or admin, or, on a deployment
-        without API keys, nothing. OperatorService lists the runs.
+        says who did it. Needs the role operator or admin, which the local key
+        of `pawl up` has. OperatorService lists the runs.
 
         Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, CALL_NOT_PENDING, INVALID_JSON,
-        PERMISSION_DENIED.
+        PERMISSION_DENIED, REQUEST_ID_REUSED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -75,12 +75,13 @@ class AgentServiceStub:
     returns results and decisions. The stream owns nothing: when it breaks,
     runs go on and offers go to other clients. See session.proto.
 
-    Errors end the stream only for faults of the stream itself:
-    HELLO_REQUIRED (and what is wrong with the hello), MALFORMED_REQUEST,
+    Only faults of the stream itself end it; all others come as receipts.
+
+    Errors: HELLO_REQUIRED (and what is wrong with the hello), MALFORMED_REQUEST,
     SLOW_CONSUMER (metadata `run_id` and `resume_after_seq`), DEADLINE_EXCEEDED
     (no frame for 45 s), CANCELLED (the client opened another stream),
     DEPENDENCY_UNAVAILABLE (no final receipt can be given now: send the frame
-    again), SHUTTING_DOWN. All others come as receipts.
+    again), SHUTTING_DOWN.
     """
     WatchRun: _grpc.UnaryStreamMultiCallable[_agent_pb2.WatchRunRequest, _agent_pb2.WatchRunResponse]
     """Streams the events of a run after `after_seq`, first those of the past,
@@ -96,7 +97,7 @@ class AgentServiceStub:
     client of the same user. Each result gets its own receipt; a bad one does
     not stop the others. Idempotent by request id and call.
 
-    Errors: RUN_NOT_FOUND.
+    Errors: RUN_NOT_FOUND. All others, REQUEST_ID_REUSED too, are receipts.
     """
     Decide: _grpc.UnaryUnaryMultiCallable[_agent_pb2.DecideRequest, _agent_pb2.DecideResponse]
     """Approves, edits or rejects a gated call, or answers a question. A decision
@@ -118,7 +119,7 @@ class AgentServiceStub:
     and with a receipt of its own; a bad one does not stop the others.
     Idempotent by request id and call.
 
-    Errors: none of its own.
+    Errors: none of its own; REQUEST_ID_REUSED too is a receipt.
     """
     SendMessage: _grpc.UnaryUnaryMultiCallable[_agent_pb2.SendMessageRequest, _agent_pb2.SendMessageResponse]
     """Sends a message to a conversation. What it does while a run is active is
@@ -136,16 +137,16 @@ class AgentServiceStub:
     warning NOT_STOPPED, and in the results of those calls. A run that has
     ended stays as it is, and the answer shows it. Idempotent.
 
-    Errors: RUN_NOT_FOUND.
+    Errors: RUN_NOT_FOUND, REQUEST_ID_REUSED.
     """
     ResolveCall: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ResolveCallRequest, _agent_pb2.ResolveCallResponse]
     """Says what became of a call whose outcome is unknown (run NEEDS_ATTENTION),
     of any user of the caller's store. Accepted once, and the log of the run
-    says who did it. Needs the role operator or admin, or, on a deployment
-    without API keys, nothing. OperatorService lists the runs.
+    says who did it. Needs the role operator or admin, which the local key
+    of `pawl up` has. OperatorService lists the runs.
 
     Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, CALL_NOT_PENDING, INVALID_JSON,
-    PERMISSION_DENIED.
+    PERMISSION_DENIED, REQUEST_ID_REUSED.
     """
     TopUpRun: _grpc.UnaryUnaryMultiCallable[_agent_pb2.TopUpRunRequest, _agent_pb2.TopUpRunResponse]
     """Adds tokens to the token budget of a run, which goes on if it waits for
@@ -249,12 +250,13 @@ class AgentServiceAsyncStub(AgentServiceStub):
     returns results and decisions. The stream owns nothing: when it breaks,
     runs go on and offers go to other clients. See session.proto.
 
-    Errors end the stream only for faults of the stream itself:
-    HELLO_REQUIRED (and what is wrong with the hello), MALFORMED_REQUEST,
+    Only faults of the stream itself end it; all others come as receipts.
+
+    Errors: HELLO_REQUIRED (and what is wrong with the hello), MALFORMED_REQUEST,
     SLOW_CONSUMER (metadata `run_id` and `resume_after_seq`), DEADLINE_EXCEEDED
     (no frame for 45 s), CANCELLED (the client opened another stream),
     DEPENDENCY_UNAVAILABLE (no final receipt can be given now: send the frame
-    again), SHUTTING_DOWN. All others come as receipts.
+    again), SHUTTING_DOWN.
     """
     WatchRun: _aio.UnaryStreamMultiCallable[_agent_pb2.WatchRunRequest, _agent_pb2.WatchRunResponse]  # type: ignore[assignment]
     """Streams the events of a run after `after_seq`, first those of the past,
@@ -270,7 +272,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
     client of the same user. Each result gets its own receipt; a bad one does
     not stop the others. Idempotent by request id and call.
 
-    Errors: RUN_NOT_FOUND.
+    Errors: RUN_NOT_FOUND. All others, REQUEST_ID_REUSED too, are receipts.
     """
     Decide: _aio.UnaryUnaryMultiCallable[_agent_pb2.DecideRequest, _agent_pb2.DecideResponse]  # type: ignore[assignment]
     """Approves, edits or rejects a gated call, or answers a question. A decision
@@ -292,7 +294,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
     and with a receipt of its own; a bad one does not stop the others.
     Idempotent by request id and call.
 
-    Errors: none of its own.
+    Errors: none of its own; REQUEST_ID_REUSED too is a receipt.
     """
     SendMessage: _aio.UnaryUnaryMultiCallable[_agent_pb2.SendMessageRequest, _agent_pb2.SendMessageResponse]  # type: ignore[assignment]
     """Sends a message to a conversation. What it does while a run is active is
@@ -310,16 +312,16 @@ class AgentServiceAsyncStub(AgentServiceStub):
     warning NOT_STOPPED, and in the results of those calls. A run that has
     ended stays as it is, and the answer shows it. Idempotent.
 
-    Errors: RUN_NOT_FOUND.
+    Errors: RUN_NOT_FOUND, REQUEST_ID_REUSED.
     """
     ResolveCall: _aio.UnaryUnaryMultiCallable[_agent_pb2.ResolveCallRequest, _agent_pb2.ResolveCallResponse]  # type: ignore[assignment]
     """Says what became of a call whose outcome is unknown (run NEEDS_ATTENTION),
     of any user of the caller's store. Accepted once, and the log of the run
-    says who did it. Needs the role operator or admin, or, on a deployment
-    without API keys, nothing. OperatorService lists the runs.
+    says who did it. Needs the role operator or admin, which the local key
+    of `pawl up` has. OperatorService lists the runs.
 
     Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, CALL_NOT_PENDING, INVALID_JSON,
-    PERMISSION_DENIED.
+    PERMISSION_DENIED, REQUEST_ID_REUSED.
     """
     TopUpRun: _aio.UnaryUnaryMultiCallable[_agent_pb2.TopUpRunRequest, _agent_pb2.TopUpRunResponse]  # type: ignore[assignment]
     """Adds tokens to the token budget of a run, which goes on if it waits for
@@ -432,12 +434,13 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         returns results and decisions. The stream owns nothing: when it breaks,
         runs go on and offers go to other clients. See session.proto.
 
-        Errors end the stream only for faults of the stream itself:
-        HELLO_REQUIRED (and what is wrong with the hello), MALFORMED_REQUEST,
+        Only faults of the stream itself end it; all others come as receipts.
+
+        Errors: HELLO_REQUIRED (and what is wrong with the hello), MALFORMED_REQUEST,
         SLOW_CONSUMER (metadata `run_id` and `resume_after_seq`), DEADLINE_EXCEEDED
         (no frame for 45 s), CANCELLED (the client opened another stream),
         DEPENDENCY_UNAVAILABLE (no final receipt can be given now: send the frame
-        again), SHUTTING_DOWN. All others come as receipts.
+        again), SHUTTING_DOWN.
         """
 
     @_abc_1.abstractmethod
@@ -465,7 +468,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         client of the same user. Each result gets its own receipt; a bad one does
         not stop the others. Idempotent by request id and call.
 
-        Errors: RUN_NOT_FOUND.
+        Errors: RUN_NOT_FOUND. All others, REQUEST_ID_REUSED too, are receipts.
         """
 
     @_abc_1.abstractmethod
@@ -499,7 +502,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         and with a receipt of its own; a bad one does not stop the others.
         Idempotent by request id and call.
 
-        Errors: none of its own.
+        Errors: none of its own; REQUEST_ID_REUSED too is a receipt.
         """
 
     @_abc_1.abstractmethod
@@ -529,7 +532,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         warning NOT_STOPPED, and in the results of those calls. A run that has
         ended stays as it is, and the answer shows it. Idempotent.
 
-        Errors: RUN_NOT_FOUND.
+        Errors: RUN_NOT_FOUND, REQUEST_ID_REUSED.
         """
 
     @_abc_1.abstractmethod
@@ -540,11 +543,11 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_agent_pb2.ResolveCallResponse, _abc.Awaitable[_agent_pb2.ResolveCallResponse]]:
         """Says what became of a call whose outcome is unknown (run NEEDS_ATTENTION),
         of any user of the caller's store. Accepted once, and the log of the run
-        says who did it. Needs the role operator or admin, or, on a deployment
-        without API keys, nothing. OperatorService lists the runs.
+        says who did it. Needs the role operator or admin, which the local key
+        of `pawl up` has. OperatorService lists the runs.
 
         Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, CALL_NOT_PENDING, INVALID_JSON,
-        PERMISSION_DENIED.
+        PERMISSION_DENIED, REQUEST_ID_REUSED.
         """
 
     @_abc_1.abstractmethod

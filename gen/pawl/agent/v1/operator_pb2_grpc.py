@@ -31,7 +31,7 @@ class OperatorServiceStub(object):
     belongs to it.
 
     Every method needs the role operator or admin (without it PERMISSION_DENIED);
-    on a deployment without API keys everybody has it. A run of another store is
+    the local key of `pawl up` has every role. A run of another store is
     NOT_FOUND, exactly as an absent one. What is done about a run stands in its
     log with who did it (event operator.acted). Ids, request ids and the errors of
     every method are as in AgentService.
@@ -66,7 +66,7 @@ class OperatorServiceServicer(object):
     belongs to it.
 
     Every method needs the role operator or admin (without it PERMISSION_DENIED);
-    on a deployment without API keys everybody has it. A run of another store is
+    the local key of `pawl up` has every role. A run of another store is
     NOT_FOUND, exactly as an absent one. What is done about a run stands in its
     log with who did it (event operator.acted). Ids, request ids and the errors of
     every method are as in AgentService.
@@ -76,7 +76,7 @@ class OperatorServiceServicer(object):
         """Lists the runs of the store that need attention, of all users, the one that
         has waited longest first. Read-only.
 
-        Errors: INVALID_PAGE_TOKEN.
+        Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,7 +88,7 @@ class OperatorServiceServicer(object):
         Idempotent by request id.
 
         Errors: RUN_NOT_FOUND, RUN_ENDED, ATTENTION_NOT_NEEDED (it is not
-        quarantined), REQUEST_ID_REUSED.
+        quarantined), PERMISSION_DENIED, REQUEST_ID_REUSED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -100,7 +100,8 @@ class OperatorServiceServicer(object):
         has ended or is being stopped stays as it is, and the answer shows it.
         Idempotent by request id.
 
-        Errors: RUN_NOT_FOUND, ATTENTION_NOT_NEEDED, REQUEST_ID_REUSED.
+        Errors: RUN_NOT_FOUND, ATTENTION_NOT_NEEDED, PERMISSION_DENIED,
+        REQUEST_ID_REUSED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,7 +139,7 @@ class OperatorService(object):
     belongs to it.
 
     Every method needs the role operator or admin (without it PERMISSION_DENIED);
-    on a deployment without API keys everybody has it. A run of another store is
+    the local key of `pawl up` has every role. A run of another store is
     NOT_FOUND, exactly as an absent one. What is done about a run stands in its
     log with who did it (event operator.acted). Ids, request ids and the errors of
     every method are as in AgentService.

@@ -32,7 +32,7 @@ class OperatorServiceStub:
     belongs to it.
 
     Every method needs the role operator or admin (without it PERMISSION_DENIED);
-    on a deployment without API keys everybody has it. A run of another store is
+    the local key of `pawl up` has every role. A run of another store is
     NOT_FOUND, exactly as an absent one. What is done about a run stands in its
     log with who did it (event operator.acted). Ids, request ids and the errors of
     every method are as in AgentService.
@@ -46,7 +46,7 @@ class OperatorServiceStub:
     """Lists the runs of the store that need attention, of all users, the one that
     has waited longest first. Read-only.
 
-    Errors: INVALID_PAGE_TOKEN.
+    Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED.
     """
     RedriveRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RedriveRunRequest, _operator_pb2.RedriveRunResponse]
     """Lets a quarantined run go on from where it was: its crashes are forgotten
@@ -54,7 +54,7 @@ class OperatorServiceStub:
     Idempotent by request id.
 
     Errors: RUN_NOT_FOUND, RUN_ENDED, ATTENTION_NOT_NEEDED (it is not
-    quarantined), REQUEST_ID_REUSED.
+    quarantined), PERMISSION_DENIED, REQUEST_ID_REUSED.
     """
     EndRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.EndRunRequest, _operator_pb2.EndRunResponse]
     """Stops a run that needs attention, as CancelRun does for its user; its
@@ -62,7 +62,8 @@ class OperatorServiceStub:
     has ended or is being stopped stays as it is, and the answer shows it.
     Idempotent by request id.
 
-    Errors: RUN_NOT_FOUND, ATTENTION_NOT_NEEDED, REQUEST_ID_REUSED.
+    Errors: RUN_NOT_FOUND, ATTENTION_NOT_NEEDED, PERMISSION_DENIED,
+    REQUEST_ID_REUSED.
     """
 
 @_typing.type_check_only
@@ -72,7 +73,7 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     belongs to it.
 
     Every method needs the role operator or admin (without it PERMISSION_DENIED);
-    on a deployment without API keys everybody has it. A run of another store is
+    the local key of `pawl up` has every role. A run of another store is
     NOT_FOUND, exactly as an absent one. What is done about a run stands in its
     log with who did it (event operator.acted). Ids, request ids and the errors of
     every method are as in AgentService.
@@ -83,7 +84,7 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     """Lists the runs of the store that need attention, of all users, the one that
     has waited longest first. Read-only.
 
-    Errors: INVALID_PAGE_TOKEN.
+    Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED.
     """
     RedriveRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.RedriveRunRequest, _operator_pb2.RedriveRunResponse]  # type: ignore[assignment]
     """Lets a quarantined run go on from where it was: its crashes are forgotten
@@ -91,7 +92,7 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     Idempotent by request id.
 
     Errors: RUN_NOT_FOUND, RUN_ENDED, ATTENTION_NOT_NEEDED (it is not
-    quarantined), REQUEST_ID_REUSED.
+    quarantined), PERMISSION_DENIED, REQUEST_ID_REUSED.
     """
     EndRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.EndRunRequest, _operator_pb2.EndRunResponse]  # type: ignore[assignment]
     """Stops a run that needs attention, as CancelRun does for its user; its
@@ -99,7 +100,8 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     has ended or is being stopped stays as it is, and the answer shows it.
     Idempotent by request id.
 
-    Errors: RUN_NOT_FOUND, ATTENTION_NOT_NEEDED, REQUEST_ID_REUSED.
+    Errors: RUN_NOT_FOUND, ATTENTION_NOT_NEEDED, PERMISSION_DENIED,
+    REQUEST_ID_REUSED.
     """
 
 class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -108,7 +110,7 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
     belongs to it.
 
     Every method needs the role operator or admin (without it PERMISSION_DENIED);
-    on a deployment without API keys everybody has it. A run of another store is
+    the local key of `pawl up` has every role. A run of another store is
     NOT_FOUND, exactly as an absent one. What is done about a run stands in its
     log with who did it (event operator.acted). Ids, request ids and the errors of
     every method are as in AgentService.
@@ -123,7 +125,7 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         """Lists the runs of the store that need attention, of all users, the one that
         has waited longest first. Read-only.
 
-        Errors: INVALID_PAGE_TOKEN.
+        Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED.
         """
 
     @_abc_1.abstractmethod
@@ -137,7 +139,7 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         Idempotent by request id.
 
         Errors: RUN_NOT_FOUND, RUN_ENDED, ATTENTION_NOT_NEEDED (it is not
-        quarantined), REQUEST_ID_REUSED.
+        quarantined), PERMISSION_DENIED, REQUEST_ID_REUSED.
         """
 
     @_abc_1.abstractmethod
@@ -151,7 +153,8 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         has ended or is being stopped stays as it is, and the answer shows it.
         Idempotent by request id.
 
-        Errors: RUN_NOT_FOUND, ATTENTION_NOT_NEEDED, REQUEST_ID_REUSED.
+        Errors: RUN_NOT_FOUND, ATTENTION_NOT_NEEDED, PERMISSION_DENIED,
+        REQUEST_ID_REUSED.
         """
 
 def add_OperatorServiceServicer_to_server(servicer: OperatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -53,6 +53,8 @@ class BatchServiceServicer(object):
         Calls run side by side; their replies come in any order. Calls that are
         under way when the stream breaks are cancelled. A client that closes its
         side gets all outstanding replies, then OK.
+
+        Errors: none of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

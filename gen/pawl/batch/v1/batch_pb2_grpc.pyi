@@ -46,6 +46,8 @@ class BatchServiceStub:
     Calls run side by side; their replies come in any order. Calls that are
     under way when the stream breaks are cancelled. A client that closes its
     side gets all outstanding replies, then OK.
+
+    Errors: none of its own.
     """
 
 @_typing.type_check_only
@@ -60,6 +62,8 @@ class BatchServiceAsyncStub(BatchServiceStub):
     Calls run side by side; their replies come in any order. Calls that are
     under way when the stream breaks are cancelled. A client that closes its
     side gets all outstanding replies, then OK.
+
+    Errors: none of its own.
     """
 
 class BatchServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -77,6 +81,8 @@ class BatchServiceServicer(metaclass=_abc_1.ABCMeta):
         Calls run side by side; their replies come in any order. Calls that are
         under way when the stream breaks are cancelled. A client that closes its
         side gets all outstanding replies, then OK.
+
+        Errors: none of its own.
         """
 
 def add_BatchServiceServicer_to_server(servicer: BatchServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -11,6 +11,13 @@ next. The gRPC code of each reason is fixed and stated with the value. The
 code UNKNOWN is never returned. What gRPC refuses by itself carries no reason:
 a message of more than twice the limit (RESOURCE_EXHAUSTED), and calls to a
 process that is not there (UNAVAILABLE).
+
+Every method may give UNAUTHENTICATED, MALFORMED_REQUEST, INVALID_FIELD,
+INVALID_ID, TOO_LARGE, OVERLOADED, DEPENDENCY_UNAVAILABLE, SHUTTING_DOWN,
+DEADLINE_EXCEEDED, CANCELLED and INTERNAL; METHOD_NOT_FOUND if it is newer than
+the server; and PERMISSION_DENIED to a key of the wrong kind: a user's where
+services call, or the other way round. Comments of methods do not repeat
+these, and name every other one after `Errors:`. A test holds them to it.
 """
 
 from google.protobuf import descriptor as _descriptor

@@ -163,6 +163,8 @@ class LedgerServiceServicer(object):
         A run that one crash more would quarantine is given only to a worker that
         holds no other such run; after that crash it is not claimable any more and
         NEEDS_ATTENTION.
+
+        Errors: none of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -182,6 +184,8 @@ class LedgerServiceServicer(object):
     def RenewLeases(self, request, context):
         """Renews the leases of all runs of a worker at once, and says which it still
         holds and which have unread commands. Idempotent.
+
+        Errors: none of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -190,6 +194,8 @@ class LedgerServiceServicer(object):
     def ReleaseWorker(self, request, context):
         """Gives all runs of a worker back at once (shutdown): they are claimable by
         others at once. Idempotent.
+
+        Errors: none of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -245,6 +251,8 @@ class LedgerServiceServicer(object):
         """Leases one offered call to a session of a client, for `lease_seconds`.
         Granted if nobody holds it, or to the client that holds it (same offer
         epoch): then it belongs to this session from now on. Idempotent.
+
+        Errors: none of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -252,6 +260,8 @@ class LedgerServiceServicer(object):
 
     def RenewOffers(self, request, context):
         """Renews all offers of a session. Idempotent.
+
+        Errors: none of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -261,6 +271,8 @@ class LedgerServiceServicer(object):
         """Gives offers of a session back, all or those of one run; others may lease
         them at once. Those that another session of the client has taken over stay
         with it. Idempotent.
+
+        Errors: none of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

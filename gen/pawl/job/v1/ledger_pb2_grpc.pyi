@@ -57,6 +57,8 @@ class LedgerServiceStub:
     A run that one crash more would quarantine is given only to a worker that
     holds no other such run; after that crash it is not claimable any more and
     NEEDS_ATTENTION.
+
+    Errors: none of its own.
     """
     LoadRun: _grpc.UnaryStreamMultiCallable[_ledger_pb2.LoadRunRequest, _ledger_pb2.LoadRunResponse]
     """Reads all that a worker needs to drive a run it has claimed, as of one
@@ -68,10 +70,14 @@ class LedgerServiceStub:
     RenewLeases: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.RenewLeasesRequest, _ledger_pb2.RenewLeasesResponse]
     """Renews the leases of all runs of a worker at once, and says which it still
     holds and which have unread commands. Idempotent.
+
+    Errors: none of its own.
     """
     ReleaseWorker: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ReleaseWorkerRequest, _ledger_pb2.ReleaseWorkerResponse]
     """Gives all runs of a worker back at once (shutdown): they are claimable by
     others at once. Idempotent.
+
+    Errors: none of its own.
     """
     ReportCrash: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ReportCrashRequest, _ledger_pb2.ReportCrashResponse]
     """Gives a run back that its worker can neither drive nor end, as if the
@@ -107,13 +113,20 @@ class LedgerServiceStub:
     """Leases one offered call to a session of a client, for `lease_seconds`.
     Granted if nobody holds it, or to the client that holds it (same offer
     epoch): then it belongs to this session from now on. Idempotent.
+
+    Errors: none of its own.
     """
     RenewOffers: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.RenewOffersRequest, _ledger_pb2.RenewOffersResponse]
-    """Renews all offers of a session. Idempotent."""
+    """Renews all offers of a session. Idempotent.
+
+    Errors: none of its own.
+    """
     ReleaseOffers: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ReleaseOffersRequest, _ledger_pb2.ReleaseOffersResponse]
     """Gives offers of a session back, all or those of one run; others may lease
     them at once. Those that another session of the client has taken over stay
     with it. Idempotent.
+
+    Errors: none of its own.
     """
     GetRun: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetRunRequest, _ledger_pb2.GetRunResponse]
     """Reads a run with its pending calls. Read-only.
@@ -182,6 +195,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     A run that one crash more would quarantine is given only to a worker that
     holds no other such run; after that crash it is not claimable any more and
     NEEDS_ATTENTION.
+
+    Errors: none of its own.
     """
     LoadRun: _aio.UnaryStreamMultiCallable[_ledger_pb2.LoadRunRequest, _ledger_pb2.LoadRunResponse]  # type: ignore[assignment]
     """Reads all that a worker needs to drive a run it has claimed, as of one
@@ -193,10 +208,14 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     RenewLeases: _aio.UnaryUnaryMultiCallable[_ledger_pb2.RenewLeasesRequest, _ledger_pb2.RenewLeasesResponse]  # type: ignore[assignment]
     """Renews the leases of all runs of a worker at once, and says which it still
     holds and which have unread commands. Idempotent.
+
+    Errors: none of its own.
     """
     ReleaseWorker: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ReleaseWorkerRequest, _ledger_pb2.ReleaseWorkerResponse]  # type: ignore[assignment]
     """Gives all runs of a worker back at once (shutdown): they are claimable by
     others at once. Idempotent.
+
+    Errors: none of its own.
     """
     ReportCrash: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ReportCrashRequest, _ledger_pb2.ReportCrashResponse]  # type: ignore[assignment]
     """Gives a run back that its worker can neither drive nor end, as if the
@@ -232,13 +251,20 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     """Leases one offered call to a session of a client, for `lease_seconds`.
     Granted if nobody holds it, or to the client that holds it (same offer
     epoch): then it belongs to this session from now on. Idempotent.
+
+    Errors: none of its own.
     """
     RenewOffers: _aio.UnaryUnaryMultiCallable[_ledger_pb2.RenewOffersRequest, _ledger_pb2.RenewOffersResponse]  # type: ignore[assignment]
-    """Renews all offers of a session. Idempotent."""
+    """Renews all offers of a session. Idempotent.
+
+    Errors: none of its own.
+    """
     ReleaseOffers: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ReleaseOffersRequest, _ledger_pb2.ReleaseOffersResponse]  # type: ignore[assignment]
     """Gives offers of a session back, all or those of one run; others may lease
     them at once. Those that another session of the client has taken over stay
     with it. Idempotent.
+
+    Errors: none of its own.
     """
     GetRun: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetRunRequest, _ledger_pb2.GetRunResponse]  # type: ignore[assignment]
     """Reads a run with its pending calls. Read-only.
@@ -316,6 +342,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         A run that one crash more would quarantine is given only to a worker that
         holds no other such run; after that crash it is not claimable any more and
         NEEDS_ATTENTION.
+
+        Errors: none of its own.
         """
 
     @_abc_1.abstractmethod
@@ -339,6 +367,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_ledger_pb2.RenewLeasesResponse, _abc.Awaitable[_ledger_pb2.RenewLeasesResponse]]:
         """Renews the leases of all runs of a worker at once, and says which it still
         holds and which have unread commands. Idempotent.
+
+        Errors: none of its own.
         """
 
     @_abc_1.abstractmethod
@@ -349,6 +379,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_ledger_pb2.ReleaseWorkerResponse, _abc.Awaitable[_ledger_pb2.ReleaseWorkerResponse]]:
         """Gives all runs of a worker back at once (shutdown): they are claimable by
         others at once. Idempotent.
+
+        Errors: none of its own.
         """
 
     @_abc_1.abstractmethod
@@ -414,6 +446,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Leases one offered call to a session of a client, for `lease_seconds`.
         Granted if nobody holds it, or to the client that holds it (same offer
         epoch): then it belongs to this session from now on. Idempotent.
+
+        Errors: none of its own.
         """
 
     @_abc_1.abstractmethod
@@ -422,7 +456,10 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.RenewOffersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.RenewOffersResponse, _abc.Awaitable[_ledger_pb2.RenewOffersResponse]]:
-        """Renews all offers of a session. Idempotent."""
+        """Renews all offers of a session. Idempotent.
+
+        Errors: none of its own.
+        """
 
     @_abc_1.abstractmethod
     def ReleaseOffers(
@@ -433,6 +470,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Gives offers of a session back, all or those of one run; others may lease
         them at once. Those that another session of the client has taken over stay
         with it. Idempotent.
+
+        Errors: none of its own.
         """
 
     @_abc_1.abstractmethod

@@ -507,7 +507,9 @@ class Verdict(_message.Message):
     fallback_tool_name: _builtins.str
     """OFFER: the tool that runs instead."""
     error_reason: _builtins.str
-    """REFUSE: TOOL_NOT_FOUND, INVALID_JSON, INVALID_ARGUMENTS, DUPLICATE_CALL."""
+    """REFUSE: TOOL_NOT_FOUND, INVALID_JSON, INVALID_ARGUMENTS, DUPLICATE_CALL,
+    NOT_ALLOWED (a rule denies it). More may be added.
+    """
     error_message: _builtins.str
     """REFUSE: every violation and, for unknown names, near matches."""
     rule_id: _builtins.str

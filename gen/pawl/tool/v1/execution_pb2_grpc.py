@@ -85,8 +85,10 @@ class ExecutionServiceServicer(object):
         bulk rule, rules of people (RuleService), effect class, preview, and whether
         a call that is not READ_ONLY stands in the batch before. Never executes
         anything; the verdicts are in the audit chain before they are given.
-        Idempotent by call id. One bad call does not stop the
-        others.
+        Idempotent by call id. One bad call does not stop the others: that it may
+        not run is its verdict.
+
+        Errors: none of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -95,6 +97,8 @@ class ExecutionServiceServicer(object):
     def RecordDecisions(self, request, context):
         """Writes what people decided about calls to the audit chain. To be called
         before a decision takes effect. Idempotent by call, kind and person.
+
+        Errors: none of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -114,7 +118,9 @@ class ExecutionServiceServicer(object):
         call that is not begun because too many were (RATE_LIMITED). A READ_ONLY
         tool may have its results given again for a while; a note says so.
 
-        Errors: TOOL_NOT_FOUND, APPROVAL_REQUIRED, INVALID_ARGUMENTS.
+        Errors: TOOL_NOT_FOUND, INVALID_ARGUMENTS, APPROVAL_REQUIRED (also if a rule
+        asks for one since the check, or the rule that allowed the call is gone),
+        PERMISSION_DENIED (a rule denies it since the check).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -127,6 +133,8 @@ class ExecutionServiceServicer(object):
         IDEMPOTENT ones are waited for only by the replica that runs them: any other
         one answers with `stopped` at once, and they end within about a second. An
         absent execution is answered with `stopped`. Idempotent.
+
+        Errors: none of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -48,12 +48,16 @@ class ExecutionServiceStub:
     bulk rule, rules of people (RuleService), effect class, preview, and whether
     a call that is not READ_ONLY stands in the batch before. Never executes
     anything; the verdicts are in the audit chain before they are given.
-    Idempotent by call id. One bad call does not stop the
-    others.
+    Idempotent by call id. One bad call does not stop the others: that it may
+    not run is its verdict.
+
+    Errors: none of its own.
     """
     RecordDecisions: _grpc.UnaryUnaryMultiCallable[_execution_pb2.RecordDecisionsRequest, _execution_pb2.RecordDecisionsResponse]
     """Writes what people decided about calls to the audit chain. To be called
     before a decision takes effect. Idempotent by call, kind and person.
+
+    Errors: none of its own.
     """
     ExecuteTool: _grpc.UnaryStreamMultiCallable[_execution_pb2.ExecuteToolRequest, _execution_pb2.ExecuteToolResponse]
     """Runs one call: progress as it comes, then exactly one result, last.
@@ -69,7 +73,9 @@ class ExecutionServiceStub:
     call that is not begun because too many were (RATE_LIMITED). A READ_ONLY
     tool may have its results given again for a while; a note says so.
 
-    Errors: TOOL_NOT_FOUND, APPROVAL_REQUIRED, INVALID_ARGUMENTS.
+    Errors: TOOL_NOT_FOUND, INVALID_ARGUMENTS, APPROVAL_REQUIRED (also if a rule
+    asks for one since the check, or the rule that allowed the call is gone),
+    PERMISSION_DENIED (a rule denies it since the check).
     """
     CancelExecution: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CancelExecutionRequest, _execution_pb2.CancelExecutionResponse]
     """Cancels the execution of a call, and waits until it has ended or
@@ -78,6 +84,8 @@ class ExecutionServiceStub:
     IDEMPOTENT ones are waited for only by the replica that runs them: any other
     one answers with `stopped` at once, and they end within about a second. An
     absent execution is answered with `stopped`. Idempotent.
+
+    Errors: none of its own.
     """
 
 @_typing.type_check_only
@@ -100,12 +108,16 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     bulk rule, rules of people (RuleService), effect class, preview, and whether
     a call that is not READ_ONLY stands in the batch before. Never executes
     anything; the verdicts are in the audit chain before they are given.
-    Idempotent by call id. One bad call does not stop the
-    others.
+    Idempotent by call id. One bad call does not stop the others: that it may
+    not run is its verdict.
+
+    Errors: none of its own.
     """
     RecordDecisions: _aio.UnaryUnaryMultiCallable[_execution_pb2.RecordDecisionsRequest, _execution_pb2.RecordDecisionsResponse]  # type: ignore[assignment]
     """Writes what people decided about calls to the audit chain. To be called
     before a decision takes effect. Idempotent by call, kind and person.
+
+    Errors: none of its own.
     """
     ExecuteTool: _aio.UnaryStreamMultiCallable[_execution_pb2.ExecuteToolRequest, _execution_pb2.ExecuteToolResponse]  # type: ignore[assignment]
     """Runs one call: progress as it comes, then exactly one result, last.
@@ -121,7 +133,9 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     call that is not begun because too many were (RATE_LIMITED). A READ_ONLY
     tool may have its results given again for a while; a note says so.
 
-    Errors: TOOL_NOT_FOUND, APPROVAL_REQUIRED, INVALID_ARGUMENTS.
+    Errors: TOOL_NOT_FOUND, INVALID_ARGUMENTS, APPROVAL_REQUIRED (also if a rule
+    asks for one since the check, or the rule that allowed the call is gone),
+    PERMISSION_DENIED (a rule denies it since the check).
     """
     CancelExecution: _aio.UnaryUnaryMultiCallable[_execution_pb2.CancelExecutionRequest, _execution_pb2.CancelExecutionResponse]  # type: ignore[assignment]
     """Cancels the execution of a call, and waits until it has ended or
@@ -130,6 +144,8 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     IDEMPOTENT ones are waited for only by the replica that runs them: any other
     one answers with `stopped` at once, and they end within about a second. An
     absent execution is answered with `stopped`. Idempotent.
+
+    Errors: none of its own.
     """
 
 class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -161,8 +177,10 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         bulk rule, rules of people (RuleService), effect class, preview, and whether
         a call that is not READ_ONLY stands in the batch before. Never executes
         anything; the verdicts are in the audit chain before they are given.
-        Idempotent by call id. One bad call does not stop the
-        others.
+        Idempotent by call id. One bad call does not stop the others: that it may
+        not run is its verdict.
+
+        Errors: none of its own.
         """
 
     @_abc_1.abstractmethod
@@ -173,6 +191,8 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_execution_pb2.RecordDecisionsResponse, _abc.Awaitable[_execution_pb2.RecordDecisionsResponse]]:
         """Writes what people decided about calls to the audit chain. To be called
         before a decision takes effect. Idempotent by call, kind and person.
+
+        Errors: none of its own.
         """
 
     @_abc_1.abstractmethod
@@ -194,7 +214,9 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         call that is not begun because too many were (RATE_LIMITED). A READ_ONLY
         tool may have its results given again for a while; a note says so.
 
-        Errors: TOOL_NOT_FOUND, APPROVAL_REQUIRED, INVALID_ARGUMENTS.
+        Errors: TOOL_NOT_FOUND, INVALID_ARGUMENTS, APPROVAL_REQUIRED (also if a rule
+        asks for one since the check, or the rule that allowed the call is gone),
+        PERMISSION_DENIED (a rule denies it since the check).
         """
 
     @_abc_1.abstractmethod
@@ -209,6 +231,8 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         IDEMPOTENT ones are waited for only by the replica that runs them: any other
         one answers with `stopped` at once, and they end within about a second. An
         absent execution is answered with `stopped`. Idempotent.
+
+        Errors: none of its own.
         """
 
 def add_ExecutionServiceServicer_to_server(servicer: ExecutionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

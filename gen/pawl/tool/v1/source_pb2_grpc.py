@@ -117,6 +117,8 @@ class SourceServiceServicer(object):
     def ListSources(self, request, context):
         """Lists the sources of the store by name, as they were when they were last
         asked. Read-only.
+
+        Errors: none of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -64,6 +64,8 @@ class SourceServiceStub:
     ListSources: _grpc.UnaryUnaryMultiCallable[_source_pb2.ListSourcesRequest, _source_pb2.ListSourcesResponse]
     """Lists the sources of the store by name, as they were when they were last
     asked. Read-only.
+
+    Errors: none of its own.
     """
     CheckSource: _grpc.UnaryUnaryMultiCallable[_source_pb2.CheckSourceRequest, _source_pb2.CheckSourceResponse]
     """Asks a source for its tools again and says what has changed; changes
@@ -116,6 +118,8 @@ class SourceServiceAsyncStub(SourceServiceStub):
     ListSources: _aio.UnaryUnaryMultiCallable[_source_pb2.ListSourcesRequest, _source_pb2.ListSourcesResponse]  # type: ignore[assignment]
     """Lists the sources of the store by name, as they were when they were last
     asked. Read-only.
+
+    Errors: none of its own.
     """
     CheckSource: _aio.UnaryUnaryMultiCallable[_source_pb2.CheckSourceRequest, _source_pb2.CheckSourceResponse]  # type: ignore[assignment]
     """Asks a source for its tools again and says what has changed; changes
@@ -183,6 +187,8 @@ class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_source_pb2.ListSourcesResponse, _abc.Awaitable[_source_pb2.ListSourcesResponse]]:
         """Lists the sources of the store by name, as they were when they were last
         asked. Read-only.
+
+        Errors: none of its own.
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,35 @@
+"""What holds of every service: it answers with no error that the contract does not name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from services.chassis.rpc_interceptor import Method
+from services.errors import PawlError
+from tests import contract
+
+
+@pytest.fixture(autouse=True)
+def errors_of_the_contract(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail a test in which a method answers with a reason that neither its comment nor error.proto names."""
+    refusal = Method._refusal
+    undocumented: set[str] = set()
+
+    def noting(method: Method, error: Exception, call: Any) -> PawlError:
+        refused = refusal(method, error, call)
+        allowed = contract.documented().get(method.name)
+        if allowed is not None and refused.reason not in allowed and not _is_of_the_key(refused):
+            undocumented.add(f"{method.name} answers {refused.reason}")
+        return refused
+
+    monkeypatch.setattr(Method, "_refusal", noting)
+    yield
+    assert not undocumented, "say so in the comment of the method"
+
+
+def _is_of_the_key(error: PawlError) -> bool:
+    """Whether a key of the wrong kind was used, which is the same for every method."""
+    return error.reason == "PERMISSION_DENIED" and error.message.startswith("this method ")
