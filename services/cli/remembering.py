@@ -62,7 +62,7 @@ async def remembered(
         scope=rule_pb2.RuleScope.Value(f"RULE_SCOPE_{wanted.reach.name}"),
         tool_name=call.tool_name,
         uses_max=wanted.uses,
-        reason=f"with the approval of {call.call_id}",
+        call_id=call.call_id,
     )
     if wanted.reach is not Reach.USER:
         rule.scope_id = call.run_id if wanted.reach is Reach.RUN else call.conversation_id

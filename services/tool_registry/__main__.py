@@ -23,7 +23,7 @@ from services.tool_registry.adapters.egress_file import read_egress_file
 from services.tool_registry.adapters.file_folders import FileFolders
 from services.tool_registry.adapters.helpers import Helpers
 from services.tool_registry.adapters.http_tools import HttpTools
-from services.tool_registry.adapters.ledger import LedgerResults
+from services.tool_registry.adapters.ledger import LedgerReads
 from services.tool_registry.adapters.mail import OutboxFolder, SmtpMailer
 from services.tool_registry.adapters.mcp.connector import McpConnector
 from services.tool_registry.adapters.mcp.permission import Programs, read_programs_file
@@ -99,14 +99,17 @@ async def main(stop: Stop) -> None:
             service, source_store, secrets, egress, programs=_programs(settings), helpers=helpers
         )
         catalog = Catalog(book, sources={WORKER: hub, **connectors}, helper=helpers)
-        builtin = await _builtin_tools(service, settings, database=database, egress=egress, helpers=helpers)
-        await catalog.load("builtin", builtin)
+        ledger = LedgerReads(await service.open_channel("job_store", settings.job_store_address, optional=True))
+        own = await _builtin_tools(service, settings, database=database, ledger=ledger, egress=egress, helpers=helpers)
+        await catalog.load("builtin", own)
         for module in load_modules(module_names(settings.tools)):
             await catalog.load(f"module:{module.name}", module.tools)
 
         metrics = RegistryMetrics(service.metrics)
         policy = policy_parts(database, service.clock, store_calls_per_minute=settings.store_calls_per_minute)
-        rules = Rules(PostgresRuleBook(database), catalog, policy.audit, service.ids, service.clock)
+        rules = Rules(
+            PostgresRuleBook(database), catalog, runs=ledger, audit=policy.audit, ids=service.ids, clock=service.clock
+        )
         parts = AttemptParts(
             journal=journal,
             locks=PostgresResourceLocks(database, instance_id=instance_id),
@@ -152,11 +155,11 @@ async def _builtin_tools(
     settings: ToolRegistrySettings,
     *,
     database: Database,
+    ledger: LedgerReads,
     egress: GuardedEgress,
     helpers: Helpers,
 ) -> list[Tool[..., Any]]:
     """Return the tools that come along."""
-    job_store = await service.open_channel("job_store", settings.job_store_address, optional=True)
     url = settings.smtp_url
     mailer = SmtpMailer(read_smtp_url(url.get_secret_value())) if url else OutboxFolder(settings.outbox_dir)
     file_limits = FileLimits(file_bytes_max=settings.file_bytes_max, store_bytes_max=settings.files_bytes_max)
@@ -169,7 +172,7 @@ async def _builtin_tools(
         *mail_tools(mailer, service.clock, sender=settings.mail_from),
         *question_tools(),
         *agent_tools(),
-        *result_tools(LedgerResults(job_store)),
+        *result_tools(ledger),
         *web_tools(egress, helpers),
     ]
 

@@ -13,7 +13,7 @@ import msgspec
 from services.chassis.database import Database
 from services.errors import RequestIdReused, RuleNotFound
 from services.tool_registry.domain.patterns import ArgumentPattern
-from services.tool_registry.domain.rules import Rule, RuleEffect, RuleScope, said_by
+from services.tool_registry.domain.rules import Rule, RuleCounts, RuleEffect, RuleScope, check_room, said_by
 
 _IN_FORCE: Final = """
 revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp()) AND (uses_max = 0 OR uses < uses_max)
@@ -21,10 +21,16 @@ revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp()) AN
 _ADD: Final = """
 INSERT INTO tool_registry.rules
     (store_id, rule_id, request_id, request_hash, effect, scope, scope_id, user_id, tool_name, arguments, items_max,
-     includes_destructive, uses_max, tool_version, reason, expires_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)
+     includes_destructive, uses_max, tool_version, reason, expires_at, from_call_id)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
 ON CONFLICT (store_id, user_id, request_id) WHERE request_id <> '' DO NOTHING RETURNING *
 """
+_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('tool_registry.rules'), hashtext($1))"
+_COUNT: Final = f"""
+SELECT count(*) FILTER (WHERE scope = 'STORE') AS of_store, count(*) FILTER (WHERE scope <> 'STORE') AS of_users,
+    count(*) FILTER (WHERE scope <> 'STORE' AND user_id = $2) AS of_user
+FROM tool_registry.rules WHERE store_id = $1 AND {_IN_FORCE}
+"""  # noqa: S608  # constants
 _BY_REQUEST: Final = "SELECT * FROM tool_registry.rules WHERE store_id = $1 AND user_id = $2 AND request_id = $3"
 _GET: Final = "SELECT * FROM tool_registry.rules WHERE store_id = $1 AND rule_id = $2"
 _ALL_IN_FORCE: Final = f"SELECT * FROM tool_registry.rules WHERE store_id = $1 AND {_IN_FORCE}"  # noqa: S608  # constants
@@ -74,7 +80,12 @@ class PostgresRuleBook:
     async def add(self, rule: Rule, request_id: str) -> Rule:
         patterns = msgspec.msgpack.encode(rule.arguments)
         request_hash = hashlib.sha256(said_by(rule)).digest()
-        async with self._database.acquire() as connection:
+        async with self._database.transaction() as connection:
+            await connection.execute(_LOCK, rule.store_id)
+            is_known = request_id and await connection.fetchrow(_BY_REQUEST, rule.store_id, rule.user_id, request_id)
+            if not is_known:
+                counts = await connection.fetchrow(_COUNT, rule.store_id, rule.user_id)
+                check_room(rule, RuleCounts(**dict(counts or {})))
             row = await connection.fetchrow(
                 _ADD,
                 rule.store_id,
@@ -93,6 +104,7 @@ class PostgresRuleBook:
                 rule.tool_version,
                 rule.reason,
                 datetime.fromtimestamp(rule.expire_time, UTC) if rule.expire_time else None,
+                rule.call_id,
             )
             if row is None:
                 row = await connection.fetchrow(_BY_REQUEST, rule.store_id, rule.user_id, request_id)
@@ -104,6 +116,10 @@ class PostgresRuleBook:
         async with self._database.acquire() as connection:
             row = await connection.fetchrow(_GET, store_id, rule_id)
         return None if row is None else _rule(row)
+
+    async def is_made(self, store_id: str, user_id: str, request_id: str) -> bool:
+        async with self._database.acquire() as connection:
+            return await connection.fetchrow(_BY_REQUEST, store_id, user_id, request_id) is not None
 
     async def in_force(self, store_id: str) -> Sequence[Rule]:
         async with self._database.acquire() as connection:
@@ -157,4 +173,5 @@ def _rule(row: asyncpg.Record) -> Rule:
         expire_time=row["expires_at"].timestamp() if row["expires_at"] else 0.0,
         revoke_time=row["revoked_at"].timestamp() if row["revoked_at"] else 0.0,
         revoke_user_id=row["revoked_by"],
+        call_id=row["from_call_id"],
     )

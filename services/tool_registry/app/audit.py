@@ -108,7 +108,7 @@ class AuditTrail:
                     time_us=self.time_us(),
                     user_id=rule.user_id,
                     run_id="",
-                    call_id="",
+                    call_id=rule.call_id,
                     tool_name=clean_name(rule.tool_name),
                     tool_version=rule.tool_version,
                     verdict=verdict,

@@ -72,6 +72,8 @@ class CatalogTool:
     entry: ToolVersion
     schema: ArgumentsSchema
     loaded: LoadedTool | None = None
+    in_force: ToolVersion | None = None
+    """The version that the store has now; None if the tool is not there any more."""
 
     @property
     def definition(self) -> ToolDefinition:
@@ -80,8 +82,12 @@ class CatalogTool:
 
     def may_be_called_by(self, caller: Caller) -> bool:
         """Whether both the pinned definition and the one in force let the caller call it."""
-        in_force = self.loaded.tool.definition if self.loaded else self.definition
-        return self.definition.may_be_called_by(caller) and in_force.may_be_called_by(caller)
+        return all(definition.may_be_called_by(caller) for definition in self.definitions)
+
+    @property
+    def definitions(self) -> list[ToolDefinition]:
+        """The pinned definition and, if there is one, the one in force."""
+        return [self.definition, *([self.in_force.definition] if self.in_force else [])]
 
     @property
     def newest_schema(self) -> ArgumentsSchema | None:
@@ -161,7 +167,7 @@ class Catalog:
         """Return a version, compiled, with the function if this process has one of that name."""
         loaded = self._loaded.get(name)
         if loaded is not None and loaded.entry.version == version:
-            return CatalogTool(entry=loaded.entry, schema=loaded.schema, loaded=loaded)
+            return CatalogTool(entry=loaded.entry, schema=loaded.schema, loaded=loaded, in_force=loaded.entry)
         owner = "" if loaded is not None else store_id
         key = (owner, name, version)
         found = self._versions.get(key)
@@ -171,13 +177,13 @@ class Catalog:
                 return None
             found = self._compiled(key, entry, loaded)
         self._versions.move_to_end(key)
+        found = replace(found, in_force=await self._current(store_id, name))
         source = self._sources.get(found.entry.source_kind)
-        return found if source is None else await self._with_source(found, source)
+        return found if source is None else self._with_source(found, source)
 
-    async def _with_source(self, found: CatalogTool, source: ToolSource) -> CatalogTool | None:
+    def _with_source(self, found: CatalogTool, source: ToolSource) -> CatalogTool:
         """Return the tool of a store with what runs it now, if the store still has it."""
-        entry = found.entry
-        current = await self._current(entry.store_id, entry.definition.name)
+        entry, current = found.entry, found.in_force
         if current is None or current.source != entry.source:
             return found
         tool = source.tool(current)

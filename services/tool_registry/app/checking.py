@@ -159,8 +159,8 @@ def ruled_call(identity: CallIdentity, tool: CatalogTool, accepted: Accepted) ->
         run_id=identity.run_id,
         above_ids=identity.above_ids,
         tool_name=tool.definition.name,
-        tool_versions=frozenset({tool.entry.version, tool.loaded.entry.version if tool.loaded else tool.entry.version}),
-        tool_create_time=max(tool.entry.create_time, tool.loaded.entry.create_time if tool.loaded else 0.0),
+        tool_versions=frozenset({tool.entry.version, tool.in_force.version if tool.in_force else 0}),
+        tool_create_time=max(tool.entry.create_time, tool.in_force.create_time if tool.in_force else 0.0),
         category=definitions[0].category,
         items=_items(tool, accepted),
         approvals_required=_approvals_required(identity, tool),
@@ -180,8 +180,7 @@ def denial(rule: Rule) -> str:
 
 def _definitions(tool: CatalogTool) -> list[ToolDefinition]:
     """Return the pinned definition and the one in force, the more severe first."""
-    definitions = [tool.definition, *([tool.loaded.tool.definition] if tool.loaded else [])]
-    return sorted(definitions, key=lambda definition: _SEVERITY.index(definition.category), reverse=True)
+    return sorted(tool.definitions, key=lambda definition: _SEVERITY.index(definition.category), reverse=True)
 
 
 def _items(tool: CatalogTool, accepted: Accepted) -> int:

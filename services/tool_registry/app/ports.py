@@ -185,19 +185,38 @@ class HeldElsewhere:
     position: int = 0
 
 
+class RunReads(Protocol):
+    """What the ledger knows of the runs and calls of users. All methods raise DependencyUnavailable."""
+
+    async def has_run(self, *, store_id: str, user_id: str, run_id: str) -> bool:
+        """Whether the user has that run, ended or not."""
+        ...
+
+    async def gated_tool(self, *, store_id: str, user_id: str, call_id: str) -> str | None:
+        """Return the tool of a call of the user that needed an approval; None if there is no such call."""
+        ...
+
+
 class RuleBook(Protocol):
     """Rules and the calls that they have allowed, durable, shared by all replicas."""
 
     async def add(self, rule: Rule, request_id: str) -> Rule:
         """Keep a rule, and return it as kept; the same request again gives the rule that it made.
 
+        Atomic with `domain.rules.check_room`.
+
         Raises:
             RequestIdReused: the request id of that user came before with another rule.
+            InvalidField: there is no room for it.
         """
         ...
 
     async def get(self, store_id: str, rule_id: str) -> Rule | None:
         """Return a rule, in force or not."""
+        ...
+
+    async def is_made(self, store_id: str, user_id: str, request_id: str) -> bool:
+        """Whether a request of the user has made a rule."""
         ...
 
     async def in_force(self, store_id: str) -> Sequence[Rule]:

@@ -9,18 +9,19 @@ from typing import Final
 
 from services.chassis.clock import Clock
 from services.chassis.ids import IdSource
-from services.errors import InvalidField, PermissionDenied, RuleNotFound
+from services.errors import CallNotFound, InvalidField, PermissionDenied, RuleNotFound, RunNotFound
 from services.tool_registry.app.audit import AuditTrail
 from services.tool_registry.app.catalog import Catalog
-from services.tool_registry.app.ports import RuleBook
+from services.tool_registry.app.ports import RuleBook, RunReads
 from services.tool_registry.domain.definition import Caller
 from services.tool_registry.domain.roles import ADMIN
 from services.tool_registry.domain.rules import (
-    RULES_MAX,
     Rule,
+    RuleCounts,
     RuledCall,
     RuleEffect,
     RuleScope,
+    check_room,
     check_rule,
     is_suspended,
     may_approve,
@@ -61,8 +62,11 @@ class Rules:
     is counted, and looked at again right before the call runs, in the database.
     """
 
-    def __init__(self, book: RuleBook, catalog: Catalog, audit: AuditTrail, ids: IdSource, clock: Clock) -> None:
+    def __init__(
+        self, book: RuleBook, catalog: Catalog, *, runs: RunReads, audit: AuditTrail, ids: IdSource, clock: Clock
+    ) -> None:
         self._book = book
+        self._runs = runs
         self._audit = audit
         self._catalog = catalog
         self._ids = ids
@@ -73,9 +77,10 @@ class Rules:
         """Make a rule; `rule` has what the person said.
 
         Raises:
-            InvalidField: it cannot be used, or the store has RULES_MAX of them.
+            InvalidField: it cannot be used, or there is no room for it.
             PermissionDenied: the person may not make it.
             ToolNotFound: an ALLOW names a tool that the person may not call.
+            RunNotFound, CallNotFound: the person has no such run, or no such call that needed an approval.
             RequestIdReused: the request id came before with another rule.
         """
         if rule.scope is RuleScope.STORE and ADMIN not in person.roles:
@@ -89,8 +94,9 @@ class Rules:
             caller = Caller(store_id=person.store_id, user_id=person.user_id, roles=person.roles)
             entry = await self._catalog.get(caller, rule.tool_name, 0)
             version = entry.version
-        if len(await self._book.in_force(person.store_id)) >= RULES_MAX:
-            raise InvalidField(f"the store has {RULES_MAX} rules in force: revoke some first", field="rule")
+        await self._check_origin(person, rule)
+        if not (request_id and await self._book.is_made(person.store_id, person.user_id, request_id)):
+            check_room(rule, RuleCounts.of(await self._book.in_force(person.store_id), person.user_id))
         rule = replace(
             rule,
             store_id=person.store_id,
@@ -102,6 +108,19 @@ class Rules:
         made = await self._book.add(rule, request_id)
         self._kept.pop(person.store_id, None)
         return ListedRule(rule=made, is_suspended=False)
+
+    async def _check_origin(self, person: Person, rule: Rule) -> None:
+        """Return if the run that a rule is for, and the call whose approval makes it, are the person's."""
+        whose = {"store_id": person.store_id, "user_id": person.user_id}
+        if rule.scope is RuleScope.RUN and not await self._runs.has_run(**whose, run_id=rule.scope_id):
+            raise RunNotFound
+        if not rule.call_id:
+            return
+        tool_name = await self._runs.gated_tool(**whose, call_id=rule.call_id)
+        if tool_name is None:
+            raise CallNotFound
+        if rule.is_for_one_tool and rule.tool_name != tool_name:
+            raise InvalidField(f"call_id: is a call of {tool_name}, not of {rule.tool_name}", field="rule.call_id")
 
     async def revoke(self, person: Person, rule_id: str) -> ListedRule:
         """Revoke a rule for good. Idempotent.

@@ -33,7 +33,8 @@ class AuditKind(StrEnum):
     RETURNED = "RETURNED"
     """It has ended: `verdict` is the outcome, `reason` that of an error, or CACHED."""
     RULE = "RULE"
-    """Somebody made or revoked a rule: `verdict` is MADE or REVOKED, `reason` its id. No call."""
+    """Somebody made or revoked a rule: `verdict` is MADE or REVOKED, `reason` its id. The call is that whose approval
+    made it, if one did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

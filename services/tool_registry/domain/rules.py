@@ -29,7 +29,9 @@ REASON_BYTES_MAX: Final = 1024
 TRUST_SECONDS_MAX: Final = 30 * 86400.0
 """How long an ALLOW for a pattern of tools may last."""
 RULES_MAX: Final = 1000
-"""Rules in force in a store."""
+"""Rules in force for a whole store, and as many others in it."""
+RULES_OF_USER_MAX: Final = 100
+"""Those of one user that are not for the whole store."""
 
 
 class RuleEffect(StrEnum):
@@ -79,6 +81,8 @@ class Rule:
     expire_time: float = 0.0
     revoke_time: float = 0.0
     revoke_user_id: str = ""
+    call_id: str = ""
+    """The call whose approval made it; empty for none."""
 
     @property
     def is_for_one_tool(self) -> bool:
@@ -100,7 +104,7 @@ class RuledCall:
     run_id: str
     tool_name: str
     tool_versions: frozenset[int]
-    """The pinned version and the one that would run."""
+    """The pinned version and the one in force; 0 if the tool is not there any more."""
     tool_create_time: float
     """When the newer of them was registered."""
     category: Category
@@ -168,6 +172,7 @@ def said_by(rule: Rule) -> bytes:
         }
         for each in rule.arguments
     ]
+    origin: dict[str, JsonValue] = {"call_id": rule.call_id} if rule.call_id else {}
     return dumps_canonical(
         {
             "effect": rule.effect.value,
@@ -180,6 +185,7 @@ def said_by(rule: Rule) -> bytes:
             "uses_max": rule.uses_max,
             "reason": rule.reason,
             "expire_time": rule.expire_time,
+            **origin,
         }
     )
 
@@ -242,6 +248,37 @@ def _allows(rule: Rule, call: RuledCall) -> bool:
     return call.category is not Category.DESTRUCTIVE or rule.includes_destructive
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleCounts:
+    """How many rules are in force: for the whole store, of all its users, and of one of them."""
+
+    of_store: int
+    of_users: int
+    of_user: int
+
+    @classmethod
+    def of(cls, rules: Collection[Rule], user_id: str) -> RuleCounts:
+        """Return the counts of the rules in force of a store."""
+        users = [rule.user_id for rule in rules if rule.scope is not RuleScope.STORE]
+        return cls(of_store=len(rules) - len(users), of_users=len(users), of_user=users.count(user_id))
+
+
+def check_room(rule: Rule, counts: RuleCounts) -> None:
+    """Return if there is room for one more: what users make takes no place of the whole store's rules.
+
+    Raises:
+        InvalidField: there is none.
+    """
+    is_for_store = rule.scope is RuleScope.STORE
+    if (counts.of_store if is_for_store else counts.of_users) >= RULES_MAX:
+        whose, most = "the store has" if is_for_store else "the users of the store have", RULES_MAX
+    elif not is_for_store and counts.of_user >= RULES_OF_USER_MAX:
+        whose, most = "you have", RULES_OF_USER_MAX
+    else:
+        return
+    raise InvalidField(f"{whose} {most} rules in force: revoke some first", field="rule")
+
+
 def check_rule(rule: Rule, now: float) -> None:
     """Return if a new rule can be used.
 
@@ -255,6 +292,7 @@ def check_rule(rule: Rule, now: float) -> None:
         "scope_id",
         "goes with the scopes RUN and CONVERSATION, and only with them",
     )
+    _require(not rule.call_id or is_id(rule.call_id), "call_id", "must be the id of a call")
     _require(len(rule.arguments) <= PATTERNS_MAX, "arguments", f"at most {PATTERNS_MAX} patterns")
     for pattern in rule.arguments:
         _require(bool(pattern.argument), "arguments", "each pattern names an argument")

@@ -88,6 +88,7 @@ def _rule_from(message: rule_pb2.Rule) -> Rule:
         uses_max=message.uses_max,
         reason=message.reason,
         expire_time=expire_time,
+        call_id=message.call_id,
     )
 
 
@@ -135,6 +136,7 @@ def _message(listed: ListedRule) -> rule_pb2.Rule:
         reason=rule.reason,
         user_id=rule.user_id,
         revoke_user_id=rule.revoke_user_id,
+        call_id=rule.call_id,
     )
     message.create_time.FromMicroseconds(int(rule.create_time * 1_000_000))
     if rule.expire_time:

@@ -87,6 +87,16 @@ KEYS = [
 ]
 
 
+class KnownRuns:
+    """A ledger with the run `run` of ann of acme, and its call `approved` of pay."""
+
+    async def has_run(self, *, store_id: str, user_id: str, run_id: str) -> bool:
+        return (store_id, user_id, run_id) == ("acme", "ann", "run")
+
+    async def gated_tool(self, *, store_id: str, user_id: str, call_id: str) -> str | None:
+        return "pay" if (store_id, user_id, call_id) == ("acme", "ann", "approved") else None
+
+
 def context(
     store: str = "acme", user: str = "ann", run: str = "run", roles: Sequence[str] = ()
 ) -> execution_pb2.CallContext:
@@ -229,7 +239,7 @@ async def running(
         await catalog.load("module:test", tools)
         observer = RegistryMetrics(metrics)
         policy = policy_parts(database, clock, store_calls_per_minute=store_calls_per_minute)
-        rules = Rules(PostgresRuleBook(database), catalog, policy.audit, ids, clock)
+        rules = Rules(PostgresRuleBook(database), catalog, runs=KnownRuns(), audit=policy.audit, ids=ids, clock=clock)
         parts = AttemptParts(
             journal=journal,
             locks=PostgresResourceLocks(database, instance_id=instance_id),

@@ -23,7 +23,7 @@ from services.chassis.metrics import Metrics
 from services.chassis.rpc_client import open_channel
 from services.chassis.rpc_server import RpcServer
 from services.errors import CallNotFound
-from services.tool_registry.adapters.ledger import LedgerResults
+from services.tool_registry.adapters.ledger import LedgerReads
 from services.tool_registry.adapters.mail import OutboxFolder, SmtpMailer
 from services.tool_registry.adapters.postgres_planning import PostgresPlanBook
 from services.tool_registry.builtin.clock import clock_tools
@@ -306,7 +306,7 @@ async def test_the_rest_of_a_cut_result_is_read_piece_by_piece(
     async with (
         server,
         open_channel(server.address) as channel,
-        running(database_url, tmp_path, result_tools(LedgerResults(channel))) as registry,
+        running(database_url, tmp_path, result_tools(LedgerReads(channel))) as registry,
     ):
         text, number = "", 0
         offset: int | None = 0

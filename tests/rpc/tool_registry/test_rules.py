@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,11 +10,12 @@ from typing import Any
 
 import grpc
 import pytest
-from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2
+from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2, tool_pb2
 
+from services.tool_registry.domain import rules
 from services.tool_registry.domain.definition import Category, Effect
 from services.tool_registry.sdk import Tool, tool
-from tests.rpc.tool_registry.registry import Registry, as_json, context, outcome, reason, running
+from tests.rpc.tool_registry.registry import Registry, as_json, context, front_end_tool, outcome, reason, running
 
 RUN, APPROVE, REFUSE = (
     execution_pb2.DISPOSITION_RUN,
@@ -185,12 +187,90 @@ async def test_a_new_version_of_the_tool_suspends_the_rule(
         assert [rule.suspended for rule in listed] == [False, True]
 
 
+async def test_a_front_end_tool_that_was_replaced_suspends_its_rule_for_older_runs_too(registry: Registry) -> None:
+    """A run goes on with the version that it began with; what is said of that version does not go on."""
+    root = registry.users["acme", "root"]
+
+    async def disposition(call: str) -> Any:
+        return (await registry.check("show_chart", version=1, call=call)).disposition
+
+    gated = front_end_tool(category=2, effect_class=4)
+    await root.RegisterTool(tool_pb2.RegisterToolRequest(definition=gated))
+    await make(registry, ALLOW, tool_name="show_chart")
+    assert await disposition("one") == execution_pb2.DISPOSITION_OFFER
+    changed = front_end_tool(category=2, effect_class=4, description="Show it to everybody.")
+    await root.RegisterTool(tool_pb2.RegisterToolRequest(definition=changed, replace=True))
+    assert await disposition("two") == APPROVE
+    (rule,) = (await registry.rules["acme", "ann"].ListRules(rule_pb2.ListRulesRequest())).rules
+    assert rule.suspended
+    await make(registry, ALLOW, tool_name="show_chart")
+    await root.UnregisterTool(tool_pb2.UnregisterToolRequest(name="show_chart"))
+    assert await disposition("three") == APPROVE
+
+
+async def test_a_front_end_tool_that_was_replaced_by_a_stricter_one_is_gated_for_older_runs_too(
+    registry: Registry,
+) -> None:
+    root = registry.users["acme", "root"]
+    await root.RegisterTool(tool_pb2.RegisterToolRequest(definition=front_end_tool()))
+    assert (await registry.check("show_chart")).disposition == execution_pb2.DISPOSITION_OFFER
+    stricter = front_end_tool(category=3, effect_class=4)
+    await root.RegisterTool(tool_pb2.RegisterToolRequest(definition=stricter, replace=True))
+    assert (await registry.check("show_chart")).disposition == APPROVE
+
+
+async def test_a_rule_names_the_approval_that_made_it(registry: Registry) -> None:
+    await make(registry, ALLOW, call_id="approved")
+    (rule,) = (await registry.rules["acme", "ann"].ListRules(rule_pb2.ListRulesRequest())).rules
+    assert rule.call_id == "approved"
+    request = audit_pb2.ListAuditRequest(call_id="approved", kind=audit_pb2.AUDIT_KIND_RULE)
+    (entry,) = (await registry.auditors["acme", "root"].ListAudit(request)).entries
+    assert (entry.verdict, entry.reason) == ("MADE", rule.rule_id)
+    absent = (grpc.StatusCode.NOT_FOUND, "CALL_NOT_FOUND")
+    assert await refused(registry, ALLOW, call_id="another") == absent
+    assert await refused(registry, ALLOW, "bob", call_id="approved") == absent
+    unfit = (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
+    assert await refused(registry, ALLOW, tool_name="erase", call_id="approved") == unfit
+    assert await refused(registry, ALLOW, call_id="a/b") == unfit
+
+
+async def test_the_rules_of_users_leave_room_for_each_other_and_for_those_of_the_store(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "RULES_MAX", 3)
+    monkeypatch.setattr(rules, "RULES_OF_USER_MAX", 2)
+    full = (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
+    request = rule_pb2.CreateRuleRequest(request_id="r1", rule=rule_pb2.Rule(effect=ALLOW, scope=USER, tool_name="pay"))
+    first = (await registry.rules["acme", "ann"].CreateRule(request)).rule.rule_id
+    await make(registry, ALLOW)
+    assert await refused(registry, ALLOW) == full
+    assert (await registry.rules["acme", "ann"].CreateRule(request)).rule.rule_id == first
+    await make(registry, ALLOW, "bob")
+    assert await refused(registry, ALLOW, "bob") == full
+    for _ in range(3):
+        await make(registry, DENY, "root", scope=STORE)
+    assert await refused(registry, DENY, "root", scope=STORE) == full
+    await registry.rules["acme", "ann"].RevokeRule(rule_pb2.RevokeRuleRequest(rule_id=first))
+    await make(registry, ALLOW, "bob")
+
+
+async def test_rules_that_are_made_at_once_do_not_pass_the_bound(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "RULES_OF_USER_MAX", 2)
+    made = await asyncio.gather(*(make(registry, ALLOW) for _ in range(6)), return_exceptions=True)
+    assert sum(isinstance(each, str) for each in made) == 2
+
+
 async def test_a_rule_counts_only_in_its_scope(registry: Registry) -> None:
-    await make(registry, ALLOW, scope=rule_pb2.RULE_SCOPE_RUN, scope_id="mine")
-    assert (await registry.check("pay", run="mine")).disposition == RUN
+    await make(registry, ALLOW, scope=rule_pb2.RULE_SCOPE_RUN, scope_id="run")
+    assert (await registry.check("pay", run="run")).disposition == RUN
     assert (await registry.check("pay", run="other")).disposition == APPROVE
-    assert (await registry.check("pay", run="mine", user="bob")).disposition == APPROVE
-    assert (await registry.check("pay", run="mine", store="other")).disposition == APPROVE
+    absent = (grpc.StatusCode.NOT_FOUND, "RUN_NOT_FOUND")
+    for who, run in (("ann", "absent"), ("bob", "run")):
+        assert await refused(registry, DENY, who, scope=rule_pb2.RULE_SCOPE_RUN, scope_id=run) == absent
+    assert (await registry.check("pay", run="run", user="bob")).disposition == APPROVE
+    assert (await registry.check("pay", run="run", store="other")).disposition == APPROVE
 
 
 async def test_no_rule_allows_what_a_reviewer_edited(registry: Registry) -> None:
@@ -250,14 +330,14 @@ async def test_an_allow_names_a_tool_that_its_author_may_call(registry: Registry
 
 
 async def test_the_same_request_makes_one_rule(registry: Registry) -> None:
-    rules = registry.rules["acme", "ann"]
+    ann = registry.rules["acme", "ann"]
     rule = rule_pb2.Rule(effect=ALLOW, scope=USER, tool_name="pay")
     request = rule_pb2.CreateRuleRequest(request_id="r1", rule=rule)
-    first, second = await rules.CreateRule(request), await rules.CreateRule(request)
+    first, second = await ann.CreateRule(request), await ann.CreateRule(request)
     assert first.rule.rule_id == second.rule.rule_id
     request.rule.tool_name = "erase"
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await rules.CreateRule(request)
+        await ann.CreateRule(request)
     assert reason(caught.value)[1] == "REQUEST_ID_REUSED"
 
 

@@ -147,6 +147,7 @@ class Rule(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     REVOKE_TIME_FIELD_NUMBER: _builtins.int
     REVOKE_USER_ID_FIELD_NUMBER: _builtins.int
+    CALL_ID_FIELD_NUMBER: _builtins.int
     rule_id: _builtins.str
     """Its id."""
     effect: Global___RuleEffect.ValueType
@@ -154,7 +155,9 @@ class Rule(_message.Message):
     scope: Global___RuleScope.ValueType
     """Where it counts."""
     scope_id: _builtins.str
-    """RUN, CONVERSATION: which one."""
+    """RUN, CONVERSATION: which one. A run must be there, and the caller's; a
+    conversation may be begun later.
+    """
     tool_name: _builtins.str
     """Name of a tool; "*" for all, "name.*" for all of a source."""
     items_max: _builtins.int
@@ -171,7 +174,7 @@ class Rule(_message.Message):
     """Calls that it has allowed."""
     tool_version: _builtins.int
     """ALLOW for one tool: the version that it means. A newer version of the tool
-    suspends it. One for a pattern of tools does not count for versions that
+    suspends it, also for runs that go on with the older one. One for a pattern of tools does not count for versions that
     were registered after it was made.
     """
     suspended: _builtins.bool
@@ -182,6 +185,10 @@ class Rule(_message.Message):
     """Who made it."""
     revoke_user_id: _builtins.str
     """Who revoked it."""
+    call_id: _builtins.str
+    """The caller's call whose approval made it; empty for none. It must be one that
+    needed an approval, and of the same tool where the rule names one.
+    """
     @_builtins.property
     def arguments(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArgumentPattern]:
         """What the arguments must be; all patterns must match. At most 20, together at
@@ -223,10 +230,11 @@ class Rule(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         revoke_time: _timestamp_pb2.Timestamp | None = ...,
         revoke_user_id: _builtins.str = ...,
+        call_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "revoke_time", b"revoke_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "create_time", b"create_time", "effect", b"effect", "expire_time", b"expire_time", "includes_destructive", b"includes_destructive", "items_max", b"items_max", "reason", b"reason", "revoke_time", b"revoke_time", "revoke_user_id", b"revoke_user_id", "rule_id", b"rule_id", "scope", b"scope", "scope_id", b"scope_id", "suspended", b"suspended", "tool_name", b"tool_name", "tool_version", b"tool_version", "user_id", b"user_id", "uses", b"uses", "uses_max", b"uses_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "call_id", b"call_id", "create_time", b"create_time", "effect", b"effect", "expire_time", b"expire_time", "includes_destructive", b"includes_destructive", "items_max", b"items_max", "reason", b"reason", "revoke_time", b"revoke_time", "revoke_user_id", b"revoke_user_id", "rule_id", b"rule_id", "scope", b"scope", "scope_id", b"scope_id", "suspended", b"suspended", "tool_name", b"tool_name", "tool_version", b"tool_version", "user_id", b"user_id", "uses", b"uses", "uses_max", b"uses_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

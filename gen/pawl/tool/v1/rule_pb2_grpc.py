@@ -92,8 +92,12 @@ class RuleServiceServicer(object):
         """Makes a rule. Idempotent by request id. It is in force at once where it was
         made, and within a second on every replica.
 
-        Errors: INVALID_FIELD, PERMISSION_DENIED, TOOL_NOT_FOUND,
-        REQUEST_ID_REUSED.
+        In force at once are at most 1000 rules of STORE, and 1000 others, 100 of
+        them of one user: users' rules take no place of the store's.
+
+        Errors: INVALID_FIELD (there are too many, too), PERMISSION_DENIED,
+        TOOL_NOT_FOUND, RUN_NOT_FOUND (RUN: the caller has no such run),
+        CALL_NOT_FOUND (`call_id`), REQUEST_ID_REUSED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -54,8 +54,12 @@ class RuleServiceStub:
     """Makes a rule. Idempotent by request id. It is in force at once where it was
     made, and within a second on every replica.
 
-    Errors: INVALID_FIELD, PERMISSION_DENIED, TOOL_NOT_FOUND,
-    REQUEST_ID_REUSED.
+    In force at once are at most 1000 rules of STORE, and 1000 others, 100 of
+    them of one user: users' rules take no place of the store's.
+
+    Errors: INVALID_FIELD (there are too many, too), PERMISSION_DENIED,
+    TOOL_NOT_FOUND, RUN_NOT_FOUND (RUN: the caller has no such run),
+    CALL_NOT_FOUND (`call_id`), REQUEST_ID_REUSED.
     """
     RevokeRule: _grpc.UnaryUnaryMultiCallable[_rule_pb2.RevokeRuleRequest, _rule_pb2.RevokeRuleResponse]
     """Revokes a rule, for good. Calls that it has allowed and that have not begun
@@ -96,8 +100,12 @@ class RuleServiceAsyncStub(RuleServiceStub):
     """Makes a rule. Idempotent by request id. It is in force at once where it was
     made, and within a second on every replica.
 
-    Errors: INVALID_FIELD, PERMISSION_DENIED, TOOL_NOT_FOUND,
-    REQUEST_ID_REUSED.
+    In force at once are at most 1000 rules of STORE, and 1000 others, 100 of
+    them of one user: users' rules take no place of the store's.
+
+    Errors: INVALID_FIELD (there are too many, too), PERMISSION_DENIED,
+    TOOL_NOT_FOUND, RUN_NOT_FOUND (RUN: the caller has no such run),
+    CALL_NOT_FOUND (`call_id`), REQUEST_ID_REUSED.
     """
     RevokeRule: _aio.UnaryUnaryMultiCallable[_rule_pb2.RevokeRuleRequest, _rule_pb2.RevokeRuleResponse]  # type: ignore[assignment]
     """Revokes a rule, for good. Calls that it has allowed and that have not begun
@@ -141,8 +149,12 @@ class RuleServiceServicer(metaclass=_abc_1.ABCMeta):
         """Makes a rule. Idempotent by request id. It is in force at once where it was
         made, and within a second on every replica.
 
-        Errors: INVALID_FIELD, PERMISSION_DENIED, TOOL_NOT_FOUND,
-        REQUEST_ID_REUSED.
+        In force at once are at most 1000 rules of STORE, and 1000 others, 100 of
+        them of one user: users' rules take no place of the store's.
+
+        Errors: INVALID_FIELD (there are too many, too), PERMISSION_DENIED,
+        TOOL_NOT_FOUND, RUN_NOT_FOUND (RUN: the caller has no such run),
+        CALL_NOT_FOUND (`call_id`), REQUEST_ID_REUSED.
         """
 
     @_abc_1.abstractmethod
