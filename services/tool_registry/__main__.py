@@ -95,10 +95,8 @@ async def main(stop: Stop) -> None:
         options = WorkerOptions(lease_seconds=settings.worker_lease_seconds)
         hub = await service.enter(WorkerHub(worker_book, clock=service.clock, stopping=stop.wait, options=options))
         source_store = PostgresSources(database)
-        connectors = await _connectors(
-            service, source_store, secrets, egress, programs=_programs(settings), helpers=helpers
-        )
-        catalog = Catalog(book, sources={WORKER: hub, **connectors}, helper=helpers)
+        kinds = await _connectors(service, source_store, secrets, egress, programs=_programs(settings), helpers=helpers)
+        catalog = Catalog(book, sources={WORKER: hub, **kinds}, helper=helpers)
         ledger = LedgerReads(await service.open_channel("job_store", settings.job_store_address, optional=True))
         own = await _builtin_tools(service, settings, database=database, ledger=ledger, egress=egress, helpers=helpers)
         await catalog.load("builtin", own)
@@ -138,7 +136,7 @@ async def main(stop: Stop) -> None:
         server = service.rpc_server()
         checker = Checker(catalog, rules, metrics, policy.audit)
         execution = ExecutionServicer(catalog=catalog, checker=checker, executor=executor, audit=policy.audit)
-        sources = Sources(store=source_store, book=book, catalog=catalog, connectors=connectors, clock=service.clock)
+        sources = Sources(store=source_store, book=book, catalog=catalog, connectors=kinds, clock=service.clock)
         workers = WorkerServicer(hub, WorkerTools(book, worker_book, catalog))
         server.add(add_ToolServiceServicer_to_server, ToolServicer(catalog))
         server.add(add_RuleServiceServicer_to_server, RuleServicer(rules))
