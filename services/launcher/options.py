@@ -17,8 +17,9 @@ REPLICAS_MAX = 16
 class SuiteOptions:
     """How to run the suite. By default: embedded servers, the scripted model, one replica each, free ports everywhere.
 
-    `ports` maps the names of DEFAULT_PORTS to numbers; what is missing, or 0, takes a free port. `environment` is added
-    to that of every service, `service_environment` to that of one. `local_key` is the key of callers on this machine;
+    `ports` maps the names of DEFAULT_PORTS to numbers; what is missing, or 0, takes a free port. Of `environment`
+    each service gets what it reads, and what runs Python tools the variables that `tool_environment` names;
+    `service_environment` is added to that of one, as it is. `local_key` is the key of callers on this machine;
     without it the data folder's own.
     """
 
@@ -32,6 +33,7 @@ class SuiteOptions:
     model_arguments: Sequence[str] = ()
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     service_environment: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+    tool_environment: Sequence[str] = ()
     stages: tuple[tuple[ServiceSpec, ...], ...] = STAGES
     ready_seconds: float = 60.0
 
@@ -71,6 +73,7 @@ def read_options(
         local_key=_secret(environment, "PAWL_LOCAL_KEY"),
         scripted_model=not (environment.get("OPENAI_API_KEY") or environment.get("OPENAI_BASE_URL")),
         environment=dict(environment),
+        tool_environment=tuple(filter(None, map(str.strip, environment.get("PAWL_TOOL_ENVIRONMENT", "").split(",")))),
     )
 
 

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import services
 from services.chassis.local_key import LOCAL_KEY
+from services.launcher.environment import read_by, system_environment
 from services.launcher.folder import DataFolder
 from services.launcher.health import is_serving, read_addresses
 from services.launcher.options import SuiteOptions
@@ -86,7 +86,7 @@ def model_process(around: Surroundings) -> ProcessSpec:
             "--address-file",
             str(address_file),
         )
-        return Command(arguments=(*program, *around.options.model_arguments), environment=_inherited(around.options))
+        return Command(arguments=(*program, *around.options.model_arguments), environment=_system(around.options))
 
     async def probe() -> Addresses | None:
         return read_addresses(address_file)
@@ -106,31 +106,29 @@ def _environment(
         "PAWL_NATS_URL_FILE": str(around.secrets.path(nats_url_file(spec.nats_user))),
         **around.peers(spec),
     }
-    given = _inherited(options)
+    given = {name: value for name, value in options.environment.items() if name not in _OWN}
     if "PAWL_SERVICE_KEY" not in given and "PAWL_SERVICE_KEY_FILE" not in given:
         chosen["PAWL_SERVICE_KEY_FILE"] = str(around.secrets.path(SERVICE_KEY))
     if not has_keys(options):
         chosen[f"{_LOCAL_KEY_VARIABLE}_FILE"] = str(around.secrets.path(LOCAL_KEY))
     folders = {"PAWL_OUTBOX_DIR": str(around.folder.outbox), "PAWL_FILES_DIR": str(around.folder.files)}
     chosen["PAWL_PRIVATE_DIR"] = str(around.folder.path)
-    return {**folders, **around.model(), **given, **chosen} | dict(options.service_environment.get(spec.name, {}))
+    named = options.tool_environment if spec.runs_tools else ()
+    return {
+        **_system(options),
+        **{name: options.environment[name] for name in named if name in options.environment},
+        **read_by(spec, {**folders, **around.model(), **given, **chosen}),
+        **options.service_environment.get(spec.name, {}),
+    }
+
+
+def _system(options: SuiteOptions) -> dict[str, str]:
+    return system_environment(os.environ, options.environment)
 
 
 def has_keys(options: SuiteOptions) -> bool:
     """Whether callers have keys of their own; else the key of this machine is for all of them."""
     return bool(options.environment.get(_KEYS_FILE_VARIABLE))
-
-
-def _inherited(options: SuiteOptions) -> dict[str, str]:
-    """The environment of this process without what is Pawl's, and what the options add, without what is not to share.
-
-    Children import the same Pawl as this process, wherever it is started from.
-    """
-    outer = {name: value for name, value in os.environ.items() if not name.startswith(("PAWL_", "OPENAI_"))}
-    given = {name: value for name, value in options.environment.items() if name not in _OWN}
-    root = str(Path(services.__path__[0]).parent)
-    path = os.pathsep.join(part for part in (root, given.get("PYTHONPATH") or outer.get("PYTHONPATH", "")) if part)
-    return {**outer, **given, "PYTHONPATH": path}
 
 
 def nats_url_file(user: str) -> str:

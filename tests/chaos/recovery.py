@@ -103,6 +103,7 @@ async def _up(folder: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, E
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PAWL_", "OPENAI_"))}
     environment |= {
         "PAWL_LOCAL_KEY": LOCAL_KEY,
+        "PAWL_TOOL_ENVIRONMENT": FILE_VARIABLE,
         "PAWL_TOOLS": "tests.chaos.tools",
         FILE_VARIABLE: str(folder / "effects.jsonl"),
     }

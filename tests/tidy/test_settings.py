@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
 from services.chassis.settings import ServiceSettings
+from services.launcher.services import STAGES
 from tests.tidy import tree
 
 EXAMPLE = (tree.ROOT / ".env.example").read_text()
@@ -71,6 +72,20 @@ def test_the_example_shows_what_is_read_without_a_settings_class(section: str, m
     source = "".join((tree.ROOT / "services" / module).read_text() for module in modules)
     elsewhere = {*read_by(ServiceSettings), *(shown()["pawl up"] if section != "pawl up" else ())}
     assert set(shown()[section]) == set(re.findall(r'"(PAWL_[A-Z_]+)"', source)) - elsewhere
+
+
+def test_the_launcher_gives_each_service_what_it_reads_and_nothing_else() -> None:
+    """A new setting belongs into services/launcher/services.py too."""
+    connections = {
+        "PAWL_NATS_URL",
+        "PAWL_SERVICE_KEY",
+        *(name for name in read_by(ServiceSettings) if "DATABASE" in name),
+    }
+    settings = {section: set(read_by(cls)) for section, cls in classes() if section != EVERY_SERVICE}
+    for spec in (spec for stage in STAGES for spec in stage):
+        given = {name for name in spec.reads or () if name.startswith(("PAWL_", "OPENAI_"))}
+        assert given <= settings[spec.name], spec.name
+        assert settings[spec.name] - given <= connections, spec.name
 
 
 def test_the_example_says_what_each_variable_is_for() -> None:

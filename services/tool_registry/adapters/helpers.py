@@ -25,7 +25,7 @@ WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
 _PROGRAM: Final = (
     "import sys; sys.path[:] = sys.argv[1:]; from services.tool_registry.adapters.helper_process import main; main()"
 )
-_SETTINGS_PREFIX: Final = "PAWL_"
+_SETTINGS_PREFIXES: Final = ("PAWL_", "OPENAI_")
 _LENGTH_BYTES: Final = 4
 # A limit of processor time is what counts. This one is for a process that does not even get to run.
 _WALL_FACTOR: Final = 20
@@ -149,7 +149,7 @@ class _Process:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 start_new_session=True,
-                env={name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS_PREFIX)},
+                env={name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS_PREFIXES)},
             )
         )
 

@@ -32,7 +32,7 @@ _PROGRESS_INTERVAL_SECONDS: Final = 0.01
 _UNWIND_SECONDS: Final = 0.5
 """What a cancelled tool has to end by itself; half of what the executor gives it, the rest is for killing it."""
 _KILL_SECONDS: Final = 5.0
-_SETTINGS_PREFIX: Final = "PAWL_"
+_SETTINGS_PREFIXES: Final = ("PAWL_", "OPENAI_")
 
 
 class CallProcess:
@@ -69,7 +69,7 @@ class CallProcess:
                 stdout=None if shows_output else asyncio.subprocess.DEVNULL,
                 pass_fds=numbers,
                 start_new_session=True,
-                env={name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS_PREFIX)},
+                env={name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS_PREFIXES)},
             )
         except BaseException:
             control.close()

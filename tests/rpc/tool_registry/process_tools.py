@@ -41,7 +41,7 @@ def look_round(number: int, context: ToolContext) -> dict[str, Any]:
         "number": number,
         "pid": os.getpid(),
         "leads_its_session": os.getsid(0) == os.getpid(),
-        "settings": [name for name in os.environ if name.startswith("PAWL_")],
+        "settings": [name for name in os.environ if name.startswith(("PAWL_", "OPENAI_"))],
         "sockets": len(_sockets()),
         "cores": resource.getrlimit(resource.RLIMIT_CORE),
         "key": context.idempotency_key,

@@ -1,0 +1,74 @@
+"""Each process gets of the environment what it reads, and no secret of another one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from services.launcher.folder import DataFolder
+from services.launcher.options import SuiteOptions, read_options
+from services.launcher.plan import Surroundings, model_process, service_process
+from services.launcher.secrets import SecretFiles
+from services.launcher.services import STAGES, ServiceSpec
+
+SECRETS: Mapping[str, frozenset[str]] = {
+    "OPENAI_API_KEY": frozenset({"agent-loop"}),
+    "HTTPS_PROXY": frozenset({"agent-loop"}),
+    "PAWL_SMTP_URL": frozenset({"tool-registry"}),
+    "PAWL_TOOL_SECRETS_FILE": frozenset({"tool-registry"}),
+    "PAWL_SERVICE_KEY": frozenset({"agent-loop", "job-store", "tool-registry"}),
+    "PAWL_DATABASE_URL_FILE": frozenset({"job-store", "tool-registry", "notifier"}),
+    "PAWL_NATS_URL_FILE": frozenset({"job-store", "agent-loop", "notifier"}),
+    "AWS_SECRET_ACCESS_KEY": frozenset(),
+    "PAWL_API_KEY": frozenset(),
+    "PAWL_OF_SOMEBODY": frozenset(),
+    "BILLING_URL": frozenset({"tool-registry"}),
+}
+PLAIN = {"PATH": "/bin", "LC_ALL": "C", "PAWL_LOG_LEVEL": "debug", "PAWL_TOOL_ENVIRONMENT": "BILLING_URL, ABSENT"}
+
+
+_MADE = ("PAWL_DATABASE_URL_FILE", "PAWL_NATS_URL_FILE")
+"""What the launcher makes itself."""
+
+
+def options(data: Path) -> SuiteOptions:
+    """What `pawl up` makes of an environment that is full of secrets."""
+    return read_options({**PLAIN, **{name: "hush" for name in SECRETS if name not in _MADE}}, data=data)
+
+
+def around(folder: Path, chosen: SuiteOptions) -> Surroundings:
+    secrets = SecretFiles(folder / "secrets")
+    return Surroundings(options=chosen, folder=DataFolder(folder), secrets=secrets, peers=lambda _: {}, model=dict)
+
+
+def environment_of(spec: ServiceSpec, folder: Path, chosen: SuiteOptions) -> Mapping[str, str]:
+    return service_process(spec, 0, around(folder, chosen)).command(None).environment
+
+
+@pytest.mark.parametrize("spec", [spec for stage in STAGES for spec in stage], ids=lambda spec: spec.name)
+def test_a_secret_reaches_the_services_that_need_it_and_no_other(
+    spec: ServiceSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I22."""
+    for name in SECRETS:
+        monkeypatch.setenv(name, "hush")
+    found = environment_of(spec, tmp_path, options(tmp_path))
+    assert {name for name in SECRETS if name in found} == {name for name in SECRETS if spec.name in SECRETS[name]}
+    assert (found["PATH"], found["LC_ALL"], found["PAWL_LOG_LEVEL"]) == ("/bin", "C", "debug")
+
+
+def test_the_scripted_model_gets_nothing_of_pawl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I22."""
+    for name in SECRETS:
+        monkeypatch.setenv(name, "hush")
+    found = model_process(around(tmp_path, options(tmp_path))).command(None).environment
+    assert "hush" not in found.values()
+    assert not [name for name in found if name.startswith(("PAWL_", "OPENAI_"))]
+
+
+def test_only_the_registry_may_write_where_tools_keep_things(tmp_path: Path) -> None:
+    for spec in (spec for stage in STAGES for spec in stage):
+        found = environment_of(spec, tmp_path, SuiteOptions(data=tmp_path))
+        assert ("PAWL_FILES_DIR" in found) is ("PAWL_PRIVATE_DIR" in found) is (spec.name == "tool-registry")
