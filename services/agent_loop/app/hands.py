@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Final
 
 from services.agent_loop.app.patience import TRANSIENT, Patience
@@ -24,7 +25,7 @@ from services.agent_loop.domain.tool import (
     Verdict,
 )
 from services.chassis.clock import Clock
-from services.errors import DependencyUnavailable, MethodNotFound, PawlError, ToolNotFound
+from services.errors import DependencyUnavailable, MethodNotFound, Overloaded, PawlError, ToolNotFound
 
 _PATIENCE_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 2.0
@@ -110,13 +111,16 @@ class Hands:
             rule_id=call.rule_id,
             answers=tuple(answers),
         )
-        began, failures = self._clock.monotonic(), 0
+        began, failures, lost = self._clock.monotonic(), 0, 0
         while True:
             left = began + call.timeout_seconds + _GRACE_SECONDS - self._clock.monotonic()
-            ended = await self._attempt(call, execution, on_progress, left, failures)
-            if ended is not None:
+            asked = replace(execution, earlier_attempts=execution.earlier_attempts + lost)
+            ended = await self._attempt(call, asked, on_progress, left, failures)
+            if isinstance(ended, ExecutionResult):
                 return ended
             failures += 1
+            # What was refused for want of room has not begun; of what broke off nobody knows.
+            lost += not isinstance(ended, Overloaded)
 
     async def stop(self, call: Call) -> Stopped:
         """Stop a call and return what it came to; not stopped if nobody can say."""
@@ -130,8 +134,8 @@ class Hands:
 
     async def _attempt(
         self, call: Call, execution: Execution, on_progress: OnProgress, left: float, failures: int
-    ) -> ExecutionResult | None:
-        """Return how the call ended, or None if it is to be asked for again by the same id."""
+    ) -> ExecutionResult | PawlError:
+        """Return how the call ended, or why it is to be asked for again by the same id."""
         try:
             async with asyncio.timeout(left), aclosing(self._registry.execute(self._context, execution)) as pieces:
                 async for piece in pieces:
@@ -146,7 +150,7 @@ class Hands:
                 await self._patience.pause(error, failures, left=left)
             except PawlError:
                 return _unreachable(call)
-            return None
+            return error
         except PawlError as error:
             return ExecutionResult(outcome=Outcome.FAILED, result=settle.error(error.reason, error.message))
 

@@ -74,7 +74,7 @@ _LIST: Final = f"""
 SELECT {_COLUMNS} FROM tool_registry.audit WHERE {_WANTED} AND ($9::bigint IS NULL OR seq < $9)
 ORDER BY seq DESC LIMIT $10
 """  # noqa: S608  # constants only
-_ENDED: Final = "kind = 'RETURNED' AND reason <> 'CACHED'"
+_ENDED: Final = "kind = 'RETURNED' AND reason NOT IN ('CACHED', 'LATE')"
 _FIGURES: Final = f"""
 SELECT tool_name,
     count(*) FILTER (WHERE {_ENDED}) AS executions,

@@ -6,8 +6,10 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
+from services.tool_registry.app.ports import Ended
 from services.tool_registry.sdk import Tool, ToolContext
 
 T = TypeVar("T")
@@ -71,7 +73,12 @@ class PythonRunner:
         ended.add_done_callback(free)
         self.threads_busy += 1
         threading.Thread(target=run, name="tool", daemon=True).start()
-        return await uncancelled(ended)
+        with suppress(asyncio.CancelledError):
+            # The second cancel is that of a process that ends.
+            await asyncio.wait({ended})
+            return ended.result()
+        await asyncio.wait({ended})
+        return ended.result()
 
 
 def _nothing() -> None:
@@ -94,7 +101,7 @@ class PythonWork:
 
     def __init__(self, coroutine: Any) -> None:
         loop = asyncio.get_running_loop()
-        self.left: asyncio.Future[None] = loop.create_future()
+        self.left: asyncio.Future[Ended | None] = loop.create_future()
         self._task = loop.create_task(_guarded(coroutine))
         self._task.add_done_callback(self._leave)
 
@@ -109,10 +116,11 @@ class PythonWork:
         return self._task.result()
 
     def _leave(self, task: asyncio.Task[Any]) -> None:
-        if not task.cancelled():
-            task.exception()  # Seen, also when nobody wants it any more.
-        if not self.left.done():
-            self.left.set_result(None)
+        if self.left.done():
+            return
+        error = None if task.cancelled() else task.exception()
+        value = None if task.cancelled() or error is not None else task.result()
+        self.left.set_result(None if task.cancelled() else Ended(value=value, error=error))
 
 
 async def _guarded(coroutine: Any) -> Any:

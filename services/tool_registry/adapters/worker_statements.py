@@ -167,7 +167,8 @@ FROM tool_registry.worker_calls c WHERE {_OWN}
 HAND_OUT_AGAIN: Final = f"""
 WITH again AS (
     UPDATE tool_registry.worker_calls c SET
-        state = 'WAITING', purpose = $4, is_lost = false, progress = NULL, answer = NULL, is_accepted = false
+        state = 'WAITING', purpose = $4, is_lost = false, progress = NULL, answer = NULL, is_accepted = false,
+        attempt = c.attempt + CASE WHEN $4 = 'RUN' THEN 1 ELSE 0 END
     WHERE {_OWN} AND (c.state = 'DONE' OR {_IS_LOST}) AND NOT c.cancel_requested
     RETURNING c.store_id, c.group_name)
 SELECT {_notify("WAITING", "store_id", "group_name")} FROM again

@@ -17,7 +17,7 @@ from services.tool_registry.app import outcome
 from services.tool_registry.app.execution import Execution, Reporter
 from services.tool_registry.app.jobs import Job
 from services.tool_registry.app.policy import CallPolicy
-from services.tool_registry.app.ports import Begun, HeldElsewhere, Journal, ResourceLocks, Runner, Secrets
+from services.tool_registry.app.ports import Begun, Ended, HeldElsewhere, Journal, ResourceLocks, Runner, Secrets
 from services.tool_registry.domain.definition import Effect
 from services.tool_registry.domain.execution import ExecutionResult, progress
 from services.tool_registry.sdk import ReconcileResult, SecretNotFound, ToolContext
@@ -63,6 +63,8 @@ class Attempt:
         self.has_asked_journal = False
         self.has_run = False
         """Whether the tool was begun, so that it may have had its effect."""
+        self.late_end: ExecutionResult | None = None
+        """What the tool came to after its call had got another result."""
         self.was_known = False
         """Whether the outcome is not this attempt's own."""
         self.task = asyncio.get_running_loop().create_task(self._run(), name=f"attempt {job.definition.name}")
@@ -170,11 +172,19 @@ class Attempt:
         try:
             value = await work.result()
         except Exception as error:  # noqa: BLE001  # whatever the author's code raises is its result
-            self._set(outcome.of_error(job.definition, error, secrets=self._secrets, seconds=self._seconds()))
+            self._set(self._of(Ended(error=error)))
         else:
-            self._set(outcome.of_value(job.definition, value, secrets=self._secrets, seconds=self._seconds()))
+            self._set(self._of(Ended(value=value)))
         finally:
             await asyncio.wait({work.left})
+            ended = work.left.result()
+            self.late_end = None if ended is None or self.outcome.done() else self._of(ended)
+
+    def _of(self, ended: Ended) -> ExecutionResult:
+        definition, secrets, seconds = self._job.definition, self._secrets, self._seconds()
+        if ended.error is not None:
+            return outcome.of_error(definition, ended.error, secrets=secrets, seconds=seconds)
+        return outcome.of_value(definition, ended.value, secrets=secrets, seconds=seconds)
 
     def _context(self) -> ToolContext:
         identity = self._job.identity

@@ -262,6 +262,10 @@ class Executor:
             has_stopped = await attempt.stop(_UNWIND_SECONDS if waits else 0)
             known = self._interrupted(execution, job, attempt, seconds, goes_on=not has_stopped)
         result = await self._write_end(job, known, attempt)
+        if not attempt.task.done():
+            following = asyncio.get_running_loop().create_task(self._follow(attempt, job), name="execution late")
+            self._attempts.add(following)
+            following.add_done_callback(self._attempts.discard)
         self._observer.ended(job.tool.name, result.outcome, seconds)
         _log.info(
             "execution.ended",
@@ -328,6 +332,13 @@ class Executor:
             self._until_written(job, lambda: self._journal.end(job.key, result)), audited
         )
         return standing
+
+    async def _follow(self, attempt: Attempt, job: Job) -> None:
+        """Write down what a tool comes to that goes on after its call has a result: it may have its effect then."""
+        await asyncio.wait({attempt.task})
+        late = attempt.late_end
+        if late is not None:
+            await self._until_written(job, lambda: self._parts.policy.ended_late(job, late))
 
     async def _until_written(self, job: Job, write: Callable[[], Awaitable[T]]) -> T:
         failures = 0

@@ -36,7 +36,7 @@ class CallPolicy:
         """
         found = self._cache.find(job)
         if found is not None:
-            await self._audit.write([self._returned(job, found, is_cached=True)])
+            await self._audit.write([replace(self._returned(job, found, "CACHED"), duration_us=0)])
         return found
 
     async def permit(self, job: Job) -> ExecutionResult | None:
@@ -68,6 +68,14 @@ class CallPolicy:
         await self._audit.write(drafts)
         self._cache.put(job, result)
 
+    async def ended_late(self, job: Job, result: ExecutionResult) -> None:
+        """Write down what a tool came to whose call had ended before; its result is dropped.
+
+        Raises:
+            DependencyUnavailable: as `ended`.
+        """
+        await self._audit.write([self._returned(job, result, "LATE")])
+
     async def sweep(self) -> None:
         """Drop results that are too old, and rates that nobody uses."""
         self._cache.sweep()
@@ -86,15 +94,15 @@ class CallPolicy:
         verdict = "APPROVED" if job.is_approved else "RULE" if rule_id else ""
         return replace(self._of_job(job), kind=AuditKind.EXECUTED, verdict=verdict, reason=rule_id)
 
-    def _returned(self, job: Job, result: ExecutionResult, *, is_cached: bool = False) -> AuditDraft:
+    def _returned(self, job: Job, result: ExecutionResult, reason: str = "") -> AuditDraft:
         return replace(
             self._of_job(job),
             kind=AuditKind.RETURNED,
             verdict=result.outcome.value,
-            reason="CACHED" if is_cached else result.error_reason,
+            reason=reason or result.error_reason,
             result_sha256=sha256_hex(result.content),
             result_bytes=len(result.content),
-            duration_us=0 if is_cached else int(result.duration_seconds * 1_000_000),
+            duration_us=int(result.duration_seconds * 1_000_000),
         )
 
     def _of_job(self, job: Job) -> AuditDraft:

@@ -337,6 +337,14 @@ class ResourceLocks(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """What a tool returned, or raised."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+
 class Work(Protocol):
     """A tool that runs."""
 
@@ -348,8 +356,8 @@ class Work(Protocol):
         ...
 
     @property
-    def left(self) -> Future[None]:
-        """Done when no code of the tool runs any more."""
+    def left(self) -> Future[Ended | None]:
+        """Done when no code of the tool runs any more: how it ended, None if it was stopped before its end."""
         ...
 
 

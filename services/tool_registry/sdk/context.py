@@ -71,7 +71,7 @@ class ToolContext:
     run_id: str = "run"
     call_id: str = "call"
     attempt: int = 1
-    """Executions of this call begun so far, this one included."""
+    """Executions of this call begun so far, this one included, and those that may have been begun and were lost."""
     deadline: datetime = _NEVER
     """When it is cancelled for taking too long."""
     _cancelled: threading.Event = field(default_factory=threading.Event)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from services.tool_registry.adapters.postgres_audit import PostgresAuditLog
 from services.tool_registry.domain.audit import AuditDraft, AuditKind, Head, entry_hash
 from services.tool_registry.domain.definition import Effect
 from services.tool_registry.sdk import Category, Tool, tool
-from tests.rpc.tool_registry.registry import Registry, context, outcome, reason, running
+from tests.poll import until
+from tests.rpc.tool_registry.registry import Registry, content, context, outcome, reason, running
 from tests.rpc.tool_registry.world import World, execute
 
 
@@ -73,6 +75,40 @@ async def decide(registry: Registry, call: str, kind: Any, *, by: str = "bob", v
             ],
         )
     )
+
+
+async def test_what_a_tool_does_after_its_call_has_ended_is_in_the_chain(database_url: str, tmp_path: Path) -> None:
+    release, begun = threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    @tool(category=Category.SAFE)
+    def write(fails: bool = False) -> str:
+        """Write, late."""
+        loop.call_soon_threadsafe(begun.set)
+        release.wait()
+        if fails:
+            raise OSError
+        return "written"
+
+    async with running(database_url, tmp_path, [write]) as registry:
+        asked = asyncio.ensure_future(registry.run("write", call="a"))
+        failing = asyncio.ensure_future(registry.run("write", {"fails": True}, call="b", timeout_seconds=0.5))
+        await begun.wait()
+        await registry.cancel("a", wait=0)
+        assert outcome(await asked) == "CANCELLED NOT_STOPPED"
+        late = await failing
+        assert "goes on and may still have its effect" in content(late)["error"]
+        release.set()
+
+        async def is_known() -> bool:
+            return len([entry for entry in await listed(registry) if entry.reason == "LATE"]) == 2
+
+        await until(is_known)
+        entries = [entry for entry in await listed(registry) if entry.reason == "LATE"]
+        assert sorted((entry.call_id, entry.verdict) for entry in entries) == [("a", "SUCCEEDED"), ("b", "FAILED")]
+        (ended,) = [entry for entry in entries if entry.call_id == "a"]
+        assert ended.result_sha256 == hashlib.sha256(b'"written"').hexdigest()
+        assert (await verified(registry)).HasField("problem") is False
 
 
 async def test_the_chain_tells_the_story_of_each_call(database_url: str, tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ async def test_what_may_run_again_goes_to_another_worker_with_the_same_key(
             again = await invocation(second)
             assert (again.call_id, again.arguments_json) == (call.call_id, call.arguments_json)
             assert again.lease_epoch > call.lease_epoch
+            assert (call.attempt, again.attempt) == (1, 2)
             assert await answer(second, again) == Status.RESULT_STATUS_ACCEPTED
             assert outcome(await asked) == "SUCCEEDED"
 
@@ -131,7 +132,7 @@ async def test_what_is_found_not_to_have_happened_runs(registry: Registry) -> No
         async with attached(registry, RECONCILABLE, worker="w2") as second:
             await answer(second, await invocation(second), did_not_happen=worker_pb2.DidNotHappen())
             again = await invocation(second)
-            assert again.purpose == Purpose.INVOCATION_PURPOSE_RUN
+            assert (again.purpose, again.attempt) == (Purpose.INVOCATION_PURPOSE_RUN, 2)
             assert again.arguments_json == call.arguments_json
             await answer(second, again)
             assert outcome(await asked) == "SUCCEEDED"

@@ -11,6 +11,11 @@ from services.agent_loop.settings import AgentLoopSettings
 from services.errors import InvalidField
 
 
+def settings(ceilings: str) -> AgentLoopSettings:
+    given = {"database_url": "postgresql://x", "model": "m", "service_key": "k" * 32, "limit_ceilings": ceilings}
+    return AgentLoopSettings.model_validate(given)
+
+
 @pytest.mark.parametrize(("own", "held"), [(0, 10), (5, 5), (99, 99), (600, 100)])
 def test_the_timeout_of_a_tool_holds_up_to_the_ceiling(own: float, held: float) -> None:
     assert Limits().seconds_of_tool(own) == held
@@ -55,13 +60,12 @@ def test_no_ceiling_is_below_its_default() -> None:
 )
 def test_what_is_no_ceiling_stops_the_start(text: str) -> None:
     with pytest.raises(ValueError, match="PAWL_LIMIT_CEILINGS"):
-        AgentLoopSettings(database_url="postgresql://x", model="m", limit_ceilings=text)  # pyright: ignore[reportCallIssue]
+        settings(text)  # pyright: ignore[reportCallIssue]
 
 
 def test_a_deployment_s_ceilings_are_those_of_tools() -> None:
-    settings = AgentLoopSettings(database_url="postgresql://x", model="m", limit_ceilings="tool_timeout_seconds=600")
-    assert settings.run_defaults.limits.seconds_of_tool(599) == 599
-    assert settings.run_defaults.limits.seconds_of_tool(0) == 10
+    limits = settings("tool_timeout_seconds=600").run_defaults.limits
+    assert (limits.seconds_of_tool(599), limits.seconds_of_tool(0)) == (599, 10)
 
 
 def test_a_run_of_the_version_before_keeps_its_limits() -> None:

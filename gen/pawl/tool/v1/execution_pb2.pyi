@@ -587,7 +587,9 @@ class ExecuteToolRequest(_message.Message):
     arguments_json: _builtins.bytes
     """Canonical arguments as checked before."""
     earlier_attempts: _builtins.int
-    """Executions begun before this one; 0 for the first."""
+    """Executions begun before this one, those included of which nobody knows
+    whether they were; 0 for the first.
+    """
     timeout_seconds: _builtins.float
     """Seconds the execution may take; 0 means the tool's own or 10."""
     approved_digest: _builtins.str
