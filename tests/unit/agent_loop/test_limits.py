@@ -12,7 +12,8 @@ from services.errors import InvalidField
 
 
 def settings(ceilings: str) -> AgentLoopSettings:
-    given = {"database_url": "postgresql://x", "model": "m", "service_key": "k" * 32, "limit_ceilings": ceilings}
+    keys = {"service_key": "s" * 32, "local_key": "k" * 32}
+    given = {"database_url": "postgresql://x", "model": "m", "limit_ceilings": ceilings} | keys
     return AgentLoopSettings.model_validate(given)
 
 
