@@ -59,8 +59,9 @@ class NatsServer:
     A context manager; `stop` and `start` in between are for tests of its absence.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, settings: str = "") -> None:
         self._folder = folder
+        self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
         self._port = -1
 
@@ -78,9 +79,11 @@ class NatsServer:
     def start(self) -> None:
         """Start the process; returns when it accepts connections."""
         log = self._folder / "log"
+        (self._folder / "conf").write_text(self._settings)
         process = self._process = subprocess.Popen(
             [
                 _program(),
+                *("--config", str(self._folder / "conf")),
                 *("--addr", "127.0.0.1", "--port", str(self._port)),
                 *("--jetstream", "--store_dir", str(self._folder / "store")),
                 *("--ports_file_dir", str(self._folder), "--log", str(log)),

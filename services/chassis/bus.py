@@ -18,7 +18,7 @@ from typing import Final, Self
 
 import nats.errors
 import nats.js.errors
-from nats.aio.client import Client
+from nats.aio.client import DEFAULT_MAX_PAYLOAD_SIZE, Client
 from nats.js import JetStreamContext
 
 from services.chassis import bus_outbox, logs, tasks
@@ -32,6 +32,8 @@ _BACKOFF_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 _PING_INTERVAL_SECONDS: Final = 5
 _FLUSH_TIMEOUT_SECONDS: Final = 1.0
 _CRASH_PAUSE_SECONDS: Final = 1.0
+# The server counts the headers of a message too.
+_HEADER_BYTES: Final = 1024
 
 __all__ = ["Bus", "Callback", "Hook", "Message", "Subscription"]
 
@@ -56,6 +58,7 @@ class Bus:
         self._client: Client | None = None
         self._connected = asyncio.Event()
         self._connection_number = 0
+        self._payload_bytes_max = DEFAULT_MAX_PAYLOAD_SIZE - _HEADER_BYTES
         self._tried = asyncio.Event()
         self._outbox = Outbox(metrics)
         self._task: asyncio.Task[None] | None = None
@@ -85,6 +88,11 @@ class Bus:
     def connection_number(self) -> int:
         """Which connection the present or last one is; another number may mean another server."""
         return self._connection_number
+
+    @property
+    def payload_bytes_max(self) -> int:
+        """The largest payload that the server takes beside a few headers, as it said on the last connection."""
+        return self._payload_bytes_max
 
     async def wait_connected(self) -> None:
         """Return as soon as the bus is connected, which may be never."""
@@ -116,6 +124,8 @@ class Bus:
     ) -> None:
         """Publish (subject, data, headers) one after the other; on return the server has them all.
 
+        Those that are larger than it takes are dropped, and counted.
+
         Raises:
             DependencyUnavailable: not connected, or lost in the middle; some may
                 have been published.
@@ -125,6 +135,10 @@ class Bus:
         count = 0
         try:
             for subject, data, headers in messages:
+                if len(data) > self._payload_bytes_max:
+                    # It never can be sent, and the next ones can.
+                    self._outbox.refuse(subject, "MaxPayloadError")
+                    continue
                 await self._client.publish(subject, data, headers=dict(headers))
                 count += 1
             await self._client.flush(timeout=timeout_seconds)
@@ -239,6 +253,7 @@ class Bus:
         """Work with a fresh connection until it is lost."""
         self._client = client
         self._connection_number += 1
+        self._payload_bytes_max = max(0, client.max_payload - _HEADER_BYTES)
         for subscription in list(self._subscriptions):
             await subscription.establish(client)
         await client.flush(timeout=_CONNECT_TIMEOUT_SECONDS)

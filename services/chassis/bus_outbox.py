@@ -43,6 +43,11 @@ class Outbox:
         """Count a message that came while there was no connection."""
         self._dropped.labels("disconnected").inc()
 
+    def refuse(self, subject: str, error: str) -> None:
+        """Count a message that can never be sent."""
+        self._dropped.labels("refused").inc()
+        _log.warning("bus.refused", subject=subject, error=error)
+
     def published(self, count: int) -> None:
         """Count messages that went out beside the queue."""
         self._published.inc(count)
@@ -71,8 +76,7 @@ class Outbox:
                 return
             except (nats.errors.Error, ValueError) as error:
                 # This message cannot be sent (too large, bad subject); the next one may.
-                self._dropped.labels("refused").inc()
-                _log.warning("bus.refused", subject=subject, error=type(error).__name__)
+                self.refuse(subject, type(error).__name__)
             else:
                 self._published.inc()
             finally:

@@ -140,6 +140,9 @@ class Batches:
             task.add_done_callback(self._tasks.discard)
         else:
             stream = min(self._streams, key=len)
+            # Of those that have equally few, another one is next.
+            self._streams.remove(stream)
+            self._streams.append(stream)
         stream.send(call)
 
     def leave(self, stream: _Stream) -> None:

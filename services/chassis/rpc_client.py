@@ -26,6 +26,9 @@ PEER_MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
 # What a batch adds to a response, with room to spare.
 _ENVELOPE_BYTES: Final = 1024
 
+# A name may stand for several replicas, and gRPC gives each stream to the next one.
+_STREAMS_OF_A_NAME: Final = 4
+
 # Retries are the caller's: it alone knows what is safe to send again, and one
 # layer of them is enough. gRPC still repeats by itself what never left this side.
 # Replicas whose health says NOT_SERVING get no calls.
@@ -55,8 +58,9 @@ def open_channel(
     sent.
 
     With `batches`, calls with one request go in batches where they can: cheaper, and
-    spread over as many replicas as there are addresses. The other end must be for
-    services, and errors come as the PawlError that they are.
+    spread over as many replicas as there are addresses, or up to four of those that
+    one name stands for. The other end must be for services, and errors come as the
+    PawlError that they are.
 
     Close it, or use it as an async context manager.
 
@@ -68,7 +72,7 @@ def open_channel(
         channel,
         service_key=service_key,
         deadline_seconds=deadline_seconds,
-        streams_max=len(addresses.split(",")) if batches else 0,
+        streams_max=_replicas(addresses) if batches else 0,
         response_bytes_max=message_bytes_max,
     )
 
@@ -263,6 +267,18 @@ async def _only(begin: Callable[[], Call], deserialize: Callable[[bytes], Any]) 
 def _request_id() -> tuple[tuple[str, str], ...]:
     request_id = current_request_id()
     return ((REQUEST_ID_KEY, request_id),) if request_id else ()
+
+
+def _replicas(addresses: str) -> int:
+    """Return on how many streams to spread batches over what is at these addresses."""
+    parts = [address.strip() for address in addresses.split(",")]
+    if len(parts) > 1 or parts[0].startswith("unix:"):
+        return len(parts)
+    try:
+        ipaddress.ip_address(split_address(parts[0])[0])
+    except ValueError:
+        return _STREAMS_OF_A_NAME
+    return 1
 
 
 def _target(addresses: str) -> str:

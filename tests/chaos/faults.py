@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from tests.chaos import clocks, disk, model_faults
 from tests.chaos.world import LEASE_SECONDS, REPLICAS, SERVICES, World
 
 WIPE = "wipe nats"
+DEMOTE = "demote postgres"
+_DEMOTED_SECONDS = 5.0
 
 Play = Callable[[World], Awaitable[None]]
 
@@ -74,6 +77,17 @@ async def crash_postgres(world: World) -> None:
     await world.suite.wait_ready("postgres")
 
 
+async def demote_postgres(world: World) -> None:
+    """PostgreSQL takes no writes for a while, on connections that stay open, as where a standby has taken over."""
+    settings = world.folder / "data" / "postgres" / "postgresql.auto.conf"
+    before = settings.read_text()
+    for text, seconds in ((before + "default_transaction_read_only = on\n", _DEMOTED_SECONDS), (before, 0.0)):
+        settings.write_text(text)
+        if (process_id := world.suite.pid("postgres")) is not None:
+            os.kill(process_id, signal.SIGHUP)
+        await asyncio.sleep(seconds)
+
+
 async def restart_nats(world: World) -> None:
     """NATS ends in order and is started again."""
     world.signal("nats", 0, signal.SIGTERM)
@@ -112,6 +126,7 @@ PHASES: tuple[Phase, ...] = (
     Phase(name="restart postgres", kind="postgres", play=restart_postgres),
     Phase(name="crash postgres", kind="postgres", play=crash_postgres),
     Phase(name="kill postgres", kind="postgres", play=signal_all((), signal.SIGKILL, embedded=("postgres",))),
+    Phase(name=DEMOTE, kind="postgres", play=demote_postgres),
     Phase(name="restart nats", kind="nats", play=restart_nats),
     Phase(name="kill nats", kind="nats", play=signal_all((), signal.SIGKILL, embedded=("nats",))),
     Phase(name="miss nats", kind="nats", play=miss_nats),
@@ -128,6 +143,7 @@ SHORT: tuple[str, ...] = (
     "freeze agent-loop",
     "kill tool-registry",
     "crash postgres",
+    DEMOTE,
     "terminate both agent-loop",
     "miss nats",
     "kill both job-store",

@@ -1,20 +1,28 @@
 """Faults planted in a record in which all was right, each of which exactly one checker must find: `make mutants`.
 
 A checker that no mutant turns red proves nothing. The checkers judge records, so a mutant is a wrong record. Each is
-named after the checker that must find it.
+named after the checker that must find it. A nemesis that does not do what a mend is for proves nothing either: so it
+plays a failover to a suite without the mends of `unmended`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 from pawl.event.v1 import event_pb2, run_pb2
 
+from services.chassis import logs
+from tests.chaos import nemesis, unmended
 from tests.chaos.checkers import judge
+from tests.chaos.faults import DEMOTE
 from tests.chaos.history import Kind, Operation, Outcome
+from tests.chaos.play import Game, play
 from tests.chaos.record import Record
 from tests.chaos.story import BUTTON, FOREIGN, MAIN, OWNERS, PANEL_CALL, STOPPED, told, watch
 
@@ -256,11 +264,24 @@ def hunt(name: str) -> str:
     return violations[0] if {violation.split(":")[0] for violation in violations} == {name} else ""
 
 
+def hunt_unmended(name: str) -> str:
+    """Return what a checker says of a game against a suite without the mends that it is to miss; empty if nothing."""
+    game = Game(seed=3, phases=nemesis.named([DEMOTE]), quiet_seconds=1.0, pace_seconds=0.5, settle_seconds=40.0)
+    with tempfile.TemporaryDirectory(prefix="pawl-chaos-") as folder:
+        try:
+            found = asyncio.run(play(game, Path(folder), extra=unmended.prepare(name, Path(folder))))
+        except TimeoutError:
+            return "runs_end: some did not" if name == "runs_end" else ""
+    return next((violation for violation in found.violations if violation.split(":")[0] == name), "")
+
+
 def main() -> int:
     """Hunt all mutants; 1 if a checker missed one."""
+    logs.configure(service="chaos", instance_id="", level="critical", log_format="console")
     missed = 0
-    for name in MUTANTS:
-        found = hunt(name)
+    hunts = [(name, hunt) for name in MUTANTS] + [(name, hunt_unmended) for name in unmended.UNMENDED]
+    for name, look in hunts:
+        found = look(name)
         missed += not found
         print(f"chaos: {found or f'{name}: MISSED'}")  # noqa: T201
     return 1 if missed else 0

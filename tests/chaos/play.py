@@ -47,11 +47,19 @@ class Game:
     """How many operations of a kind must have been acknowledged for the game to count."""
 
 
-async def play(game: Game, folder: Path, tell: Callable[[str], None] = lambda _: None) -> Report:
-    """Play in an empty folder; everything that was written stays there. Returns what was found."""
+async def play(
+    game: Game,
+    folder: Path,
+    tell: Callable[[str], None] = lambda _: None,
+    extra: Mapping[str, Mapping[str, str]] | None = None,
+) -> Report:
+    """Play in an empty folder; everything that was written stays there. Returns what was found.
+
+    `extra` adds to the environment of services.
+    """
     begun = time.monotonic()
     data = folder / "data"
-    extra = clocks.prepare(folder) if game.machine_faults else {}
+    extra = clocks.prepare(folder) if game.machine_faults else extra
     try:
         if game.machine_faults:
             await disk.prepare(data)

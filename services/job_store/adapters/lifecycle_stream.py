@@ -23,9 +23,10 @@ SUBJECTS: Final = "pawl.v1.*.lifecycle.*"
 
 _AGE_SECONDS_MAX: Final = 7 * 24 * 3600
 _BYTES_MAX: Final = 512 * 1024 * 1024
-# A server takes messages of up to 1 MiB, headers included.
-_PAYLOAD_BYTES_MAX: Final = 768 * 1024
 _CUT_CHARACTERS: Final = 16 * 1024
+_SENTENCE_CHARACTERS: Final = 256
+# What a run can do without where a server takes only little: ids, states, waits and numbers are left.
+_LONG_FIELDS: Final = ("output_text", "pending_calls", "unstopped_call_ids", "undo", "above")
 # How long the stream remembers the ids of messages, to drop those that come twice.
 _DUPLICATES_SECONDS: Final = 600
 _UNACKNOWLEDGED_MAX: Final = 64
@@ -100,23 +101,31 @@ class JetStreamLifecycle:
             "content-type": "application/x-protobuf; messageType=pawl.event.v1.RunEvent",
         }
         subject = f"pawl.v1.{event.store_id}.lifecycle.{kind}"
+        payload = fitting(event.payload, self._bus.payload_bytes_max)
+        if len(payload) > self._bus.payload_bytes_max:
+            # Those that come after it must not wait for ever. The notifier misses it; the ledger has it.
+            _log.error("lifecycle.too_large_for_nats", event_id=event.event_id, bytes_max=self._bus.payload_bytes_max)
+            return 0
         try:
-            return await self._bus.publish_acknowledged(
-                subject, fitting(event.payload), headers, timeout_seconds=_ACK_SECONDS
-            )
+            return await self._bus.publish_acknowledged(subject, payload, headers, timeout_seconds=_ACK_SECONDS)
         except DependencyUnavailable:
             return None
 
 
-def fitting(payload: bytes) -> bytes:
-    """Return an event as the stream can take it: the long texts of a run that is too large are cut."""
-    if len(payload) <= _PAYLOAD_BYTES_MAX:
+def fitting(payload: bytes, bytes_max: int) -> bytes:
+    """Return an event, if it can be in so many bytes: the longest texts of the run are cut, then all that is long."""
+    if len(payload) <= bytes_max:
         return payload
     event = event_pb2.RunEvent.FromString(payload)
     run = event.run_changed.run
     run.output_text = run.output_text[:_CUT_CHARACTERS]
     run.ClearField("options")
     run.ClearField("tools")
+    if event.ByteSize() > bytes_max:
+        for field in _LONG_FIELDS:
+            run.ClearField(field)
+        if run.HasField("failure"):
+            run.failure.message = run.failure.message[:_SENTENCE_CHARACTERS]
     return event.SerializeToString()
 
 

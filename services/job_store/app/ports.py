@@ -117,6 +117,8 @@ class LifecycleStream(Protocol):
     async def send(self, events: Sequence[Lifecycle]) -> Mapping[int, int]:
         """Send events in order to the stream that `end` last told of; returns the stored ones' `outbox_id` and seq.
 
+        One that is larger than the stream ever takes is left out, with seq 0.
+
         Those that are not returned may have been stored as well: sending them again is safe.
         """
         ...

@@ -12,6 +12,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 from pawl.batch.v1 import batch_pb2
 from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
 
+from services.chassis import rpc_batch_client, rpc_client
 from services.chassis.health import HealthMonitor
 from services.chassis.metrics import Metrics
 from services.chassis.rpc_batch_client import REQUEST_BYTES_MAX
@@ -278,6 +279,27 @@ async def test_a_server_that_is_not_well_is_left(serve: Serve) -> None:
         before = len(unwell._interceptor._active)
         assert [await stub.call("unary", "hello") for _ in range(20)] == [["hello"]] * 20
         assert before == len(unwell._interceptor._active)
+
+
+async def test_batches_go_to_several_of_the_replicas_that_one_name_stands_for(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        serve(service_only=True, listen="127.0.0.1:0") as one,
+        serve(service_only=True, listen="127.0.0.1:0") as other,
+    ):
+        both = f"ipv4:{one.address},{other.address}"
+        monkeypatch.setattr(rpc_client, "_target", lambda _: both)
+        # Those that were begun when only one replica was connected are made anew soon.
+        monkeypatch.setattr(rpc_batch_client, "_STREAM_SECONDS", 0.2)
+        async with open_channel("job-store:7603", batches=True) as channel:
+            stub = EchoStub(channel)
+
+            async def both_are_used() -> bool:
+                await asyncio.gather(*(stub.call("unary", "hello") for _ in range(20)))
+                return all(server._batches._streams for server in (one, other))
+
+            await until(both_are_used)
 
 
 async def test_after_the_channel_is_closed_nothing_is_sent_and_nobody_waits(

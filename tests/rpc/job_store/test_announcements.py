@@ -299,6 +299,25 @@ async def test_two_replicas_deliver_each_event_once_and_in_order(
     assert (await listener.jetstream().stream_info(STREAM)).state.messages == 40
 
 
+@pytest.mark.parametrize(("payload_bytes_max", "told"), [(4096, 3), (1100, 0)])
+async def test_a_nats_that_takes_little_gets_less_and_holds_up_nothing(
+    start: StartReplica, database: Database, tmp_path: Path, payload_bytes_max: int, told: int
+) -> None:
+    (tmp_path / "small").mkdir()
+    with servers.NatsServer(tmp_path / "small", f"max_payload = {payload_bytes_max}") as nats:
+        replica = await start(nats_url=nats.url)
+        user = User(replica.stub)
+        owner = await user.start()
+        await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text="x" * 10_000)
+        await eventually(lambda: outbox_is_empty(database))
+        if told:
+            event = event_pb2.RunEvent.FromString((await lifecycle(replica.bus, told))[-1].data)
+            assert (event.run_changed.run.run_id, event.run_changed.run.state) == (
+                owner.run_id,
+                run_pb2.RUN_STATE_COMPLETED,
+            )
+
+
 async def test_the_end_of_a_run_with_a_huge_answer_reaches_jetstream_cut(
     start: StartReplica, nats: servers.NatsServer, listener: Bus, database: Database
 ) -> None:
