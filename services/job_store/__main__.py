@@ -80,6 +80,7 @@ async def main(stop: Stop) -> None:
                 ledger,
                 queue_max=settings.conversation_queue_max,
                 store_queue_max=settings.queued_runs_per_store,
+                store_places=settings.active_runs_per_store,
             ),
             service_only=True,
         )

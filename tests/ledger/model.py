@@ -120,9 +120,13 @@ class Model:
     def _judge_submit(self, ask: Row, found: Row | None, policy: str) -> None:
         if policy == "REJECT":
             raise Refusal("CONVERSATION_BUSY")
-        queued = [run for run in self.runs.values() if (run["store"], run["state"]) == (ask["store"], "QUEUED")]
+        runs = [run for run in self.runs.values() if run["store"] == ask["store"]]
+        active = [run for run in runs if run["worker"] or run["state"] in {"RUNNING", "CANCELLING"}]
+        free = max(0, self.limits["per_store"] - len(active))
+        # What only waits for a worker is no reason to refuse another one.
+        waiting = len([run for run in runs if run["state"] == "QUEUED" and not run["worker"]]) - free
         waits = len(found["queue"]) if found else 0
-        if policy != "STEER" and (waits >= self.limits["queue"] or len(queued) >= self.limits["store_queue"]):
+        if policy != "STEER" and (waits >= self.limits["queue"] or waiting >= self.limits["store_queue"]):
             raise Refusal("QUEUE_FULL")
 
     def judge_room(self, run: Row, size: int) -> None:

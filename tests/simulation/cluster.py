@@ -109,7 +109,11 @@ class JobStore:
             background.start("offers", OfferSweep(ledger, clock).run)
             background.start("quarantine", QuarantineSweep(ledger, meter, clock).run)
             self._servicer = LedgerServicer(
-                ledger, queue_max=_QUEUE_MAX, store_queue_max=_STORE_QUEUE_MAX, inbox_limits=INBOX
+                ledger,
+                queue_max=_QUEUE_MAX,
+                store_queue_max=_STORE_QUEUE_MAX,
+                store_places=self._places.per_store,
+                inbox_limits=INBOX,
             )
             await asyncio.Event().wait()
 

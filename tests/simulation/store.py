@@ -38,12 +38,13 @@ from services.job_store.domain.rows import (
     ConversationKey,
     ConversationRow,
     MessageRow,
+    Queue,
     RequestKey,
     RequestRow,
     RunKey,
     RunRow,
 )
-from services.job_store.domain.states import CallState, RunState
+from services.job_store.domain.states import CallState
 from services.job_store.rpc.messages import encode_event
 from tests.simulation.chance import Chance
 from tests.simulation.history import History
@@ -213,9 +214,10 @@ def load(tables: Tables, named: Sequence[Names]) -> Book:
     for run_key in dict.fromkeys([*_keys(named, lambda n: n.commands_of), *entered]):
         for command in tables.unread(run_key):
             book.load_command(command)
-    for store_id, _ in _keys(named, lambda names: names.queues):
-        queued = sum(run.store_id == store_id and run.state is RunState.QUEUED for run in tables.runs.values())
-        book.queued.load(store_id, queued)
+    for store_id, _, places in _keys(named, lambda names: names.queues):
+        runs = [run for run in tables.runs.values() if run.store_id == store_id]
+        queued, active = sum(run.is_queued for run in runs), sum(run.is_active for run in runs)
+        book.queues.load(store_id, Queue(queued=queued, active=active, places=places))
     for command_key in _keys(named, lambda names: names.commands):
         if command_key in tables.commands and book.commands.get(command_key) is None:
             book.load_command(tables.commands[command_key])

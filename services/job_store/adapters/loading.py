@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from services.chassis.database import Connection
 from services.job_store.adapters import tables
 from services.job_store.domain.book import Book, Names
-from services.job_store.domain.rows import ConversationKey, ConversationRow, RequestRow, RunKey
+from services.job_store.domain.rows import ConversationKey, ConversationRow, Queue, RequestRow, RunKey
 
 # The statements are made from constants of this package only.
 # ruff: noqa: S608
@@ -79,14 +79,16 @@ SELECT clock_timestamp() AS now, c.* FROM (VALUES (1)) AS always LEFT JOIN (
 """
 
 
-# How many runs are queued in some stores, as far as it matters.
+# How many runs wait to begin in some stores, as far as it matters, and how many have a place.
 _QUEUED: Final = """
-SELECT k.store_id, (
+SELECT k.store_id, k.places, (
     SELECT count(*) FROM (
-        SELECT FROM job_store.runs AS r WHERE r.state = 1 AND r.store_id = k.store_id LIMIT $2
+        SELECT FROM job_store.runs AS r WHERE r.state = 1 AND r.store_id = k.store_id AND NOT r.active LIMIT $3
     ) AS queued
-) AS queued
-FROM unnest($1::text[]) AS k (store_id)
+) AS queued, (
+    SELECT count(*) FROM job_store.runs AS r WHERE r.store_id = k.store_id AND r.active
+) AS active
+FROM unnest($1::text[], $2::bigint[]) AS k (store_id, places)
 """
 
 # In the order of the locks, and before any lock of a row, so that nobody deadlocks.
@@ -95,6 +97,9 @@ SELECT pg_advisory_xact_lock(hashtext('job_store.queues'), key)
 FROM (SELECT DISTINCT hashtext(store_id) AS key FROM unnest($1::text[]) AS k (store_id) ORDER BY key) AS keys
 """
 
+_QueueLimits: TypeAlias = Mapping[str, tuple[int, int]]
+"""Of each store how many runs may wait for a place, and how many places it has."""
+
 # Fewer places than these may be taken by groups that are being written at the same time: 32 of 128 operations.
 _QUEUED_AT_ONCE_MAX: Final = 4096
 
@@ -102,13 +107,13 @@ _QUEUED_AT_ONCE_MAX: Final = 4096
 async def load(connection: Connection, named: Sequence[Names]) -> tuple[Book, datetime]:
     """Return a book with all rows that are named, locked until the end of the transaction, and the time."""
     book = Book()
-    queues: dict[str, int] = dict(_distinct(named, lambda names: names.queues))
-    queued = await _lock_queues(connection, queues) if queues else {}
+    limits = {store: (most, places) for store, most, places in _distinct(named, lambda names: names.queues)}
+    queues = await _lock_queues(connection, limits) if limits else {}
     requests = await _load_requests(connection, book, named)
     conversations = await _load_conversations(connection, book, named)
     entered = await _load_runs(connection, book, named, requests, conversations)
     await _load_calls(connection, book, named)
-    await _load_queues(connection, book, queues, queued)
+    await _load_queues(connection, book, limits, queues)
     # After the locks: the time is later than all that those who held them before have written.
     return book, await _load_commands(connection, book, named, entered)
 
@@ -191,32 +196,34 @@ async def _load_calls(connection: Connection, book: Book, named: Sequence[Names]
             book.load_call(tables.call(record))
 
 
-async def _lock_queues(connection: Connection, queues: Mapping[str, int]) -> dict[str, int]:
-    """Return how many runs are queued; stores where it is close are left out: who creates runs there takes turns.
+async def _lock_queues(connection: Connection, limits: _QueueLimits) -> dict[str, Queue]:
+    """Return the queues; those that are nearly full are left out: who creates runs there takes turns.
 
     Before anything is loaded: whoever waited for another one must see what that one has made, else the second copy
     of a request would find the queue full and not the run of the first.
     """
-    queued = await _count_queued(connection, queues)
-    close = [store for store, count in queued.items() if count + _QUEUED_AT_ONCE_MAX > queues[store]]
+    queues = await _count_queued(connection, limits)
+    close = [store for store, queue in queues.items() if queue.waiting + _QUEUED_AT_ONCE_MAX > limits[store][0]]
     if close:
         await connection.execute(_LOCK_QUEUES, close)
-    return {store: count for store, count in queued.items() if store not in close}
+    return {store: queue for store, queue in queues.items() if store not in close}
 
 
-async def _load_queues(
-    connection: Connection, book: Book, queues: Mapping[str, int], queued: Mapping[str, int]
-) -> None:
+async def _load_queues(connection: Connection, book: Book, limits: _QueueLimits, queues: Mapping[str, Queue]) -> None:
     """Load what was counted. Where it is close it is counted now, when nobody can end a run of what is locked."""
-    close = {store: most for store, most in queues.items() if store not in queued}
+    close = {store: limit for store, limit in limits.items() if store not in queues}
     counted = await _count_queued(connection, close) if close else {}
-    for store, count in (*queued.items(), *counted.items()):
-        book.queued.load(store, count)
+    for store, queue in (*queues.items(), *counted.items()):
+        book.queues.load(store, queue)
 
 
-async def _count_queued(connection: Connection, queues: Mapping[str, int]) -> dict[str, int]:
-    records = await connection.fetch(_QUEUED, list(queues), max(queues.values()))
-    return {record["store_id"]: record["queued"] for record in records}
+async def _count_queued(connection: Connection, limits: _QueueLimits) -> dict[str, Queue]:
+    places = [places for _, places in limits.values()]
+    records = await connection.fetch(_QUEUED, list(limits), places, max(map(sum, limits.values())))
+    return {
+        record["store_id"]: Queue(queued=record["queued"], active=record["active"], places=record["places"])
+        for record in records
+    }
 
 
 async def _load_commands(

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from services.errors import Internal
 from services.job_store.domain.events import Event
@@ -22,11 +23,11 @@ from services.job_store.domain.rows import (
     CommandRow,
     ConversationRow,
     MessageRow,
+    Queue,
     RequestRow,
     RunKey,
     RunRow,
 )
-from services.job_store.domain.states import RunState
 
 K = TypeVar("K", bound=Hashable)
 R = TypeVar("R")
@@ -131,7 +132,8 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     turn. `ends` names runs that may end: with them come their conversation, the
     run whose turn is next, and the call that they do, with its run; the latter also
     with the active run of a conversation. `queues` are stores in which a run may be created,
-    each with the most runs that may be queued there: they come with their number.
+    each with the most runs that may wait there for a place, and how many places it has: their
+    queues come along.
     """
 
     requests: tuple[tuple[str, str, str], ...] = ()
@@ -143,7 +145,7 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[tuple[str, str], ...] = ()
     commands_of: tuple[RunKey, ...] = ()
     commands: tuple[CommandKey, ...] = ()
-    queues: tuple[tuple[str, int], ...] = ()
+    queues: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -151,8 +153,8 @@ class Book:
     """All rows that a group of operations names, and what the operations made of them.
 
     `loop_states` are new states of workers by run, `pokes` the workers to be told
-    of a command, `work_ready` says that a run became claimable. `queued` is how
-    many runs of a store are queued, where it was loaded.
+    of a command, `work_ready` says that a run became claimable. `queues` has the
+    stores whose queue was loaded.
     """
 
     _undo: Undo = field(default_factory=Undo)
@@ -162,7 +164,7 @@ class Book:
     calls: Table[tuple[str, str], CallRow] = field(init=False)
     commands: Table[CommandKey, CommandRow] = field(init=False)
     loop_states: Table[RunKey, bytes] = field(init=False)
-    queued: Table[str, int] = field(init=False)
+    queues: Table[str, Queue] = field(init=False)
     messages: Entries[MessageRow] = field(init=False)
     events: Entries[Event] = field(init=False)
     pokes: Entries[Poke] = field(init=False)
@@ -177,7 +179,7 @@ class Book:
         self.calls = Table(self._undo)
         self.commands = Table(self._undo)
         self.loop_states = Table(self._undo)
-        self.queued = Table(self._undo)
+        self.queues = Table(self._undo)
         self.messages = Entries(self._undo)
         self.events = Entries(self._undo)
         self.pokes = Entries(self._undo)
@@ -217,9 +219,11 @@ class Book:
     def put_run(self, run: RunRow) -> RunRow:
         """Create or change a run; returns it."""
         before = self.runs.get(run.key)
-        more = (run.state is RunState.QUEUED) - (before is not None and before.state is RunState.QUEUED)
-        if more:
-            self.queued.put(run.store_id, (self.queued.get(run.store_id) or 0) + more)
+        queued = run.is_queued - (before is not None and before.is_queued)
+        active = run.is_active - (before is not None and before.is_active)
+        queue = self.queues.get(run.store_id)
+        if queue is not None and (queued or active):
+            self.queues.put(run.store_id, replace(queue, queued=queue.queued + queued, active=queue.active + active))
         self.runs.put(run.key, run)
         return run
 

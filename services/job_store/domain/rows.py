@@ -148,6 +148,11 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
         return self.worker_id is not None or self.state in _IN_MOTION
 
     @property
+    def is_queued(self) -> bool:
+        """Whether the run waits to begin: no worker has it."""
+        return self.state is RunState.QUEUED and not self.is_active
+
+    @property
     def is_stopping(self) -> bool:
         """Whether somebody has stopped the run and it has not ended: nothing new starts (I12)."""
         return self.stop_cause is not None and not self.state.is_terminal
@@ -156,6 +161,19 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     def is_quarantined(self) -> bool:
         """Whether no worker gets the run until an operator acts."""
         return self.attention is not None and self.attention.reason is AttentionReason.QUARANTINED
+
+
+class Queue(msgspec.Struct, frozen=True, kw_only=True):
+    """How many runs of a store no worker has begun, how many take one of its places, and how many places it has."""
+
+    queued: int
+    active: int
+    places: int
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for a place. A run that only waits to be claimed is no reason to refuse another one."""
+        return self.queued - max(0, self.places - self.active)
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,8 +31,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     that is not to be remembered. Opaque: `message` as it enters the conversation,
     `steer` with the message and `interrupt` as commands for the owner of the
     active run, and `options`, how the new run is to be driven and with which roles. At most `queue_max`
-    runs wait for their turn in the conversation, and `store_queue_max` are queued
-    in the store. `text_bytes` is the size of the text of the message.
+    runs wait for their turn in the conversation, and `store_queue_max` wait
+    for one of the `store_places` of the store. `text_bytes` is the size of the text of the message.
     """
 
     store_id: str
@@ -51,6 +51,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     token_budget: int = 0
     token_ceiling: int = 0
     text_bytes: int = 0
+    store_places: int = 0
     inbox_limits: inbox.Limits = inbox.LIMITS
 
     @property
@@ -61,7 +62,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         return Names(
             requests=(request,) if self.request_id else (),
             conversations=(conversation,) if self.conversation_id else (),
-            queues=((self.store_id, self.store_queue_max),),
+            queues=((self.store_id, self.store_queue_max, self.store_places),),
         )
 
     def apply(self, book: Book, now: datetime, ids: Ids) -> Submitted:
@@ -149,7 +150,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Submitted:
         if len(conversation.queue) >= self.queue_max:
             raise QueueFull(f"{self.queue_max} messages wait in this conversation already")
-        if (book.queued.get(self.store_id) or 0) >= self.store_queue_max:
+        of_store = book.queues.get(self.store_id)
+        if of_store is not None and of_store.waiting >= self.store_queue_max:
             raise QueueFull(f"{self.store_queue_max} runs wait in this store already: try again when some have begun")
         budget = (self.token_budget, self.token_ceiling)
         run = turn.queued(conversation, ids.new("run"), self.message, self.options, budget, now=now)

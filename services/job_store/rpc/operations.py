@@ -104,7 +104,12 @@ _DIGEST_CHARACTERS: Final = frozenset("0123456789abcdef")
 
 
 def submit(
-    request: ledger_pb2.SubmitMessageRequest, *, queue_max: int, store_queue_max: int, inbox_limits: inbox.Limits
+    request: ledger_pb2.SubmitMessageRequest,
+    *,
+    queue_max: int,
+    store_queue_max: int,
+    store_places: int,
+    inbox_limits: inbox.Limits,
 ) -> Submit:
     """Return the operation of a SubmitMessage."""
     check_id(request.store_id, "store_id")
@@ -134,6 +139,7 @@ def submit(
         options=run_pb2.Run(options=request.options, user_roles=request.user_roles, undo=undo).SerializeToString(),
         queue_max=queue_max,
         store_queue_max=store_queue_max,
+        store_places=store_places,
         token_budget=_tokens(request.options.limits.total_tokens_max, "options.limits.total_tokens_max"),
         token_ceiling=_tokens(request.options.limits.topped_up_tokens_max, "options.limits.topped_up_tokens_max"),
         text_bytes=len(request.text.encode()),

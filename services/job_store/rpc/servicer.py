@@ -28,7 +28,10 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
-    """Serves the ledger. `queue_max` runs may wait in one conversation, `store_queue_max` in one store."""
+    """Serves the ledger.
+
+    `queue_max` runs may wait in one conversation, `store_queue_max` in one store for one of its `store_places`.
+    """
 
     def __init__(
         self,
@@ -36,12 +39,14 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         *,
         queue_max: int,
         store_queue_max: int,
+        store_places: int,
         inbox_limits: inbox.Limits = inbox.LIMITS,
     ) -> None:
         self._ledger = ledger
         self._inbox_limits = inbox_limits
         self._queue_max = queue_max
         self._store_queue_max = store_queue_max
+        self._store_places = store_places
 
     async def SubmitMessage(self, request: pb.SubmitMessageRequest, context: Context) -> pb.SubmitMessageResponse:
         size_bytes = request.ByteSize()
@@ -49,6 +54,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             request,
             queue_max=self._queue_max,
             store_queue_max=self._store_queue_max,
+            store_places=self._store_places,
             inbox_limits=self._inbox_limits,
         )
         submitted = await self._ledger.change(operation, size_bytes=size_bytes)

@@ -123,7 +123,12 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplic
             )
             server.add(
                 add_LedgerServiceServicer_to_server,
-                LedgerServicer(ledger, queue_max=QUEUE_MAX, store_queue_max=store_queue_max),
+                LedgerServicer(
+                    ledger,
+                    queue_max=QUEUE_MAX,
+                    store_queue_max=store_queue_max,
+                    store_places=places.per_store,
+                ),
                 service_only=True,
             )
             await stack.enter_async_context(server)

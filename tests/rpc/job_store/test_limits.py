@@ -208,7 +208,7 @@ async def test_the_queue_of_a_store_takes_so_many_from_all_job_stores_at_once(st
     ]
     outcomes = await asyncio.gather(*(users[number % 2].submit() for number in range(30)), return_exceptions=True)
     refused = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-    assert len(refused) == 20
+    assert len(refused) == 30 - 10 - LIMITS.per_store
     assert {type(error) for error in refused} == {QueueFull}
     assert "10 runs wait in this store already" in str(refused[0])
     await User(users[0].stub, store_id="beta").submit()
@@ -217,7 +217,8 @@ async def test_the_queue_of_a_store_takes_so_many_from_all_job_stores_at_once(st
 async def test_a_full_queue_takes_a_run_when_another_one_has_begun(start: StartReplica) -> None:
     user = User((await start(places=LIMITS, store_queue_max=2)).stub)
     submitted = await user.submit(request_id="r1")
-    await user.submit()
+    # As many as there are places, and two that wait for one.
+    await submit_many(user, LIMITS.per_store + 1)
     with pytest.raises(QueueFull):
         await user.submit()
     assert (await user.submit(request_id="r1")).run.run_id == submitted.run.run_id, "it creates nothing"
@@ -225,7 +226,17 @@ async def test_a_full_queue_takes_a_run_when_another_one_has_begun(start: StartR
     with pytest.raises(QueueFull):
         await user.submit()
     await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
+    with pytest.raises(QueueFull):
+        await user.submit()
+    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     await user.submit()
+
+
+async def test_runs_that_only_wait_for_a_worker_fill_no_queue(start: StartReplica) -> None:
+    """Starts at the same instant: the places that are free are there for them, too."""
+    user = User((await start(places=PlaceLimits(per_store=20, per_user=20), store_queue_max=30)).stub)
+    outcomes = await asyncio.gather(*(user.submit() for _ in range(60)), return_exceptions=True)
+    assert sum(isinstance(outcome, QueueFull) for outcome in outcomes) == 10
 
 
 @pytest.fixture

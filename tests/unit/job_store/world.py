@@ -15,7 +15,7 @@ from services.job_store.domain.command import Cancel, Command, Decide, Receipt, 
 from services.job_store.domain.commit import Commit, Committed
 from services.job_store.domain.delegation import Delegation
 from services.job_store.domain.offers import Leased, LeaseOffer
-from services.job_store.domain.rows import CallRow, RunRow
+from services.job_store.domain.rows import CallRow, Queue, RunRow
 from services.job_store.domain.states import ActiveRunPolicy, CallState, DecisionKind, RunState, StopCause
 from services.job_store.domain.submit import Submit, Submitted
 
@@ -44,6 +44,7 @@ class World:
         self.ids = CountingIds()
         self.now = datetime(2026, 5, 1, tzinfo=UTC)
         self._numbers = itertools.count(1)
+        self.book.queues.load(STORE, Queue(queued=0, active=0, places=0))
 
     def apply(self, operation: Any) -> Any:
         with self.book.attempt():
