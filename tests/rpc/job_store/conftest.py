@@ -123,12 +123,7 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplic
             )
             server.add(
                 add_LedgerServiceServicer_to_server,
-                LedgerServicer(
-                    ledger,
-                    queue_max=QUEUE_MAX,
-                    store_queue_max=store_queue_max,
-                    store_places=places.per_store,
-                ),
+                _servicer(ledger, places, store_queue_max),
                 service_only=True,
             )
             await stack.enter_async_context(server)
@@ -144,6 +139,10 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplic
             )
 
         yield start_one
+
+
+def _servicer(ledger: Ledger, places: PlaceLimits, store_queue_max: int) -> LedgerServicer:
+    return LedgerServicer(ledger, queue_max=QUEUE_MAX, store_queue_max=store_queue_max, store_places=places.per_store)
 
 
 @pytest.fixture
