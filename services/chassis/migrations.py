@@ -116,7 +116,9 @@ class Migrations:
 
     async def _read_applied(self, connection: Connection) -> list[tuple[str, str]]:
         async with connection.transaction():
-            await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")
+            # Where the schema is made for the role beforehand, the role need not be one that may make schemas.
+            if not await connection.fetchval("SELECT to_regnamespace($1) IS NOT NULL", self._schema):
+                await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")
             await connection.execute(
                 f"CREATE TABLE IF NOT EXISTS {self._schema}.migrations ("
                 " number integer PRIMARY KEY, name text NOT NULL, checksum text NOT NULL,"

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
+from typing import Any
+
+import yaml
 
 from services.launcher import nats
-from services.launcher.services import DEFAULT_PORTS
+from services.launcher.services import DEFAULT_PORTS, STAGES
 from tests.tidy import tree
 
 COMPOSE = (tree.ROOT / "docker-compose.yml").read_text()
+PARTS: dict[str, Any] = yaml.safe_load(COMPOSE)["services"]
+NETWORKS: dict[str, Any] = yaml.safe_load(COMPOSE)["networks"]
+SERVICES = frozenset({"agent-loop", "job-store", "tool-registry", "notifier"})
+OPEN_PORTS = frozenset({"agent-loop", "tool-registry", "notifier", "prometheus"})
 
 
 def test_nats_users_have_the_rights_that_the_launcher_gives_them() -> None:
@@ -44,3 +51,50 @@ def test_no_password_of_the_containers_has_a_default() -> None:
     assert {operator for _, operator in secrets} <= {":?", ""}
     checked = {name for name, operator in secrets if operator == ":?"}
     assert {name for name, _ in secrets} == checked
+
+
+def members(network: str) -> set[str]:
+    return {name for name, part in PARTS.items() if network in part["networks"]}
+
+
+def test_containers_meet_only_whom_they_need() -> None:
+    """OPS-1."""
+    for name, part in PARTS.items():
+        assert part.get("networks"), f"{name} would be on the network of all"
+    inner = {network for network, options in NETWORKS.items() if options and options.get("internal")}
+    assert {network: members(network) for network in inner} == {
+        "database": {"postgres", "job-store", "tool-registry", "notifier"},
+        "bus": {"nats", "job-store", "agent-loop", "notifier"},
+        "services": {"job-store", "tool-registry", "agent-loop"},
+        "metrics": {"prometheus", *SERVICES},
+    }
+    outer = [members(network) for network in NETWORKS if network not in inner]
+    assert sorted(map(sorted, outer)) == sorted([name] for name in OPEN_PORTS)
+    assert {name for name, part in PARTS.items() if part.get("ports")} == OPEN_PORTS
+
+
+def test_each_container_has_limits_and_gains_no_privileges() -> None:
+    for name, part in PARTS.items():
+        assert {"cpus", "memory", "pids"} <= set(part["deploy"]["resources"]["limits"]), name
+        assert "no-new-privileges:true" in part["security_opt"], name
+
+
+def test_each_service_has_a_database_role_of_its_own_and_none_is_the_superuser() -> None:
+    """OPS-1."""
+    roles = dict(re.findall(r"PAWL_DATABASE_URL: postgresql://(\w+):\$\{(\w+)\}@", COMPOSE))
+    assert roles == {name: f"POSTGRES_{name.upper()}_PASSWORD" for name in ("job_store", "tool_registry", "notifier")}
+    assert PARTS["postgres"]["environment"]["POSTGRES_USER"] not in roles
+    script = (tree.ROOT / "deploy/postgres-roles.sh").read_text()
+    assert set(re.findall(r"CREATE ROLE (\w+)", script)) == set(roles)
+    assert not re.search(r"SUPERUSER|CREATEDB|CREATEROLE|BYPASSRLS", script)
+
+
+def test_each_container_gets_the_variables_that_its_service_reads() -> None:
+    specs = {spec.name: spec for stage in STAGES for spec in stage}
+    for name in SERVICES:
+        assert set(PARTS[name]["environment"]) <= (specs[name].reads or set()), name
+
+
+def test_prometheus_is_open_to_this_machine_only() -> None:
+    assert PARTS["prometheus"]["ports"] == ["127.0.0.1:9090:9090"]
+    assert "web.enable" not in str(PARTS["prometheus"]["command"])
