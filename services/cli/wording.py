@@ -16,8 +16,16 @@ _MINUTE: Final = 60
 _HOUR: Final = 3600
 _HOURS_FROM: Final = 2 * _HOUR
 
-# What comes from models, tools and other users must not steer the terminal.
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+# What comes from models, tools and other users must neither steer the terminal nor hide from who reads it: control and
+# format characters, blank letters, variation selectors and tags. What makes one picture of several is left alone.
+_PICTURE: Final = r"\u2190-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff"
+_HIDDEN: Final = re.compile(
+    rf"((?<=[{_PICTURE}\ufe0f])\u200d(?=[{_PICTURE}])|(?<=[{_PICTURE}\u00a9\u00ae\u2122])\ufe0f)|"
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2"
+    r"\u115f\u1160\u17b4\u17b5\u180b-\u180f"
+    r"\u200b-\u200f\u2028-\u202e\u2060-\u206f\u2800\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
+    r"\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
 
 _WAITS: Final = {
     run_pb2.WAIT_KIND_APPROVAL: "an approval",
@@ -41,8 +49,8 @@ STOPPED_BY: Final = {
 
 
 def clean(text: str) -> str:
-    """Return `text` without control characters other than tab and line break."""
-    return _CONTROL.sub("", text)
+    """Return `text` with what cannot be seen in it shown, like <U+202E>; tabs and line breaks stay."""
+    return _HIDDEN.sub(lambda found: found[1] or f"<U+{ord(found[0]):04X}>", text.replace("\r\n", "\n"))
 
 
 def said(label: str, text: str) -> list[str]:
@@ -68,12 +76,18 @@ def json_line(data: bytes, characters_max: int = PREVIEW_CHARACTERS_MAX) -> str:
 
 
 def json_block(data: bytes) -> str:
-    """Return JSON bytes with a line for each value."""
+    """Return JSON bytes with a line for each value; what cannot be seen is escaped, so that it means the same."""
     text = data.decode(errors="replace")
     try:
-        return clean(json.dumps(json.loads(text), indent=2, ensure_ascii=False))
+        block = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
     except ValueError:
         return clean(text)
+    return _HIDDEN.sub(lambda found: found[1] or _escaped(found[0]), block)
+
+
+def _escaped(character: str) -> str:
+    units = character.encode("utf-16-be", errors="surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
 def state_name(state: run_pb2.RunState.ValueType) -> str:

@@ -232,7 +232,7 @@ def test_waits_acts_and_what_could_not_be_stopped_are_told(event: event_pb2.RunE
 
 
 def test_nothing_that_a_model_or_a_tool_says_steers_the_terminal() -> None:
-    """I22 for the reader: escape sequences and overrides of direction are taken out."""
+    """I22 for the reader: escape sequences and overrides of direction are shown and not carried out."""
     evil = "\x1b]0;title\x07\x1b[2J\u202ered\rx"
     done = call(call_pb2.CALL_STATE_SUCCEEDED, name=f"t{evil}")
     done.result.content_json = f'"{evil}"'.encode()

@@ -1,0 +1,64 @@
+"""Texts of strangers as who decides about them must see them."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from datetime import UTC, datetime
+
+import pytest
+from pawl.event.v1 import call_pb2
+
+from services.cli import wording
+
+HIDDEN = {
+    "override": "\u202e",
+    "isolate": "\u2066",
+    "mark of direction": "\u200e",
+    "zero-width space": "\u200b",
+    "zero-width joiner": "\u200d",
+    "word joiner": "\u2060",
+    "byte order mark": "\ufeff",
+    "tag": "\U000e0041",
+    "variation selector": "\ufe01",
+    "far variation selector": "\U000e0100",
+    "soft hyphen": "\u00ad",
+    "blank letter": "\u3164",
+    "escape": "\x1b",
+    "carriage return": "\r",
+}
+
+
+@pytest.mark.parametrize("hidden", HIDDEN.values(), ids=HIDDEN)
+def test_what_cannot_be_seen_is_shown_where_somebody_decides(hidden: str) -> None:
+    """HITL-3: who approves approves what is there, and not what it looks like."""
+    call = call_pb2.Call(
+        state=call_pb2.CALL_STATE_AWAITING_APPROVAL,
+        tool_name="send_email",
+        arguments_json=json.dumps({"to": f"ann{hidden}@example.com"}, ensure_ascii=False).encode(),
+        approval=call_pb2.ApprovalRequest(digest="d", preview=f"To ann{hidden}@example.com"),
+    )
+    lines = wording.call_lines(call, datetime.now(UTC))
+    assert not any(hidden in line for line in lines)
+    assert f"To ann<U+{ord(hidden):04X}>@example.com" in lines
+    (arguments,) = (line for line in lines if '"to"' in line)
+    assert "ann\\" in arguments
+
+
+@pytest.mark.parametrize("hidden", HIDDEN.values(), ids=HIDDEN)
+def test_what_is_edited_still_means_the_same(hidden: str) -> None:
+    value = {"to": f"ann{hidden}@example.com"}
+    block = wording.json_block(json.dumps(value, ensure_ascii=False).encode())
+    assert hidden not in block
+    assert json.loads(block) == value
+
+
+def test_no_format_character_of_unicode_is_left_out() -> None:
+    formats = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in {"Cc", "Cf", "Zl", "Zp"}]
+    assert [text for text in formats if text not in "\t\n" and wording.clean(text) == text] == []
+
+
+def test_pictures_and_letters_stay_as_they_are() -> None:
+    text = "Grüße, \u2764\ufe0f \U0001f469\u200d\U0001f4bb \u65e5\u672c\t\u05e2\u05d1\nline"
+    assert wording.clean(text) == text
+    assert wording.clean("a\r\nb") == "a\nb"
