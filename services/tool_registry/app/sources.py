@@ -136,17 +136,24 @@ class Sources:
         await self._forget(listed.record.source)
         _log.info("source.removed", store=store_id, source=name)
 
-    async def list(self, store_id: str) -> Sequence[ListedSource]:
-        """Return the sources of a store, by name, as they were when they were last asked."""
+    async def list(self, store_id: str, *, roles: Collection[str]) -> Sequence[ListedSource]:
+        """Return the sources of a store, by name, as they were when they were last asked.
+
+        Raises:
+            PermissionDenied: this needs the role admin or operator.
+        """
+        _require_reader(roles)
         registered = await self._registered(store_id)
         return [_with_tools(record, registered) for record in await self._store.list(store_id)]
 
-    async def check(self, store_id: str, name: str) -> CheckedSource:
+    async def check(self, store_id: str, name: str, *, roles: Collection[str]) -> CheckedSource:
         """Ask a source for its tools and say how they differ from the approved ones; its tools stay as they are.
 
         Raises:
             SourceNotFound: there is none.
+            PermissionDenied: as for `list`.
         """
+        _require_reader(roles)
         listed = await self._get(store_id, name)
         try:
             found, problem = await self._discover(listed.record.source)
@@ -265,6 +272,16 @@ class Sources:
 
 def _with_tools(record: SourceRecord, registered: Sequence[ToolVersion]) -> ListedSource:
     return ListedSource(record=record, tools=[entry for entry in registered if entry.source == record.source.origin])
+
+
+def may_change(roles: Collection[str], record: SourceRecord) -> bool:
+    """Whether somebody with these roles may change a source, and so see all of its configuration."""
+    return (OPERATOR if record.runs_program else ADMIN) in roles
+
+
+def _require_reader(roles: Collection[str]) -> None:
+    if {ADMIN, OPERATOR}.isdisjoint(roles):
+        raise PermissionDenied("sources are for the roles admin and operator; tools are listed for everybody")
 
 
 def _require(roles: Collection[str], *, runs_program: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final
 
 import grpc
@@ -10,7 +11,7 @@ from pawl.tool.v1 import source_pb2, source_pb2_grpc
 
 from services.chassis.auth import require_user
 from services.errors import InvalidField
-from services.tool_registry.app.sources import ListedSource, Sources
+from services.tool_registry.app.sources import ListedSource, Sources, may_change
 from services.tool_registry.domain.source import Source, ToolChange
 from services.tool_registry.rpc import convert
 
@@ -37,7 +38,7 @@ class SourceServicer(source_pb2_grpc.SourceServiceServicer):
         listed = await self._sources.add(
             source, runs_program=kind == "mcp_stdio", may_replace=request.replace, roles=user.roles
         )
-        return source_pb2.AddSourceResponse(source=_source_message(listed))
+        return source_pb2.AddSourceResponse(source=_source_message(listed, user.roles))
 
     async def RemoveSource(
         self, request: source_pb2.RemoveSourceRequest, context: Context
@@ -49,15 +50,17 @@ class SourceServicer(source_pb2_grpc.SourceServiceServicer):
     async def ListSources(
         self, request: source_pb2.ListSourcesRequest, context: Context
     ) -> source_pb2.ListSourcesResponse:
-        listed = await self._sources.list(require_user().store_id)
-        return source_pb2.ListSourcesResponse(sources=map(_source_message, listed))
+        user = require_user()
+        listed = await self._sources.list(user.store_id, roles=user.roles)
+        return source_pb2.ListSourcesResponse(sources=[_source_message(each, user.roles) for each in listed])
 
     async def CheckSource(
         self, request: source_pb2.CheckSourceRequest, context: Context
     ) -> source_pb2.CheckSourceResponse:
-        checked = await self._sources.check(require_user().store_id, request.name)
+        user = require_user()
+        checked = await self._sources.check(user.store_id, request.name, roles=user.roles)
         return source_pb2.CheckSourceResponse(
-            source=_source_message(checked.listed),
+            source=_source_message(checked.listed, user.roles),
             changes=map(_change_message, checked.changes),
             found_hash=checked.found_hash,
         )
@@ -67,10 +70,10 @@ class SourceServicer(source_pb2_grpc.SourceServiceServicer):
     ) -> source_pb2.ApproveSourceResponse:
         user = require_user()
         listed = await self._sources.approve(user.store_id, request.name, request.definitions_hash, roles=user.roles)
-        return source_pb2.ApproveSourceResponse(source=_source_message(listed))
+        return source_pb2.ApproveSourceResponse(source=_source_message(listed, user.roles))
 
 
-def _source_message(listed: ListedSource) -> source_pb2.Source:
+def _source_message(listed: ListedSource, roles: Collection[str]) -> source_pb2.Source:
     record = listed.record
     message = source_pb2.Source(
         config=json_format.Parse(record.source.config, source_pb2.SourceConfig(), ignore_unknown_fields=True),
@@ -80,7 +83,18 @@ def _source_message(listed: ListedSource) -> source_pb2.Source:
         tools=map(convert.tool_message, listed.tools),
     )
     message.create_time.FromMicroseconds(int(record.create_time * 1_000_000))
+    if not may_change(roles, record):
+        _hide_values(message.config)
     return message
+
+
+def _hide_values(config: source_pb2.SourceConfig) -> None:
+    """Leave of headers and of variables of the environment only the names."""
+    kind = getattr(config, config.WhichOneof("kind") or "", None)
+    for field in ("headers", "environment"):
+        values = getattr(kind, field, {})
+        for name in values:
+            values[name] = ""
 
 
 def _change_message(change: ToolChange) -> source_pb2.SourceChange:

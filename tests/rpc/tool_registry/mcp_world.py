@@ -75,7 +75,7 @@ class McpRegistry:
         return (await self.registry.sources["acme", who].AddSource(request)).source
 
     async def check(self, name: str = "fake") -> source_pb2.CheckSourceResponse:
-        return await self.registry.sources["acme", "ann"].CheckSource(source_pb2.CheckSourceRequest(name=name))
+        return await self.registry.sources["acme", "operator"].CheckSource(source_pb2.CheckSourceRequest(name=name))
 
     async def approve(self, name: str, found_hash: str, *, who: str = "operator") -> source_pb2.Source:
         request = source_pb2.ApproveSourceRequest(name=name, definitions_hash=found_hash)
@@ -85,7 +85,7 @@ class McpRegistry:
         await self.registry.sources[store, who].RemoveSource(source_pb2.RemoveSourceRequest(name=name))
 
     async def listed(self, store: str = "acme") -> list[source_pb2.Source]:
-        response = await self.registry.sources[store, "ann"].ListSources(source_pb2.ListSourcesRequest())
+        response = await self.registry.sources[store, "operator"].ListSources(source_pb2.ListSourcesRequest())
         return list(response.sources)
 
     async def run(self, tool: str, arguments: Any = None, **more: Any) -> execution_pb2.ExecutionResult:

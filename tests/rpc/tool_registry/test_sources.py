@@ -150,7 +150,7 @@ async def test_a_tool_that_is_gone_does_not_run_and_is_taken_out_by_an_approval(
     assert names(await mcp.approve("fake", checked.found_hash)) == ["fake.note"]
 
 
-async def test_adding_and_changing_needs_a_role_and_reading_does_not(mcp: McpRegistry, server: FakeServer) -> None:
+async def test_adding_changing_and_reading_need_a_role(mcp: McpRegistry, server: FakeServer) -> None:
     assert await refusal(mcp.add(server.config(), who="ann")) == "PERMISSION_DENIED"
     assert await refusal(mcp.add(server.config(), who="admin")) == "PERMISSION_DENIED"
     http = source_pb2.SourceConfig(name="web", mcp_http=source_pb2.McpHttpConfig(url="http://127.0.0.1:9/"))
@@ -161,6 +161,24 @@ async def test_adding_and_changing_needs_a_role_and_reading_does_not(mcp: McpReg
     for who in ("ann", "admin"):
         assert await refusal(mcp.remove(who=who)) == "PERMISSION_DENIED"
         assert await refusal(mcp.approve("fake", source.definitions_hash, who=who)) == "PERMISSION_DENIED"
+    for who in ("ann", "mel", "vic", "machine"):
+        stub = mcp.registry.sources["acme", who]
+        assert await refusal(stub.ListSources(source_pb2.ListSourcesRequest())) == "PERMISSION_DENIED"
+        assert await refusal(stub.CheckSource(source_pb2.CheckSourceRequest(name="fake"))) == "PERMISSION_DENIED"
+
+
+async def test_who_may_not_change_a_source_sees_no_values_of_its_headers_and_environment(
+    mcp: McpRegistry, server: FakeServer
+) -> None:
+    config = server.config()
+    config.mcp_stdio.environment["ACCOUNT"] = "of the operator"
+    await mcp.add(config)
+    for who, value in (("operator", "of the operator"), ("admin", "")):
+        stub = mcp.registry.sources["acme", who]
+        (listed,) = (await stub.ListSources(source_pb2.ListSourcesRequest())).sources
+        checked = await stub.CheckSource(source_pb2.CheckSourceRequest(name="fake"))
+        assert listed.config.mcp_stdio.environment["ACCOUNT"] == value
+        assert checked.source.config.mcp_stdio.environment["ACCOUNT"] == value
 
 
 async def test_sources_do_not_cross_stores(mcp: McpRegistry, server: FakeServer) -> None:

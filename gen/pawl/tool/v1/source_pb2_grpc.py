@@ -28,7 +28,8 @@ if _version_not_supported:
 class SourceServiceStub(object):
     """SourceService connects MCP servers and HTTP services to a store: their tools
     become tools of the store, named `<source>.<tool>`. The store comes from the
-    credential. Reading needs no role; everything else the role admin, and MCP
+    credential. Reading needs the role admin or operator (ListTools lists tools
+    for everybody); everything else the role admin, and MCP
     servers over stdio, which are programs on the registry's machine, the role
     operator, and a deployment that allows that program to the store; a call of
     one that is allowed no more is an error result.
@@ -78,7 +79,8 @@ class SourceServiceStub(object):
 class SourceServiceServicer(object):
     """SourceService connects MCP servers and HTTP services to a store: their tools
     become tools of the store, named `<source>.<tool>`. The store comes from the
-    credential. Reading needs no role; everything else the role admin, and MCP
+    credential. Reading needs the role admin or operator (ListTools lists tools
+    for everybody); everything else the role admin, and MCP
     servers over stdio, which are programs on the registry's machine, the role
     operator, and a deployment that allows that program to the store; a call of
     one that is allowed no more is an error result.
@@ -118,7 +120,7 @@ class SourceServiceServicer(object):
         """Lists the sources of the store by name, as they were when they were last
         asked. Read-only.
 
-        Errors: none of its own.
+        Errors: PERMISSION_DENIED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -128,7 +130,7 @@ class SourceServiceServicer(object):
         """Asks a source for its tools again and says what has changed; changes
         nothing. Read-only.
 
-        Errors: SOURCE_NOT_FOUND.
+        Errors: SOURCE_NOT_FOUND, PERMISSION_DENIED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -185,7 +187,8 @@ def add_SourceServiceServicer_to_server(servicer, server):
 class SourceService(object):
     """SourceService connects MCP servers and HTTP services to a store: their tools
     become tools of the store, named `<source>.<tool>`. The store comes from the
-    credential. Reading needs no role; everything else the role admin, and MCP
+    credential. Reading needs the role admin or operator (ListTools lists tools
+    for everybody); everything else the role admin, and MCP
     servers over stdio, which are programs on the registry's machine, the role
     operator, and a deployment that allows that program to the store; a call of
     one that is allowed no more is an error result.

@@ -29,7 +29,8 @@ GRPC_VERSION: str
 class SourceServiceStub:
     """SourceService connects MCP servers and HTTP services to a store: their tools
     become tools of the store, named `<source>.<tool>`. The store comes from the
-    credential. Reading needs no role; everything else the role admin, and MCP
+    credential. Reading needs the role admin or operator (ListTools lists tools
+    for everybody); everything else the role admin, and MCP
     servers over stdio, which are programs on the registry's machine, the role
     operator, and a deployment that allows that program to the store; a call of
     one that is allowed no more is an error result.
@@ -65,13 +66,13 @@ class SourceServiceStub:
     """Lists the sources of the store by name, as they were when they were last
     asked. Read-only.
 
-    Errors: none of its own.
+    Errors: PERMISSION_DENIED.
     """
     CheckSource: _grpc.UnaryUnaryMultiCallable[_source_pb2.CheckSourceRequest, _source_pb2.CheckSourceResponse]
     """Asks a source for its tools again and says what has changed; changes
     nothing. Read-only.
 
-    Errors: SOURCE_NOT_FOUND.
+    Errors: SOURCE_NOT_FOUND, PERMISSION_DENIED.
     """
     ApproveSource: _grpc.UnaryUnaryMultiCallable[_source_pb2.ApproveSourceRequest, _source_pb2.ApproveSourceResponse]
     """Takes the definitions that a source has now into the register: changed
@@ -86,7 +87,8 @@ class SourceServiceStub:
 class SourceServiceAsyncStub(SourceServiceStub):
     """SourceService connects MCP servers and HTTP services to a store: their tools
     become tools of the store, named `<source>.<tool>`. The store comes from the
-    credential. Reading needs no role; everything else the role admin, and MCP
+    credential. Reading needs the role admin or operator (ListTools lists tools
+    for everybody); everything else the role admin, and MCP
     servers over stdio, which are programs on the registry's machine, the role
     operator, and a deployment that allows that program to the store; a call of
     one that is allowed no more is an error result.
@@ -119,13 +121,13 @@ class SourceServiceAsyncStub(SourceServiceStub):
     """Lists the sources of the store by name, as they were when they were last
     asked. Read-only.
 
-    Errors: none of its own.
+    Errors: PERMISSION_DENIED.
     """
     CheckSource: _aio.UnaryUnaryMultiCallable[_source_pb2.CheckSourceRequest, _source_pb2.CheckSourceResponse]  # type: ignore[assignment]
     """Asks a source for its tools again and says what has changed; changes
     nothing. Read-only.
 
-    Errors: SOURCE_NOT_FOUND.
+    Errors: SOURCE_NOT_FOUND, PERMISSION_DENIED.
     """
     ApproveSource: _aio.UnaryUnaryMultiCallable[_source_pb2.ApproveSourceRequest, _source_pb2.ApproveSourceResponse]  # type: ignore[assignment]
     """Takes the definitions that a source has now into the register: changed
@@ -139,7 +141,8 @@ class SourceServiceAsyncStub(SourceServiceStub):
 class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
     """SourceService connects MCP servers and HTTP services to a store: their tools
     become tools of the store, named `<source>.<tool>`. The store comes from the
-    credential. Reading needs no role; everything else the role admin, and MCP
+    credential. Reading needs the role admin or operator (ListTools lists tools
+    for everybody); everything else the role admin, and MCP
     servers over stdio, which are programs on the registry's machine, the role
     operator, and a deployment that allows that program to the store; a call of
     one that is allowed no more is an error result.
@@ -188,7 +191,7 @@ class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
         """Lists the sources of the store by name, as they were when they were last
         asked. Read-only.
 
-        Errors: none of its own.
+        Errors: PERMISSION_DENIED.
         """
 
     @_abc_1.abstractmethod
@@ -200,7 +203,7 @@ class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
         """Asks a source for its tools again and says what has changed; changes
         nothing. Read-only.
 
-        Errors: SOURCE_NOT_FOUND.
+        Errors: SOURCE_NOT_FOUND, PERMISSION_DENIED.
         """
 
     @_abc_1.abstractmethod
