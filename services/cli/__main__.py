@@ -15,9 +15,11 @@ from services.cli import (
     attention,
     audit,
     chat,
+    checks,
     decisions,
     demo,
     documents,
+    events,
     inbox,
     lists,
     resolving,
@@ -25,7 +27,6 @@ from services.cli import (
     runs,
     sources,
     steps,
-    tools_check,
     undoing,
 )
 from services.cli.command import EXIT_IMPOSSIBLE, EXIT_INTERRUPTED, Flags, fail
@@ -99,6 +100,7 @@ app.command()(runs.top_up)
 app.command()(runs.cancel)
 app.command()(undoing.undo)
 app.command()(steps.steps)
+app.command()(events.events)
 app.command()(attention.attention)
 app.command()(resolving.resolve)
 app.command()(attention.redrive)
@@ -107,10 +109,16 @@ app.add_typer(audit.app)
 tools = typer.Typer(invoke_without_command=True)
 tools.callback()(lists.tools)
 tools.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
-    tools_check.check
+    checks.check
 )
 tools.command()(audit.stats)
 app.add_typer(tools, name="tools")
+model = typer.Typer(help="Look at model servers.", no_args_is_help=True)
+model.callback()(lambda: None)
+model.command(
+    "check", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)(checks.check_model)
+app.add_typer(model, name="model")
 app.add_typer(documents.commands)
 app.add_typer(sources.app, name="sources")
 app.command()(lists.notifications)

@@ -133,6 +133,14 @@ def answer(call: call_pb2.Call, text: str) -> types_pb2.CallDecision:
     return decision
 
 
+def chosen(line: str, call: call_pb2.Call) -> str:
+    """Return the option of a question whose number `line` is, else `line`."""
+    options = call.question.options
+    if line.isascii() and line.isdecimal() and 1 <= int(line) <= len(options):
+        return options[int(line) - 1]
+    return line
+
+
 def edit_in_editor(arguments: bytes) -> bytes:
     """Return the arguments as somebody left them in $VISUAL or $EDITOR.
 
@@ -156,10 +164,7 @@ def _answer_question(line: str, call: call_pb2.Call) -> types_pb2.CallDecision:
     verb, _, reason = line.partition(" ")
     if verb == "/refuse":
         return reject(call, reason.strip())
-    options = call.question.options
-    if line.isascii() and line.isdecimal() and 1 <= int(line) <= len(options):
-        line = options[int(line) - 1]
-    return answer(call, line)
+    return answer(call, chosen(line, call))
 
 
 def _decision(call: call_pb2.Call, kind: call_pb2.DecisionKind.ValueType) -> types_pb2.CallDecision:

@@ -10,7 +10,7 @@ from pawl.agent.v1 import agent_pb2
 from pawl.event.v1 import run_pb2
 
 from services.cli.target import Target
-from services.cli.transcript import Transcript, hint
+from services.cli.transcript import Transcript, decides, hint
 
 _POLL_SECONDS: Final = 1.0
 
@@ -53,5 +53,5 @@ class Below:
                     if call.run_id != self._run_id and key not in self._shown:
                         self._shown.add(key)
                         self._transcript.pending(call)
-                        self._transcript.command(hint(call))
+                        self._transcript.command(hint(call, decides=decides(run)))
                 await asyncio.sleep(_POLL_SECONDS)

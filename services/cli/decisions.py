@@ -33,7 +33,10 @@ def approve(
     *,
     edit: Annotated[str | None, typer.Option(help="Run it with these arguments: a JSON object.")] = None,
     reject: Annotated[str | None, typer.Option(help="Do not run it; the model is told this reason.")] = None,
-    answer: Annotated[str | None, typer.Option(help="Answer a question, or give the result instead.")] = None,
+    answer: Annotated[
+        str | None,
+        typer.Option(help="Answer a question (or the number of an option), or give the result."),
+    ] = None,
     remember: Annotated[
         Reach | None,
         typer.Option(
@@ -128,7 +131,7 @@ def _decision(call: call_pb2.Call, edit: str | None, reject: str | None, answer:
     if reject is not None:
         return answers.reject(call, reject)
     if answer is not None:
-        return answers.answer(call, answer)
+        return answers.answer(call, answers.chosen(answer.strip(), call))
     if call.state == call_pb2.CALL_STATE_ASKED:
         raise CommandError('This is a question: answer it with --answer "...".')
     return answers.approve(call)

@@ -22,7 +22,7 @@ from services.cli.failure import CommandError, explain
 from services.cli.lines import LineReader
 from services.cli.remembering import Reach, Remember, remembered, told
 from services.cli.target import Target
-from services.cli.transcript import Transcript, hint
+from services.cli.transcript import Transcript, decides, hint
 from services.errors import SlowConsumer, Unavailable
 
 if TYPE_CHECKING:
@@ -142,11 +142,19 @@ class Desk:
             with suppress(asyncio.CancelledError, Exception):
                 await following
 
+    async def _decides(self, call: call_pb2.Call) -> bool:
+        """Whether the person may decide it: in another user's inbox only those see it who may."""
+        request = agent_pb2.GetRunRequest(run_id=call.run_id)
+        try:
+            return decides((await self._agents.GetRun(request, metadata=self._target.metadata)).run)
+        except grpc.aio.AioRpcError:
+            return True
+
     async def put(self, call: call_pb2.Call, others: Sequence[call_pb2.Call]) -> bool:
         """Show a call and take its decision from the keyboard; returns whether to go on at all."""
         self._transcript.pending(call)
         if self._keyboard is None or call.state not in _ANSWERABLE:
-            self._console.print(f"  {hint(call)}", markup=False, soft_wrap=True)
+            self._console.print(f"  {hint(call, decides=await self._decides(call))}", markup=False, soft_wrap=True)
             return True
         if not self._told:
             self._console.print("An empty line goes on to the next, Ctrl-D leaves.", style="dim")

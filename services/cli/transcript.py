@@ -49,6 +49,7 @@ class Transcript:
         self._reasoning_characters = 0
         self._text_shown = False
         self._attempt = 0
+        self._decides = True
 
     def show(self, event: event_pb2.RunEvent) -> None:
         """Show one event; most need a line, some none."""
@@ -204,7 +205,7 @@ class Transcript:
             case call_pb2.CALL_STATE_AWAITING_APPROVAL | call_pb2.CALL_STATE_ASKED:
                 self.pending(call)
                 if self._hints:
-                    self.command(hint(call))
+                    self.command(hint(call, decides=self._decides))
             case state if state in _SETTLED:
                 self._settled(changed)
             case _:
@@ -222,6 +223,7 @@ class Transcript:
 
     def _run_changed(self, event: event_pb2.RunEvent) -> None:
         run = event.run_changed.run
+        self._decides = decides(run)
         match run.state:
             case run_pb2.RUN_STATE_WAITING:
                 self.line(f"‖ waits for {wording.wait_names(run.waits)}", "yellow")
@@ -250,9 +252,20 @@ class Transcript:
             self.line(f"! could not be stopped and may go on: {', '.join(run.unstopped_call_ids)}", "red")
 
 
-def hint(call: call_pb2.Call) -> str:
-    """Return the command by which somebody settles a pending call."""
+def decides(run: run_pb2.Run) -> bool:
+    """Return whether the user of a run may decide its gated calls: who has roles needs one of the two for it."""
+    return not run.user_roles or bool({"approver", "admin"} & set(run.user_roles))
+
+
+def hint(call: call_pb2.Call, *, decides: bool = True) -> str:
+    """Return the command by which a pending call is settled, or who does if the user of its run may not."""
     command = f"pawl approve {call.run_id} {call.call_id}"
+    if call.state == call_pb2.CALL_STATE_AWAITING_APPROVAL:
+        needed = call.approval.approvals_required
+        if needed > 1:
+            return f"waits for {needed} other people with the role approver or admin: {command}"
+        if not decides:
+            return "waits for somebody with the role approver or admin, who finds it with: pawl inbox --all-users"
     if call.state == call_pb2.CALL_STATE_ASKED:
         return f'answer with: {command} --answer "..."'
     if call.state == call_pb2.CALL_STATE_OFFERED:

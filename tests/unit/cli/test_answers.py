@@ -74,3 +74,8 @@ def test_an_editor_that_does_not_work_decides_nothing(monkeypatch: pytest.Monkey
     monkeypatch.setenv("VISUAL", "/no/such/editor")
     with pytest.raises(answers.Unclear, match="set EDITOR"):
         answers.decision_of("e", GATED)
+
+
+@pytest.mark.parametrize(("typed", "given"), [("1", ASKED.question.options[0]), ("0", "0"), ("99", "99"), ("x", "x")])
+def test_an_option_is_chosen_by_its_number_on_the_command_line_too(typed: str, given: str) -> None:
+    assert answers.chosen(typed, ASKED) == given

@@ -10,7 +10,7 @@ from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from rich.console import Console
 
 from services.cli import wording
-from services.cli.transcript import REASONING_CHARACTERS_MAX, Transcript, hint
+from services.cli.transcript import REASONING_CHARACTERS_MAX, Transcript, decides, hint
 
 
 def shown(*events: event_pb2.RunEvent | gap_pb2.Gap, terminal: bool = False, **options: bool) -> str:
@@ -270,3 +270,18 @@ def test_a_gap_is_a_sentence_and_what_the_events_had_led_to() -> None:
         "Done.",
     ]
     assert "completed" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("roles", "approvals", "told"),
+    [
+        ([], 1, "decide with: pawl approve"),
+        (["approver"], 1, "decide with: pawl approve"),
+        (["member"], 1, "waits for somebody with the role approver or admin"),
+        ([], 2, "waits for 2 other people"),
+    ],
+)
+def test_who_may_not_decide_is_told_who_does(roles: list[str], approvals: int, told: str) -> None:
+    waiting = call(call_pb2.CALL_STATE_AWAITING_APPROVAL)
+    waiting.approval.approvals_required = approvals
+    assert told in hint(waiting, decides=decides(run_pb2.Run(user_roles=roles)))

@@ -1,0 +1,79 @@
+"""`pawl model check`: the settings that fit a server, found by asking it as runs do."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from services.agent_loop.check import Report, check
+from services.model_server.script import parse_script
+from services.model_server.server import ModelServer
+from tests.rpc.agent_loop.model.model_http import Exchange, model_http
+
+CALL = {"index": 0, "id": "c", "function": {"name": "add_numbers", "arguments": '{"a":2,"b":3}'}}
+
+
+def chunk(finish_reason: str | None = None, **delta: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]}
+
+
+async def picky(exchange: Exchange) -> None:
+    """Be a server that knows `max_tokens` only, takes no reasoning back, and parts none from the text."""
+    body = exchange.body
+    if "max_completion_tokens" in body or any("reasoning_content" in message for message in body["messages"]):
+        await exchange.respond(400, json.dumps({"detail": "unknown field"}))
+        return
+    await exchange.start_stream()
+    if "max_tokens" in body:
+        await exchange.events(chunk("length", content="1 2 3"), "[DONE]")
+    elif body.get("tools") and body["messages"][-1]["role"] == "user":
+        await exchange.events(chunk(reasoning="hm"), chunk("tool_calls", tool_calls=[CALL]), "[DONE]")
+    else:
+        await exchange.events(chunk("stop", content="<think>hm</think>Hello"), "[DONE]")
+    await exchange.end()
+
+
+async def found(url: str, model: str = "m") -> Report:
+    return await check(url, "", model)
+
+
+async def test_the_settings_of_a_picky_server_are_found() -> None:
+    async with model_http(picky) as server:
+        report = await found(server.url)
+    assert report.works, report.lines
+    assert report.settings["PAWL_OUTPUT_TOKENS_FIELD"] == "max_tokens"
+    assert report.settings["PAWL_REASONING_ECHO"] == "none"
+    said = "\n".join(report.lines)
+    assert "<think>" in said
+    assert "tokens were used: they are estimated" in said
+
+
+async def test_the_first_model_that_is_listed_is_asked() -> None:
+    async with ModelServer(reasoning_echo=True) as server:
+        report = await found(server.base_url, "")
+    assert report.works, report.lines
+    assert (report.settings["PAWL_MODEL"], report.settings["PAWL_REASONING_ECHO"]) == ("pawl-scripted", "auto")
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ({"fault": {"type": "status", "status": 401}}, "refused the credential"),
+        ({"fault": {"type": "empty_stream"}}, "answer was empty"),
+        ({"text": "I would rather not."}, "did not call the tool"),
+    ],
+)
+async def test_what_runs_cannot_work_with_is_said(reply: dict[str, Any], said: str) -> None:
+    script = parse_script(json.dumps({"steps": [{"times": 100, "reply": reply}]}).encode())
+    async with ModelServer(script=script) as server:
+        report = await found(server.base_url)
+    assert not report.works
+    assert said in "\n".join(report.lines)
+
+
+async def test_a_server_that_is_not_there_is_said() -> None:
+    report = await found("http://127.0.0.1:9/v1", "")
+    assert not report.works
+    assert "cannot be reached" in report.lines[0]
