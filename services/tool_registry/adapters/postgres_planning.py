@@ -16,7 +16,7 @@ from services.tool_registry.domain.planning import ParentGone, PlanChange, Proje
 if TYPE_CHECKING:
     from services.chassis.database import Connection
 
-_TASK_COLUMNS: Final = "task_id, project_id, parent_task_id, title, notes, due, is_done"
+_TASK_COLUMNS: Final = "task_id, project_id, parent_task_id, title, notes, due, is_done, run_id"
 _PROJECT_COLUMNS: Final = "project_id, title, status, notes"
 
 # The key comes back also where a call before this one, or one at the same time, has made the row.
@@ -27,8 +27,8 @@ RETURNING {_PROJECT_COLUMNS}
 """  # noqa: S608  # constants only
 _ADD_TASK: Final = f"""
 INSERT INTO tool_registry.tasks
-    (store_id, user_id, task_id, project_id, parent_task_id, title, notes, due, idempotency_key)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+    (store_id, user_id, task_id, project_id, parent_task_id, title, notes, due, run_id, idempotency_key)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
 ON CONFLICT (store_id, user_id, idempotency_key) DO UPDATE SET title = tasks.title
 RETURNING {_TASK_COLUMNS}
 """  # noqa: S608  # constants only
@@ -99,7 +99,8 @@ class PostgresPlanBook:
         return project if row is None else _project(row)
 
     async def add_task(self, store_id: str, user_id: str, task: Task, *, idempotency_key: str) -> Task:
-        fields = (task.task_id, task.project_id, task.parent_task_id, task.title, task.notes, _date(task.due))
+        place = (task.task_id, task.project_id, task.parent_task_id)
+        fields = (*place, task.title, task.notes, _date(task.due), task.run_id)
         try:
             async with self._database.acquire() as connection:
                 row = await connection.fetchrow(_ADD_TASK, store_id, user_id, *fields, idempotency_key)
@@ -210,4 +211,5 @@ def _task(row: asyncpg.Record) -> Task:
         notes=row["notes"],
         due=None if row["due"] is None else row["due"].isoformat(),
         is_done=row["is_done"],
+        run_id=row["run_id"],
     )

@@ -97,19 +97,34 @@ async def find_project(book: PlanBook, owner: Owner, reference: str) -> Project:
     )
 
 
-async def find_task(book: PlanBook, owner: Owner, reference: str, *, is_done: bool | None = None) -> Task:
-    """Return the task of that id or title; of several with the title the only one that is (not) done, if that is asked.
+async def find_task(
+    book: PlanBook,
+    owner: Owner,
+    reference: str,
+    *,
+    run_id: str,
+    is_done: bool | None = None,
+    project_id: str | None = None,
+) -> Task:
+    """Return the task of that id or title, in the project if one is given.
+
+    Of several with the title those that are (not) done come first, if that is asked,
+    and of these those that this run has made: other runs of the user make tasks at
+    the same time.
 
     Raises:
         ToolError: there is none, or the title fits several: it lists them.
     """
     found = await book.find_tasks(*owner, reference.strip())
+    found = [task for task in found if project_id in {None, task.project_id}]
     if not found:
         near = did_you_mean(reference, await book.task_titles(*owner))
-        raise ToolError(f"there is no task with the id or title {reference!r}{near}")
+        place = "" if project_id is None else " in that project"
+        raise ToolError(f"there is no task with the id or title {reference!r}{place}{near}")
     if found[0].task_id == reference.strip():
         return found[0]
     wanted = [task for task in found if task.is_done is is_done] or found
+    wanted = [task for task in wanted if task.run_id == run_id] or wanted
     if len(wanted) == 1:
         return wanted[0]
     homes = {project.project_id: project.title for project in await book.projects(*owner, PROJECTS_MAX)}

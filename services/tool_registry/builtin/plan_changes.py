@@ -72,7 +72,7 @@ def _update_task(book: PlanBook) -> Tool[..., Any]:
             fields["due"] = None if due == "none" else _date(due)
 
         async def make(owner: Owner, key: str) -> PlanChange:
-            found = await find_task(book, owner, task)
+            found = await find_task(book, owner, task, run_id=context.run_id)
             return await book.change_tasks(*owner, [found.task_id], fields, idempotency_key=key)
 
         change = await _once(book, context, make)
@@ -87,7 +87,7 @@ def _update_task(book: PlanBook) -> Tool[..., Any]:
 def _ticking(book: PlanBook) -> list[Tool[..., Any]]:
     async def tick(context: ToolContext, tasks: list[str], *, is_done: bool) -> Any:
         async def make(owner: Owner, key: str) -> PlanChange:
-            found = await _all_tasks(book, owner, tasks, is_done=not is_done)
+            found = await _all_tasks(book, owner, tasks, run_id=context.run_id, is_done=not is_done)
             return await book.change_tasks(*owner, list(found), {"is_done": is_done}, idempotency_key=key)
 
         change = await _once(book, context, make)
@@ -128,7 +128,7 @@ def _delete_task(book: PlanBook) -> Tool[..., Any]:
         """Delete a task or subtask for good. To mark it as done, use complete_tasks."""
 
         async def make(owner: Owner, key: str) -> PlanChange:
-            found = await find_task(book, owner, task)
+            found = await find_task(book, owner, task, run_id=context.run_id)
             return await book.remove_task(*owner, found.task_id, with_subtasks=with_subtasks, idempotency_key=key)
 
         change = await _once(book, context, make)
@@ -167,7 +167,9 @@ async def _once(
     return await make(owner, key) if earlier is None else earlier
 
 
-async def _all_tasks(book: PlanBook, owner: Owner, references: Sequence[str], *, is_done: bool) -> dict[str, Task]:
+async def _all_tasks(
+    book: PlanBook, owner: Owner, references: Sequence[str], *, run_id: str, is_done: bool
+) -> dict[str, Task]:
     """Return the tasks meant, by id.
 
     Raises:
@@ -177,7 +179,7 @@ async def _all_tasks(book: PlanBook, owner: Owner, references: Sequence[str], *,
     problems = []
     for reference in references:
         try:
-            task = await find_task(book, owner, reference, is_done=is_done)
+            task = await find_task(book, owner, reference, run_id=run_id, is_done=is_done)
         except ToolError as error:
             problems.append(str(error))
         else:

@@ -7,7 +7,7 @@ from datetime import date
 from typing import Annotated, Any, Final
 
 from services.chassis.ids import IdSource
-from services.tool_registry.builtin.plan_book import PROJECTS_MAX, Owner, PlanBook
+from services.tool_registry.builtin.plan_book import PROJECTS_MAX, Owner, PlanBook, find_project, find_task
 from services.tool_registry.builtin.plan_changes import (
     Notes,
     Title,
@@ -16,7 +16,7 @@ from services.tool_registry.builtin.plan_changes import (
     project_shown,
     task_shown,
 )
-from services.tool_registry.domain.names import did_you_mean, near_matches
+from services.tool_registry.domain.names import near_matches
 from services.tool_registry.domain.planning import ParentGone, Project, Task
 from services.tool_registry.sdk import Category, Effect, Reversible, Tool, ToolContext, ToolError, tool
 
@@ -48,6 +48,7 @@ def _create_task(book: PlanBook, ids: IdSource) -> Tool[..., Any]:
             title=title.strip() or title,
             notes=notes,
             due=due.isoformat() if due else None,
+            run_id=context.run_id,
         )
         task = await book.add_task(*owner, task, idempotency_key=context.idempotency_key)
         named = {"project_id": home.project_id, "title": home.title}
@@ -63,16 +64,15 @@ def _add_subtask(book: PlanBook, ids: IdSource) -> Tool[..., Any]:
         context: ToolContext,
         parent: Annotated[Title, "id or title of a task, also one created just before"],
         title: Title,
+        *,
         notes: Notes | None = None,
         due: Annotated[date | None, "a date, YYYY-MM-DD"] = None,
+        project: Annotated[Title | None, "id or title of the project of the parent, if its title is not enough"] = None,
     ) -> Any:
         """Add a subtask to a task."""
         owner = (context.store_id, context.user_id)
-        found = await book.find_tasks(*owner, parent.strip())
-        if not found:
-            near = did_you_mean(parent, await book.task_titles(*owner))
-            raise ToolError(f"there is no task with the id or title {parent!r}{near}")
-        above = found[0]
+        home = None if project is None else (await find_project(book, owner, project)).project_id
+        above = await find_task(book, owner, parent, run_id=context.run_id, project_id=home)
         task = Task(
             task_id=ids.new("task"),
             project_id=above.project_id,
@@ -80,6 +80,7 @@ def _add_subtask(book: PlanBook, ids: IdSource) -> Tool[..., Any]:
             title=title.strip() or title,
             notes=notes,
             due=due.isoformat() if due else None,
+            run_id=context.run_id,
         )
         try:
             task = await book.add_task(*owner, task, idempotency_key=context.idempotency_key)
@@ -91,8 +92,6 @@ def _add_subtask(book: PlanBook, ids: IdSource) -> Tool[..., Any]:
             "parent": {"task_id": above.task_id, "title": above.title},
             "due": task.due,
         }
-        if len(found) > 1 and above.task_id != parent.strip():
-            result["note"] = f"{len(found)} tasks have the title {above.title!r}; the newest was taken"
         return Reversible(value=result, inverse=created_back(task))
 
     return add_subtask

@@ -31,6 +31,8 @@ class Task:
     due: str | None
     """A date, YYYY-MM-DD."""
     is_done: bool = False
+    run_id: str = ""
+    """The run that made it; empty where that was not written down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,12 +93,38 @@ async def test_an_unknown_parent_is_an_error_with_near_matches(planning: Registr
     assert "did you mean 'Party'?" in content(failed)["error"]
 
 
-async def test_of_several_tasks_of_a_title_the_newest_is_taken_and_that_is_said(planning: Registry) -> None:
-    await planning.run("create_task", {"title": "Party"}, call="a")
-    newest = content(await planning.run("create_task", {"title": "Party"}, call="b"))
-    added = content(await planning.run("add_subtask", {"parent": "Party", "title": "Cake"}, call="c"))
-    assert added["parent"]["task_id"] == newest["task_id"]
-    assert "2 tasks have the title" in added["note"]
+async def test_a_subtask_lands_under_the_task_of_its_own_run(planning: Registry) -> None:
+    """Runs of one user make tasks of the same title at the same time."""
+    runs = [context(run=f"run{number}") for number in range(4)]
+
+    async def create(number: int) -> str:
+        made = await planning.run("create_task", {"title": "Party"}, call=f"t{number}", who=runs[number])
+        return str(content(made)["task_id"])
+
+    async def add(number: int) -> str:
+        added = await planning.run(
+            "add_subtask", {"parent": "Party", "title": "Cake"}, call=f"s{number}", who=runs[number]
+        )
+        return str(content(added)["parent"]["task_id"])
+
+    made = await asyncio.gather(*map(create, range(4)))
+    assert await asyncio.gather(*map(add, range(4))) == made
+
+
+async def test_of_several_tasks_of_a_title_none_is_guessed(planning: Registry) -> None:
+    for number, project in enumerate(("Home", "Work")):
+        task = {"title": "Party", "project": project}
+        await planning.run("create_task", task, call=f"c{number}", who=context(run=f"earlier{number}"))
+    failed = await planning.run("add_subtask", {"parent": "Party", "title": "Cake"}, call="a")
+    assert outcome(failed) == "FAILED TOOL_ERROR"
+    assert "2 tasks have the title 'Party'" in content(failed)["error"]
+    named = {"parent": "Party", "title": "Cake", "project": "work"}
+    added = content(await planning.run("add_subtask", named, call="b"))
+    listed = content(await planning.run("list_projects", call="l"))["projects"]
+    (task,) = next(project["tasks"] for project in listed if project["title"] == "Work")
+    assert task["task_id"] == added["parent"]["task_id"]
+    absent = await planning.run("add_subtask", named | {"parent": "Gift"}, call="d")
+    assert "there is no task with the id or title 'Gift' in that project" in content(absent)["error"]
 
 
 async def test_plans_belong_to_their_user_and_store(planning: Registry) -> None:
