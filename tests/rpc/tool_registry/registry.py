@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -165,6 +166,21 @@ class Registry:
         assert kinds[-1] == "result"
         result: execution_pb2.ExecutionResult = responses[-1].result
         return result
+
+    async def run_out_of_time(
+        self, tool: str, arguments: Any = None, *, call: str = "call"
+    ) -> tuple[str, execution_pb2.ExecutionResult]:
+        """Run a call that begins and does not end in time; gives its id too.
+
+        On a busy machine a call may run out of time before it begins: then another one has more.
+        """
+        for tries in itertools.count():
+            name = f"{call}_{tries}"
+            result = await self.run(tool, arguments, call=name, timeout_seconds=0.1 * 4**tries)
+            assert outcome(result) == "FAILED TOOL_TIMEOUT"
+            if "was not begun" not in content(result)["error"]:
+                return name, result
+        raise AssertionError
 
     async def run_approved(self, tool: str, arguments: Any = None, **more: Any) -> execution_pb2.ExecutionResult:
         """Run a gated call with an approval of exactly this call."""

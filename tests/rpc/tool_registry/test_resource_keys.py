@@ -140,8 +140,7 @@ async def test_waiting_for_a_key_counts_as_time_of_the_call(replicas: list[Regis
 
 async def test_a_thread_that_runs_on_after_its_time_keeps_its_key(replicas: list[Registry], files: Files) -> None:
     """What it still writes must not meet what the next call writes."""
-    late = await replicas[0].run("block", {"path": "x"}, call="late", timeout_seconds=0.1)
-    assert outcome(late) == "FAILED TOOL_TIMEOUT"
+    await replicas[0].run_out_of_time("block", {"path": "x"}, call="late")
     waited = await replicas[1].run("edit", {"path": "x"}, call="early", timeout_seconds=0.3)
     assert outcome(waited) == "FAILED TOOL_TIMEOUT"
     asked = asyncio.ensure_future(replicas[1].run("edit", {"path": "x"}, call="next"))

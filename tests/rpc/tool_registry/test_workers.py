@@ -172,14 +172,14 @@ async def test_a_call_that_no_worker_takes_says_so(registry: Registry) -> None:
     async with attached(registry) as worker:
         busy = asyncio.ensure_future(registry.run("charge", call="first"))
         call = await worker.invocation()
-        result = await registry.run("charge", call="second", timeout_seconds=0.5)
+        result = await registry.run("charge", call="second", timeout_seconds=1)
         assert outcome(result) == "FAILED TOOL_ERROR"
         assert "busy" in content(result)["error"]
         await worker.send(drain=worker_pb2.WorkerDrain())
         await worker.answer(call)
         await busy
         assert await worker.ended() is grpc.StatusCode.OK
-    result = await registry.run("charge", call="third", timeout_seconds=0.5)
+    result = await registry.run("charge", call="third", timeout_seconds=1)
     assert outcome(result) == "FAILED TOOL_ERROR"
     assert "no worker of the group 'billing'" in content(result)["error"]
 
@@ -223,7 +223,7 @@ async def test_a_worker_that_goes_on_after_a_cancel_is_said_to_go_on(registry: R
 
 async def test_a_call_out_of_time_is_taken_back(registry: Registry) -> None:
     async with attached(registry) as worker:
-        asked = asyncio.ensure_future(registry.run("charge", timeout_seconds=0.3))
+        asked = asyncio.ensure_future(registry.run("charge", timeout_seconds=2))
         call = await worker.invocation()
         assert isinstance(await worker.next(), worker_pb2.InvocationCancel)
         assert await worker.answer(call) == Status.RESULT_STATUS_LATE
