@@ -32,7 +32,7 @@ from services.agent_loop.domain.message import Message, Role
 from services.agent_loop.domain.run import Run, RunFailure, RunOptions, RunState, StopCause, Undo, Usage, WaitKind
 from services.agent_loop.domain.step import Committed, Step
 from services.agent_loop.domain.undo import UndoSource
-from services.errors import LeaseLost, PawlError, RunNotFound
+from services.errors import LeaseLost, RunNotFound
 from services.job_store.domain import command as commands
 from services.job_store.domain import states
 from services.job_store.domain.attention import ReportCrash
@@ -430,7 +430,7 @@ def texts_told(events: Iterable[Any]) -> list[str]:
 
 
 def transient(
-    error: type[PawlError], *, at: Iterable[int], name: str, done: bool
+    error: type[Exception], *, at: Iterable[int], name: str, done: bool = False
 ) -> Callable[[str, bool], Awaitable[None]]:
     """Return a fault that fails these requests of that name, counted from 0."""
     wanted, count = set(at), itertools.count()

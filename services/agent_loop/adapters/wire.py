@@ -27,6 +27,7 @@ from services.agent_loop.domain.call import (
 )
 from services.agent_loop.domain.failure import FailureClass
 from services.agent_loop.domain.limits import Limits
+from services.agent_loop.domain.loop_state import NewerVersion
 from services.agent_loop.domain.message import Message, Role
 from services.agent_loop.domain.run import (
     ApprovalExpiryPolicy,
@@ -55,13 +56,13 @@ def named(kind: type[E], enum: Any, prefix: str, number: int, default: E | None 
     """Return the value of a number of `enum`; `default` for UNSPECIFIED and for numbers of a newer version.
 
     Raises:
-        ValueError: there is none, and no default.
+        NewerVersion: there is none, and no default.
     """
     try:
         return kind(enum.Name(number).removeprefix(prefix))
     except ValueError:
         if default is None:
-            raise
+            raise NewerVersion(f"{prefix}{number} is not known to this version") from None
         return default
 
 

@@ -31,6 +31,7 @@ from services.agent_loop.domain.event import (
     ToolProgress,
     Warned,
 )
+from services.agent_loop.domain.loop_state import NewerVersion
 from services.agent_loop.domain.run import RunState
 
 
@@ -100,7 +101,7 @@ def command(message: ledger_pb2.Command) -> Command:
     """Return a command as the loop sees it.
 
     Raises:
-        ValueError: its kind is not known to this version.
+        NewerVersion: its kind is not known to this version.
     """
     return Command(
         command_id=message.command_id,
@@ -147,7 +148,7 @@ def _command_kind(message: ledger_pb2.Command) -> CommandKind:
         case "agent_ended":
             return _agent_ended(message.agent_ended)
         case kind:
-            raise ValueError(f"a command of kind {kind} is not known to this version")
+            raise NewerVersion(f"a command of kind {kind} is not known to this version")
 
 
 def _agent_ended(message: ledger_pb2.AgentEndedCommand) -> AgentEnded:

@@ -17,7 +17,9 @@ from typing import Final
 from services.agent_loop.app.drive import Drive
 from services.agent_loop.app.ports import Claim, Meter, Randomness, RunKey, Wakeups, WorkerLedger
 from services.agent_loop.domain.failure import FailureClass
+from services.agent_loop.domain.loop_state import NewerVersion
 from services.agent_loop.domain.run import RunFailure
+from services.agent_loop.domain.step import LeaseAction, Step
 from services.chassis import logs
 from services.chassis.clock import Clock
 from services.chassis.ids import IdSource
@@ -34,6 +36,8 @@ _BREATH_SECONDS_MAX: Final = 1.0
 _FENCE_MARGIN_SECONDS: Final = 0.5
 # A renewal that failed is tried again so soon: many attempts fit before the fence.
 _RENEW_AGAIN_SECONDS: Final = 0.25
+# A run of a newer version is held so long before it is let go.
+_NEWER_SECONDS: Final = 1.0
 _REMEMBERED_MAX: Final = 4096
 _RELEASE_SECONDS_MAX: Final = 1.0
 
@@ -259,6 +263,8 @@ class Worker:
         except (LeaseLost, RunEnded, RunNotFound) as error:
             left = "lost"
             _log.info("run.lost", reason=error.reason, epoch=claim.epoch)
+        except NewerVersion as error:
+            left = await self._leave_to_newer(claim, error)
         except Exception:  # noqa: BLE001  # one run must not hurt the others
             left = "failed" if await self._fail(claim) else await self._give_up(claim)
         else:
@@ -266,6 +272,23 @@ class Worker:
         if left != "crashed":
             self._recent.add(claim, self._clock.monotonic())
         return left
+
+    async def _leave_to_newer(self, claim: Claim, why: NewerVersion) -> str:
+        """Let go of a run that a worker of a newer version can drive, as in a deploy; no crash is counted.
+
+        Not at once: this worker, or another like it, may be the next to claim it.
+        """
+        _log.warning("run.of_newer_version", error=str(why), epoch=claim.epoch)
+        await self._clock.sleep(_NEWER_SECONDS)
+        try:
+            await self._ledger.commit(claim, self._ids.new("cmt"), Step(lease_action=LeaseAction.RELEASE))
+        except (LeaseLost, RunEnded, RunNotFound):
+            return "lost"
+        except PawlError as error:
+            # The next renewal finds the run held and not driven.
+            _log.warning("run.not_left", error=_said(error))
+            return "crashed"
+        return "left_to_newer"
 
     async def _fail(self, claim: Claim) -> bool:
         """End a run whose drive crashed; whether it could be ended."""

@@ -17,6 +17,10 @@ from services.agent_loop.domain.run import RunFailure, Usage
 from services.agent_loop.domain.undo import UndoPlan
 
 
+class NewerVersion(ValueError):
+    """Something was written by a newer version, which has values that this one does not know."""
+
+
 class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """A model call that was announced and has not ended.
 
@@ -89,12 +93,15 @@ def read(data: bytes) -> LoopState:
     """Return the state stored as `data`; empty bytes are the state of a run that has not begun.
 
     Raises:
+        NewerVersion: a value in it is not known to this version.
         ValueError: the bytes are no such state.
     """
     if not data:
         return LoopState()
     try:
         return _decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise NewerVersion(f"the loop state has what this version does not know: {error}") from None
     except msgspec.DecodeError as error:
         raise ValueError(f"the loop state cannot be read: {error}") from None
 

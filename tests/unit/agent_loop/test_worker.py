@@ -14,9 +14,11 @@ from services.agent_loop.app.ports import Claim, RunKey
 from services.agent_loop.app.worker import Worker, WorkerLimits
 from services.agent_loop.domain.call import CallState, Question
 from services.agent_loop.domain.command import Cancel
+from services.agent_loop.domain.loop_state import NewerVersion
 from services.agent_loop.domain.run import ENDED, RunFailure, RunState, StopCause
 from services.errors import DependencyUnavailable, Internal
 from tests.fakes import virtual_time
+from tests.fakes.ledger import transient
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
 from tests.fakes.registry import tool
@@ -54,6 +56,21 @@ def test_many_runs_are_driven_side_by_side_to_their_ends() -> None:
                 await end_of(world, key)
         assert world.meter.left == ["ended"] * 100
         assert world.meter.held == 0
+
+    virtual_time.run(main())
+
+
+def test_a_run_that_a_newer_version_has_written_waits_for_a_worker_of_that_version() -> None:
+    """I23: in a deploy, a worker that cannot read it lets it go, however often; no crash is counted."""
+
+    async def main() -> None:
+        world = World(VERDICTS, [])
+        key = world.ledger.submit("hello")
+        world.ledger.fault = transient(NewerVersion, at=range(8), name="load")
+        async with at_work(world.worker()):
+            await end_of(world, key)
+        assert world.ledger.run(key).state is RunState.COMPLETED
+        assert world.meter.left == ["left_to_newer"] * 8 + ["ended"]
 
     virtual_time.run(main())
 
