@@ -43,7 +43,7 @@ _COMMANDS: Final = f"""
 SELECT {tables.COMMANDS.names} FROM job_store.commands
 WHERE store_id = $1 AND run_id = $2 AND NOT consumed ORDER BY number
 """
-# A statement for each index. `$5` is empty in the first; without a cursor everything is before the end of time.
+# A statement for each index. `$5` is empty in the first two; without a cursor everything is before the end of time.
 _RUNS_OF_USER, _RUNS_OF_CONVERSATION = (
     paging.statement(
         "job_store.runs",
@@ -56,6 +56,23 @@ _RUNS_OF_USER, _RUNS_OF_CONVERSATION = (
         size="length(options) + length(tools) + length(output)",
     )
     for of_whom in ("$5 = ''", "conversation_id = $5")
+)
+# The newest of each state, and of them the newest: whatever else the user has ever run is not looked at.
+RUNS_IN_STATES: Final = paging.statement(
+    "job_store.runs",
+    tables.RUNS.names,
+    key=("store_id", "run_id"),
+    source="""(
+        SELECT r.* FROM unnest($6::smallint[]) AS s (state) CROSS JOIN LATERAL (
+            SELECT store_id, run_id, create_time, options, tools, output FROM job_store.runs AS each
+            WHERE each.store_id = $3 AND each.user_id = $4 AND each.state = s.state
+            AND (each.create_time, each.run_id) < (coalesce($7::timestamptz, 'infinity'), $8)
+            ORDER BY each.create_time DESC, each.run_id DESC LIMIT $1
+        ) AS r
+    )""",
+    where="$5 = ''",
+    order="create_time DESC, run_id DESC",
+    size="length(options) + length(tools) + length(output)",
 )
 _CALLS: Final = paging.statement(
     "job_store.calls",
@@ -191,7 +208,7 @@ class PostgresReads:
         rows_max: int,
     ) -> Page[RunRow]:
         arguments = (store_id, user_id, conversation_id, list(states), *(before or (None, "")))
-        statement = _RUNS_OF_CONVERSATION if conversation_id else _RUNS_OF_USER
+        statement = _RUNS_OF_CONVERSATION if conversation_id else RUNS_IN_STATES if states else _RUNS_OF_USER
         async with self._database.acquire() as connection:
             return await paging.fetch(connection, statement, arguments, tables.run, rows_max=rows_max)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,7 +12,9 @@ from google.protobuf.message import Message
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 
+from services.chassis.database import Database
 from services.errors import SeqBeyondEnd
+from services.job_store.adapters.reads import RUNS_IN_STATES
 from tests.rpc.job_store.user import Owner, User, result
 
 Method = Callable[[Any], Awaitable[Any]]
@@ -219,3 +222,34 @@ async def test_a_run_with_very_large_results_can_still_be_loaded(user: User) -> 
     assert [call.HasField("result") for call in calls] == [False] * 2 + [True] * 16
     assert all(call.result_omitted_bytes > 1_000_000 for call in calls[:2])
     assert not any(call.result_omitted_bytes for call in calls[2:])
+
+
+async def test_runs_in_some_states_are_found_without_a_look_at_all_others(user: User, database: Database) -> None:
+    owner = await user.start()
+    waiting = await user.submit()
+    async with database.acquire() as connection:
+        await connection.execute(OLD_RUNS)
+        await connection.execute("ANALYZE job_store.runs")
+        states = [run_pb2.RUN_STATE_RUNNING, run_pb2.RUN_STATE_QUEUED]
+        # As it is planned for all arguments, and not for these.
+        await connection.execute(f"PREPARE listing AS {RUNS_IN_STATES}")
+        execute = "EXECUTE listing (3, 1000000, 'acme', 'ann', '', '{1,2}', NULL, '')"
+        plan = str(await connection.fetch(f"EXPLAIN (ANALYZE, TIMING OFF) {execute}"))
+        await connection.execute("DEALLOCATE listing")
+    request = pb.ListRunsRequest(store_id="acme", user_id="ann", states=states)
+    found = (await user.stub.ListRuns(request)).runs
+
+    assert [run.run_id for run in found] == [waiting.run.run_id, owner.run_id]
+    removed = sum(int(number) for number in re.findall(r"Removed by Filter: (\d+)", plan))
+    assert removed < 100, plan
+
+
+OLD_RUNS = """
+INSERT INTO job_store.runs (
+    store_id, run_id, conversation_id, user_id, state, waits, epoch, crashes, last_seq, command_count, round,
+    active_seconds, token_budget, token_ceiling, options, tools, usage, failure, unstopped, output, create_time,
+    end_time
+)
+SELECT 'acme', 'run_old_' || n, 'conv', 'ann', 10, '', 1, 0, 2, 0, 1, 0, 0, 0, '', '', '', '', '', '',
+    now() + n * interval '1 second', now() FROM generate_series(1, 2000) AS n
+"""
