@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
-from typing import Final, TypeAlias
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -21,11 +22,15 @@ JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, J
 
 DEPTH_MAX: Final = 32
 """Levels of arrays and objects; a scalar alone has depth 0."""
+CONTAINERS_MAX: Final = 50_000
+"""Arrays and objects. Each costs a hundred times as much as its two bytes, for everybody who looks at the value."""
 INTEGER_MIN: Final = -(2**63)
 INTEGER_MAX: Final = 2**64 - 1
 
-_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _LONG_NUMBER: Final = re.compile(rb"[0-9]{19}")
+_CONTAINERS: Final = frozenset({list, dict})
+_KINDS: Final = frozenset({type(None), bool, int, float, str, list, dict})
 _decode: Final = msgspec.json.Decoder().decode
 _encode: Final = msgspec.json.Encoder(order="sorted").encode
 
@@ -41,6 +46,10 @@ def loads(data: bytes, *, bytes_max: int) -> JsonValue:
     """
     if len(data) > bytes_max:
         raise TooLarge(f"JSON of {len(data)} bytes is over the limit of {bytes_max}")
+    if data.count(b"[") + data.count(b"{") > CONTAINERS_MAX:
+        plain = _STRING.sub(b"", data)
+        if plain.count(b"[") + plain.count(b"{") > CONTAINERS_MAX:
+            raise InvalidJson(_TOO_MANY)
     try:
         value: JsonValue = _decode(data)
     except RecursionError:
@@ -51,7 +60,7 @@ def loads(data: bytes, *, bytes_max: int) -> JsonValue:
         raise InvalidJson("a number is outside the range of a double") from None
     except msgspec.DecodeError as error:
         raise InvalidJson(str(error).removeprefix("JSON is malformed: ")) from None
-    keys = _count_keys(value, DEPTH_MAX)
+    keys = _count_keys(value)
     # The decoder keeps the last of two equal keys. Then the value has fewer keys
     # than the text has colons outside strings; colons in strings can only add.
     if data.count(b":") != keys and _STRING.sub(b"", data).count(b":") != keys:
@@ -59,7 +68,7 @@ def loads(data: bytes, *, bytes_max: int) -> JsonValue:
     # The decoder refuses lone surrogates and numbers out of range itself. The rest
     # is rare enough to look for in the bytes first.
     if b"\\u0000" in data or _LONG_NUMBER.search(data):
-        _check(value, DEPTH_MAX)
+        _check(value)
     return value
 
 
@@ -74,61 +83,63 @@ def dumps_canonical(value: JsonValue) -> bytes:
     Raises:
         InvalidJson: `value` holds what `loads` would refuse.
     """
-    _check(value, DEPTH_MAX)
+    _check(value)
     return _encode(value)
 
 
+_TOO_MANY: Final = f"more than {CONTAINERS_MAX} arrays and objects"
 _TOO_DEEP: Final = f"nested deeper than {DEPTH_MAX} levels"
 
 
-def _count_keys(value: JsonValue, depth: int) -> int:
+def _levels(value: JsonValue) -> Iterator[list[Any]]:
+    """Return the arrays and objects of each level, from the outside in; raises InvalidJson where there are too many."""
+    level: list[Any] = [value] if type(value) in _CONTAINERS else []
+    depth = count = 0
+    while level:
+        depth, count = depth + 1, count + len(level)
+        if depth > DEPTH_MAX:
+            raise InvalidJson(_TOO_DEEP)
+        if count > CONTAINERS_MAX:
+            raise InvalidJson(_TOO_MANY)
+        yield level
+        level = [item for item in _items(level) if type(item) in _CONTAINERS]
+
+
+def _items(level: list[Any]) -> Iterator[Any]:
+    """Return what is in arrays and objects."""
+    return chain.from_iterable(each.values() if type(each) is dict else each for each in level)
+
+
+def _count_keys(value: JsonValue) -> int:
     """Return the number of keys in `value`, at all levels; raises InvalidJson."""
-    kind = type(value)
-    if kind is not dict and kind is not list:
-        return 0
-    if depth == 0:
-        raise InvalidJson(_TOO_DEEP)
-    keys = 0
-    items: Iterable[JsonValue] = ()
-    if isinstance(value, dict):
-        keys = len(value)
-        items = value.values()
-    elif isinstance(value, list):
-        items = value
-    for item in items:
-        if type(item) is dict or type(item) is list:
-            keys += _count_keys(item, depth - 1)
-    return keys
+    return sum(len(each) for level in _levels(value) for each in level if type(each) is dict)
 
 
-def _check(value: JsonValue, depth: int) -> None:
+def _check(value: JsonValue) -> None:
     """Raise InvalidJson unless `value` is one that `loads` could return."""
+    _check_scalars([value])
+    for level in _levels(value):
+        _check_scalars(list(_items(level)))
+        keys = list(chain.from_iterable(each for each in level if type(each) is dict))
+        if set(map(type, keys)) - {str}:
+            raise InvalidJson("the keys of an object must be strings")
+        _check_text("".join(keys))
+
+
+def _check_scalars(items: list[Any]) -> None:
     # Subclasses (an IntEnum, a str with its own rules) are not what a reader would
     # get back, so types are compared, not tested with isinstance.
-    kind = type(value)
-    if value is None or kind is bool:
-        return
-    if isinstance(value, str) and kind is str:
-        _check_text(value)
-    elif isinstance(value, int) and kind is int:
-        if not INTEGER_MIN <= value <= INTEGER_MAX:
+    kinds = set(map(type, items))
+    if unknown := kinds - _KINDS:
+        raise InvalidJson(f"a value of type {min(kind.__name__ for kind in unknown)} is not JSON")
+    if str in kinds:
+        _check_text("".join(item for item in items if type(item) is str))
+    if int in kinds:
+        numbers = [item for item in items if type(item) is int]
+        if min(numbers) < INTEGER_MIN or max(numbers) > INTEGER_MAX:
             raise InvalidJson("an integer does not fit in 64 bits")
-    elif isinstance(value, float) and kind is float:
-        if not math.isfinite(value):
-            raise InvalidJson("NaN and Infinity are not JSON")
-    elif depth == 0 and kind in {dict, list}:
-        raise InvalidJson(_TOO_DEEP)
-    elif isinstance(value, list) and kind is list:
-        for item in value:
-            _check(item, depth - 1)
-    elif isinstance(value, dict) and kind is dict:
-        for key, item in value.items():
-            if type(key) is not str:
-                raise InvalidJson("the keys of an object must be strings")
-            _check_text(key)
-            _check(item, depth - 1)
-    else:
-        raise InvalidJson(f"a value of type {kind.__name__} is not JSON")
+    if float in kinds and not all(math.isfinite(item) for item in items if type(item) is float):
+        raise InvalidJson("NaN and Infinity are not JSON")
 
 
 def _check_text(text: str) -> None:

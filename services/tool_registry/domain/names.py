@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import difflib
+import itertools
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
 _NEAR: Final = 0.6
-_CHARACTERS_MAX: Final = 100
+_CHARACTERS_MAX: Final = 64
+_KNOWN_MAX: Final = 1000
+_COMPARED_MAX: Final = 8
 
 
 def near_matches(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
-    """Return the known names most like `name`, best first; none for a long one, which would take long."""
+    """Return the known names most like `name`, best first; none for a long one.
+
+    Of the first thousand names only those with nearly the same letters are compared, because comparing takes long.
+    """
     if len(name) > _CHARACTERS_MAX:
         return []
-    by_folded = {other.casefold(): other for other in known}
-    found = difflib.get_close_matches(name.casefold(), by_folded, n=most, cutoff=_NEAR)
+    by_folded = {other[:_CHARACTERS_MAX].casefold(): other for other in itertools.islice(known, _KNOWN_MAX)}
+    folded = name.casefold()
+    letters = Counter(folded)
+    shared = {other: (letters & Counter(other)).total() / (len(folded) + len(other) or 1) for other in by_folded}
+    likely = sorted((other for other in shared if shared[other] >= _NEAR / 2), key=lambda other: -shared[other])
+    found = difflib.get_close_matches(folded, likely[:_COMPARED_MAX], n=most, cutoff=_NEAR)
     return [by_folded[folded] for folded in found]
 
 

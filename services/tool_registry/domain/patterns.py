@@ -223,7 +223,7 @@ class Matching:
     def _read(self, text: str, kind: ArgumentKind) -> tuple[str, ...]:
         key = (text, kind)
         if key not in self._readings:
-            self.work.spend(1 + len(text) // 10)
+            self.work.spend(1 + len(text) // 4)
             self._readings[key] = readings(text, kind)
         return self._readings[key]
 

@@ -23,7 +23,7 @@ def plain(value: Any) -> JsonValue:
 def _lists(value: Any) -> JsonValue:
     """Return `value` with lists in place of tuples, which are all the same to JSON."""
     if isinstance(value, list | tuple):
-        return [_lists(item) for item in value]
+        return [_lists(item) if isinstance(item, list | tuple | dict) else item for item in value]
     if isinstance(value, dict):
         return {key: _lists(item) for key, item in value.items()}
     plain_value: JsonValue = value
@@ -44,7 +44,7 @@ def without(secrets: Collection[str], value: JsonValue) -> JsonValue:
         case str():
             return hide(secrets, value)
         case list():
-            return [without(secrets, item) for item in value]
+            return [without(secrets, item) if isinstance(item, str | list | dict) else item for item in value]
         case dict():
             return {hide(secrets, key): without(secrets, item) for key, item in value.items()}
         case _:

@@ -136,7 +136,8 @@ class McpConnector:
                 raise ToolError(f"the server of {entry.definition.name} answered with what is no result") from None
             else:
                 if not call.is_in_doubt or entry.definition.effect not in _REPEATABLE:
-                    return call.outcome(result)
+                    # Looking through a large one takes a while.
+                    return await asyncio.to_thread(call.outcome, result)
                 problem = "asked something, and did not say in which call"
         raise ToolError(f"the server of {entry.definition.name} {problem}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -11,10 +12,12 @@ import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
 from services.tool_registry.adapters.mcp.pace import Paced, Pacer, Streams, Wire
-from services.tool_registry.adapters.mcp.program import MESSAGE_BYTES_MAX
+from services.tool_registry.adapters.mcp.program import BRACKETS_MAX, MESSAGE_BYTES_MAX, brackets_in
 
 # A server may be silent for as long as a call may take, whose own limit ends it, and that stands still while the user
 # is asked something, for days perhaps.
+_EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_END_BYTES: Final = 3
 _TIMEOUT: Final = httpx2.Timeout(30.0, read=None)
 
 
@@ -39,28 +42,33 @@ async def http_transport(
 
 
 async def _limit(wire: Wire, response: httpx2.Response) -> None:
-    """Limit a body that is read as a whole. Those of streams are limited event by event."""
+    """Limit a body that is read as a whole, and the brackets of events. Those have a limit of bytes already."""
     if response.headers.get("content-encoding", "identity").lower() != "identity":
         raise httpx2.DecodingError("it sent a compressed body, which nobody asked for", request=response.request)
     is_stream = response.headers.get("content-type", "").lower().startswith("text/event-stream")
-    if not is_stream and isinstance(response.stream, httpx2.AsyncByteStream):
-        response.stream = _Limited(response.stream, response.request, wire)
+    if isinstance(response.stream, httpx2.AsyncByteStream):
+        response.stream = _Limited(response.stream, response.request, wire, is_stream=is_stream)
 
 
 class _Limited(httpx2.AsyncByteStream):
-    """A body of at most MESSAGE_BYTES_MAX."""
+    """A body whose one message, or each of whose events, is not too large."""
 
-    def __init__(self, stream: httpx2.AsyncByteStream, request: httpx2.Request, wire: Wire) -> None:
+    def __init__(self, stream: httpx2.AsyncByteStream, request: httpx2.Request, wire: Wire, *, is_stream: bool) -> None:
         self._stream = stream
+        self._is_stream = is_stream
         self._wire = wire
         self._request = request
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
+        size = brackets = 0
+        end = b""  # Of the data before: the end of an event may be cut in two.
         async for data in self._stream:
-            size += len(data)
-            if size > MESSAGE_BYTES_MAX:
-                problem = f"it sent a message of more than {MESSAGE_BYTES_MAX} bytes"
+            size += 0 if self._is_stream else len(data)
+            events = [brackets_in(part) for part in (_EVENT_END.split(end + data) if self._is_stream else [data])]
+            events[0] += brackets
+            brackets, end = events[-1], data[-_END_BYTES:]
+            if size > MESSAGE_BYTES_MAX or max(events) > BRACKETS_MAX:
+                problem = f"it sent a message of more than {MESSAGE_BYTES_MAX} bytes or {BRACKETS_MAX} brackets"
                 self._wire.end(problem, is_too_large=True)
                 raise httpx2.ReadError(problem, request=self._request)
             yield data

@@ -21,6 +21,8 @@ from services.tool_registry.sdk.values import hide
 MEMORY_BYTES_DEFAULT: Final = 1024**3
 PROCESSES_DEFAULT: Final = 64
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
+BRACKETS_MAX: Final = 200_000
+"""Of a message: what they open takes a hundred times their room, and its time to be read."""
 
 _WARDEN: Final = Path(__file__).with_name("warden.py")
 _START_SECONDS: Final = 10.0
@@ -32,6 +34,11 @@ _LOG_LINES_MAX: Final = 200
 _STDERR_BYTES: Final = 64 * 1024
 
 _log = logs.get_logger(__name__)
+
+
+def brackets_in(data: bytes) -> int:
+    """Return how many arrays and objects a piece of JSON can have at most."""
+    return data.count(b"[") + data.count(b"{")
 
 
 class ProgramProblem(Exception):

@@ -19,7 +19,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from mcp.shared.message import SessionMessage
 
 from services.tool_registry.adapters.mcp.pace import Paced, Pacer, Streams, Wire
-from services.tool_registry.adapters.mcp.program import MESSAGE_BYTES_MAX, Program
+from services.tool_registry.adapters.mcp.program import BRACKETS_MAX, MESSAGE_BYTES_MAX, Program, brackets_in
 
 _STALL_SECONDS: Final = 10.0
 _WRITES_MAX: Final = 64
@@ -60,6 +60,9 @@ async def _read(program: Program, wire: Wire, incoming: ObjectSendStream[Session
                 line = await program.stdout.readline()
             except ValueError:
                 wire.end(f"it sent a message of more than {MESSAGE_BYTES_MAX} bytes", is_too_large=True)
+                return
+            if brackets_in(line) > BRACKETS_MAX:
+                wire.end(f"it sent a message of more than {BRACKETS_MAX} brackets", is_too_large=True)
                 return
             if not line:
                 wire.end(await program.obituary(with_words=not wire.was_used))
