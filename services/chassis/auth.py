@@ -134,8 +134,8 @@ class KeyAuthenticator:
     """Knows users by API keys, services by the service key, and whoever owns this machine by the local key.
 
     A caller with the local key is whom metadata `pawl-store` and `pawl-user`
-    name, or `me` of the store `local`, with every role. Keys are looked up by
-    their SHA-256, so the time an answer takes tells nothing about a key.
+    name, or `me` of the store `local`, with every role. An unknown key is looked up
+    by its SHA-256, so the time an answer takes tells nothing about the others.
     """
 
     def __init__(
@@ -153,17 +153,20 @@ class KeyAuthenticator:
         if service_key is not None:
             self._principals[_digest(service_key)] = SERVICE
         self._local_digest = None if local_key is None else _digest(local_key)
+        # Of keys that were shown and are known, so never more than there are keys.
+        self._digests: dict[str, bytes] = {}
 
     def authenticate(self, metadata: Mapping[str, str], *, service_only: bool) -> Principal:
         key = bearer_key(metadata)
         if key is None:
             raise Unauthenticated("send metadata `authorization: Bearer <key>`")
-        digest = _digest(key)
+        digest = self._digests.get(key) or _digest(key)
         principal = self._principals.get(digest)
-        if principal is None and digest == self._local_digest:
-            principal = _named_in(metadata)
         if principal is None:
-            raise Unauthenticated("the key is not known")
+            if digest != self._local_digest:
+                raise Unauthenticated("the key is not known")
+            principal = _named_in(metadata)
+        self._digests[key] = digest
         if service_only and principal.kind is not PrincipalKind.SERVICE:
             raise PermissionDenied("this method is for Pawl's own services")
         return principal

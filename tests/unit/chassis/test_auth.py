@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.chassis import auth
-from services.chassis.auth import Principal, PrincipalKind, read_keys
+from services.chassis.auth import ApiKey, KeyAuthenticator, Principal, PrincipalKind, read_keys
 from services.chassis.start import StartError
 from services.errors import PermissionDenied, Unauthenticated
 
@@ -40,6 +40,24 @@ async def test_a_user_is_required_or_a_service() -> None:
             auth.require_user()
 
     await asyncio.create_task(serve())
+
+
+def test_a_key_is_known_again_and_an_unknown_one_stays_unknown() -> None:
+    keys = KeyAuthenticator(
+        [ApiKey(key="0123456789abcdef", store_id="acme", user_id="ann")], service_key="s" * 16, local_key="l" * 16
+    )
+
+    def caller(key: str, **more: str) -> Principal:
+        return keys.authenticate({"authorization": f"Bearer {key}", **more}, service_only=False)
+
+    for _ in range(3):
+        assert caller("0123456789abcdef", **{"pawl-user": "bob"}) == USER
+        assert caller("s" * 16) == auth.SERVICE
+        for user in ("bob", "eve"):
+            assert caller("l" * 16, **{"pawl-user": user}).user_id == user
+        for unknown in ("0123456789abcdeF", "s" * 17, "l" * 15):
+            with pytest.raises(Unauthenticated):
+                caller(unknown)
 
 
 def test_keys_are_read_from_a_file(tmp_path: Path) -> None:
