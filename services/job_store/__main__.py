@@ -21,7 +21,15 @@ from services.job_store.adapters.reads import PostgresReads
 from services.job_store.adapters.upkeep import PostgresCensus, PostgresOfferBook
 from services.job_store.app.group_commit import GroupCommit
 from services.job_store.app.ledger import Ledger
-from services.job_store.app.sweeps import CensusTaker, OfferSweep, QuarantineSweep, Relay, Retention, RetentionSweep
+from services.job_store.app.sweeps import (
+    CensusTaker,
+    ClockSweep,
+    OfferSweep,
+    QuarantineSweep,
+    Relay,
+    Retention,
+    RetentionSweep,
+)
 from services.job_store.domain.places import PlaceLimits
 from services.job_store.rpc.messages import encode_event
 from services.job_store.rpc.servicer import LedgerServicer
@@ -49,9 +57,10 @@ async def main(stop: Stop) -> None:
             )
         )
         places = PlaceLimits(per_store=settings.active_runs_per_store, per_user=settings.active_runs_per_user)
+        leases = PostgresLeases(database, places, crashes_max=settings.crashes_max)
         ledger = Ledger(
             group_commit=group_commit,
-            leases=CountedLeases(PostgresLeases(database, places, crashes_max=settings.crashes_max), service.metrics),
+            leases=CountedLeases(leases, service.metrics),
             reads=PostgresReads(database),
             offer_book=PostgresOfferBook(database),
             attention_book=PostgresAttentionBook(database),
@@ -69,6 +78,7 @@ async def main(stop: Stop) -> None:
 
         service.background.start("relay", relay.run)
         service.background.start("offers", OfferSweep(ledger, service.clock).run)
+        service.background.start("clock", ClockSweep(leases, service.clock).run)
         service.background.start("quarantine", QuarantineSweep(ledger, meter, service.clock).run)
         service.background.start("retention", RetentionSweep(PostgresAttic(database), service.clock, retention).run)
         service.background.start("census", CensusTaker(PostgresCensus(database, places), meter, service.clock).run)

@@ -299,10 +299,11 @@ def _differing(shown: Row, wanted: Row) -> list[tuple[Any, ...]]:
 
 def _part(tables: Tables, store_id: str) -> Tables:
     """Return the rows of one store."""
-    every = {field.name: getattr(tables, field.name) for field in fields(tables)}
-    return Tables(
-        **{name: {key: row for key, row in rows.items() if key[0] == store_id} for name, rows in every.items()}
-    )
+    every = {field.name: rows for field in fields(tables) if isinstance(rows := getattr(tables, field.name), dict)}
+    parts: dict[str, Any] = {
+        name: {key: row for key, row in rows.items() if key[0] == store_id} for name, rows in every.items()
+    }
+    return Tables(**parts)
 
 
 def _orders(

@@ -125,7 +125,7 @@ class _StillDatabase(Database):
     def now(self) -> datetime:
         return self.time
 
-    async def reach(self) -> None:
+    async def reach(self, *, writes: bool = False) -> None:
         return
 
     async def answer(self) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import msgspec
+from pawl.event.v1 import call_pb2
 
-from tests.simulation.record import Record, call_state, run_state, seconds
+from tests.simulation.record import Record, call_state, run_state
 from tests.simulation.reference import ENDED
 
 _DEPTH_MAX = 2
@@ -33,8 +34,7 @@ def callers_wait_for_their_agents(record: Record) -> Iterator[str]:
         state, child = call_state(call.state), record.runs[call.child_run_id]
         how = run_state(child.state)
         if state in {"SUCCEEDED", "FAILED"}:
-            end = seconds(record.logs[child.run_id][-1])
-            settled = call.end_time.seconds + call.end_time.nanos / 1e9
+            end, settled = record.written_at(child.run_id, child.last_seq), _settled_at(record, call)
             if how not in ENDED or end > settled:
                 yield f"call {call_id} was settled before run {child.run_id} had ended"
             if (state == "SUCCEEDED") != (how == "COMPLETED"):
@@ -43,8 +43,16 @@ def callers_wait_for_their_agents(record: Record) -> Iterator[str]:
                 answer = msgspec.json.decode(call.result.content_json)["answer"]
                 if answer != child.output_text:
                     yield f"call {call_id} says {answer!r}, and run {child.run_id} {child.output_text!r}"
-        elif how not in {"CANCELLED", "FAILED"} and child.end_time.ToSeconds() > call.end_time.ToSeconds() + 1:
+        elif how not in {"CANCELLED", "FAILED"} and record.written_at(child.run_id, child.last_seq) > _settled_at(
+            record, call
+        ):
             yield f"call {call_id} was given up, and run {child.run_id} went on to be {how}"
+
+
+def _settled_at(record: Record, call: call_pb2.Call) -> float:
+    log = record.logs[call.run_id]
+    seqs = [event.seq for event in log if event.call_changed.call.call_id == call.call_id]
+    return record.written_at(call.run_id, seqs[-1])
 
 
 def callers_pay_for_their_agents(record: Record) -> Iterator[str]:

@@ -15,7 +15,7 @@ from pawl.event.v1 import event_pb2, message_pb2
 
 from services.agent_loop.domain.call import EffectClass
 from tests.simulation.history import Sent
-from tests.simulation.record import Ledger, Record, call_state, run_state, seconds
+from tests.simulation.record import Ledger, Record, call_state, run_state
 from tests.simulation.reference import CALL_MOVES, ENDED, RUN_MOVES, SETTLED
 from tests.simulation.tools import BACK_END, TOOLS, effect_class
 
@@ -125,10 +125,10 @@ def effects_happen_once(record: Record) -> Iterator[str]:
 def intent_before_effect(record: Record) -> Iterator[str]:
     """I5: the ledger knew of each effect before it happened."""
     begun: dict[str, float] = {}
-    for log in record.logs.values():
+    for run_id, log in record.logs.items():
         for event in log:
             if event.HasField("call_changed") and call_state(event.call_changed.call.state) == "RUNNING":
-                begun.setdefault(event.call_changed.call.call_id, seconds(event))
+                begun.setdefault(event.call_changed.call.call_id, record.written_at(run_id, event.seq))
     for effect in record.history.effects:
         if begun.get(effect.call_id, float("inf")) > effect.time:
             yield f"{effect.tool_name} {effect.call_id} happened before the ledger knew that it should"

@@ -29,7 +29,7 @@ from services.errors import PawlError, TooLarge
 from services.job_store.adapters.announcer import NatsAnnouncer
 from services.job_store.app.group_commit import GroupCommit
 from services.job_store.app.ledger import Ledger
-from services.job_store.app.sweeps import OfferSweep, QuarantineSweep
+from services.job_store.app.sweeps import ClockSweep, OfferSweep, QuarantineSweep
 from services.job_store.domain import inbox
 from services.job_store.domain.places import PlaceLimits
 from services.job_store.rpc.servicer import LedgerServicer
@@ -97,9 +97,10 @@ class JobStore:
             lifecycle_written=lambda: None,
         )
         async with commit, Background() as background:
+            leases = MemoryLeases(self._database, self._places, crashes_max=_CRASHES_MAX)
             ledger = Ledger(
                 group_commit=commit,
-                leases=MemoryLeases(self._database, self._places, crashes_max=_CRASHES_MAX),
+                leases=leases,
                 reads=MemoryReads(self._database),
                 offer_book=MemoryOfferBook(self._database),
                 attention_book=MemoryAttentionBook(self._database),
@@ -107,6 +108,7 @@ class JobStore:
                 crashes_max=_CRASHES_MAX,
             )
             background.start("offers", OfferSweep(ledger, clock).run)
+            background.start("clock", ClockSweep(leases, clock).run)
             background.start("quarantine", QuarantineSweep(ledger, meter, clock).run)
             self._servicer = LedgerServicer(
                 ledger,

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from tests.simulation.planted import OF_THE_LEDGER, REFERENCE_MODEL, Mutant
+from tests.simulation.planted_outages import OF_OUTAGES
 
 # Far beyond what one takes, also on a machine that is busy with other things.
 _SECONDS_MAX = 900
@@ -365,6 +366,7 @@ MUTANTS = (
         checker=REFERENCE_MODEL,
     ),
     *OF_THE_LEDGER,
+    *OF_OUTAGES,
 )
 
 

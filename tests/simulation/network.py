@@ -1,4 +1,4 @@
-"""Calls between processes, which fail before, fail after, wait, come twice, overtake each other and are cut off."""
+"""Calls between processes, which fail before, fail after or inside, wait, come twice, overtake and are cut off."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ class Network:
         Raises:
             DependencyUnavailable: it could not be reached, or its answer got lost.
             DeadlineExceeded: no answer came in time; the work may go on.
+            Internal: the target failed inside, before the work or after it.
             PawlError: what the work raised.
         """
         draw = self._draw
@@ -49,6 +50,8 @@ class Network:
         is_slow = strikes(draw, "request delayed", 0.02)
         fails_after = strikes(draw, "answer lost", 0.02)
         is_late = strikes(draw, "answer delayed", 0.02)
+        fails_inside = strikes(draw, "failed inside", 0.02)
+        has_done_it = draw.random() < 0.5
         pause = _WAY_SECONDS * (0.5 + draw.random()) + (_SLOW_SECONDS * draw.random() ** 2 if is_slow else 0.0)
         second_pause = _SECOND_COPY_SECONDS * draw.random() ** 2
         way_back = _SLOW_SECONDS * draw.random() ** 2 if is_late else 0.0
@@ -64,6 +67,8 @@ class Network:
                 await asyncio.sleep(pause)
                 if fails_before or not target.alive:
                     raise DependencyUnavailable("the connection was refused")
+                if fails_inside and not has_done_it:
+                    raise Internal
                 target.on_kill[lost] = None
                 serving.append(target.spawn(self._serve(work, answer, what), what))
                 if comes_twice:
@@ -79,6 +84,8 @@ class Network:
             raise
         finally:
             target.on_kill.pop(lost, None)
+        if fails_inside:
+            raise Internal
         if fails_after:
             raise DependencyUnavailable("the connection broke")
         return result

@@ -33,7 +33,7 @@ class MemoryLeases:
         self._last_store = ""
 
     async def claim(self, worker_id: str, *, runs_max: int, lease_seconds: float) -> list[Claimed]:
-        await self._database.reach()
+        await self._database.reach(writes=True)
         runs, time = self._database.tables.runs, self._database.now()
         holds_one = any(row.worker_id == worker_id and self._is_last_chance(row.crashes) for row in runs.values())
         picked = share_out(self._lines(time), self._limits, runs_max=runs_max, last_chances_max=0 if holds_one else 1)
@@ -91,7 +91,7 @@ class MemoryLeases:
             self._database.history.violation("limits_hold", f"{row.run_id} was begun beside {len(active) - 1} others")
 
     async def renew(self, worker_id: str, *, lease_seconds: float) -> Renewed:
-        await self._database.reach()
+        await self._database.reach(writes=True)
         tables, time = self._database.tables, self._database.now()
         held = [row for row in tables.runs.values() if row.worker_id == worker_id]
         for row in held:
@@ -105,7 +105,7 @@ class MemoryLeases:
         return renewed
 
     async def release(self, worker_id: str) -> int:
-        await self._database.reach()
+        await self._database.reach(writes=True)
         runs = self._database.tables.runs
         held = [row for row in runs.values() if row.worker_id == worker_id]
         for row in held:
@@ -113,6 +113,23 @@ class MemoryLeases:
             self._database.history.tell(f"ledger release {row.run_id} by {worker_id}")
         await self._database.answer()
         return len(held)
+
+    async def time(self) -> datetime:
+        await self._database.reach()
+        return self._database.now()
+
+    async def bring_forward(self, seconds: float) -> int:
+        await self._database.reach(writes=True)
+        runs, now, back = self._database.tables.runs, self._database.now(), timedelta(seconds=seconds)
+        leased = min(back, timedelta(seconds=30))
+        late = [
+            row
+            for row in runs.values()
+            if row.claim_at is not None and row.claim_at > (now if row.worker_id is None else now + leased)
+        ]
+        for row in late:
+            runs[row.key] = replace(row, claim_at=max(now, row.claim_at - back))  # type: ignore[operator]
+        return len(late)
 
 
 class MemoryAttentionBook:

@@ -59,6 +59,11 @@ class Record:
             for key, payloads in self.tables.events.items()
         }
 
+    def written_at(self, run_id: str, seq: int) -> float:
+        """Return when an event was written, by a clock that does not jump."""
+        (times,) = [times for key, times in self.tables.written_at.items() if key[1] == run_id]
+        return times[seq - 1]
+
     def texts(self, text: str) -> int:
         """Return how often a user's text stands in the conversations."""
         return sum(

@@ -14,9 +14,10 @@ from typing import Any
 
 import structlog
 
-from tests.simulation import agents, budgets, days, process, talkers
+from tests.simulation import agents, budgets, database_trouble, days, process, talkers
 from tests.simulation.chance import Chance
 from tests.simulation.checkers import CHECKERS
+from tests.simulation.database_trouble import DatabaseTrouble
 from tests.simulation.front_end import FrontEnd, Reader
 from tests.simulation.history import History
 from tests.simulation.people import Approver, Operator, User
@@ -71,7 +72,7 @@ async def _play(seed: int, history: History) -> Verdict:
     world = World(chance, history)
     world.start()
     users = _users(world)
-    trouble = loop.create_task(Trouble(world).make())
+    trouble = asyncio.gather(Trouble(world).make(), DatabaseTrouble(world).make())
     lives = [loop.create_task(user.live()) for user in users]
     others = (*_others(users), *_approvers(world), *talkers.of(users), Operator(world))
     beside = [loop.create_task(other.live()) for other in others]
@@ -90,7 +91,7 @@ async def _play(seed: int, history: History) -> Verdict:
         task.cancel()
     await asyncio.gather(*beside, return_exceptions=True)
     record = Record(world.tables, history)
-    for checker in (*CHECKERS, *budgets.CHECKERS, *agents.CHECKERS):
+    for checker in (*CHECKERS, *budgets.CHECKERS, *agents.CHECKERS, *database_trouble.CHECKERS):
         for text in checker(record):
             history.violation(checker.__name__, text)
     for text in await days.what_is_old_goes(world.tables, chance):

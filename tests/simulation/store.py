@@ -10,7 +10,8 @@ What it takes for granted of PostgreSQL:
    be tried again; a lost connection leaves open whether it was committed.
 4. One statement sees one state. Statements of a read without a transaction see
    states one after the other.
-5. `clock_timestamp()` is the same clock for all and never goes back.
+5. `clock_timestamp()` is the same clock for all; it may jump, in both directions.
+6. A server that takes no writes still answers reads.
 """
 
 from __future__ import annotations
@@ -54,8 +55,17 @@ _SLOW_ANSWERS = 0.3
 
 
 @dataclass
+class DatabaseServer:
+    """Where the clock of the server stands, whether it takes writes, and as what it refuses them."""
+
+    ahead_seconds: float = 0.0
+    read_only: bool = False
+    refusal: type[PawlError] = DependencyUnavailable
+
+
+@dataclass
 class Tables:
-    """All rows. Nothing but a transaction changes them."""
+    """All rows. Nothing but a transaction changes them. `written_at` is by a clock that does not jump."""
 
     requests: dict[RequestKey, RequestRow] = field(default_factory=dict)
     conversations: dict[ConversationKey, ConversationRow] = field(default_factory=dict)
@@ -67,6 +77,8 @@ class Tables:
     events: dict[RunKey, list[bytes]] = field(default_factory=dict)
     outbox: dict[tuple[str, str], tuple[RunKey, datetime]] = field(default_factory=dict)
     """Life-cycle events by store and id; nothing relays them while the simulation runs."""
+    written_at: dict[RunKey, list[float]] = field(default_factory=dict)
+    server: DatabaseServer = field(default_factory=DatabaseServer)
 
     def calls_of(self, key: RunKey) -> list[CallRow]:
         """Return the calls of a run in call order."""
@@ -90,13 +102,16 @@ class Database:
 
     def now(self) -> datetime:
         """Return the database's time."""
-        return datetime.fromtimestamp(round(asyncio.get_running_loop().time(), 6), UTC)
+        time = asyncio.get_running_loop().time() + self.tables.server.ahead_seconds
+        return datetime.fromtimestamp(round(time, 6), UTC)
 
-    async def reach(self) -> None:
+    async def reach(self, *, writes: bool = False) -> None:
         """Return when a statement has got there."""
         if self._chance.strikes(self._draw, "database away", 0.004):
             raise DependencyUnavailable("the database cannot be reached")
         await asyncio.sleep(_TRANSACTION_SECONDS * self._draw.random())
+        if writes and self.tables.server.read_only:
+            raise self.tables.server.refusal("cannot execute in a read-only transaction")
 
     async def answer(self) -> None:
         """Return when the answer of a statement that was carried out is there."""
@@ -118,7 +133,7 @@ class MemoryJournal:
         self._ids = ids
 
     async def write(self, operations: Sequence[Operation[Any]]) -> Written:
-        await self._database.reach()
+        await self._database.reach(writes=True)
         if self._database.conflicts():
             raise GroupConflict
         written = self._apply(operations)
@@ -242,6 +257,7 @@ def store(tables: Tables, book: Book, events: Iterable[tuple[Event, bytes]]) -> 
         log.append(payload)
         if isinstance(event.happening, RunChanged):
             tables.outbox[event.store_id, event.event_id] = ((event.store_id, event.run_id), event.time)
+        tables.written_at.setdefault((event.store_id, event.run_id), []).append(asyncio.get_running_loop().time())
 
 
 def _endings(tables: Tables, named: Sequence[Names]) -> Counter[ConversationKey]:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from services.errors import Aborted, Cancelled, DeadlineExceeded, Overloaded, Unavailable
+from services.errors import Aborted, Cancelled, DeadlineExceeded, Internal, Overloaded, Unavailable
 from services.job_store.domain.places import PlaceLimits
 from tests.simulation import registry
 from tests.simulation.bus import Broker
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 CHAOS_SECONDS = 15.0
 _PAUSE_SECONDS = 0.3
-_AGAIN = (Unavailable, DeadlineExceeded, Cancelled, Overloaded, Aborted)
+_AGAIN = (Unavailable, DeadlineExceeded, Cancelled, Overloaded, Aborted, Internal)
 
 
 @dataclass

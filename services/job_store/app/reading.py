@@ -145,6 +145,22 @@ class Leases(Protocol):
         ...
 
 
+class DueTimes(Protocol):
+    """The times from which runs may be claimed, and the clock by which they are meant."""
+
+    async def time(self) -> datetime:
+        """Return the database's time."""
+        ...
+
+    async def bring_forward(self, seconds: float) -> int:
+        """Let runs be claimed so much earlier, because the clock went back by that; returns how many.
+
+        What was due is due again, and leases end soon; those of up to 30 s that were
+        given or renewed since stay as they are. More than once does no harm.
+        """
+        ...
+
+
 class Reads(Protocol):
     """Reads of the ledger. What belongs to another user is not found, exactly as what is not there.
 

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from services.chassis import logs, tasks
 from services.job_store.app.ledger import Ledger
 from services.job_store.app.ports import Attic, Census, LifecycleStream, Meter, Outbox
+from services.job_store.app.reading import DueTimes
 
 _RELAY_BATCH: Final = 256
 _REMOVAL_BATCH: Final = 100
@@ -18,6 +19,9 @@ _SENT_BATCH: Final = 1000
 _TRIMMED_EVENTS_MAX: Final = 5000
 _OFFERS_SECONDS: Final = 1.0
 _QUARANTINE_SECONDS: Final = 1.0
+_CLOCK_SECONDS: Final = 1.0
+# Less than this the clock is taken to be slow, or this process.
+_BACK_SECONDS_MIN: Final = 2.0
 _RELAY_SECONDS: Final = 1.0
 # Events that come so soon after each other go together: each relay costs a transaction.
 _GATHER_SECONDS: Final = 0.1
@@ -28,6 +32,10 @@ _log = logs.get_logger(__name__)
 
 class Clock(Protocol):
     """The passing of time."""
+
+    def monotonic(self) -> float:
+        """Return seconds since some fixed moment."""
+        ...
 
     async def sleep(self, seconds: float) -> None:
         """Return after `seconds`."""
@@ -77,6 +85,27 @@ class OfferSweep:
             while await self._ledger.offer_again():
                 pass
             await self._clock.sleep(_OFFERS_SECONDS)
+
+
+class ClockSweep:
+    """Keeps runs from waiting for times that the database's clock had reached before it went back."""
+
+    def __init__(self, due_times: DueTimes, clock: Clock) -> None:
+        self._due_times = due_times
+        self._clock = clock
+        self._seen: tuple[float, float] | None = None
+
+    async def run(self) -> None:
+        """Look every second."""
+        while True:
+            time, now = (await self._due_times.time()).timestamp(), self._clock.monotonic()
+            seen_time, seen_at = self._seen or (time, now)
+            back_seconds = seen_time + (now - seen_at) - time
+            if back_seconds > _BACK_SECONDS_MIN:
+                count = await self._due_times.bring_forward(back_seconds)
+                _log.warning("database.clock_went_back", seconds=round(back_seconds, 1), runs=count)
+            self._seen = time, now
+            await self._clock.sleep(_CLOCK_SECONDS)
 
 
 class QuarantineSweep:

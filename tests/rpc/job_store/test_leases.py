@@ -12,6 +12,8 @@ from pawl.job.v1 import ledger_pb2 as pb
 
 from services.chassis.database import Database
 from services.errors import InvalidField, LeaseLost, RunNotFound
+from services.job_store.adapters.leases import PostgresLeases
+from services.job_store.domain.places import PlaceLimits
 from tests.rpc.job_store.user import Owner, User
 
 
@@ -131,3 +133,25 @@ async def test_loading_needs_the_run_and_its_lease(user: User) -> None:
 async def test_a_claim_is_bounded(user: User, runs_max: int, lease_seconds: float) -> None:
     with pytest.raises(InvalidField):
         await user.claim(runs_max=runs_max, lease_seconds=lease_seconds)
+
+
+async def test_what_was_due_is_due_again_after_the_clock_of_the_database_went_back(
+    user: User, database: Database
+) -> None:
+    """Also what a dead worker held; leases that were given or renewed since stay, and a second time does no harm."""
+    held, healthy, parked = [await user.start(conversation_id=name) for name in ("held", "healthy", "parked")]
+    await parked.park(run_pb2.WAIT_KIND_ANSWER, wake_time=Timestamp(seconds=4_000_000_000))
+    queued = (await user.submit(conversation_id="queued")).run.run_id
+    async with database.acquire() as connection:
+        later = "UPDATE job_store.runs SET claim_at = now() + interval '130 s' WHERE run_id = ANY($1)"
+        await connection.execute(later, [held.run_id, queued])
+        renewed = "UPDATE job_store.runs SET claim_at = now() + interval '10 s' WHERE run_id = $1"
+        await connection.execute(renewed, healthy.run_id)
+    assert await user.claim("w2", runs_max=4) == []
+
+    leases = PostgresLeases(database, PlaceLimits(per_store=20, per_user=20), crashes_max=3)
+    for _ in range(2):
+        await leases.bring_forward(130.0)
+
+    assert set(ids(await user.claim("w2", runs_max=4))) == {held.run_id, queued}
+    assert await user.claim("w2", runs_max=4) == []

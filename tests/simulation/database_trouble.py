@@ -1,0 +1,62 @@
+"""What befalls the server of the database: its clock jumps, and after a failover it takes no writes for a while."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from services.errors import DependencyUnavailable, Internal
+from tests.simulation.record import Record
+from tests.simulation.world import CHAOS_SECONDS, World
+
+_JUMPS_SECONDS = (-1000.0, -130.0, -20.0, -3.0, 3.0, 20.0, 130.0, 1000.0)
+_READ_ONLY_SECONDS = (0.5, 2.0, 5.0, 15.0)
+
+
+class DatabaseTrouble:
+    """Makes such trouble for a while, then leaves a server that works; its clock stays where it is."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._server = world.tables.server
+        self._draw = world.chance.stream("database trouble")
+        # Not every adapter knows each way in which a server says so: to the others it is an error like any other.
+        self._server.refusal = self._draw.choice([Internal, DependencyUnavailable])
+
+    async def make(self) -> None:
+        """Make trouble until it is over."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + CHAOS_SECONDS
+        while loop.time() < end:
+            await asyncio.sleep(self._draw.expovariate(1 / 2.5))
+            await self._one(end - loop.time())
+        self._server.read_only = False
+
+    async def _one(self, left: float) -> None:
+        strikes, draw = self._world.chance.strikes, self._draw
+        jump, seconds = draw.choice(_JUMPS_SECONDS), draw.choice(_READ_ONLY_SECONDS) * draw.random()
+        if strikes(draw, "database clock jumped", 0.2):
+            self._world.history.tell(f"the clock of the database jumps by {jump:g}")
+            self._server.ahead_seconds += jump
+        if strikes(draw, "database read-only", 0.1):
+            self._world.history.tell(f"the database takes no writes for {seconds:.2f}")
+            self._server.read_only = True
+            await asyncio.sleep(max(0.0, min(seconds, left)))
+            self._server.read_only = False
+
+
+def time_limits_are_of_real_time(record: Record) -> Iterator[str]:
+    """LOOP-9: no run fails for a limit of time that it cannot have reached, whatever the database's clock says."""
+    for run_id, run in record.runs.items():
+        limits, log = run.options.limits, record.logs[run_id]
+        most = {"RUN_TIMEOUT": limits.run_timeout_seconds, "ROUND_TIMEOUT": limits.round_timeout_seconds}
+        if run.failure.reason not in most:
+            continue
+        begins = [event.seq for event in log if event.HasField("round_started")]
+        since = max(begins, default=1) if run.failure.reason == "ROUND_TIMEOUT" else 1
+        took = record.written_at(run_id, len(log)) - record.written_at(run_id, since)
+        if took < most[run.failure.reason]:
+            yield f"run {run_id} failed with {run.failure.reason} after {took:.1f} s"
+
+
+CHECKERS = (time_limits_are_of_real_time,)

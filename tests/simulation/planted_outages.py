@@ -1,0 +1,82 @@
+"""Mutants that show only while something is wrong with what the product stands on: other services, the database."""
+
+from __future__ import annotations
+
+from tests.simulation.planted import REFERENCE_MODEL, Mutant
+
+_WORKER = "services.agent_loop.app.worker"
+_DRIVE = "services.agent_loop.app.drive"
+_PATIENCE = "services.agent_loop.app.patience"
+
+_TRANSIENT = (
+    _PATIENCE,
+    "TRANSIENT: Final = (Unavailable, DeadlineExceeded, Cancelled, Overloaded, Internal)",
+    "TRANSIENT: Final = (Unavailable, DeadlineExceeded, Cancelled, Overloaded)",
+)
+
+_FORGETS = """\
+        if claim in self._held and self._held[claim].task is ended:
+            del self._held[claim]
+        how = "lost" if ended.cancelled() else "crashed"
+"""
+_FORGETS_WHAT_ENDED_WELL = """\
+        how = "lost" if ended.cancelled() else ended.result()
+        del self._held[claim]
+"""
+
+OF_OUTAGES = (
+    Mutant(
+        name="runs_that_cannot_be_given_up_are_held_for_ever",
+        module=_WORKER,
+        text="        except Exception as error:  # noqa: BLE001  # see above\n",
+        instead="        except RunNotFound as error:\n",
+        checker="runs_end",
+        also=(
+            (_WORKER, _FORGETS, _FORGETS_WHAT_ENDED_WELL),
+            (_WORKER, "held is not None and not held.task.done()", "held is not None"),
+            _TRANSIENT,
+        ),
+    ),
+    Mutant(
+        name="claims_that_ended_are_not_looked_at_again",
+        module=_WORKER,
+        text="if not self._drives(claim) and not self._recent.was_left_since(claim, began):",
+        instead="if False:",
+        checker="runs_end",
+    ),
+    Mutant(
+        name="internal_errors_are_believed_at_once",
+        module=_TRANSIENT[0],
+        text=_TRANSIENT[1],
+        instead=_TRANSIENT[2],
+        checker="no_crash",
+    ),
+    Mutant(
+        name="active_time_goes_by_the_clock_of_the_database",
+        module=_DRIVE,
+        text="        return self._shop.clock.monotonic() - self._active_from\n",
+        instead="        return self._now() - self._active_from\n",
+        checker="time_limits_are_of_real_time",
+        also=(
+            (
+                _DRIVE,
+                "self._active_from = self._shop.clock.monotonic() - loaded.run.active_seconds",
+                "self._active_from = loaded.now - loaded.run.active_seconds",
+            ),
+        ),
+    ),
+    Mutant(
+        name="what_is_due_waits_for_a_clock_that_went_back",
+        module="services.job_store.app.sweeps",
+        text="if back_seconds > _BACK_SECONDS_MIN:",
+        instead="if False:",
+        checker="runs_end",
+    ),
+    Mutant(
+        name="interrupts_take_their_turns_backwards",
+        module="services.job_store.domain.submit",
+        text="place = sum(waiting in interrupting for waiting in queue) if first else len(queue)",
+        instead="place = 0 if first else len(queue)",
+        checker=REFERENCE_MODEL,
+    ),
+)

@@ -1,0 +1,69 @@
+"""A clock of the database that jumps, and what the ledger does about it."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+
+from services.errors import DependencyUnavailable
+from services.job_store.app.sweeps import ClockSweep
+from tests.fakes import virtual_time
+from tests.fakes.virtual_time import VirtualClock
+
+
+class JumpingDatabase:
+    """A `DueTimes` whose clock is `ahead_seconds` of the time."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.ahead_seconds = 0.0
+        self.brought_forward: list[float] = []
+        self.is_away = False
+
+    async def time(self) -> datetime:
+        if self.is_away:
+            raise DependencyUnavailable
+        return datetime.fromtimestamp(self.clock.now() + self.ahead_seconds, UTC)
+
+    async def bring_forward(self, seconds: float) -> int:
+        self.brought_forward.append(round(seconds, 3))
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("jumps", "seen"), [((-130.0,), [130.0]), ((-130.0, 130.0, -60.0), [130.0, 60.0]), ((130.0,), []), ((-1.0,), [])]
+)
+def test_only_a_clock_that_went_back_brings_runs_forward(jumps: tuple[float, ...], seen: list[float]) -> None:
+    async def main() -> None:
+        database = JumpingDatabase()
+        sweeping = asyncio.create_task(ClockSweep(database, database.clock).run())
+        for jump in jumps:
+            await asyncio.sleep(5.5)
+            database.ahead_seconds += jump
+        await asyncio.sleep(5.5)
+        sweeping.cancel()
+        assert database.brought_forward == seen
+
+    virtual_time.run(main())
+
+
+def test_a_clock_that_went_back_while_the_database_was_away_is_noticed() -> None:
+    """As in a failover to a server whose clock is behind."""
+
+    async def main() -> None:
+        database = JumpingDatabase()
+        sweep = ClockSweep(database, database.clock)
+        first = asyncio.create_task(sweep.run())
+        await asyncio.sleep(5.5)
+        database.is_away = True
+        with pytest.raises(DependencyUnavailable):
+            await first
+        database.is_away, database.ahead_seconds = False, -130.0
+        second = asyncio.create_task(sweep.run())
+        await asyncio.sleep(5.5)
+        second.cancel()
+        assert database.brought_forward == [130.0]
+
+    virtual_time.run(main())
