@@ -9,7 +9,7 @@ from services.errors import DependencyUnavailable, Internal
 from tests.simulation.record import Record
 from tests.simulation.world import CHAOS_SECONDS, World
 
-_JUMPS_SECONDS = (-1000.0, -130.0, -20.0, -3.0, 3.0, 20.0, 130.0, 1000.0)
+_JUMPS_SECONDS = (-1000.0, -130.0, -20.0, 20.0, 130.0, 250.0, 1000.0)
 _READ_ONLY_SECONDS = (0.5, 2.0, 5.0, 15.0)
 
 

@@ -77,8 +77,8 @@ class Tables:
     events: dict[RunKey, list[bytes]] = field(default_factory=dict)
     outbox: dict[tuple[str, str], tuple[RunKey, datetime]] = field(default_factory=dict)
     """Life-cycle events by store and id; nothing relays them while the simulation runs."""
-    written_at: dict[RunKey, list[float]] = field(default_factory=dict)
-    server: DatabaseServer = field(default_factory=DatabaseServer)
+    written_at: dict[RunKey, list[float]] = field(default_factory=dict, compare=False)
+    server: DatabaseServer = field(default_factory=DatabaseServer, compare=False)
 
     def calls_of(self, key: RunKey) -> list[CallRow]:
         """Return the calls of a run in call order."""
