@@ -18,10 +18,14 @@ from services.job_store.domain.states import ActiveRunPolicy, RunState, StopCaus
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
-    """The run that was created or entered, as it is now."""
+    """The run that was created or entered, as it is now.
+
+    `place` is its place among those that wait for their turn in the conversation, from 1; 0 if it has its turn.
+    """
 
     run: RunRow
     steered: bool
+    place: int = 0
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +81,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         """
         earlier = book.requests.get((self.store_id, self.user_id, self.request_id)) if self.request_id else None
         if earlier is not None:
-            return self._repeat(book, earlier)
+            return _placed(book, self._repeat(book, earlier))
         conversation = self._conversation(book, now, ids)
         submitted = self._deliver(book, conversation, now, ids)
         if self.request_id:
@@ -91,7 +95,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
                 create_time=now,
             )
             book.requests.put(request.key, request)
-        return submitted
+        return _placed(book, submitted)
 
     def _repeat(self, book: Book, earlier: RequestRow) -> Submitted:
         if earlier.fingerprint != self.fingerprint:
@@ -174,3 +178,11 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
             payload=payload,
             text_bytes=self.text_bytes,
         )
+
+
+def _placed(book: Book, submitted: Submitted) -> Submitted:
+    run = submitted.run
+    conversation = book.conversations.get((run.store_id, run.conversation_id))
+    if conversation is None or run.run_id not in conversation.queue:
+        return submitted
+    return replace(submitted, place=conversation.queue.index(run.run_id) + 1)

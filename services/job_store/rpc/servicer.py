@@ -58,7 +58,9 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             inbox_limits=self._inbox_limits,
         )
         submitted = await self._ledger.change(operation, size_bytes=size_bytes)
-        return pb.SubmitMessageResponse(run=messages.run(submitted.run), steered=submitted.steered)
+        run = messages.run(submitted.run)
+        run.queue_position = submitted.place
+        return pb.SubmitMessageResponse(run=run, steered=submitted.steered)
 
     async def ClaimRuns(self, request: pb.ClaimRunsRequest, context: Context) -> pb.ClaimRunsResponse:
         check_id(request.worker_id, "worker_id")

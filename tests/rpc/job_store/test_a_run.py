@@ -70,3 +70,17 @@ async def test_of_messages_that_interrupt_a_run_before_it_has_stopped_the_last_o
     await winner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     (claimed,) = await user.claim()
     assert claimed.run_id == waiting.run.run_id
+
+
+async def test_who_brings_a_message_hears_its_place_in_the_queue(user: User) -> None:
+    """Also who asks again, and whose message goes before the others."""
+    await user.start(conversation_id="conv")
+    second = await user.submit(conversation_id="conv", request_id="r2")
+    third = await user.submit(conversation_id="conv", request_id="r3")
+    assert (second.run.queue_position, third.run.queue_position) == (1, 2)
+
+    hurried = await user.submit(conversation_id="conv", policy=pb.ACTIVE_RUN_POLICY_INTERRUPT)
+    assert hurried.run.queue_position == 1
+    again = await user.submit(conversation_id="conv", request_id="r3")
+    assert again.run.queue_position == 3
+    assert (await user.submit(conversation_id="other")).run.queue_position == 0
