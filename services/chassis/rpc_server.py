@@ -8,10 +8,9 @@ from typing import Any, Final, Self, TypeVar, cast
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 from pawl.batch.v1.batch_pb2_grpc import add_BatchServiceServicer_to_server
 
-from services.chassis import logs
+from services.chassis import logs, rpc_reflection
 from services.chassis.auth import Authenticator
 from services.chassis.ids import IdSource
 from services.chassis.metrics import Metrics
@@ -61,7 +60,8 @@ class RpcServer:
         self._drain_seconds = drain_seconds
         self._access = {
             health.SERVICE_NAME: Access(open=True),
-            reflection.SERVICE_NAME: Access(),
+            rpc_reflection.OLD_NAME: Access(),
+            rpc_reflection.NAME: Access(),
         }
         self._interceptor = Interceptor(
             authenticator=authenticator,
@@ -116,9 +116,7 @@ class RpcServer:
     async def __aenter__(self) -> Self:
         self.add(add_BatchServiceServicer_to_server, self._batches, service_only=True, drain_streams=True)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
-        reflection.enable_server_reflection(
-            [*self.service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
-        )
+        rpc_reflection.add_reflection([*self.service_names, health.SERVICE_NAME], self._server)
         await self.set_health(serving=True)
         try:
             self.port = self._server.add_insecure_port(self._listen)

@@ -8,9 +8,10 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf import descriptor_pool
 from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from services.chassis.health import HealthMonitor
 from services.chassis.rpc_client import open_channel, ping, translating
@@ -36,13 +37,27 @@ async def test_a_port_in_use_is_one_clear_sentence(serve: Serve) -> None:
             await serve(listen=server.address).__aenter__()
 
 
-async def test_reflection_lists_the_services(serve: Serve) -> None:
+@pytest.mark.parametrize("version", ["v1alpha", "v1"])
+async def test_reflection_describes_the_services_and_the_details_of_errors(serve: Serve, version: str) -> None:
+    """Newer clients ask for v1 only, and need google.rpc.ErrorInfo to show why a call failed."""
+    service = f"grpc.reflection.{version}.ServerReflection"
+    symbols = (service, "grpc.health.v1.Health", "google.rpc.ErrorInfo")
+    requests = [reflection_pb2.ServerReflectionRequest(list_services="")]
+    requests += [reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol) for symbol in symbols]
     async with serve() as server, open_channel(server.address) as channel:
-        request = reflection_pb2.ServerReflectionRequest(list_services="")
-        stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]
-        async for reply in stub.ServerReflectionInfo(iter([request])):
-            names = {service.name for service in reply.list_services_response.service}
-            assert {SERVICE, "grpc.health.v1.Health"} <= names
+        begin: Any = channel.stream_stream(
+            f"/{service}/ServerReflectionInfo",
+            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+        )
+        replies = [reply async for reply in begin(iter(requests))]
+    assert {SERVICE, *symbols[:2]} <= {listed.name for listed in replies[0].list_services_response.service}
+    pool = descriptor_pool.DescriptorPool()
+    for reply in replies[1:]:
+        for file in reversed(reply.file_descriptor_response.file_descriptor_proto):
+            pool.AddSerializedFile(file)
+    assert pool.FindServiceByName(service).methods_by_name["ServerReflectionInfo"].input_type.file.package in service
+    assert "reason" in pool.FindMessageTypeByName("google.rpc.ErrorInfo").fields_by_name
 
 
 async def test_health_follows_what_is_required_and_only_reports_the_rest(serve: Serve) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import grpc
 import httpx2
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from pawl.agent.v1 import agent_pb2, agent_pb2_grpc
 
 from services.launcher.endpoints import Replica
 from services.launcher.suite import Suite
+from tests.keys import keyed_channel
 from tests.poll import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -53,3 +57,35 @@ async def test_an_agent_loop_without_job_store_says_that_it_cannot_serve(suite: 
     finally:
         await suite.start_process("job-store")
     await until(both_serve)
+
+
+async def test_a_frozen_database_is_unavailable_whatever_deadline_the_client_gave(suite: Suite) -> None:
+    """And health says so; when it goes on, so does everything, without a restart."""
+    replica = suite.endpoints.services["agent-loop"][0]
+    stores = suite.endpoints.services["job-store"][0]
+
+    async def is_up() -> bool:
+        return await _serves(replica) and await _serves(stores)
+
+    async def is_down() -> bool:
+        return (await _page(stores))[0] == 503 and not await _serves(replica)
+
+    await until(is_up)
+    process_id = suite.pid("postgres")
+    assert process_id is not None
+    family = [psutil.Process(process_id), *psutil.Process(process_id).children(recursive=True)]
+    async with keyed_channel(replica.grpc) as channel:
+        stub: Any = agent_pb2_grpc.AgentServiceStub(channel)
+        for process in family:
+            process.suspend()
+        try:
+            request = agent_pb2.StartRunRequest(request_id="frozen", text="hello")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.StartRun(request, timeout=40)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            await until(is_down)
+        finally:
+            for process in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.resume()
+        await until(is_up)
