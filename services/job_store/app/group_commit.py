@@ -111,7 +111,7 @@ class GroupCommit:
             if len(self._waiting) >= operations_min:
                 if len(self._waiting) < self._usual_size and self._usual_size > _SIDE_BY_SIDE and not self._closing:
                     await asyncio.sleep(_GATHER_SECONDS)
-                await self._write(self._gather())
+                await self._write_for_sure(self._gather())
             elif self._closing:
                 return
             else:
@@ -127,6 +127,15 @@ class GroupCommit:
                 group.append(waiting)
                 size_bytes += waiting.size_bytes
         return group
+
+    async def _write_for_sure(self, group: Sequence[_Waiting]) -> None:
+        """Write a group and answer all of it, whatever happens: who comes after a writer has ended waits for ever."""
+        try:
+            await self._write(group)
+        except Exception as error:  # noqa: BLE001  # see above
+            _log.exception("ledger.group_failed")
+            for waiting in group:
+                _answer(waiting, error)
 
     async def _write(self, group: Sequence[_Waiting]) -> None:
         if not group:

@@ -207,6 +207,18 @@ async def test_an_announcement_that_fails_stops_nothing(journal: ScriptedJournal
         assert await run_all(commit, ["b"]) == ["b"]
 
 
+async def test_whatever_goes_wrong_beside_a_group_nobody_waits_for_ever(
+    journal: ScriptedJournal, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with asyncio.timeout(20), running(journal, heard) as commit:
+        with monkeypatch.context() as broken:
+            broken.setattr(heard, "group_written", lambda **_: 1 // 0)
+            for _ in range(3):
+                (answer,) = await run_all(commit, ["a"])
+                assert isinstance(answer, ZeroDivisionError)
+        assert await run_all(commit, ["b"]) == ["b"]
+
+
 async def test_a_caller_that_goes_away_disturbs_nobody(journal: ScriptedJournal, heard: Heard) -> None:
     async with running(journal, heard) as commit:
         journal.open.clear()
