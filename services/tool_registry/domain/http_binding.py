@@ -31,6 +31,7 @@ _OWN_HEADERS: Final = frozenset(
         "upgrade",
     }
 )
+_QUERY_VALUES_MAX: Final = 2000
 _DOTS: Final = frozenset({"", ".", ".."})
 
 
@@ -171,6 +172,8 @@ def _joined(value: Any, *, explode: bool, separator: str = ",") -> str:
 
 def _query(placement: Placement, value: Any) -> list[tuple[str, str]]:
     name = placement.name
+    if isinstance(value, list | dict) and len(value) > _QUERY_VALUES_MAX:
+        raise UnusableArgument(f"{placement.argument} has more than {_QUERY_VALUES_MAX} values, and goes into the URL")
     if placement.style == "deepObject" and isinstance(value, dict):
         return [(f"{name}[{part}]", _encoded(item)) for part, item in value.items()]
     if placement.explode and isinstance(value, list):

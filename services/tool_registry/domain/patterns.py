@@ -41,7 +41,12 @@ _ACTS_AS: Final = "x-pawl-acts-as"
 _BELOW: Final = "/*"
 _LIKE_A_URL: Final = re.compile(r"[a-z][a-z0-9+.-]{0,30}:/*[^/]", re.IGNORECASE)
 _ORIGIN: Final = re.compile(r"[^/?#]{1,40}://[^/?#]*")
-_UNSEEN: Final = frozenset({"Cc", "Cf", "Zl", "Zp"})
+# Control and format characters (Cc and Cf of Unicode), and ends of lines and paragraphs, but no tab and line feed.
+_UNSEEN: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u2028-\u202e"
+    "\u2060-\u2064\u2066-\u206f\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3"
+    "\U0001d173-\U0001d17a\U000e0001\U000e0020-\U000e007f]"
+)
 
 
 class ArgumentKind(StrEnum):
@@ -251,9 +256,7 @@ def readings(text: str, kind: ArgumentKind) -> tuple[str, ...]:
 def _plain(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text.strip()
-    composed = unicodedata.normalize("NFKC", text)
-    kept = (one for one in composed if unicodedata.category(one) not in _UNSEEN or one in "\n\t")
-    return "".join(kept).strip()
+    return _UNSEEN.sub("", unicodedata.normalize("NFKC", text)).strip()
 
 
 def _url(plain: str) -> str:

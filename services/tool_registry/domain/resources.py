@@ -12,6 +12,7 @@ from services.chassis.strict_json import JsonValue, dumps_canonical
 TEMPLATE_CHARACTERS_MAX: Final = 256
 KEY_CHARACTERS_MAX: Final = 512
 KEYS_MAX: Final = 64
+_VALUES_MAX: Final = 1000
 
 _PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
 
@@ -35,7 +36,7 @@ def resource_keys(templates: tuple[str, ...], arguments: Mapping[str, JsonValue]
     A placeholder stands for the argument of that name: a text as it is, anything
     else as canonical JSON, and each item of an array gives a key of its own. A
     template whose argument is absent or null gives none. Long keys are hashed;
-    of more than KEYS_MAX, the template without its values is the one key.
+    of more than KEYS_MAX, or of a thousand items, the template without its values is the one key.
     """
     keys: set[str] = set()
     for template in templates:
@@ -50,6 +51,8 @@ def _expand(template: str, arguments: Mapping[str, JsonValue]) -> list[str]:
         return [_short(template)]
     value = arguments.get(match[1])
     values = value if isinstance(value, list) else [value]
+    if len(values) > _VALUES_MAX:
+        return [template]
     return [
         _short(template[: match.start()] + _text(item) + template[match.end() :]) for item in values if item is not None
     ]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pydantic
 
 from services.chassis.strict_json import JsonValue
+
+_NESTED: Final = (list, tuple, dict)
+_WITH_TEXT: Final = (str, list, dict)
 
 
 def plain(value: Any) -> JsonValue:
@@ -23,7 +26,7 @@ def plain(value: Any) -> JsonValue:
 def _lists(value: Any) -> JsonValue:
     """Return `value` with lists in place of tuples, which are all the same to JSON."""
     if isinstance(value, list | tuple):
-        return [_lists(item) if isinstance(item, list | tuple | dict) else item for item in value]
+        return [_lists(item) if isinstance(item, _NESTED) else item for item in value]
     if isinstance(value, dict):
         return {key: _lists(item) for key, item in value.items()}
     plain_value: JsonValue = value
@@ -44,7 +47,7 @@ def without(secrets: Collection[str], value: JsonValue) -> JsonValue:
         case str():
             return hide(secrets, value)
         case list():
-            return [without(secrets, item) if isinstance(item, str | list | dict) else item for item in value]
+            return [without(secrets, item) if isinstance(item, _WITH_TEXT) else item for item in value]
         case dict():
             return {hide(secrets, key): without(secrets, item) for key, item in value.items()}
         case _:
