@@ -103,7 +103,7 @@ def redrive(context: typer.Context, run_id: RunId, *, reason: Reason = "") -> No
 
 
 def end(context: typer.Context, run_id: RunId, *, reason: Reason = "") -> None:
-    """End a run that needs attention, of any user of the store.
+    """End a run of any user of the store.
 
     Open calls are settled as with `pawl cancel`. Needs the role operator or admin
     where there are API keys.

@@ -390,8 +390,6 @@ class FakeLedger:
             await self._changed(stored, run_pb2.RUN_STATE_QUEUED)
             return self._reply(stored, Outcome.ACCEPTED)
         if isinstance(command, CancelCommand):
-            if command.cause is StopCause.OPERATOR and not stored.run.HasField("attention"):
-                return self._reply(stored, Outcome.REFUSED, AttentionNotNeeded.reason)
             await self._changed(stored, run_pb2.RUN_STATE_CANCELLING)
             return self._reply(stored, Outcome.ACCEPTED)
         if isinstance(command, TopUpCommand):

@@ -177,8 +177,7 @@ def _judge_run(model: Model, run: Row, ask: Row) -> Verdict:
     if ask["kind"] == "redrive":
         return _TAKEN if run["attention"] == "QUARANTINED" else ("REFUSED", "ATTENTION_NOT_NEEDED")
     if ask["kind"] == "cancel":
-        is_wanted = run["state"] in {"CANCELLING", "NEEDS_ATTENTION"}
-        return _TAKEN if is_wanted or not ask["operator"] else ("REFUSED", "ATTENTION_NOT_NEEDED")
+        return _TAKEN
     if model.is_stopping(run):
         return "LATE", "RUN_ENDED"
     if not run["budget"]:

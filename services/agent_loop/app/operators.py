@@ -77,19 +77,16 @@ class Operators:
         raise reply.error(AttentionNotNeeded if reply.run is not None else RunNotFound)
 
     async def end(self, caller: Caller, command_id: str, run_id: str, reason: str) -> RunView:
-        """Stop a run that needs attention; return it. One that has ended stays as it is.
+        """Stop a run of any user of the store; return it. One that has ended stays as it is.
 
         Raises:
             PermissionDenied, RunNotFound, InvalidField, TooLarge
-            AttentionNotNeeded: it goes on, or waits for its user.
         """
         require_operator(caller)
         command = CancelCommand(cause=StopCause.OPERATOR, reason=_reason(reason))
         reply = await send(self._ledger, caller, run_id, command_id or self._ids.new("cmd"), command, act="ended")
         if reply.run is None:
             raise reply.error(RunNotFound)
-        if reply.reason == AttentionNotNeeded.reason:
-            raise reply.error(AttentionNotNeeded)
         return reply.run
 
 

@@ -277,8 +277,6 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         if run.state is RunState.CANCELLING:
             # Somebody stopped it before: to the caller it is as if this did.
             return inbox.accept(book, run, letter, now=now, consumed=True)
-        if self.as_operator and run.state is not RunState.NEEDS_ATTENTION:
-            raise _Refused(CommandOutcome.REFUSED, AttentionNotNeeded("an operator ends only runs that need attention"))
         run = inbox.accept(book, run, letter, now=now)
         run = self._tell(book, run, OperatorAct.ENDED, now=now, ids=ids, reason=command.reason)
         return stop.request(book, run, command.cause, now=now, ids=ids)

@@ -95,9 +95,8 @@ async def test_what_is_not_needed_is_refused_and_changes_nothing(
     operators: OperatorServiceAsyncStub, ledger: FakeLedger
 ) -> None:
     await ledger.add_run()
-    for method, request in on(operators):
-        error = await failure(method(request, metadata=BOSS))
-        assert (error.reason, error.kind.value) == ("ATTENTION_NOT_NEEDED", "FAILED_PRECONDITION")
+    error = await failure(operators.RedriveRun(redrive(), metadata=BOSS))
+    assert (error.reason, error.kind.value) == ("ATTENTION_NOT_NEEDED", "FAILED_PRECONDITION")
     await ledger.need_attention(UNKNOWN_OUTCOME)
     assert await reason(operators.RedriveRun(redrive(), metadata=BOSS)) == "ATTENTION_NOT_NEEDED"
     await ledger.finish()

@@ -256,11 +256,14 @@ def test_a_worker_that_stops_its_run_says_for_whom(world: World) -> None:
     assert world.run(run_id).state is RunState.CANCELLING
 
 
-def test_an_operator_ends_only_what_needs_attention(world: World) -> None:
+def test_an_operator_ends_a_healthy_run_of_another_user_and_its_log_says_so(world: World) -> None:
     run_id = world.begin()
-    receipt = operate(world, run_id, Cancel(cause=StopCause.OPERATOR))
-    assert (receipt.outcome, receipt.reason) == (CommandOutcome.REFUSED, AttentionNotNeeded.reason)
-    assert world.run(run_id).state is RunState.RUNNING
+    receipt = operate(world, run_id, Cancel(cause=StopCause.OPERATOR, reason="too dear"))
+    assert receipt.outcome is CommandOutcome.ACCEPTED
+    run = world.run(run_id)
+    assert (run.state, run.stop_cause) == (RunState.CANCELLING, StopCause.OPERATOR)
+    (act,) = acts(world, run_id)
+    assert (act.user_id, act.act, act.reason) == (OPERATOR, OperatorAct.ENDED, "too dear")
 
 
 def test_an_operator_says_what_became_of_the_call_of_another_user(world: World) -> None:

@@ -95,13 +95,13 @@ class OperatorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def EndRun(self, request, context):
-        """Stops a run that needs attention, as CancelRun does for its user; its
-        crashes are forgotten, so that a worker can settle what is open. A run that
+        """Stops a run of any user of the store, whether it needs attention or not, as
+        CancelRun does for its user, and its log says who did it. The crashes of one
+        under quarantine are forgotten, so that a worker can settle what is open. A run that
         has ended or is being stopped stays as it is, and the answer shows it.
         Idempotent by request id.
 
-        Errors: RUN_NOT_FOUND, ATTENTION_NOT_NEEDED, PERMISSION_DENIED,
-        REQUEST_ID_REUSED.
+        Errors: RUN_NOT_FOUND, PERMISSION_DENIED, REQUEST_ID_REUSED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

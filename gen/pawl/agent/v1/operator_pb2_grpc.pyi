@@ -57,13 +57,13 @@ class OperatorServiceStub:
     quarantined), PERMISSION_DENIED, REQUEST_ID_REUSED.
     """
     EndRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.EndRunRequest, _operator_pb2.EndRunResponse]
-    """Stops a run that needs attention, as CancelRun does for its user; its
-    crashes are forgotten, so that a worker can settle what is open. A run that
+    """Stops a run of any user of the store, whether it needs attention or not, as
+    CancelRun does for its user, and its log says who did it. The crashes of one
+    under quarantine are forgotten, so that a worker can settle what is open. A run that
     has ended or is being stopped stays as it is, and the answer shows it.
     Idempotent by request id.
 
-    Errors: RUN_NOT_FOUND, ATTENTION_NOT_NEEDED, PERMISSION_DENIED,
-    REQUEST_ID_REUSED.
+    Errors: RUN_NOT_FOUND, PERMISSION_DENIED, REQUEST_ID_REUSED.
     """
 
 @_typing.type_check_only
@@ -95,13 +95,13 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     quarantined), PERMISSION_DENIED, REQUEST_ID_REUSED.
     """
     EndRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.EndRunRequest, _operator_pb2.EndRunResponse]  # type: ignore[assignment]
-    """Stops a run that needs attention, as CancelRun does for its user; its
-    crashes are forgotten, so that a worker can settle what is open. A run that
+    """Stops a run of any user of the store, whether it needs attention or not, as
+    CancelRun does for its user, and its log says who did it. The crashes of one
+    under quarantine are forgotten, so that a worker can settle what is open. A run that
     has ended or is being stopped stays as it is, and the answer shows it.
     Idempotent by request id.
 
-    Errors: RUN_NOT_FOUND, ATTENTION_NOT_NEEDED, PERMISSION_DENIED,
-    REQUEST_ID_REUSED.
+    Errors: RUN_NOT_FOUND, PERMISSION_DENIED, REQUEST_ID_REUSED.
     """
 
 class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -148,13 +148,13 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.EndRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.EndRunResponse, _abc.Awaitable[_operator_pb2.EndRunResponse]]:
-        """Stops a run that needs attention, as CancelRun does for its user; its
-        crashes are forgotten, so that a worker can settle what is open. A run that
+        """Stops a run of any user of the store, whether it needs attention or not, as
+        CancelRun does for its user, and its log says who did it. The crashes of one
+        under quarantine are forgotten, so that a worker can settle what is open. A run that
         has ended or is being stopped stays as it is, and the answer shows it.
         Idempotent by request id.
 
-        Errors: RUN_NOT_FOUND, ATTENTION_NOT_NEEDED, PERMISSION_DENIED,
-        REQUEST_ID_REUSED.
+        Errors: RUN_NOT_FOUND, PERMISSION_DENIED, REQUEST_ID_REUSED.
         """
 
 def add_OperatorServiceServicer_to_server(servicer: OperatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

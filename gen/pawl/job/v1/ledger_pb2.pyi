@@ -1287,7 +1287,7 @@ class SendCommandRequest(_message.Message):
     as_operator: _builtins.bool
     """True if the user acts as an operator of the store: the run may be of any of
     its users, and its log says who did it. For resolve, redrive and cancel
-    only, and for redrive always; a cancel is then for runs that need attention.
+    only, and for redrive always.
     """
     decision_right: Global___DecisionRight.ValueType
     """What the user may decide; for decisions only. With STORE the run may be of
