@@ -38,7 +38,7 @@ from services.agent_loop.app.public_values import (
     Verdict,
 )
 from services.agent_loop.domain.call import CallState, DecisionKind
-from services.agent_loop.domain.run import ENDED, RunState, StopCause
+from services.agent_loop.domain.run import ENDED, RunState
 from services.agent_loop.domain.undo import UndoSource
 from services.errors import (
     AttentionNotNeeded,
