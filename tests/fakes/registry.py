@@ -20,6 +20,7 @@ from services.agent_loop.domain.tool import (
     ExecutionResult,
     Outcome,
     ProposedCall,
+    Resolved,
     Stopped,
     Tool,
     Verdict,
@@ -55,14 +56,16 @@ class FakeRegistry:
     _journal: dict[str, asyncio.Task[ExecutionResult]] = field(default_factory=dict)
 
     async def resolve(
-        self, context: OnBehalfOf, names: Sequence[str], pinned: Sequence[PinnedTool] = ()
-    ) -> tuple[Tool, ...]:
+        self, context: OnBehalfOf, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0
+    ) -> Resolved:
         self._answer()
         for name in names:
             if name not in self.verdicts:
                 raise ToolNotFound(tool_name=name)
         found = names or self.verdicts
-        return tuple(Tool(name=name, version=1, context=self.verdicts[name].context) for name in found)
+        tools = tuple(Tool(name=name, version=1, context=self.verdicts[name].context) for name in found)
+        taken = tools[:most] if most else tools
+        return Resolved(tools=taken, left_out=len(tools) - len(taken))
 
     async def check(
         self, context: OnBehalfOf, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]

@@ -27,6 +27,7 @@ from services.agent_loop.domain.tool import (
     ExecutionResult,
     Outcome,
     ProposedCall,
+    Resolved,
     Stopped,
     Tool,
     Verdict,
@@ -81,11 +82,11 @@ class Server:
         self._running: dict[str, asyncio.Task[ExecutionResult]] = {}
         self.died_at: float | None = None
 
-    async def resolve(self, names: Sequence[str]) -> tuple[Tool, ...]:
+    async def resolve(self, names: Sequence[str]) -> Resolved:
         for name in names:
             if name not in TOOLS:
                 raise ToolNotFound(tool_name=name)
-        return tuple(
+        tools = tuple(
             Tool(
                 name=name,
                 version=1,
@@ -96,6 +97,7 @@ class Server:
             )
             for name in (names or TOOLS)
         )
+        return Resolved(tools=tools)
 
     async def check(self, context: OnBehalfOf, calls: Sequence[ProposedCall]) -> tuple[Verdict, ...]:
         return tuple(_verdict(context, call) for call in calls)
@@ -255,8 +257,8 @@ class Client:
         self._current = current
 
     async def resolve(
-        self, context: OnBehalfOf, names: Sequence[str], pinned: Sequence[PinnedTool] = ()
-    ) -> tuple[Tool, ...]:
+        self, context: OnBehalfOf, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0
+    ) -> Resolved:
         server = self._current[-1]
         return await self._network.call(server.process, "resolve", lambda: server.resolve(names))
 

@@ -21,6 +21,7 @@ from services.agent_loop.domain.tool import (
     ExecutionResult,
     Outcome,
     ProposedCall,
+    Resolved,
     Stopped,
     Tool,
     Verdict,
@@ -38,16 +39,17 @@ class RegistryClient:
         self._stub = execution_pb2_grpc.ExecutionServiceStub(channel)
 
     async def resolve(
-        self, context: OnBehalfOf, names: Sequence[str], pinned: Sequence[PinnedTool] = ()
-    ) -> tuple[Tool, ...]:
+        self, context: OnBehalfOf, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0
+    ) -> Resolved:
         request = execution_pb2.ResolveToolsRequest(
             context=_context(context),
             tool_names=names,
             pinned_versions={tool.name: tool.version for tool in pinned},
+            tools_max=most,
         )
         with translating():
             response = await self._stub.ResolveTools(request)
-        return tuple(map(_tool, response.tools))
+        return Resolved(tools=tuple(map(_tool, response.tools)), left_out=response.left_out_count)
 
     async def check(
         self, context: OnBehalfOf, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]

@@ -20,6 +20,7 @@ from services.agent_loop.domain.tool import (
     ExecutionResult,
     Outcome,
     ProposedCall,
+    Resolved,
     Stopped,
     Tool,
     Verdict,
@@ -54,25 +55,29 @@ class Hands:
         self._patience = patience
         self._clock = clock
 
-    async def resolve(self, names: Sequence[str], pinned: Sequence[PinnedTool] = ()) -> tuple[Tool, ...]:
-        """Return tools, and those that they fall back to.
+    async def resolve(self, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0) -> Resolved:
+        """Return tools, and those that they fall back to; `most` 0 means any number.
 
         Raises:
             ToolNotFound: there is no such tool for this user.
         """
-        tools = await self._patience.until_answered(lambda: self._registry.resolve(self._context, names, pinned))
+        found = await self._patience.until_answered(
+            lambda: self._registry.resolve(self._context, names, pinned, most=most)
+        )
+        tools = found.tools
         known = {tool.name for tool in tools}
         missing = {tool.fallback_tool_name for tool in tools} - known - {""}
         if not missing or pinned:
-            return tools
+            return _cut(tools, found.left_out, most)
         try:
             more = await self._patience.until_answered(
                 lambda: self._registry.resolve(self._context, sorted(missing)),
             )
+            tools = (*tools, *more.tools)
         except ToolNotFound:
             # The check of the call will say so when it comes to it.
-            more = ()
-        return (*tools, *more)
+            pass
+        return _cut(tools, found.left_out, most)
 
     async def check(self, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]) -> dict[str, Verdict]:
         """Return a verdict on each call; a refusal if the registry is away or fails."""
@@ -162,6 +167,12 @@ class Hands:
             message = f"The call took more than {call.timeout_seconds:g} seconds."
             return ExecutionResult(outcome=Outcome.FAILED, result=settle.error("TOOL_TIMEOUT", message))
         return _unreachable(call)
+
+
+def _cut(tools: tuple[Tool, ...], left_out: int, most: int) -> Resolved:
+    """Return no more than `most`, also of what they fall back to, and of a registry that knows no bound yet."""
+    kept = tools[:most] if most else tools
+    return Resolved(tools=kept, left_out=left_out + len(tools) - len(kept))
 
 
 def _no_verdict(call_id: str) -> Verdict:

@@ -35,9 +35,9 @@ from services.agent_loop.domain.failure import FailureClass
 from services.agent_loop.domain.history import Dialect
 from services.agent_loop.domain.model import ModelPort
 from services.agent_loop.domain.planning import Work
-from services.agent_loop.domain.run import PinnedTool, Run, RunFailure, Usage
+from services.agent_loop.domain.run import PinnedTool, Run, RunFailure, RunOptions, Usage
 from services.agent_loop.domain.state import MODEL, PIN_TOOLS, State, check_of, stop_of
-from services.agent_loop.domain.tool import DecisionNote, ExecutionProgress, ProposedCall, Tool
+from services.agent_loop.domain.tool import TOOLS_MAX, DecisionNote, ExecutionProgress, ProposedCall, Resolved, Tool
 from services.chassis.clock import Clock
 from services.chassis.ids import IdSource
 from services.errors import ToolNotFound
@@ -160,15 +160,27 @@ class Jobs:
         options = state.run.options
         chosen = options.tool_choice.tool_name
         try:
-            tools = () if options.without_tools else await self._hands.resolve(options.tool_names)
+            found = await self._resolved(options)
         except ToolNotFound as error:
             return _no_tool(error.metadata.get("tool_name", ""))
         # At the limit of their depth runs do without the tool that starts further ones.
         may_delegate = delegation.may_delegate(state.run)
-        self._tools = tuple(tool for tool in tools if may_delegate or tool.context is not ExecutionContext.AGENT)
+        self._tools = tuple(tool for tool in found.tools if may_delegate or tool.context is not ExecutionContext.AGENT)
         if chosen and all(tool.name != chosen for tool in self._tools):
             return _no_tool(chosen)
-        return ToolsPinned(tools=tuple(PinnedTool(name=tool.name, version=tool.version) for tool in self._tools))
+        pinned = tuple(PinnedTool(name=tool.name, version=tool.version) for tool in self._tools)
+        return ToolsPinned(tools=pinned, left_out=found.left_out)
+
+    async def _resolved(self, options: RunOptions) -> Resolved:
+        """Return the tools of a run: the one that the model must call is among them, however many there are."""
+        if options.without_tools:
+            return Resolved(tools=())
+        found = await self._hands.resolve(options.tool_names, most=TOOLS_MAX)
+        chosen = options.tool_choice.tool_name
+        if not chosen or not found.left_out or any(tool.name == chosen for tool in found.tools):
+            return found
+        wanted = await self._hands.resolve([chosen])
+        return replace(found, tools=(*wanted.tools, *found.tools)[:TOOLS_MAX])
 
     async def _call_model(self, call: ModelCall, state: State, delay_seconds: float) -> Fact:
         if delay_seconds:
@@ -202,7 +214,7 @@ class Jobs:
     async def _pinned_tools(self, state: State) -> tuple[Tool, ...]:
         pinned = state.run.tools
         if self._tools is None:
-            self._tools = await self._hands.resolve([tool.name for tool in pinned], pinned) if pinned else ()
+            self._tools = (await self._hands.resolve([tool.name for tool in pinned], pinned)).tools if pinned else ()
         return self._tools
 
     async def _execute(self, call_id: str, state: State) -> Fact:

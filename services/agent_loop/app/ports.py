@@ -12,7 +12,7 @@ from services.agent_loop.domain.loop_state import LoopState
 from services.agent_loop.domain.message import Message
 from services.agent_loop.domain.run import PinnedTool, Run, RunAbove, Usage
 from services.agent_loop.domain.step import Committed, Step
-from services.agent_loop.domain.tool import DecisionNote, ExecutionPiece, ProposedCall, Stopped, Tool, Verdict
+from services.agent_loop.domain.tool import DecisionNote, ExecutionPiece, ProposedCall, Resolved, Stopped, Verdict
 from services.agent_loop.domain.undo import UndoSource
 
 Randomness = Callable[[], float]
@@ -145,9 +145,9 @@ class Registry(Protocol):
     """The tool registry. Every method may raise DependencyUnavailable and then be called again."""
 
     async def resolve(
-        self, context: OnBehalfOf, names: Sequence[str], pinned: Sequence[PinnedTool] = ()
-    ) -> tuple[Tool, ...]:
-        """Return tools by name (none: all that the user may call), pinned ones in their version.
+        self, context: OnBehalfOf, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0
+    ) -> Resolved:
+        """Return tools by name (none: all that the user may call), pinned ones in their version; `most` 0 means any.
 
         Raises:
             ToolNotFound: one does not exist for this user; metadata `tool_name` says which.

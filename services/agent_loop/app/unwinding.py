@@ -66,7 +66,7 @@ class Unwinding:
 
     async def _pinned(self, name: str) -> PinnedTool | None:
         try:
-            tools = await self._hands.resolve([name])
+            tools = (await self._hands.resolve([name])).tools
         except ToolNotFound:
             return None
         return next((PinnedTool(name=tool.name, version=tool.version) for tool in tools if tool.name == name), None)

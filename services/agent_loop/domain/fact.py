@@ -20,6 +20,8 @@ class ToolsPinned(msgspec.Struct, frozen=True, kw_only=True):
     """The registry said which tools the run may use."""
 
     tools: tuple[PinnedTool, ...]
+    left_out: int = 0
+    """How many more there are than a run can have."""
 
 
 class RunRefused(msgspec.Struct, frozen=True, kw_only=True):

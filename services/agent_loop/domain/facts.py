@@ -24,7 +24,7 @@ from services.agent_loop.domain.fact import (
 )
 from services.agent_loop.domain.run import RunState, UnknownOutcomePolicy
 from services.agent_loop.domain.state import State
-from services.agent_loop.domain.tool import Outcome
+from services.agent_loop.domain.tool import TOOLS_MAX, Outcome
 
 
 def apply_fact(state: State, fact: Fact, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
@@ -34,7 +34,7 @@ def apply_fact(state: State, fact: Fact, now: float) -> tuple[State, tuple[Owner
     """
     match fact:
         case ToolsPinned():
-            return replace(state, run=replace(state.run, tools=fact.tools), tools_pinned=True), ()
+            return replace(state, run=replace(state.run, tools=fact.tools), tools_pinned=True), _left_out(fact)
         case RunRefused():
             return replace(state, loop=replace(state.loop, failure=fact.failure)), ()
         case ModelAnswered():
@@ -56,6 +56,13 @@ def apply_fact(state: State, fact: Fact, now: float) -> tuple[State, tuple[Owner
             return _inverse_checked(state, fact, now), ()
         case _:
             assert_never(fact)
+
+
+def _left_out(fact: ToolsPinned) -> tuple[OwnerEvent, ...]:
+    if not fact.left_out:
+        return ()
+    message = f"{fact.left_out} tools were left out: a run has at most {TOOLS_MAX}. Name those that it needs."
+    return (Warned(reason="TOOLS_LEFT_OUT", message=message),)
 
 
 def _executed(state: State, fact: CallExecuted, now: float) -> State:

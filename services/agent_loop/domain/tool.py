@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -36,6 +36,17 @@ class ProposedCall(msgspec.Struct, frozen=True, kw_only=True):
     tool_name: str
     tool_version: int
     arguments_json: bytes
+
+
+TOOLS_MAX: Final = 128
+"""Tools of a run: more are taken by few model servers."""
+
+
+class Resolved(msgspec.Struct, frozen=True, kw_only=True):
+    """Tools that were asked for, and how many more there are."""
+
+    tools: tuple[Tool, ...]
+    left_out: int = 0
 
 
 class DecisionNote(msgspec.Struct, frozen=True, kw_only=True):

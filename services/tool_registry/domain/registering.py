@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 from services.errors import InvalidField, PermissionDenied
-from services.tool_registry.domain.definition import Caller, ToolDefinition, ToolVersion, is_laxer
+from services.tool_registry.domain.definition import Caller, ToolDefinition, ToolVersion, encode_definition, is_laxer
 from services.tool_registry.domain.roles import ADMIN, MEMBER
 
 FRONT_END: Final = "store"
@@ -28,6 +28,8 @@ class Registrant:
         return cls(user_id=caller.user_id, is_admin=ADMIN in caller.roles)
 
 
+TOOLS_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Definitions of the store in one run; a message between services holds more."""
 SOURCE: Final = Registrant()
 """The registrant of the tools of a source: they are approved with it, by those who may."""
 
@@ -44,6 +46,39 @@ SHARES: Final[Mapping[str, Share]] = MappingProxyType(
     {FRONT_END: Share(of_user=100, of_store=1000), "worker": Share(of_user=500, of_store=2000)}
 )
 """The shares by kind of source. The tools of other kinds are bounded with their sources."""
+
+
+def chosen(entries: Sequence[ToolVersion], names: Sequence[str], user_id: str, most: int) -> list[ToolVersion]:
+    """Return at most so many of the tools that a user may call, in TOOLS_BYTES_MAX; 0 means all.
+
+    What is registered later, or by another user, pushes nothing out.
+    """
+    if not most:
+        return list(entries)
+    places = {name: place for place, name in reversed(list(enumerate(names)))}
+
+    def rank(entry: ToolVersion) -> tuple[int, float, str]:
+        place = places.get(entry.definition.name, len(names)) if names else _closeness(entry, user_id)
+        return place, entry.create_time, entry.definition.name
+
+    taken, left = list[ToolVersion](), TOOLS_BYTES_MAX
+    for entry in sorted(entries, key=rank):
+        if len(taken) == most:
+            break
+        # Those of the deployment are small, and as it wants them.
+        size = len(encode_definition(entry.definition)) if entry.store_id else 0
+        if size <= left:
+            taken.append(entry)
+            left -= size
+    return taken
+
+
+def _closeness(entry: ToolVersion, user_id: str) -> int:
+    if not entry.store_id:
+        return 0
+    if entry.source != FRONT_END:
+        return 2
+    return 1 if entry.user_id == user_id else 3
 
 
 def may_register(caller: Caller) -> bool:

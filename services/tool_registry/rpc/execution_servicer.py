@@ -19,6 +19,7 @@ from services.tool_registry.app.executor import Executor
 from services.tool_registry.app.jobs import ExecuteRequest
 from services.tool_registry.domain.definition import TIMEOUT_SECONDS_MAX
 from services.tool_registry.domain.execution import ExecutionResult
+from services.tool_registry.domain.registering import chosen
 from services.tool_registry.rpc import convert
 
 CALLS_MAX: Final = 1000
@@ -39,12 +40,13 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
     async def ResolveTools(
         self, request: execution_pb2.ResolveToolsRequest, context: Context
     ) -> execution_pb2.ResolveToolsResponse:
-        tools = await self._catalog.resolve(
-            convert.caller_from(request.context),
-            request.tool_names,
-            request.pinned_versions,
+        caller = convert.caller_from(request.context)
+        tools = await self._catalog.resolve(caller, request.tool_names, request.pinned_versions)
+        taken = chosen(tools, request.tool_names, caller.user_id, request.tools_max)
+        taken.sort(key=lambda tool: tool.definition.name)
+        return execution_pb2.ResolveToolsResponse(
+            tools=map(convert.tool_message, taken), left_out_count=len(tools) - len(taken)
         )
-        return execution_pb2.ResolveToolsResponse(tools=map(convert.tool_message, tools))
 
     async def CheckCalls(
         self, request: execution_pb2.CheckCallsRequest, context: Context

@@ -130,7 +130,7 @@ def registry(channel: grpc.aio.Channel) -> RegistryClient:
 
 
 async def test_tools_come_with_their_versions_and_fallbacks(registry: RegistryClient, stand_in: StandIn) -> None:
-    tools = await registry.resolve(CONTEXT, ["write"], [PinnedTool(name="write", version=2)])
+    tools = (await registry.resolve(CONTEXT, ["write"], [PinnedTool(name="write", version=2)])).tools
     assert tools == (
         Tool(name="write", version=2, description="Writes.", arguments_schema_json=b"", fallback_tool_name="other"),
     )

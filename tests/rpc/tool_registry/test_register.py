@@ -352,3 +352,32 @@ async def test_front_end_tools_have_a_bound_for_each_user_and_for_the_store(
     await add(mel, "one")
     await add(root, "four")
     assert await refusal(add(root, "five")) == full
+
+
+async def test_of_too_many_tools_those_are_taken_that_nobody_can_push_out(registry: Registry) -> None:
+    """What a member registers fails no run of another user and takes no tool from it."""
+    mel, other = registry.users["acme", "mel"], registry.users["acme", "max"]
+    for user, name in ((mel, "mel_1"), (other, "a_max_1"), (mel, "mel_2"), (other, "a_max_2")):
+        await user.RegisterTool(tool_pb2.RegisterToolRequest(definition=front_end_tool(name)))
+
+    async def taken(user: str, most: int, *names: str) -> tuple[list[str], int]:
+        request = execution_pb2.ResolveToolsRequest(context=context(user=user), tool_names=names, tools_max=most)
+        answer = await registry.execution.ResolveTools(request)
+        return [each.definition.name for each in answer.tools], answer.left_out_count
+
+    assert await taken("mel", 3) == (["add", "mel_1", "mel_2"], 2)
+    assert await taken("max", 4) == (["a_max_1", "a_max_2", "add", "mel_1"], 1)
+    assert await taken("max", 5) == (["a_max_1", "a_max_2", "add", "mel_1", "mel_2"], 0)
+    assert await taken("max", 2, "mel_2", "add", "a_max_1") == (["add", "mel_2"], 1)
+
+
+async def test_tools_that_are_too_large_together_are_left_out(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registering, "TOOLS_BYTES_MAX", 5000)
+    for name in ("one", "two"):
+        await register(registry, name=name, description="x" * 4000)
+    request = execution_pb2.ResolveToolsRequest(context=context(), tools_max=128)
+    answer = await registry.execution.ResolveTools(request)
+    assert [each.definition.name for each in answer.tools] == ["add", "one", "private"]
+    assert answer.left_out_count == 1

@@ -10,7 +10,7 @@ import pytest
 from services.agent_loop.app.drive import Drive, Left
 from services.agent_loop.domain.call import CallResult, CallState
 from services.agent_loop.domain.command import CallResolution, Cancel, Resolve
-from services.agent_loop.domain.event import OutputDelta, ToolProgress
+from services.agent_loop.domain.event import OutputDelta, ToolProgress, Warned
 from services.agent_loop.domain.limits import Limits
 from services.agent_loop.domain.message import Role
 from services.agent_loop.domain.model import ModelRequest
@@ -349,5 +349,25 @@ def test_results_that_are_large_together_are_written_in_several_steps_and_nothin
             sum(len(call.result.content_json) for call in step.calls if call.result) for step in world.ledger.steps
         ]
         assert max(sizes) < 3_000_000
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("wanted", ["", "tool_199"])
+def test_too_many_tools_fail_no_run_and_the_one_that_must_be_called_is_there(wanted: str) -> None:
+    async def main() -> None:
+        verdicts = dict.fromkeys((f"tool_{number:03}" for number in range(200)), VERDICTS["look"])
+        world = World(verdicts, [says("hello")])
+        choice = ToolChoice(mode=ToolChoiceMode.TOOL, tool_name=wanted) if wanted else ToolChoice()
+        key = world.ledger.submit("hello", RunOptions(tool_choice=choice))
+        await world.finish(key)
+        assert world.ledger.run(key).state is RunState.COMPLETED
+        (request,) = world.model.requests
+        names = {tool.name for tool in request.tools}
+        assert len(names) == 128
+        assert not wanted or wanted in names
+        (warned,) = [event for event in world.ledger.events(key) if isinstance(event, Warned)]
+        assert warned.reason == "TOOLS_LEFT_OUT"
+        assert warned.message.startswith("72 tools were left out")
 
     virtual_time.run(main())

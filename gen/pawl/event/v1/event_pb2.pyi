@@ -590,7 +590,8 @@ class Warning(_message.Message):
     """For programs: ROUND_LIMIT_NEAR, HISTORY_SUMMARISED, TOO_MANY_CALLS,
     FINAL_ROUND, NOT_STOPPED (a call of a stopped run may go on; see
     Run.unstopped_call_ids), ANSWER_CUT_OFF (the model reached its output
-    limit), FIELDS_LEFT_OUT (see Message.provider_state_json).
+    limit), FIELDS_LEFT_OUT (see Message.provider_state_json), TOOLS_LEFT_OUT (a
+    run has at most 128 tools; name those that it needs).
     """
     message: _builtins.str
     """For people."""

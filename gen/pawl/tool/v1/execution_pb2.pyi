@@ -197,6 +197,13 @@ class ResolveToolsRequest(_message.Message):
     CONTEXT_FIELD_NUMBER: _builtins.int
     TOOL_NAMES_FIELD_NUMBER: _builtins.int
     PINNED_VERSIONS_FIELD_NUMBER: _builtins.int
+    TOOLS_MAX_FIELD_NUMBER: _builtins.int
+    tools_max: _builtins.int
+    """The most tools to give; 0 means any number. Of more the first that were
+    named are taken. If none were: first those of the deployment, then the
+    front-end tools that the user has registered, then those of sources and
+    workers, then the front-end tools of others; of each the oldest.
+    """
     @_builtins.property
     def context(self) -> Global___CallContext:
         """On whose behalf."""
@@ -217,10 +224,11 @@ class ResolveToolsRequest(_message.Message):
         context: Global___CallContext | None = ...,
         tool_names: _abc.Iterable[_builtins.str] | None = ...,
         pinned_versions: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        tools_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "pinned_versions", b"pinned_versions", "tool_names", b"tool_names"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "pinned_versions", b"pinned_versions", "tool_names", b"tool_names", "tools_max", b"tools_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -233,6 +241,9 @@ class ResolveToolsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOOLS_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_COUNT_FIELD_NUMBER: _builtins.int
+    left_out_count: _builtins.int
+    """How many more there are than `tools_max`."""
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.Tool]:
         """The tools, by name."""
@@ -241,10 +252,11 @@ class ResolveToolsResponse(_message.Message):
         self,
         *,
         tools: _abc.Iterable[_tool_pb2.Tool] | None = ...,
+        left_out_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["left_out_count", b"left_out_count", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
