@@ -363,7 +363,7 @@ def test_too_many_tools_fail_no_run_and_the_one_that_must_be_called_is_there(wan
         await world.finish(key)
         assert world.ledger.run(key).state is RunState.COMPLETED
         (request,) = world.model.requests
-        names = {tool.name for tool in request.tools}
+        names = {tool["function"]["name"] for tool in request.tools}
         assert len(names) == 128
         assert not wanted or wanted in names
         (warned,) = [event for event in world.ledger.events(key) if isinstance(event, Warned)]
