@@ -31,7 +31,7 @@ from services.chassis.auth import Authenticator, Principal, PrincipalKind
 from services.chassis.ids import IdSource, is_id
 from services.chassis.metrics import RpcMetrics
 from services.chassis.rpc_kinds import Behaviour, Context, read_raw
-from services.chassis.rpc_limits import Arrivals, Limits, Places
+from services.chassis.rpc_limits import Arrivals, Crowd, Limits, Places, read_one
 from services.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -47,6 +47,8 @@ REQUEST_ID_KEY: Final = "pawl-request-id"
 
 # Metadata that says who calls.
 _WHO_CALLS: Final = ("authorization", "pawl-store", "pawl-user")
+# Their requests are small, and come with the call.
+_STRANGERS_ARRIVING_MAX: Final = 8
 # What is left for sending the status after a handler ran out of time.
 _DEADLINE_MARGIN_SECONDS: Final = 0.02
 
@@ -80,7 +82,7 @@ class Access:
     service_only: bool = False
     """Only services may call."""
     open: bool = False
-    """Anybody may call, counted apart, and nothing is logged: for health checks."""
+    """Anybody may call, among a crowd of their own, and nothing is logged: for health checks."""
     drain_streams: bool = False
     """At shutdown, streams get the drain time to end by themselves."""
 
@@ -105,7 +107,8 @@ class Interceptor(grpc.aio.ServerInterceptor):
         self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         self.arrivals = Arrivals()
         self._unary_calls = Places("calls are running", limits.unary_calls_max, limits)
-        self._open_calls = Places("health checks are open", limits.streams_max, limits)
+        self._strangers = Crowd(limits.streams_max)
+        self.strangers_arriving = Crowd(_STRANGERS_ARRIVING_MAX)
         self.streams = Places("streams and waits are open", limits.streams_max, limits)
         self.stopping = False
         self._active: set[_ActiveCall] = set()
@@ -141,11 +144,14 @@ class Interceptor(grpc.aio.ServerInterceptor):
     def enter(self, call: _ActiveCall, principal: Principal, *, is_carried: bool = False) -> None:
         """Make room for a call, or refuse it. Carried calls are let in as long as their stream is there."""
         self._active.add(call)
-        access = call.method.access
-        if self.stopping and not is_carried and not access.open:
+        if self.stopping and not is_carried:
             raise ShuttingDown
-        places = self.streams if call.method.is_stream else self._unary_calls
-        call.take(self._open_calls if access.open else places, principal)
+        call.take(self.streams if call.method.is_stream else self._unary_calls, principal)
+
+    def enter_stranger(self, call: _ActiveCall, connection: str) -> None:
+        """Make room for a call of somebody who need not say who calls."""
+        self._active.add(call)
+        self._strangers.enter(call, connection)
 
     def count_as_stream(self, call: _ActiveCall) -> None:
         """Have a call leave its place for one among the streams."""
@@ -155,6 +161,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
     def leave(self, call: _ActiveCall) -> None:
         """Give the room of a call back."""
         self._active.discard(call)
+        self._strangers.leave(call)
         call.give_back()
 
     def stop_calls(self, *, drainable: bool) -> None:
@@ -163,19 +170,19 @@ class Interceptor(grpc.aio.ServerInterceptor):
         for call in list(self._active):
             access = call.method.access
             if drainable or access.open or (call.method.is_stream and not access.drain_streams):
-                call.expire()
+                call.end(ShuttingDown())
 
 
 class _ActiveCall:
     """One RPC from its first to its last moment here."""
 
-    __slots__ = ("expires_for_stop", "method", "places", "principal", "running", "scope")
+    __slots__ = ("method", "places", "principal", "reason", "running", "scope")
 
     def __init__(self, method: Method) -> None:
         self.method = method
         self.places: Places | None = None
         self.principal: Principal | None = None
-        self.expires_for_stop = False
+        self.reason: PawlError | None = None
         self.running = False
         self.scope: asyncio.Timeout | None = None
 
@@ -190,8 +197,8 @@ class _ActiveCall:
             self.places.give_back(self.principal)
             self.places = None
 
-    def expire(self) -> None:
-        self.expires_for_stop = True
+    def end(self, reason: PawlError) -> None:
+        self.reason = reason
         # One that is telling its client how it ended is left alone.
         if self.scope is not None and self.running and not self.scope.expired():
             self.scope.reschedule(asyncio.get_running_loop().time())
@@ -268,9 +275,15 @@ class Method:
             self._record(code, reason, time.perf_counter() - started)
 
     async def receive(self, context: Context) -> bytes:
-        """Return the one request of a call whose caller is known."""
-        principal = None if self.access.open else auth.current_principal()
-        return await self.interceptor.arrivals.read(context, principal)
+        """Return the one request of a call that was let in."""
+        if not self.access.open:
+            return await self.interceptor.arrivals.read(context, auth.current_principal())
+        call, arriving = _current_call.get(), self.interceptor.strangers_arriving
+        arriving.enter(call, context.peer())
+        try:
+            return await read_one(context)
+        finally:
+            arriving.leave(call)
 
     async def _run(
         self, call: _ActiveCall, behaviour: Behaviour, requests: AsyncIterator[bytes], context: Context
@@ -281,7 +294,7 @@ class Method:
         _request_id.set(request_id)
         context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
         if self.access.open:
-            self.interceptor.enter(call, auth.SERVICE)
+            self.interceptor.enter_stranger(call, context.peer())
         else:
             _refuse_ambiguity(context)
             principal = self.interceptor.authenticator.authenticate(metadata, service_only=self.access.service_only)
@@ -296,7 +309,7 @@ class Method:
         if isinstance(error, PawlError):
             return error
         if isinstance(error, TimeoutError) and call.scope is not None and call.scope.expired():
-            return ShuttingDown() if call.expires_for_stop else DeadlineExceeded()
+            return call.reason or DeadlineExceeded()
         error_id = self.interceptor.ids.new("err")
         _log.error("rpc.failed", method=self.name, error_id=error_id, exc_info=error)
         return Internal(f"internal error {error_id}", error_id=error_id)

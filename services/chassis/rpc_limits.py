@@ -12,14 +12,15 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import grpc
 
 from services.chassis.auth import Principal, PrincipalKind
-from services.errors import DeadlineExceeded, MalformedRequest, Overloaded
+from services.errors import DeadlineExceeded, MalformedRequest, Overloaded, PawlError
 
 _ARRIVING_MAX: Final = 64
+_ARRIVING_OF_STORE_MAX: Final = 32
 _ARRIVING_OF_ONE_MAX: Final = 8
 _ARRIVAL_SECONDS: Final = 10.0
 
@@ -77,40 +78,76 @@ def _keys(principal: Principal) -> dict[str, tuple[str, ...]]:
     return {"user": (store_id, user_id), "store": (store_id,), "server": ()}
 
 
+class Endable(Protocol):
+    """A call that can be told to end."""
+
+    def end(self, reason: PawlError) -> None:
+        """Have its client get `reason`, soon."""
+
+
+class Crowd:
+    """Calls of those who need not say who they are.
+
+    For one more than there is room for, the oldest on the connection that has most
+    ends: whoever holds many keeps nobody out.
+    """
+
+    def __init__(self, calls_max: int) -> None:
+        self._calls_max = calls_max
+        self._connections: dict[Endable, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def enter(self, call: Endable, connection: str) -> None:
+        """Let a call in, whatever that costs another one."""
+        if len(self) >= self._calls_max:
+            [(fullest, _)] = Counter(self._connections.values()).most_common(1)
+            oldest = next(one for one, its in self._connections.items() if its == fullest)
+            self.leave(oldest)
+            oldest.end(Overloaded(f"{self._calls_max} calls without a key are open here: try again later"))
+        self._connections[call] = connection
+
+    def leave(self, call: Endable) -> None:
+        """Forget a call, if it is still here."""
+        self._connections.pop(call, None)
+
+
 class Arrivals:
-    """Requests on their way in: so many in all, and of one caller."""
+    """Requests on their way in: so many in all, of one store and of one user; services come as they like."""
 
     def __init__(self) -> None:
         self._all = asyncio.Semaphore(_ARRIVING_MAX)
-        self._of_one: dict[tuple[str, ...], asyncio.Semaphore] = {}
+        self._turns: dict[tuple[str, ...], asyncio.Semaphore] = {}
         self._callers: Counter[tuple[str, ...]] = Counter()
 
-    async def read(self, context: Any, principal: Principal | None) -> bytes:
-        """Return the one request of a call; None stands for everybody who does not say who calls.
+    async def read(self, context: Any, principal: Principal) -> bytes:
+        """Return the one request of a call.
 
         Raises:
             DeadlineExceeded: it did not arrive in time.
             MalformedRequest: there is none.
         """
-        is_service = principal is not None and principal.kind is PrincipalKind.SERVICE
-        if is_service:
-            return await _read(context)
-        async with self._turn((principal.store_id, principal.user_id) if principal is not None else ()), self._all:
-            return await _read(context)
+        if principal.kind is PrincipalKind.SERVICE:
+            return await read_one(context)
+        store, user = (principal.store_id,), (principal.store_id, principal.user_id)
+        async with self._turn(user, _ARRIVING_OF_ONE_MAX), self._turn(store, _ARRIVING_OF_STORE_MAX), self._all:
+            return await read_one(context)
 
     @asynccontextmanager
-    async def _turn(self, caller: tuple[str, ...]) -> AsyncIterator[None]:
+    async def _turn(self, caller: tuple[str, ...], turns_max: int) -> AsyncIterator[None]:
         self._callers[caller] += 1
         try:
-            async with self._of_one.setdefault(caller, asyncio.Semaphore(_ARRIVING_OF_ONE_MAX)):
+            async with self._turns.setdefault(caller, asyncio.Semaphore(turns_max)):
                 yield
         finally:
             self._callers[caller] -= 1
             if not self._callers[caller]:
-                del self._callers[caller], self._of_one[caller]
+                del self._callers[caller], self._turns[caller]
 
 
-async def _read(context: Any) -> bytes:
+async def read_one(context: Any) -> bytes:
+    """Return the one request of a call; raises as `Arrivals.read` does."""
     try:
         async with asyncio.timeout(_ARRIVAL_SECONDS):
             raw = await context.read()

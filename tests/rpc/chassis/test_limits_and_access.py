@@ -212,6 +212,37 @@ async def test_health_answers_strangers_also_under_full_load(serve: Serve, servi
         await holder
 
 
+async def test_strangers_keep_nobody_from_asking_for_health(serve: Serve) -> None:
+    """Neither with requests that never end nor with watches: the services' own channels ask, too."""
+    async with serve(streams_max=20) as server, grpc.aio.insecure_channel(server.address, _OWN) as many:
+        unfinished: Any = many.stream_stream("/grpc.health.v1.Health/Check")
+        calls = [unfinished(_never()) for _ in range(100)]
+        answers = [asyncio.ensure_future(call.read()) for call in calls]
+        await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
+        await _check_health(server.address)
+        stub: Any = health_pb2_grpc.HealthStub(many)
+        watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(100)]
+        first = [asyncio.ensure_future(call.read()) for call in watches]
+        await asyncio.wait(first)
+        async with grpc.aio.insecure_channel(server.address, _OWN) as one:
+            alone = health_pb2_grpc.HealthStub(one).Watch(health_pb2.HealthCheckRequest())  # type: ignore[attr-defined]
+            await alone.read()
+            await _check_health(server.address)
+        for call in (*calls, *watches):
+            call.cancel()
+        await asyncio.gather(*answers, *first, return_exceptions=True)
+
+
+_OWN = [("grpc.use_local_subchannel_pool", 1)]
+
+
+async def _check_health(address: str) -> None:
+    async with grpc.aio.insecure_channel(address, _OWN) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=8)
+        assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
 async def test_a_request_id_is_kept_or_made_and_told_to_the_client(serve: Serve) -> None:
     async with serve() as server, open_channel(server.address) as channel:
         stub = EchoStub(channel)

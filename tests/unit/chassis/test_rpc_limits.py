@@ -9,8 +9,8 @@ import pytest
 
 from services.chassis import rpc_limits
 from services.chassis.auth import SERVICE, Principal, PrincipalKind
-from services.chassis.rpc_limits import Arrivals
-from services.errors import DeadlineExceeded, MalformedRequest
+from services.chassis.rpc_limits import Arrivals, Crowd
+from services.errors import DeadlineExceeded, MalformedRequest, PawlError
 
 
 class Slow:
@@ -26,8 +26,8 @@ class Slow:
         return b"here"
 
 
-def user(name: str) -> Principal:
-    return Principal(kind=PrincipalKind.USER, store_id="acme", user_id=name)
+def user(name: str, store_id: str = "acme") -> Principal:
+    return Principal(kind=PrincipalKind.USER, store_id=store_id, user_id=name)
 
 
 async def turn_over() -> None:
@@ -41,12 +41,47 @@ async def test_requests_of_one_caller_are_asked_for_a_few_at_a_time() -> None:
     await turn_over()
     few = slow.asked
     assert 0 < few < 50
-    beside = [asyncio.ensure_future(arrivals.read(others, who)) for who in (user("bob"), None, SERVICE)]
+    beside = [asyncio.ensure_future(arrivals.read(others, who)) for who in (user("bob"), SERVICE)]
     await turn_over()
-    assert (slow.asked, others.asked) == (few, 3)
+    assert (slow.asked, others.asked) == (few, 2)
     slow.arrived.set()
     others.arrived.set()
     assert set(await asyncio.gather(*reading, *beside)) == {b"here"}
+
+
+async def test_the_users_of_one_store_keep_those_of_another_from_nothing() -> None:
+    arrivals, slow, others = Arrivals(), Slow(), Slow()
+    reading = [asyncio.ensure_future(arrivals.read(slow, user(f"u{number}"))) for number in range(500)]
+    await turn_over()
+    beside = asyncio.ensure_future(arrivals.read(others, user("bob", "other")))
+    await turn_over()
+    assert others.asked == 1
+    slow.arrived.set()
+    others.arrived.set()
+    await asyncio.gather(*reading, beside)
+
+
+class Ended:
+    """Calls that remember how they ended."""
+
+    reason: PawlError | None = None
+
+    def end(self, reason: PawlError) -> None:
+        self.reason = reason
+
+
+def test_who_holds_most_of_a_full_room_makes_room_for_the_next() -> None:
+    crowd, alone, many, late = Crowd(10), Ended(), [Ended() for _ in range(50)], Ended()
+    crowd.enter(alone, "a")
+    for call in many:
+        crowd.enter(call, "b")
+    crowd.enter(late, "c")
+    assert len(crowd) == 10
+    assert (alone.reason, late.reason) == (None, None)
+    assert [call for call in many if call.reason is None] == many[-8:]
+    for call in (*many, alone, late):
+        crowd.leave(call)
+    assert len(crowd) == 0
 
 
 async def test_many_callers_have_no_more_than_so_many_in_all() -> None:
