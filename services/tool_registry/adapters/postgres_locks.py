@@ -10,7 +10,6 @@ from typing import Final
 
 from services.chassis import logs
 from services.chassis.database import Database
-from services.errors import DependencyUnavailable
 
 _POLL_SECONDS: Final = (0.02, 0.05, 0.1, 0.2)
 _RELEASE_RETRY_SECONDS: Final = 1.0
@@ -96,8 +95,8 @@ class PostgresResourceLocks:
             try:
                 async with self._database.acquire() as connection:
                     await connection.execute(_GIVE_BACK, store_id, list(keys), holder, self._instance_id)
-            except DependencyUnavailable:
-                _log.warning("resource_lock.release_delayed")
+            except Exception as error:  # noqa: BLE001  # a row left behind keeps everybody out
+                _log.warning("resource_lock.release_delayed", error=type(error).__name__)
                 await asyncio.sleep(_RELEASE_RETRY_SECONDS)
             else:
                 return

@@ -12,7 +12,6 @@ from typing import Final
 
 from services.chassis import logs
 from services.chassis.clock import Clock
-from services.errors import DependencyUnavailable
 from services.tool_registry.app import outcome
 from services.tool_registry.app.execution import Execution, Reporter
 from services.tool_registry.app.jobs import Job
@@ -113,7 +112,7 @@ class Attempt:
         self.has_asked_journal = True
         try:
             begun = await self._parts.journal.begin(self._job.journal_call(self._token), unacted=self._parts.unacted)
-        except (DependencyUnavailable, asyncio.CancelledError):
+        except BaseException:
             self._remember_unacted()
             raise
         if not isinstance(begun, Begun):
@@ -158,7 +157,7 @@ class Attempt:
         job = self._job
         try:
             refusal = await self._parts.policy.permit(job)
-        except (DependencyUnavailable, asyncio.CancelledError):
+        except BaseException:
             self._remember_unacted()
             raise
         if refusal is not None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Self, TypeVar
 
 from services.chassis import logs
@@ -17,6 +19,7 @@ from services.errors import (
     Overloaded,
     PawlError,
     ShuttingDown,
+    Unavailable,
 )
 from services.tool_registry.app import outcome
 from services.tool_registry.app.attempt import Attempt, AttemptParts
@@ -52,6 +55,8 @@ class ExecutorOptions:
     renew_seconds: float = 1.0
     retention_seconds: float = 30 * 86400.0
     forget_seconds: float = 3600.0
+    internal_seconds_max: float = 180.0
+    """So long the database may fail in another way than by being away before that is believed."""
 
 
 class Executor:
@@ -114,8 +119,8 @@ class Executor:
             _log.error("execution.will_not_end", tasks=sorted(task.get_name() for task in left))
         try:
             await self._journal.release()
-        except DependencyUnavailable:
-            _log.warning("journal.not_released")
+        except Exception as error:  # noqa: BLE001  # then the lease runs out
+            _log.warning("journal.not_released", error=type(error).__name__)
 
     async def execute(self, request: ExecuteRequest) -> AsyncGenerator[Progress | ExecutionResult, None]:
         """Run a call, or attach to it where it runs; yields progress, then the result, last.
@@ -291,7 +296,8 @@ class Executor:
             if not job.effect.is_journaled:
                 return  # It is run again when the answer is there.
             if dialogue.question is not None:
-                await self._journal.ask(job.key, dialogue.question, dialogue.position)
+                ask = partial(self._journal.ask, job.key, dialogue.question, dialogue.position)
+                await self._until_written(job, ask)
             await wait_any(attempt.outcome, execution.cancelled, dialogue.answered)
 
     def _interrupted(
@@ -320,7 +326,7 @@ class Executor:
         return outcome.of_cancel(job.definition, seconds, end)
 
     async def _write_end(self, job: Job, result: ExecutionResult, attempt: Attempt) -> ExecutionResult:
-        """Make the result, and that there is one, durable before anybody sees it, however long the database is away."""
+        """Make the result, and that there is one, durable before anybody sees it. See `_until_written`."""
         if result.outcome is Outcome.INPUT_REQUIRED:
             return result  # It has not ended: it begins again with the answer.
         audited = self._until_written(job, lambda: self._parts.policy.ended(job, result, has_begun=attempt.has_run))
@@ -341,13 +347,24 @@ class Executor:
             await self._until_written(job, lambda: self._parts.policy.ended_late(job, late))
 
     async def _until_written(self, job: Job, write: Callable[[], Awaitable[T]]) -> T:
-        failures = 0
+        """Write what must not be lost, again for as long as the database is away.
+
+        Raises:
+            Exception: what else the database said, attempt after attempt, for `internal_seconds_max`.
+        """
+        failures, broken_since = 0, math.inf
         while True:
             try:
                 return await write()
-            except DependencyUnavailable:
+            except Exception as error:  # a disk, a database after a failover: most faults pass
+                now = self._clock.monotonic()
+                broken_since = math.inf if isinstance(error, Unavailable) else min(broken_since, now)
+                if now - broken_since >= self._options.internal_seconds_max:
+                    raise
                 failures += 1
-                _log.warning("journal.end_delayed", call=job.identity.call_id, failures=failures)
+                _log.warning(
+                    "journal.end_delayed", call=job.identity.call_id, failures=failures, error=type(error).__name__
+                )
                 await self._clock.sleep(_END_RETRY_SECONDS[min(failures, len(_END_RETRY_SECONDS)) - 1])
 
     async def _wait_for_tasks(self, seconds: float) -> None:

@@ -7,11 +7,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 from pawl.tool.v1 import execution_pb2
 
+from services.errors import DependencyUnavailable
 from services.tool_registry.app.executor import ExecutorOptions
+from services.tool_registry.app.ports import CallKey, Journal
 from services.tool_registry.domain.definition import Category, Effect
+from services.tool_registry.domain.question import Question
 from services.tool_registry.sdk import QuestionDeclined, Tool, ToolContext, tool
 from tests.rpc.tool_registry.registry import Registry, content, outcome, running
 
@@ -148,3 +152,28 @@ async def test_only_async_tools_can_ask(registry: Registry) -> None:
     result = await registry.run("order_in_thread")
     assert outcome(result) == "FAILED TOOL_ERROR"
     assert "only async tools" in content(result)["error"]
+
+
+@pytest.mark.parametrize("error", [DependencyUnavailable(), asyncpg.InternalServerError("could not write block")])
+async def test_a_question_that_could_not_be_written_at_once_is_asked_all_the_same(
+    database_url: str, tmp_path: Path, shop: Shop, error: Exception
+) -> None:
+    """The tool waits for its answer meanwhile: the call is not given up."""
+    faults = [error, error]
+
+    def flaky(journal: Journal) -> Journal:
+        ask = journal.ask
+
+        async def failing(key: CallKey, question: Question, position: int) -> None:
+            if faults:
+                raise faults.pop()
+            await ask(key, question, position)
+
+        changed: Any = journal
+        changed.ask = failing
+        return journal
+
+    async with running(database_url, tmp_path, shop.tools(), wrap_journal=flaky) as registry:
+        assert outcome(await registry.run("order_at_most_once")) == "INPUT_REQUIRED"
+        result = await registry.run("order_at_most_once", answers=answers("red", None))
+    assert (content(result), shop.begun, faults) == ("red any", 1, [])

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import grpc
 import pytest
 
@@ -227,7 +228,7 @@ async def test_old_entries_are_forgotten_and_young_ones_are_not(database_url: st
 
 
 class FlakyJournal:
-    """A journal whose database goes away: `before` a statement, or `after` it was carried out."""
+    """A journal whose database goes away: `before` a statement, or `after` it was carried out; or is broken then."""
 
     def __init__(self, journal: Journal, faults: dict[str, list[str]]) -> None:
         self._journal = journal
@@ -240,15 +241,19 @@ class FlakyJournal:
             fault = self._faults[name].pop(0) if self._faults.get(name) else ""
             if fault == "before":
                 raise DependencyUnavailable
+            if fault == "broken":
+                raise asyncpg.InternalServerError("could not read block")
             result = await method(*args, **kwargs)
             if fault == "after":
                 raise DependencyUnavailable
+            if fault == "broken after":
+                raise asyncpg.InternalServerError("could not write block")
             return result
 
         return call
 
 
-@pytest.mark.parametrize("fault", ["before", "after"])
+@pytest.mark.parametrize("fault", ["before", "after", "broken", "broken after"])
 @pytest.mark.parametrize("name", ["pay", "order"])
 async def test_a_call_whose_beginning_got_no_answer_is_run_once_by_the_next_who_asks(
     database_url: str, tmp_path: Path, world: World, name: str, fault: str
@@ -258,13 +263,15 @@ async def test_a_call_whose_beginning_got_no_answer_is_run_once_by_the_next_who_
     async with running(
         database_url, tmp_path, world.tools(), wrap_journal=lambda journal: FlakyJournal(journal, faults)
     ) as registry:
-        unavailable = (grpc.StatusCode.UNAVAILABLE, "DEPENDENCY_UNAVAILABLE")
-        assert await refused(registry.stream(name)) == unavailable
+        code, _ = await refused(registry.stream(name))
+        assert code is (grpc.StatusCode.INTERNAL if "broken" in fault else grpc.StatusCode.UNAVAILABLE)
         assert outcome(await registry.run(name, earlier_attempts=1)) == "SUCCEEDED"
     assert len(world.effects) == 1
 
 
-@pytest.mark.parametrize("faults", [["before"] * 3, ["after"], ["before", "after", "before"]])
+@pytest.mark.parametrize(
+    "faults", [["before"] * 3, ["after"], ["before", "after", "before"], ["broken"] * 2, ["broken after", "before"]]
+)
 async def test_a_result_is_given_once_it_is_stored_however_often_that_fails(
     database_url: str, tmp_path: Path, world: World, faults: list[str]
 ) -> None:
@@ -276,3 +283,21 @@ async def test_a_result_is_given_once_it_is_stored_however_often_that_fails(
         assert content(first) == "paid 1"
         assert await registry.run("pay") == first
     assert world.effects == ["paid 1"]
+
+
+async def test_a_journal_that_stays_broken_is_believed_in_the_end(
+    database_url: str, tmp_path: Path, world: World
+) -> None:
+    """A caller is told of a fault that does not pass; a database that is away is waited for."""
+    options = ExecutorOptions(grace_seconds=0.1, internal_seconds_max=0.2)
+    faults = {"end": ["broken"] * 1000}
+    async with running(
+        database_url,
+        tmp_path,
+        world.tools(),
+        options=options,
+        wrap_journal=lambda journal: FlakyJournal(journal, faults),
+    ) as registry:
+        code, _ = await refused(registry.stream("pay"))
+    assert code is grpc.StatusCode.INTERNAL
+    assert len(faults["end"]) < 1000
