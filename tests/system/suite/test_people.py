@@ -13,8 +13,8 @@ from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1 import audit_pb2
 from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub
 
-from services.chassis.rpc_client import open_channel
 from services.launcher.suite import Suite
+from tests.keys import keyed_channel
 from tests.system.suite import refusals
 from tests.system.suite.client import Agent
 
@@ -78,7 +78,7 @@ async def test_an_approval_is_audited_though_the_call_is_never_made(suite: Suite
 
 async def decided(suite: Suite, call_id: str) -> list[audit_pb2.AuditEntry]:
     """What the audit chain says of decisions about a call."""
-    async with open_channel(suite.endpoints.services["tool-registry"][0].grpc) as channel:
+    async with keyed_channel(suite.endpoints.services["tool-registry"][0].grpc) as channel:
         request = audit_pb2.ListAuditRequest(call_id=call_id, kind=audit_pb2.AUDIT_KIND_DECIDED)
         entries = (await AuditServiceStub(channel).ListAudit(request)).entries
     return sorted(entries, key=lambda entry: entry.seq)
