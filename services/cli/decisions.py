@@ -117,12 +117,12 @@ async def _of_others(agents: AgentServiceAsyncStub, target: Target, run_id: str)
     """Return the calls of a run that await an approval, if the caller may see those of the store."""
     wanted = agent_pb2.PendingFilter(scope=agent_pb2.PENDING_SCOPE_STORE)
     try:
-        calls = await inbox.pending(agents, target, wanted)
+        items = await inbox.pending(agents, target, wanted)
     except grpc.aio.AioRpcError as error:
         if isinstance(from_rpc_error(error), PermissionDenied):
             return []
         raise
-    return [call for call in calls if call.run_id == run_id]
+    return [item for item in items if isinstance(item, call_pb2.Call) and item.run_id == run_id]
 
 
 def _decision(call: call_pb2.Call, edit: str | None, reject: str | None, answer: str | None) -> types_pb2.CallDecision:

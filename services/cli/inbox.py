@@ -7,22 +7,22 @@ import secrets
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import grpc
 import typer
 from pawl.agent.v1 import agent_pb2, types_pb2
-from pawl.event.v1 import call_pb2
+from pawl.event.v1 import call_pb2, run_pb2
 from rich.console import Console
 
 from services.chassis.status import from_rpc_error
-from services.cli import answers
+from services.cli import answers, wording
 from services.cli.command import perform
 from services.cli.failure import CommandError, explain
 from services.cli.lines import LineReader
 from services.cli.remembering import Reach, Remember, remembered, told
 from services.cli.target import Target
-from services.cli.transcript import Transcript, decides, hint
+from services.cli.transcript import Transcript, decides, hint, top_up_hint
 from services.errors import SlowConsumer, Unavailable
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def inbox(
     only_list: Annotated[bool, typer.Option("--list", help="Do not ask for decisions.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Then wait for more, until Ctrl-C.")] = False,
     all_users: Annotated[
-        bool, typer.Option("--all-users", help="What awaits an approval in the whole store; for approvers.")
+        bool, typer.Option("--all-users", help="What awaits an approval, or tokens, in the whole store; for approvers.")
     ] = False,
 ) -> None:
     """Show what waits for you, and decide.
@@ -62,33 +62,37 @@ def inbox(
             if watch:
                 await desk.watch(wanted)
                 return 0
-            calls = await pending(agents, target, wanted)
-            if not calls:
+            waiting = await pending(agents, target, wanted)
+            if not waiting:
                 console.print("Nothing waits for you." if not all_users else "Nothing awaits an approval.")
                 return 0
-            await desk.go_through(calls)
+            await desk.go_through(waiting)
         return 0
 
     perform(context, work)
 
 
+Item: TypeAlias = call_pb2.Call | run_pb2.Run
+"""A call that waits for somebody, or a run that waits for tokens."""
+
+
 async def pending(
     agents: AgentServiceAsyncStub, target: Target, wanted: agent_pb2.PendingFilter | None = None
-) -> list[call_pb2.Call]:
-    """Return everything that waits, oldest first."""
-    calls: list[call_pb2.Call] = []
+) -> list[Item]:
+    """Return everything that waits: calls, oldest first, then runs that wait for tokens."""
+    items: list[Item] = []
     token = ""
     while True:
         request = agent_pb2.ListPendingRequest(page_size=_PAGE, page_token=token, filter=wanted)
         page = await agents.ListPending(request, metadata=target.metadata)
-        calls += page.calls
+        items += [*page.calls, *page.runs]
         token = page.next_page_token
         if not token:
-            return calls
+            return items
 
 
 class Desk:
-    """Puts calls before a person, one after the other; without a keyboard it only shows them."""
+    """Puts what waits before a person, one after the other; without a keyboard it only shows it."""
 
     def __init__(
         self, agents: AgentServiceAsyncStub, target: Target, console: Console, keyboard: LineReader | None
@@ -100,15 +104,15 @@ class Desk:
         self._transcript = Transcript(console)
         self._told = False
 
-    async def go_through(self, calls: Sequence[call_pb2.Call]) -> None:
-        """Put all of `calls` before the person."""
-        for number, call in enumerate(calls):
-            if not await self.put(call, calls[number + 1 :]):
+    async def go_through(self, items: Sequence[Item]) -> None:
+        """Put all of `items` before the person."""
+        for number, item in enumerate(items):
+            if not await self.put(item, items[number + 1 :]):
                 return
 
     async def watch(self, wanted: agent_pb2.PendingFilter) -> None:
         """Put before the person what waits and what comes, each as often as it changes."""
-        waiting: dict[str, call_pb2.Call] = {}
+        waiting: dict[str, Item] = {}
         more = asyncio.Event()
 
         async def follow() -> None:
@@ -117,18 +121,19 @@ class Desk:
                     waiting.clear()
                     continue
                 waiting.update({call.call_id: call for call in response.calls})
-                for call_id in response.gone_call_ids:
-                    waiting.pop(call_id, None)
+                waiting.update({run.run_id: run for run in response.runs})
+                for gone_id in [*response.gone_call_ids, *response.gone_run_ids]:
+                    waiting.pop(gone_id, None)
                 more.set()
 
         following = asyncio.create_task(follow(), name="inbox.follow")
         try:
             seen: dict[str, tuple[object, ...]] = {}
             while True:
-                new = [call for call in waiting.values() if seen.get(call.call_id) != _shown(call)]
+                new = [name for name, item in waiting.items() if seen.get(name) != _shown(item)]
                 if new:
-                    seen[new[0].call_id] = _shown(new[0])
-                    if not await self.put(new[0], new[1:]):
+                    seen[new[0]] = _shown(waiting[new[0]])
+                    if not await self.put(waiting[new[0]], [waiting[name] for name in new[1:]]):
                         return
                     continue
                 more.clear()
@@ -150,8 +155,17 @@ class Desk:
         except grpc.aio.AioRpcError:
             return True
 
-    async def put(self, call: call_pb2.Call, others: Sequence[call_pb2.Call]) -> bool:
-        """Show a call and take its decision from the keyboard; returns whether to go on at all."""
+    async def put(self, item: Item, others: Sequence[Item]) -> bool:
+        """Show what waits and take its decision from the keyboard; returns whether to go on at all."""
+        if isinstance(item, call_pb2.Call):
+            return await self._put_call(item, [other for other in others if isinstance(other, call_pb2.Call)])
+        self._transcript.card(f"{item.run_id} waits for more tokens", [wording.budget_text(item)], "yellow")
+        is_own = item.conversation_id != ""  # Conversations of others are private.
+        how = top_up_hint(item) if is_own else f"waits for its user, {wording.clean(item.user_id)}"
+        self._console.print(f"  {how}", markup=False, soft_wrap=True)
+        return True
+
+    async def _put_call(self, call: call_pb2.Call, others: Sequence[call_pb2.Call]) -> bool:
         self._transcript.pending(call)
         if self._keyboard is None or call.state not in _ANSWERABLE:
             self._console.print(f"  {hint(call, decides=await self._decides(call))}", markup=False, soft_wrap=True)
@@ -252,8 +266,10 @@ def _request_id() -> str:
     return f"cli_{secrets.token_hex(12)}"
 
 
-def _shown(call: call_pb2.Call) -> tuple[object, ...]:
-    approval = call.approval
+def _shown(item: Item) -> tuple[object, ...]:
+    if isinstance(item, run_pb2.Run):
+        return (wording.budget_text(item),)
+    call, approval = item, item.approval
     return call.state, approval.digest, len(approval.approvals), approval.escalated
 
 

@@ -201,8 +201,7 @@ def top_up(
         request = agent_pb2.TopUpRunRequest(request_id=f"cli_{secrets.token_hex(12)}", run_id=run_id, tokens=tokens)
         async with target.agents() as agents:
             run = (await agents.TopUpRun(request, metadata=target.metadata)).run
-        used = run.usage.input_tokens + run.usage.output_tokens
-        console.print(f"{run_id} may use {run.token_budget} tokens; it has used {used}.", markup=False)
+        console.print(f"{run_id} {wording.budget_text(run)}.", markup=False)
         return 0
 
     perform(context, work)

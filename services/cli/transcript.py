@@ -228,7 +228,7 @@ class Transcript:
             case run_pb2.RUN_STATE_WAITING:
                 self.line(f"‖ waits for {wording.wait_names(run.waits)}", "yellow")
                 if self._hints and run_pb2.WAIT_KIND_BUDGET in run.waits:
-                    self.command(f"add some with: pawl top-up {run.run_id} TOKENS")
+                    self.command(top_up_hint(run))
             case run_pb2.RUN_STATE_NEEDS_ATTENTION:
                 self.line(f"‖ needs an operator: {wording.attention_text(run.attention, run.crash_count)}", "red")
                 if self._hints:
@@ -255,6 +255,11 @@ class Transcript:
 def decides(run: run_pb2.Run) -> bool:
     """Return whether the user of a run may decide its gated calls: who has roles needs one of the two for it."""
     return not run.user_roles or bool({"approver", "admin"} & set(run.user_roles))
+
+
+def top_up_hint(run: run_pb2.Run) -> str:
+    """Return the command by which a run that waits for tokens goes on."""
+    return f"add some with: pawl top-up {run.run_id} TOKENS"
 
 
 def hint(call: call_pb2.Call, *, decides: bool = True) -> str:

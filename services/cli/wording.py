@@ -137,6 +137,12 @@ def count_text(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def budget_text(run: run_pb2.Run) -> str:
+    """Return how many tokens a run may use and has used."""
+    used = run.usage.input_tokens + run.usage.output_tokens
+    return f"may use {run.token_budget} tokens; it has used {used}"
+
+
 def time_text(time: Timestamp) -> str:
     """Return a moment in the time zone of this machine."""
     return f"{time.ToDatetime(tzinfo=UTC).astimezone():%Y-%m-%d %H:%M:%S}"

@@ -361,21 +361,21 @@ class FakeLedger:
 
     async def list_pending(
         self, caller: Caller, wanted: PendingFilter, *, page_size: int, page_token: str
-    ) -> Page[CallView]:
+    ) -> Page[CallView | RunView]:
         self._check_page(page_token)
+        stored = [each for each in self.runs.values() if each.run.store_id == caller.store_id]
+        if not wanted.of_store:
+            stored = [each for each in stored if self._belongs(each, caller)]
+        calls = [call for each in stored for call in self._view(each).pending_calls]
         if wanted.of_store:
-            of_store = [stored for stored in self.runs.values() if stored.run.store_id == caller.store_id]
-            calls = [call for stored in of_store for call in self._view(stored).pending_calls]
             calls = [call for call in calls if call.state is CallState.AWAITING_APPROVAL]
-        else:
-            mine = [stored for stored in self.runs.values() if self._belongs(stored, caller)]
-            calls = [call for stored in mine for call in self._view(stored).pending_calls]
+        short = [self._view(each) for each in stored if each.run.waits == [run_pb2.WAIT_KIND_BUDGET]]
         chosen = [
             call
             for call in calls
             if (not wanted.states or call.state in wanted.states) and wanted.tool_name in {"", call.tool_name}
         ]
-        return Page(items=tuple(chosen), next_page_token="")
+        return Page(items=(*chosen, *short), next_page_token="")
 
     # Inside.
 

@@ -326,6 +326,8 @@ class Approver(User):
                 lambda agent: agent.ledger.list_pending(self.caller, wanted, page_size=50, page_token=""),
             )
             for call in page.items:
+                if isinstance(call, RunView):
+                    continue  # Its user adds tokens.
                 if self.world.chance.calm or self.draw.random() < self._attention:
                     await self._decide(self.caller, call, f"cmd_{self.name}_{self._next()}")
 

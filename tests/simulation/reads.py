@@ -257,6 +257,22 @@ class MemoryReads:
         rows = self._tables.calls_of(self._run(store_id, user_id, run_id).key)
         return _page([row for row in rows if after is None or (row.round, row.index, row.call_id) > after], rows_max)
 
+    async def short_of_tokens(
+        self, store_id: str, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
+    ) -> Page[RunRow]:
+        await self._database.reach()
+        rows = [
+            row
+            for row in self._tables.runs.values()
+            if row.store_id == store_id
+            and row.waits_for_tokens
+            and wanted.user_id in {"", row.user_id}
+            and wanted.conversation_id in {"", row.conversation_id}
+            and not (wanted.states or wanted.tool_name)
+            and (after is None or (row.create_time, row.run_id) > after)
+        ]
+        return _page(sorted(rows, key=lambda row: (row.create_time, row.run_id)), rows_max)
+
     async def pending(
         self, store_id: str, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[CallRow]:

@@ -206,7 +206,7 @@ class LedgerClient:
 
     async def list_pending(
         self, caller: Caller, wanted: PendingFilter, *, page_size: int, page_token: str
-    ) -> Page[CallView]:
+    ) -> Page[CallView | RunView]:
         request = ledger_pb2.ListPendingCallsRequest(
             store_id=caller.store_id,
             user_id=caller.user_id,
@@ -219,7 +219,8 @@ class LedgerClient:
         )
         with translating():
             response = await self._stub.ListPendingCalls(request)
-        return Page(items=tuple(call_view(call) for call in response.calls), next_page_token=response.next_page_token)
+        calls, runs = tuple(map(call_view, response.calls)), tuple(map(run_view, response.runs))
+        return Page(items=(*calls, *runs), next_page_token=response.next_page_token)
 
 
 def options_message(options: RunOptions) -> run_pb2.RunOptions:

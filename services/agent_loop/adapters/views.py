@@ -52,6 +52,8 @@ def run_view(run: run_pb2.Run) -> RunView:
         last_seq=run.last_seq,
         undo=wire.undo(run.undo) if run.HasField("undo") else None,
         pending_calls=tuple(call_view(call) for call in run.pending_calls),
+        token_budget=run.token_budget,
+        tokens_used=run.usage.input_tokens + run.usage.output_tokens,
         document=run,
         user_roles=frozenset(run.user_roles),
         approvals_required=run.options.approvals_required,

@@ -1,7 +1,8 @@
 """What waits for people, as a stream: all of it first, then what comes, changes and goes.
 
-The ledger is asked again and again, because what makes a call wait, or not, may
-happen in any run of the store. So a stream is right after whatever was missed,
+Calls wait for people, and so do runs that have used up their tokens. The ledger
+is asked again and again, because what makes them wait, or not, may happen in any
+run of the store. So a stream is right after whatever was missed,
 and costs one read a second.
 """
 
@@ -9,27 +10,31 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from services.agent_loop.app import approvers
 from services.agent_loop.app.public_ports import PublicLedger
-from services.agent_loop.app.public_values import Caller, CallView, Page, PendingFilter
+from services.agent_loop.app.public_values import Caller, CallView, Page, PendingFilter, RunView
 from services.chassis.clock import Clock
 
 POLL_SECONDS: Final = 1.0
-CALLS_MAX: Final = 1000
-"""Most calls that a stream tells of: the oldest."""
+ITEMS_MAX: Final = 1000
+"""Most calls and runs that a stream tells of: the oldest calls, then the oldest runs."""
 _PAGE_SIZE: Final = 200
-_PART_CALLS_MAX: Final = 4
-"""So many calls of the largest size that arguments can have fit into one message."""
+_PART_ITEMS_MAX: Final = 4
+"""So many runs and calls of the largest size that arguments can have fit into one message."""
+
+
+Item: TypeAlias = CallView | RunView
+"""A call that waits for someone, or a run that waits for tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingPart:
-    """What is new: calls that wait or have changed, ids of those that wait no more. Empty to show life."""
+    """What is new: what waits or has changed, and what waits no more, as it was. Empty to show life."""
 
-    calls: tuple[CallView, ...] = ()
-    gone: tuple[str, ...] = ()
+    items: tuple[Item, ...] = ()
+    gone: tuple[Item, ...] = ()
     complete: bool = False
     truncated: bool = False
 
@@ -42,7 +47,7 @@ class Pending:
         self._clock = clock
         self._poll_seconds = poll_seconds
 
-    async def page(self, caller: Caller, wanted: PendingFilter, *, page_size: int, page_token: str) -> Page[CallView]:
+    async def page(self, caller: Caller, wanted: PendingFilter, *, page_size: int, page_token: str) -> Page[Item]:
         """Return a page of what waits, oldest first.
 
         Raises:
@@ -62,19 +67,19 @@ class Pending:
             PermissionDenied: the whole store is for approvers.
             DependencyUnavailable: the ledger cannot be read now.
         """
-        known: dict[str, Hashable] | None = None
+        known: dict[str, Item] | None = None
         spoke_at = self._clock.monotonic()
         while True:
-            calls, truncated = await self._read(caller, wanted)
-            shown = {call.call_id: _shown(call) for call in calls}
+            items, truncated = await self._read(caller, wanted)
+            now_waiting = {_id(item): item for item in items}
             before = known or {}
-            changed = [call for call in calls if before.get(call.call_id) != shown[call.call_id]]
-            gone = tuple(call_id for call_id in before if call_id not in shown)
+            changed = [item for name, item in now_waiting.items() if not _is_same(before.get(name), item)]
+            gone = tuple(item for name, item in before.items() if name not in now_waiting)
             said = False
             for part in _parts(changed, gone, first=known is None, truncated=truncated):
                 said = True
                 yield part
-            known = shown
+            known = now_waiting
             now = self._clock.monotonic()
             if said:
                 spoke_at = now
@@ -83,35 +88,45 @@ class Pending:
                 yield PendingPart(truncated=truncated)
             await self._clock.sleep(self._poll_seconds)
 
-    async def _read(self, caller: Caller, wanted: PendingFilter) -> tuple[list[CallView], bool]:
-        calls: list[CallView] = []
+    async def _read(self, caller: Caller, wanted: PendingFilter) -> tuple[list[Item], bool]:
+        items: list[Item] = []
         token = ""
         while True:
             page = await self.page(caller, wanted, page_size=_PAGE_SIZE, page_token=token)
-            calls += page.items
+            items += page.items
             token = page.next_page_token
-            if not token or len(calls) >= CALLS_MAX:
-                return calls[:CALLS_MAX], bool(token) or len(calls) > CALLS_MAX
+            if not token or len(items) >= ITEMS_MAX:
+                return items[:ITEMS_MAX], bool(token) or len(items) > ITEMS_MAX
 
 
-def _shown(call: CallView) -> Hashable:
-    """Return what of a waiting call can change; a lease that is renewed is no change."""
+def _id(item: Item) -> str:
+    return item.call_id if isinstance(item, CallView) else item.run_id
+
+
+def _is_same(before: Item | None, item: Item) -> bool:
+    return before is not None and _shown(before) == _shown(item)
+
+
+def _shown(item: Item) -> Hashable:
+    """Return what of a thing that waits can change; a lease that is renewed is no change."""
+    if isinstance(item, RunView):
+        return item.token_budget, item.tokens_used
     return (
-        call.state,
-        call.holder_client_id,
-        call.offer_epoch,
-        call.approval_digest,
-        call.approval_count,
-        call.deadline_time,
+        item.state,
+        item.holder_client_id,
+        item.offer_epoch,
+        item.approval_digest,
+        item.approval_count,
+        item.deadline_time,
     )
 
 
-def _parts(calls: list[CallView], gone: tuple[str, ...], *, first: bool, truncated: bool) -> Iterable[PendingPart]:
+def _parts(items: list[Item], gone: tuple[Item, ...], *, first: bool, truncated: bool) -> Iterable[PendingPart]:
     """Yield what there is to say in parts of a size that can be sent; the first time at least one, complete."""
-    rest = calls[_PART_CALLS_MAX:]
-    part = calls[:_PART_CALLS_MAX]
+    rest = items[_PART_ITEMS_MAX:]
+    part = items[:_PART_ITEMS_MAX]
     while rest:
-        yield PendingPart(calls=tuple(part))
-        part, rest = rest[:_PART_CALLS_MAX], rest[_PART_CALLS_MAX:]
+        yield PendingPart(items=tuple(part))
+        part, rest = rest[:_PART_ITEMS_MAX], rest[_PART_ITEMS_MAX:]
     if part or gone or first:
-        yield PendingPart(calls=tuple(part), gone=gone, complete=True, truncated=truncated)
+        yield PendingPart(items=tuple(part), gone=gone, complete=True, truncated=truncated)

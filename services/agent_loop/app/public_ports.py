@@ -137,8 +137,10 @@ class PublicLedger(Protocol):
 
     async def list_pending(
         self, caller: Caller, wanted: PendingFilter, *, page_size: int, page_token: str
-    ) -> Page[CallView]:
-        """Read the calls that wait, oldest first; those of other users without what belongs to their conversations.
+    ) -> Page[CallView | RunView]:
+        """Read the calls that wait, oldest first, then the runs that wait for tokens.
+
+        Those of other users come without what belongs to their conversations.
 
         Raises:
             InvalidPageToken

@@ -68,6 +68,8 @@ class RunView:
     last_seq: int
     undo: Undo | None
     pending_calls: tuple[CallView, ...]
+    token_budget: int
+    tokens_used: int
     document: object = field(repr=False)
     user_roles: frozenset[str] = frozenset()
     """Roles that its user had when it was started; only in runs that were read for their user or for a service."""
@@ -190,9 +192,9 @@ class DecisionCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingFilter:
-    """Which of the calls that wait: the caller's own, or with `of_store` all of the store that await an approval.
+    """What of all that waits: the caller's own, or with `of_store` all of the store that approvers may see.
 
-    Empty fields leave all.
+    Empty fields leave all; states and a tool's name leave no run.
     """
 
     of_store: bool = False

@@ -266,7 +266,8 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
             page_size=checks.page_size(request.page_size),
             page_token=request.page_token,
         )
-        return agent_pb2.ListPendingResponse(calls=_calls(page.items), next_page_token=page.next_page_token)
+        calls, runs = _pending(page.items)
+        return agent_pb2.ListPendingResponse(calls=calls, runs=runs, next_page_token=page.next_page_token)
 
     async def WatchPending(  # type: ignore[override]
         self, request: agent_pb2.WatchPendingRequest, context: Context
@@ -274,9 +275,13 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         wanted = convert.pending_filter(request.filter)
         async with aclosing(self._pending.watch(_caller(), wanted, silence_seconds=self._heartbeat_seconds)) as parts:
             async for part in parts:
+                calls, runs = _pending(part.items)
+                gone_calls, gone_runs = _pending(part.gone)
                 response = agent_pb2.WatchPendingResponse(
-                    calls=_calls(part.calls),
-                    gone_call_ids=part.gone,
+                    calls=calls,
+                    gone_call_ids=[call.call_id for call in gone_calls],
+                    runs=runs,
+                    gone_run_ids=[run.run_id for run in gone_runs],
                     complete=part.complete,
                     truncated=part.truncated,
                 )
@@ -299,6 +304,11 @@ def _run(run: RunView) -> run_pb2.Run:
 
 def _calls(calls: Sequence[CallView]) -> list[call_pb2.Call]:
     return [cast("call_pb2.Call", call.document) for call in calls]
+
+
+def _pending(items: Sequence[CallView | RunView]) -> tuple[list[call_pb2.Call], list[run_pb2.Run]]:
+    runs = [cast("run_pb2.Run", item.document) for item in items if isinstance(item, RunView)]
+    return _calls([item for item in items if isinstance(item, CallView)]), runs
 
 
 def _receipt(reply: Reply, run_id: str, call_id: str) -> types_pb2.Receipt:

@@ -101,6 +101,20 @@ _PENDING, _TO_APPROVE = (
     )
     for of_whom in ("user_id = $4 AND state IN (2, 3, 4, 6)", "$4 = '' AND state = 2")
 )
+# A statement for each index. `$4` is empty in the second. 3 is WAITING and 4 WAIT_KIND_BUDGET.
+_MINE_SHORT_OF_TOKENS, _SHORT_OF_TOKENS = (
+    paging.statement(
+        "job_store.runs",
+        tables.RUNS.names,
+        key=("store_id", "run_id"),
+        where=f"""store_id = $3 AND {of_whom} AND state = 3 AND waits = '\\x04' AND stop_cause IS NULL
+            AND ($5::text = '' OR conversation_id = $5)
+            AND (create_time, run_id) > (coalesce($6::timestamptz, '-infinity'), $7)""",
+        order="create_time, run_id",
+        size="length(options) + length(tools) + length(output)",
+    )
+    for of_whom in ("user_id = $4", "$4 = ''")
+)
 _MESSAGES: Final = paging.statement(
     "job_store.messages",
     tables.MESSAGES.names,
@@ -234,6 +248,16 @@ class PostgresReads:
         statement = _PENDING if wanted.user_id else _TO_APPROVE
         async with self._database.acquire() as connection:
             return await paging.fetch(connection, statement, arguments, tables.call, rows_max=rows_max)
+
+    async def short_of_tokens(
+        self, store_id: str, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
+    ) -> Page[RunRow]:
+        if wanted.states or wanted.tool_name:
+            return Page(rows=(), has_more=False)
+        arguments = (store_id, wanted.user_id, wanted.conversation_id, *(after or (None, "")))
+        statement = _MINE_SHORT_OF_TOKENS if wanted.user_id else _SHORT_OF_TOKENS
+        async with self._database.acquire() as connection:
+            return await paging.fetch(connection, statement, arguments, tables.run, rows_max=rows_max)
 
     async def messages(
         self, store_id: str, user_id: str, conversation_id: str, *, after: int, rows_max: int

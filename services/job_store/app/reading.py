@@ -54,9 +54,9 @@ def view_of(runs: Sequence[tuple[RunRow, Sequence[CallRow]]]) -> RunView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingFilter:
-    """Which of the calls that wait: of one user, or with no user those of all that await an approval.
+    """What of all that waits: of one user, or with no user the calls and runs of all that approvers may see.
 
-    Empty fields leave all.
+    Empty fields leave all; states and a tool's name leave no run.
     """
 
     user_id: str
@@ -227,6 +227,12 @@ class Reads(Protocol):
         self, store_id: str, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[CallRow]:
         """Return the calls that wait for someone, the oldest first, from the one after `after` on."""
+        ...
+
+    async def short_of_tokens(
+        self, store_id: str, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
+    ) -> Page[RunRow]:
+        """Return the runs that wait for tokens, the oldest first, from the one after `after` on."""
         ...
 
     async def messages(

@@ -144,6 +144,18 @@ def run_for_approver(row: RunRow) -> run_pb2.Run:
     )
 
 
+def run_short_of_tokens(row: RunRow, user_id: str) -> run_pb2.Run:
+    """Return a run that waits for tokens, as the user may see it: of others' runs there is what it needs."""
+    whole = run(row)
+    if row.user_id == user_id:
+        return whole
+    shown = run_for_approver(row)
+    shown.waits.extend(whole.waits)
+    shown.usage.CopyFrom(whole.usage)
+    shown.token_budget = whole.token_budget
+    return shown
+
+
 def call_for_approver(row: CallRow) -> call_pb2.Call:
     """Return what somebody who decides about a call of another user may see of it: conversations are private."""
     shown = call(row)

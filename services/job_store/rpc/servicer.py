@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -12,10 +12,10 @@ from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job.v1 import ledger_pb2_grpc
 
 from services.chassis.ids import check_id
-from services.errors import InvalidField, SeqBeyondEnd
+from services.errors import InvalidField, InvalidPageToken, SeqBeyondEnd
 from services.job_store.app.ledger import Ledger
 from services.job_store.app.pages import Id, Large, Small, make_token, page_size, read_token
-from services.job_store.app.reading import Claimed, RunView
+from services.job_store.app.reading import Claimed, PendingFilter, RunView
 from services.job_store.domain import inbox
 from services.job_store.domain.command import Receipt
 from services.job_store.rpc import messages, operations, parts
@@ -23,6 +23,10 @@ from services.job_store.rpc import messages, operations, parts
 RUNS_PER_CLAIM_MAX: Final = 64
 EVENTS_DEFAULT: Final = 256
 EVENTS_MAX: Final = 1000
+_PENDING_RUNS: Final = "ListPendingCalls, runs"
+_BEFORE_ALL_RUNS: Final = (datetime(1970, 1, 1, tzinfo=UTC), "0")
+_PAGE_BYTES_WITH_RUNS_MAX: Final = 1024 * 1024
+"""A page with more of calls takes no runs."""
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -233,7 +237,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
     ) -> pb.ListPendingCallsResponse:
         check_id(request.store_id, "store_id")
         check_id(request.user_id, "user_id")
-        wanted = operations.pending_filter(request)
+        wanted, rows_max = operations.pending_filter(request), page_size(request.page_size)
         selection = (
             request.store_id,
             wanted.user_id,
@@ -241,12 +245,12 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             wanted.tool_name,
             wanted.conversation_id,
         )
-        page = await self._ledger.reads.pending(
-            request.store_id,
-            wanted,
-            after=read_token(request.page_token, "ListPendingCalls", selection, tuple[datetime, Id]),
-            rows_max=page_size(request.page_size),
-        )
+        try:
+            after = read_token(request.page_token, "ListPendingCalls", selection, tuple[datetime, Id])
+        except InvalidPageToken:
+            after_run = read_token(request.page_token, _PENDING_RUNS, selection, tuple[datetime, Id])
+            return await self._pending_runs(request, wanted, selection, after=after_run, rows_max=rows_max)
+        page = await self._ledger.reads.pending(request.store_id, wanted, after=after, rows_max=rows_max)
         shown = [
             messages.call(row) if row.user_id == request.user_id else messages.call_for_approver(row)
             for row in page.rows
@@ -256,6 +260,30 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             last = page.rows[-1]
             position = (last.create_time, last.call_id)
             response.next_page_token = make_token("ListPendingCalls", selection, position)
+            return response
+        room = rows_max - len(shown) if response.ByteSize() < _PAGE_BYTES_WITH_RUNS_MAX else 0
+        runs = await self._pending_runs(request, wanted, selection, after=None, rows_max=max(1, room))
+        if room:
+            response.MergeFrom(runs)
+        elif runs.runs:
+            response.next_page_token = make_token(_PENDING_RUNS, selection, _BEFORE_ALL_RUNS)
+        return response
+
+    async def _pending_runs(
+        self,
+        request: pb.ListPendingCallsRequest,
+        wanted: PendingFilter,
+        selection: tuple[object, ...],
+        *,
+        after: tuple[datetime, str] | None,
+        rows_max: int,
+    ) -> pb.ListPendingCallsResponse:
+        page = await self._ledger.reads.short_of_tokens(request.store_id, wanted, after=after, rows_max=rows_max)
+        shown = [messages.run_short_of_tokens(row, request.user_id) for row in page.rows]
+        response = pb.ListPendingCallsResponse(runs=shown)
+        if page.has_more:
+            last = page.rows[-1]
+            response.next_page_token = make_token(_PENDING_RUNS, selection, (last.create_time, last.run_id))
         return response
 
     async def ListMessages(self, request: pb.ListMessagesRequest, context: Context) -> pb.ListMessagesResponse:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pawl.agent.v1 import agent_pb2
-from pawl.event.v1 import call_pb2
+from pawl.event.v1 import call_pb2, run_pb2
 
+from services.agent_loop.domain.run import RunState
 from tests.fakes.public_ledger import FakeLedger
 from tests.rpc.agent_loop.conftest import ADMIN, ME
 from tests.rpc.agent_loop.errors import reason
@@ -78,4 +79,30 @@ async def test_an_inbox_with_nothing_in_it_is_complete_at_once(stub: AgentServic
     async with asyncio.timeout(30):
         stream: Any = stub.WatchPending(agent_pb2.WatchPendingRequest(), metadata=ME)
         assert await stream.read() == agent_pb2.WatchPendingResponse(complete=True)
+        stream.cancel()
+
+
+async def test_a_run_that_waits_for_tokens_is_in_the_inbox_until_it_goes_on(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger
+) -> None:
+    stored = await ledger.add_run()
+    stored.run.waits.append(run_pb2.WAIT_KIND_BUDGET)
+    stored.run.token_budget = 100
+    await ledger.change("run_1", RunState.WAITING)
+    listed = await stub.ListPending(agent_pb2.ListPendingRequest(), metadata=ME)
+    assert [(run.run_id, run.token_budget) for run in listed.runs] == [("run_1", 100)]
+    of_store = await stub.ListPending(agent_pb2.ListPendingRequest(filter=OF_STORE), metadata=ADMIN)
+    assert [run.run_id for run in of_store.runs] == ["run_1"]
+    async with asyncio.timeout(30):
+        stream: Any = stub.WatchPending(agent_pb2.WatchPendingRequest(), metadata=ME)
+        assert [run.run_id for run in (await stream.read()).runs] == ["run_1"]
+        stored.run.token_budget = 150
+        while not (response := await stream.read()).runs:
+            assert not response.gone_run_ids
+        assert response.runs[0].token_budget == 150
+        stored.run.ClearField("waits")
+        await ledger.change("run_1", RunState.RUNNING)
+        while not (response := await stream.read()).gone_run_ids:
+            assert not response.runs
+        assert (list(response.gone_run_ids), list(response.gone_call_ids)) == (["run_1"], [])
         stream.cancel()

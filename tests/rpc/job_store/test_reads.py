@@ -89,6 +89,56 @@ async def test_pending_calls_come_oldest_first_by_pages(user: User) -> None:
     assert [[call.call_id for call in page] for page in found] == [["call_0", "call_1"], ["call_2"]]
 
 
+async def short_of_tokens(user: User, **fields: Any) -> str:
+    """A run that has used up its tokens."""
+    owner = await user.start(options=run_pb2.RunOptions(limits=run_pb2.RunLimits(total_tokens_max=100)), **fields)
+    await owner.park(run_pb2.WAIT_KIND_BUDGET, usage=run_pb2.Usage(input_tokens=90, output_tokens=9))
+    return owner.run_id
+
+
+async def test_runs_that_wait_for_tokens_come_after_the_calls(user: User) -> None:
+    """No call waits with them, so nothing else would tell their user."""
+    runs = [await short_of_tokens(user, conversation_id=f"short_{number}") for number in range(3)]
+    for number in range(2):
+        owner = await user.start(conversation_id=f"c{number}")
+        await owner.commit(calls=[owner.call(f"call_{number}", call_pb2.CALL_STATE_ASKED)])
+    request = pb.ListPendingCallsRequest(store_id="acme", user_id="ann")
+    whole = await user.stub.ListPendingCalls(request)
+    assert [call.call_id for call in whole.calls] == ["call_0", "call_1"]
+    assert [run.run_id for run in whole.runs] == runs
+    assert (whole.runs[0].token_budget, whole.runs[0].usage.input_tokens) == (100, 90)
+    for size, expected in ((2, [[], runs[:2], runs[2:]]), (3, [runs[:1], runs[1:]])):
+        request.page_size, request.page_token = size, ""
+        found = await pages(user.stub.ListPendingCalls, request, "runs")
+        assert [[run.run_id for run in page] for page in found] == expected
+    request = pb.ListPendingCallsRequest(store_id="acme", user_id="ann", conversation_id="short_1")
+    assert [run.run_id for run in (await user.stub.ListPendingCalls(request)).runs] == runs[1:2]
+    request = pb.ListPendingCallsRequest(store_id="acme", user_id="ann", tool_name="tool")
+    assert not (await user.stub.ListPendingCalls(request)).runs
+    await user.cancel(runs[0])
+    request = pb.ListPendingCallsRequest(store_id="acme", user_id="ann")
+    assert [run.run_id for run in (await user.stub.ListPendingCalls(request)).runs] == runs[1:]
+
+
+async def test_approvers_see_of_runs_of_others_only_that_they_wait_for_tokens(user: User) -> None:
+    run_id = await short_of_tokens(user, conversation_id="private")
+    request = pb.ListPendingCallsRequest(store_id="acme", user_id="bob")
+    assert not (await user.stub.ListPendingCalls(request)).runs
+    request.of_all_users = True
+    (run,) = (await user.stub.ListPendingCalls(request)).runs
+    assert run == run_pb2.Run(
+        store_id="acme",
+        user_id="ann",
+        run_id=run_id,
+        state=run_pb2.RUN_STATE_WAITING,
+        waits=[run_pb2.WAIT_KIND_BUDGET],
+        usage=run_pb2.Usage(input_tokens=90, output_tokens=9),
+        token_budget=100,
+    )
+    request.store_id = "other"
+    assert not (await user.stub.ListPendingCalls(request)).runs
+
+
 async def test_events_are_read_from_any_seq_with_the_same_bytes(user: User) -> None:
     """EVT-1."""
     owner = await user.start()

@@ -221,6 +221,9 @@ def test_a_run_waits_for_tokens_and_goes_on_after_a_top_up(pawl: CommandLine) ->
     for _ in range(100):
         if "waiting for more tokens" in listed(pawl, run_id):
             break
+    inbox = pawl.succeed("inbox")
+    assert f"{run_id} waits for more tokens" in inbox
+    assert f"pawl top-up {run_id} TOKENS" in inbox
     assert f"{run_id} may use 50005 tokens" in pawl.succeed("top-up", run_id, "50000")
     output = pawl.succeed("watch", run_id)
     assert "‖ waits for more tokens" in output

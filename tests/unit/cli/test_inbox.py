@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from pawl.agent.v1 import agent_pb2, types_pb2
-from pawl.event.v1 import call_pb2
+from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1 import rule_pb2
 from rich.console import Console
 
@@ -108,7 +108,7 @@ class TargetWithRules(Target):
         yield self.service
 
 
-async def typed(agents: Agents, text: str, *calls: call_pb2.Call, rules: Rules | None = None) -> str:
+async def typed(agents: Agents, text: str, *calls: call_pb2.Call | run_pb2.Run, rules: Rules | None = None) -> str:
     """Go through calls with these lines typed; return what was shown."""
     shown = io.StringIO()
     target = TargetWithRules(agent=("127.0.0.1:1",), tools=("127.0.0.1:2",), notifications=(), service=rules or Rules())
@@ -220,3 +220,15 @@ async def test_what_two_people_decide_is_not_remembered_and_can_still_be_approve
     assert not rules.made
     assert "needs two people" in shown
     assert [decision.call_id for decision in agents.asked] == ["a"]
+
+
+async def test_a_run_that_waits_for_tokens_says_how_it_goes_on() -> None:
+    fields: dict[str, Any] = {"token_budget": 100, "usage": run_pb2.Usage(input_tokens=90, output_tokens=9)}
+    mine = run_pb2.Run(run_id="run_1", conversation_id="conv_1", **fields)
+    of_ann = run_pb2.Run(run_id="run_2", user_id="ann", **fields)
+    shown = await typed(Agents(), "", mine, of_ann)
+    assert "run_1 waits for more tokens" in shown
+    assert "may use 100 tokens; it has used 99" in shown
+    assert "pawl top-up run_1 TOKENS" in shown
+    assert "waits for its user, ann" in shown
+    assert "top-up run_2" not in shown

@@ -87,23 +87,25 @@ class _PendingScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PendingS
     PENDING_SCOPE_UNSPECIFIED: _PendingScope.ValueType  # 0
     """MINE."""
     PENDING_SCOPE_MINE: _PendingScope.ValueType  # 1
-    """Calls of the caller's own runs."""
+    """The caller's own runs and their calls."""
     PENDING_SCOPE_STORE: _PendingScope.ValueType  # 2
-    """Calls of all users of the store that await an approval; for approvers.
+    """Calls of all users of the store that await an approval, and its runs that
+    wait for tokens (only their users can add some); for approvers.
     Conversations stay private: of another user's call there are the tool, its
     arguments, the preview, why it is gated, who approved it so far, when it
     expires and who asks.
     """
 
 class PendingScope(_PendingScope, metaclass=_PendingScopeEnumTypeWrapper):
-    """PendingScope is whose calls are listed."""
+    """PendingScope is whose calls and runs are listed."""
 
 PENDING_SCOPE_UNSPECIFIED: PendingScope.ValueType  # 0
 """MINE."""
 PENDING_SCOPE_MINE: PendingScope.ValueType  # 1
-"""Calls of the caller's own runs."""
+"""The caller's own runs and their calls."""
 PENDING_SCOPE_STORE: PendingScope.ValueType  # 2
-"""Calls of all users of the store that await an approval; for approvers.
+"""Calls of all users of the store that await an approval, and its runs that
+wait for tokens (only their users can add some); for approvers.
 Conversations stay private: of another user's call there are the tool, its
 arguments, the preview, why it is gated, who approved it so far, when it
 expires and who asks.
@@ -899,7 +901,7 @@ Global___ListMessagesResponse: _TypeAlias = ListMessagesResponse  # noqa: Y015
 
 @_typing.final
 class PendingFilter(_message.Message):
-    """PendingFilter chooses among the calls that wait."""
+    """PendingFilter chooses among what waits."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -910,13 +912,13 @@ class PendingFilter(_message.Message):
     scope: Global___PendingScope.ValueType
     """Whose."""
     tool_name: _builtins.str
-    """Only calls of this tool; empty for all."""
+    """Only calls of this tool, and no runs; empty for all."""
     conversation_id: _builtins.str
-    """Only calls of this conversation; empty for all. Not with STORE."""
+    """Only what is of this conversation; empty for all. Not with STORE."""
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[_call_pb2.CallState.ValueType]:
         """Only calls in these states (AWAITING_APPROVAL, OFFERED, ASKED, or RUNNING
-        for calls in doubt); empty for all.
+        for calls in doubt), and no runs; empty for all.
         """
 
     def __init__(
@@ -945,12 +947,12 @@ class ListPendingRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """Calls a page, 1 to 200; 0 means 50."""
+    """Calls and runs a page, 1 to 200; 0 means 50."""
     page_token: _builtins.str
     """From the page before; empty for the first."""
     @_builtins.property
     def filter(self) -> Global___PendingFilter:
-        """Which calls; absent for all of the caller's own."""
+        """What of it; absent for all of the caller's own."""
 
     def __init__(
         self,
@@ -969,27 +971,37 @@ Global___ListPendingRequest: _TypeAlias = ListPendingRequest  # noqa: Y015
 
 @_typing.final
 class ListPendingResponse(_message.Message):
-    """ListPendingResponse is a page of calls that wait."""
+    """ListPendingResponse is a page of what waits."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CALLS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
     """For the next page; empty after the last."""
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
         """The calls; the state says what each waits for."""
 
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.Run]:
+        """The runs that wait for tokens (WAIT_KIND_BUDGET), without pending calls:
+        `token_budget` is what they may use, `usage` what they have used, and
+        TopUpRun lets them go on. Of another user's run only store, user, run,
+        state and these.
+        """
+
     def __init__(
         self,
         *,
         calls: _abc.Iterable[_call_pb2.Call] | None = ...,
         next_page_token: _builtins.str = ...,
+        runs: _abc.Iterable[_run_pb2.Run] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "next_page_token", b"next_page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "next_page_token", b"next_page_token", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1004,7 +1016,7 @@ class WatchPendingRequest(_message.Message):
     FILTER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def filter(self) -> Global___PendingFilter:
-        """Which calls; absent for all of the caller's own."""
+        """What of it; absent for all of the caller's own."""
 
     def __init__(
         self,
@@ -1032,10 +1044,12 @@ class WatchPendingResponse(_message.Message):
     GONE_CALL_IDS_FIELD_NUMBER: _builtins.int
     COMPLETE_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
+    GONE_RUN_IDS_FIELD_NUMBER: _builtins.int
     complete: _builtins.bool
     """True if the client has all that waits now."""
     truncated: _builtins.bool
-    """True if more than 1000 calls wait: only the oldest are given."""
+    """True if more than 1000 calls and runs wait: only the first ones are given."""
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
         """Calls that wait now: new ones, and those that have changed."""
@@ -1044,6 +1058,16 @@ class WatchPendingResponse(_message.Message):
     def gone_call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Ids of calls that do not wait any more."""
 
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.Run]:
+        """Runs that wait for tokens now, as in ListPendingResponse: new ones, and those
+        of which it has changed what they have used or may use.
+        """
+
+    @_builtins.property
+    def gone_run_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of runs that do not wait for tokens any more."""
+
     def __init__(
         self,
         *,
@@ -1051,10 +1075,12 @@ class WatchPendingResponse(_message.Message):
         gone_call_ids: _abc.Iterable[_builtins.str] | None = ...,
         complete: _builtins.bool = ...,
         truncated: _builtins.bool = ...,
+        runs: _abc.Iterable[_run_pb2.Run] | None = ...,
+        gone_run_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "complete", b"complete", "gone_call_ids", b"gone_call_ids", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "complete", b"complete", "gone_call_ids", b"gone_call_ids", "gone_run_ids", b"gone_run_ids", "runs", b"runs", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

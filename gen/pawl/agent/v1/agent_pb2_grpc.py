@@ -390,8 +390,9 @@ class AgentServiceServicer(object):
 
     def ListPending(self, request, context):
         """Lists everything that waits for the caller over all runs: approvals,
-        questions, front-end calls, calls in doubt; oldest first. A run that waits
-        for a top-up has no such call: ListRuns shows it. Read-only.
+        questions, front-end calls, calls in doubt; oldest first. After them the
+        runs that have used up their token budget and go on with TopUpRun, oldest
+        first. Read-only.
 
         Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED (scope STORE without the role
         approver or admin).

@@ -217,8 +217,9 @@ class AgentServiceStub:
     """
     ListPending: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ListPendingRequest, _agent_pb2.ListPendingResponse]
     """Lists everything that waits for the caller over all runs: approvals,
-    questions, front-end calls, calls in doubt; oldest first. A run that waits
-    for a top-up has no such call: ListRuns shows it. Read-only.
+    questions, front-end calls, calls in doubt; oldest first. After them the
+    runs that have used up their token budget and go on with TopUpRun, oldest
+    first. Read-only.
 
     Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED (scope STORE without the role
     approver or admin).
@@ -392,8 +393,9 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """
     ListPending: _aio.UnaryUnaryMultiCallable[_agent_pb2.ListPendingRequest, _agent_pb2.ListPendingResponse]  # type: ignore[assignment]
     """Lists everything that waits for the caller over all runs: approvals,
-    questions, front-end calls, calls in doubt; oldest first. A run that waits
-    for a top-up has no such call: ListRuns shows it. Read-only.
+    questions, front-end calls, calls in doubt; oldest first. After them the
+    runs that have used up their token budget and go on with TopUpRun, oldest
+    first. Read-only.
 
     Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED (scope STORE without the role
     approver or admin).
@@ -690,8 +692,9 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.ListPendingResponse, _abc.Awaitable[_agent_pb2.ListPendingResponse]]:
         """Lists everything that waits for the caller over all runs: approvals,
-        questions, front-end calls, calls in doubt; oldest first. A run that waits
-        for a top-up has no such call: ListRuns shows it. Read-only.
+        questions, front-end calls, calls in doubt; oldest first. After them the
+        runs that have used up their token budget and go on with TopUpRun, oldest
+        first. Read-only.
 
         Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED (scope STORE without the role
         approver or admin).

@@ -1933,20 +1933,21 @@ class ListPendingCallsRequest(_message.Message):
     user_id: _builtins.str
     """The user."""
     page_size: _builtins.int
-    """Calls a page, 1 to 200; 0 means 50."""
+    """Calls and runs a page, 1 to 200; 0 means 50."""
     page_token: _builtins.str
     """From the page before."""
     of_all_users: _builtins.bool
-    """True for the calls of all users of the store that await an approval, as an
-    approver may see them: without what belongs to the conversation.
+    """True for the calls of all users of the store that await an approval, and all
+    its runs that wait for tokens, as an approver may see them: without what
+    belongs to the conversation.
     """
     tool_name: _builtins.str
-    """Only calls of this tool; empty for all."""
+    """Only calls of this tool, and no runs; empty for all."""
     conversation_id: _builtins.str
-    """Only calls of this conversation; empty for all. Not with `of_all_users`."""
+    """Only what is of this conversation; empty for all. Not with `of_all_users`."""
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[_call_pb2.CallState.ValueType]:
-        """Only calls in these states; empty for all."""
+        """Only calls in these states, and no runs; empty for all."""
 
     def __init__(
         self,
@@ -1976,21 +1977,29 @@ class ListPendingCallsResponse(_message.Message):
 
     CALLS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
     """For the next page."""
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
         """The calls."""
 
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.Run]:
+        """The runs that wait for tokens, without pending calls; of other users' runs
+        only store, user, run, state, `waits`, `usage` and `token_budget`.
+        """
+
     def __init__(
         self,
         *,
         calls: _abc.Iterable[_call_pb2.Call] | None = ...,
         next_page_token: _builtins.str = ...,
+        runs: _abc.Iterable[_run_pb2.Run] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "next_page_token", b"next_page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "next_page_token", b"next_page_token", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

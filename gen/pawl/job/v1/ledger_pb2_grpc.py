@@ -326,7 +326,8 @@ class LedgerServiceServicer(object):
 
     def ListPendingCalls(self, request, context):
         """Lists the calls of a user that wait for someone, or the gated calls of a
-        store that wait for an approval, oldest first. Read-only.
+        store that wait for an approval, oldest first; after them the runs that wait
+        for tokens, oldest first. Read-only.
 
         Errors: INVALID_PAGE_TOKEN.
         """

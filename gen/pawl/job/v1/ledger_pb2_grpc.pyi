@@ -156,7 +156,8 @@ class LedgerServiceStub:
     """
     ListPendingCalls: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListPendingCallsRequest, _ledger_pb2.ListPendingCallsResponse]
     """Lists the calls of a user that wait for someone, or the gated calls of a
-    store that wait for an approval, oldest first. Read-only.
+    store that wait for an approval, oldest first; after them the runs that wait
+    for tokens, oldest first. Read-only.
 
     Errors: INVALID_PAGE_TOKEN.
     """
@@ -294,7 +295,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     """
     ListPendingCalls: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListPendingCallsRequest, _ledger_pb2.ListPendingCallsResponse]  # type: ignore[assignment]
     """Lists the calls of a user that wait for someone, or the gated calls of a
-    store that wait for an approval, oldest first. Read-only.
+    store that wait for an approval, oldest first; after them the runs that wait
+    for tokens, oldest first. Read-only.
 
     Errors: INVALID_PAGE_TOKEN.
     """
@@ -537,7 +539,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.ListPendingCallsResponse, _abc.Awaitable[_ledger_pb2.ListPendingCallsResponse]]:
         """Lists the calls of a user that wait for someone, or the gated calls of a
-        store that wait for an approval, oldest first. Read-only.
+        store that wait for an approval, oldest first; after them the runs that wait
+        for tokens, oldest first. Read-only.
 
         Errors: INVALID_PAGE_TOKEN.
         """
