@@ -1,5 +1,6 @@
 """The weeks after a simulation: nothing happens but the retention sweep, with a bus that stays away, or comes back.
 
+Some conversations stay in use meanwhile, and begin with a summary of all that is in them.
 One step of the sweep may fail for ever, as by a statement that takes too long.
 """
 
@@ -10,10 +11,13 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
+from random import Random
+
+from msgspec.structs import replace
 
 from services.errors import DependencyUnavailable
 from services.job_store.app.sweeps import Retention, RetentionSweep
-from services.job_store.domain.rows import RunRow
+from services.job_store.domain.rows import ConversationKey, RunRow
 from tests.fakes.virtual_time import VirtualClock
 from tests.simulation.chance import Chance
 from tests.simulation.store import Tables
@@ -27,7 +31,7 @@ _KEEP = Retention(
     conversations_seconds=30 * _DAY.total_seconds(),
     interval_seconds=600.0,
 )
-_STEPS = ("", "", "remove_requests", "remove_unsent", "remove_sent", "trim_logs")
+_STEPS = ("", "", "remove_requests", "remove_unsent", "remove_sent", "trim_logs", "remove_summarised")
 
 
 class MemoryAttic:
@@ -65,6 +69,18 @@ class MemoryAttic:
             events[row.key] = events[row.key][-1:]
         return len(old)
 
+    async def remove_summarised(self, *, older_than_seconds: float, rows_max: int) -> int:
+        begin, tables = self._begin("remove_summarised", older_than_seconds), self.tables
+        count = 0
+        for key, messages in tables.messages.items():
+            for summary in [row for row in messages if row.summarised_to and row.create_time < begin]:
+                needed = {row.run_id for row in messages if row.number > summary.summarised_to}
+                old = [run for run in self._ended_before(summary.create_time) if run.run_id not in needed]
+                for run in [run for run in old if (run.store_id, run.conversation_id) == key]:
+                    del tables.runs[run.key], tables.events[run.key]
+                    count += 1
+        return count
+
     async def remove_conversations(self, *, older_than_seconds: float, rows_max: int) -> int:
         begin, tables = self._begin("remove_conversations", older_than_seconds), self.tables
         idle = [row for row in tables.conversations.values() if row.active_run_id is None and row.update_time < begin]
@@ -88,12 +104,18 @@ async def what_is_old_goes(tables: Tables, chance: Chance) -> list[str]:
     draw = chance.stream("days")
     broken, has_bus = draw.choice(_STEPS), draw.random() < 0.5
     copied = Tables(**{field.name: copy(getattr(tables, field.name)) for field in fields(Tables)})
-    begin = max((row.update_time for row in tables.conversations.values()), default=datetime.now(UTC))
+    # No change was later, however the clock has jumped.
+    times = [row.update_time for row in tables.conversations.values()]
+    times += [row.end_time for row in tables.runs.values() if row.end_time is not None]
+    begin = max(times, default=datetime.now(UTC)) + timedelta(seconds=1)
     attic = MemoryAttic(copied, begin, broken)
     sweep = RetentionSweep(attic, VirtualClock(), _KEEP)
     found = []
+    used = _in_use(copied, begin, draw)
     for day in range(40):
         attic.time = begin + day * _DAY
+        for key in used:
+            copied.conversations[key] = replace(copied.conversations[key], update_time=attic.time)
         if has_bus:
             copied.outbox.clear()
         with suppress(DependencyUnavailable):
@@ -104,8 +126,21 @@ async def what_is_old_goes(tables: Tables, chance: Chance) -> list[str]:
             found += [f"run {key[1]} has its whole log" for key, log in copied.events.items() if len(log) > 1]
         if day == 9 and copied.outbox and not waits_for_bus:
             found.append(f"{len(copied.outbox)} events still wait for the bus")
-    if copied.conversations or copied.runs:
-        found.append(f"{len(copied.conversations)} conversations are still there")
+    if set(copied.conversations) != used:
+        found.append(f"{len(copied.conversations)} conversations are there, and {len(used)} of them in use")
+    if copied.runs and broken != "remove_summarised":
+        found.append(f"{len(copied.runs)} runs are still there")
     if copied.requests and broken != "remove_requests":
         found.append(f"{len(copied.requests)} requests are still there")
     return found
+
+
+def _in_use(tables: Tables, time: datetime, draw: Random) -> set[ConversationKey]:
+    """Return some conversations that have no active run and stay in use; each has a summary of all that is in it."""
+    idle = [key for key, row in tables.conversations.items() if row.active_run_id is None and tables.messages.get(key)]
+    used = set(draw.sample(idle, len(idle) // 2))
+    for key in used:
+        last = tables.messages[key][-1]
+        summary = replace(last, number=last.number + 1, run_id="later", summarised_to=last.number, create_time=time)
+        tables.messages[key] = [*tables.messages[key], summary]
+    return used

@@ -40,11 +40,41 @@ WITH old AS MATERIALIZED (
 ), trimmed AS (
     DELETE FROM job_store.events AS e USING part AS p
     WHERE e.store_id = p.store_id AND e.run_id = p.run_id AND e.seq < p.last_seq
+), forgotten AS (
+    DELETE FROM job_store.commands AS c USING part AS p WHERE c.store_id = p.store_id AND c.run_id = p.run_id
 )
 UPDATE job_store.runs AS r SET trimmed_seq = p.last_seq - 1 FROM part AS p
 WHERE r.store_id = p.store_id AND r.run_id = p.run_id
 """
 _TRIMMED_RUNS_MAX: Final = 100
+
+# The longest there first. Its conversation is locked, as by whoever removes conversations.
+_OLD_SUMMARY: Final = """
+SELECT m.store_id, m.conversation_id, m.number, m.summarised_to, m.create_time FROM (
+    SELECT * FROM job_store.messages
+    WHERE summarised_to > 0 AND NOT swept AND create_time < now() - make_interval(secs => $1)
+    ORDER BY create_time LIMIT 20
+) AS m JOIN job_store.conversations AS c USING (store_id, conversation_id)
+ORDER BY m.create_time LIMIT 1 FOR UPDATE OF c SKIP LOCKED
+"""
+# Those that had ended when the summary was made, and have no message that it does not stand for.
+_SUMMARISED_RUNS: Final = """
+SELECT store_id, run_id FROM job_store.runs
+WHERE store_id = $1 AND conversation_id = $2 AND create_time < $4 AND end_time < $4 AND run_id <> ALL (ARRAY(
+    SELECT DISTINCT run_id FROM job_store.messages WHERE store_id = $1 AND conversation_id = $2 AND number > $3
+))
+ORDER BY create_time, run_id LIMIT $5
+"""
+_SUMMARISED_MESSAGES: Final = """
+DELETE FROM job_store.messages WHERE store_id = $1 AND conversation_id = $2 AND number IN (
+    SELECT number FROM job_store.messages
+    WHERE store_id = $1 AND conversation_id = $2 AND number <= $3 AND run_id = ANY ($4)
+    ORDER BY number LIMIT $5
+)
+"""
+_SWEPT: Final = """
+UPDATE job_store.messages SET swept = true WHERE store_id = $1 AND conversation_id = $2 AND number = $3
+"""
 
 # From now on they are nobody's: they can go in several transactions, and nobody can revive them in between.
 _OLD_CONVERSATIONS: Final = """
@@ -120,6 +150,22 @@ class PostgresAttic:
 
     async def trim_logs(self, *, older_than_seconds: float, events_max: int) -> int:
         return await self._execute(_TRIM, older_than_seconds, events_max, _TRIMMED_RUNS_MAX)
+
+    async def remove_summarised(self, *, older_than_seconds: float, rows_max: int) -> int:
+        async with self._database.transaction() as connection:
+            summary = await connection.fetchrow(_OLD_SUMMARY, older_than_seconds)
+            if summary is None:
+                return 0
+            store_id, conversation_id, number, end, time = summary
+            records = await connection.fetch(_SUMMARISED_RUNS, store_id, conversation_id, end, time, _RUNS_AT_ONCE_MAX)
+            if not records:
+                return await _deleted(connection, _SWEPT, store_id, conversation_id, number)
+            runs = _columns(records)
+            removed = await _deleted(
+                connection, _SUMMARISED_MESSAGES, store_id, conversation_id, end, runs[1], rows_max
+            )
+            # Each run is there as long as one of its messages.
+            return removed if removed == rows_max else removed + await _remove_runs(connection, runs, rows_max=rows_max)
 
     async def remove_conversations(self, *, older_than_seconds: float, rows_max: int) -> int:
         async with self._database.transaction() as connection:

@@ -186,10 +186,18 @@ class Attic(Protocol):
         ...
 
     async def trim_logs(self, *, older_than_seconds: float, events_max: int) -> int:
-        """Remove all events but the last one of runs that ended so long ago; returns how many runs.
+        """Remove all commands, and all events but the last one, of runs that ended so long ago; returns how many runs.
 
         Of one run at least, then as many as have `events_max` events in all. Runs whose life-cycle events
         the stream does not have yet are left.
+        """
+        ...
+
+    async def remove_summarised(self, *, older_than_seconds: float, rows_max: int) -> int:
+        """Remove runs of conversations in use that a summary has stood for so long; returns how many rows at least.
+
+        With all that they hold, about `rows_max` of each kind at once. They had ended before the summary, and
+        none of their messages is needed any more by the history for the model. 0 means that none is left.
         """
         ...
 

@@ -157,6 +157,7 @@ class RetentionSweep:
         await self._empty(attic.remove_unsent, keep.unsent_seconds, rows_max=_SENT_BATCH)
         await self._empty(attic.remove_sent, keep.sent_seconds, rows_max=_SENT_BATCH)
         await self._empty(attic.trim_logs, keep.events_seconds, events_max=_TRIMMED_EVENTS_MAX)
+        await self._empty(attic.remove_summarised, keep.conversations_seconds, rows_max=_ROWS_BATCH)
         await self._empty(attic.remove_conversations, keep.conversations_seconds, rows_max=_ROWS_BATCH)
 
     async def _empty(self, remove: Callable[..., Awaitable[int]], seconds: float, **batch: int) -> None:

@@ -82,7 +82,9 @@ class Message(_message.Message):
     run_id: _builtins.str
     """The run that brought it."""
     number: _builtins.int
-    """Position in the conversation, from 1, without gaps."""
+    """Position in the conversation, from 1, without gaps; the oldest are removed
+    long after a summary took their place (docs/operations.md).
+    """
     role: Global___Role.ValueType
     """Who it is from."""
     text: _builtins.str
