@@ -45,14 +45,34 @@ def request(book: Book, run: RunRow, cause: StopCause, *, now: datetime, ids: Id
     and any other one, becomes CANCELLING, and its owner, or the next one,
     settles what is open. A quarantined one gets workers again for that.
     """
+    stopped, superseded = _stop(book, run, cause, now=now, ids=ids)
+    _supersede(book, superseded, now=now, ids=ids)
+    return stopped
+
+
+def end(book: Book, run: RunRow, state: RunState, *, now: datetime, ids: Ids, attempt: int = 0) -> RunRow:
+    """Put `run` into a terminal state: its last event, its inbox closed, its turn given to the next run."""
+    ended, superseded = _end(book, run, state, now=now, ids=ids, attempt=attempt)
+    _supersede(book, superseded, now=now, ids=ids)
+    return ended
+
+
+def _supersede(book: Book, run: RunRow | None, *, now: datetime, ids: Ids) -> None:
+    """Stop a run, and those whose turn comes by that, as if its turn had come before the message that interrupts it."""
+    while run is not None:
+        _, run = _stop(book, run, StopCause.SUPERSEDED, now=now, ids=ids)
+
+
+def _stop(book: Book, run: RunRow, cause: StopCause, *, now: datetime, ids: Ids) -> tuple[RunRow, RunRow | None]:
+    """Do what `request` says; return the run, and the one that is superseded now that it has the turn."""
     has_begun = run.last_commit is not None or run.worker_id is not None
     crashes = 0 if run.is_quarantined else run.crashes
     if not has_begun and not _was_steered(book, run):
-        return end(book, replace(run, stop_cause=cause), RunState.CANCELLED, now=now, ids=ids)
+        return _end(book, replace(run, stop_cause=cause), RunState.CANCELLED, now=now, ids=ids)
     run_table.check(run.state, RunState.CANCELLING)
     stopping = replace(run, state=RunState.CANCELLING, waits=(), stop_cause=cause, attention=None, crashes=crashes)
     stopping = log.write(book, stopping, [RunChanged(from_state=run.state, run=stopping)], now=now, ids=ids)
-    return turn.wake(book, stopping, now=now)
+    return turn.wake(book, stopping, now=now), None
 
 
 def _was_steered(book: Book, run: RunRow) -> bool:
@@ -60,8 +80,10 @@ def _was_steered(book: Book, run: RunRow) -> bool:
     return has_turn and any(command.name == inbox.STEER for command in book.inbox(run))
 
 
-def end(book: Book, run: RunRow, state: RunState, *, now: datetime, ids: Ids, attempt: int = 0) -> RunRow:
-    """Put `run` into a terminal state: its last event, its inbox closed, its turn given to the next run."""
+def _end(
+    book: Book, run: RunRow, state: RunState, *, now: datetime, ids: Ids, attempt: int = 0
+) -> tuple[RunRow, RunRow | None]:
+    """Do what `end` says; return the run, and the one that is superseded now that it has the turn."""
     run_table.check(run.state, state)
     ended = replace(run, state=state, waits=(), attention=None, worker_id=None, claim_at=None, end_time=now)
     ended = log.write(book, ended, [RunChanged(from_state=run.state, run=ended)], now=now, ids=ids, attempt=attempt)
@@ -69,10 +91,7 @@ def end(book: Book, run: RunRow, state: RunState, *, now: datetime, ids: Ids, at
         book.put_command(replace(command, consumed=True))
     superseded = turn.leave(book, ended, now=now, ids=ids)
     _report(book, ended, now=now, ids=ids)
-    if superseded is not None:
-        # As if its turn had come before the message that interrupts it.
-        request(book, superseded, StopCause.SUPERSEDED, now=now, ids=ids)
-    return ended
+    return ended, superseded
 
 
 def _report(book: Book, run: RunRow, *, now: datetime, ids: Ids) -> None:

@@ -70,6 +70,15 @@ def test_of_two_interrupting_messages_the_second_one_wins_and_both_stand_in_the_
     assert world.run(waiting).claim_at == world.now
 
 
+def test_of_as_many_interrupting_messages_as_may_ever_wait_the_last_one_wins() -> None:
+    world = World()
+    active = world.begin()
+    run_ids = [world.submit(ActiveRunPolicy.INTERRUPT, queue_max=1000).run.run_id for _ in range(1000)]
+    world.commit(active, state=RunState.CANCELLED)
+    assert {world.run(run_id).state for run_id in run_ids[:-1]} == {RunState.CANCELLED}
+    assert world.run(run_ids[-1]).claim_at == world.now
+
+
 def test_an_interrupting_run_that_its_user_cancelled_supersedes_nothing() -> None:
     world = World()
     active = world.begin()
