@@ -44,7 +44,7 @@ from services.errors import IllegalTransition, InboxChanged
 T = TypeVar("T")
 
 # The ledger refuses a step when somebody else was faster. More often than this in
-# a row, the step itself is wrong.
+# a row, though the log is as it was, the step itself is wrong.
 _REFUSALS_MAX: Final = 20
 # Two clocks never agree to the last digit: a moment too early must not become a busy loop.
 _WAIT_SECONDS_MIN: Final = 0.001
@@ -238,10 +238,11 @@ class Drive:
         try:
             answer = await self._answered(lambda: self._shop.ledger.commit(self.claim, commit_id, planned))
         except (InboxChanged, IllegalTransition):
-            self._refusals += 1
+            known_seq = self._base.run.last_seq
+            self._base = _state_of(await self._load())
+            self._refusals += self._base.run.last_seq == known_seq
             if self._refusals > _REFUSALS_MAX:
                 raise
-            self._base = _state_of(await self._load())
             return False
         self._refusals = 0
         self._has_written = True
