@@ -48,8 +48,15 @@ def is_used_up(state: State) -> bool:
 
 
 def ends_run(state: State) -> bool:
-    """Return whether the run is to fail because its budget is used up."""
-    return is_used_up(state) and state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL
+    """Return whether the run is to fail because its budget is used up, and it shall not wait or no top-up can help."""
+    does_not_wait = state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL
+    return is_used_up(state) and (does_not_wait or _is_beyond_top_ups(state))
+
+
+def _is_beyond_top_ups(state: State) -> bool:
+    ceiling, opened = state.run.options.limits.topped_up_tokens_max, state.loop.model_call
+    needed_tokens = max(1, opened.tokens_needed if opened else 0)
+    return bool(ceiling) and state.run.usage.total_tokens + needed_tokens > max(ceiling, tokens(state))
 
 
 def failure(state: State) -> RunFailure:
@@ -57,6 +64,8 @@ def failure(state: State) -> RunFailure:
     message = f"The run has used up its budget of {tokens(state)} tokens."
     if left(state):
         message = said_of_need(state)
+    if _is_beyond_top_ups(state):
+        message += f" Top-ups may raise it to {state.run.options.limits.topped_up_tokens_max} only."
     return RunFailure(failure_class=FailureClass.LIMIT, reason=BUDGET_EXHAUSTED, message=message)
 
 

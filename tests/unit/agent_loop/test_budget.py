@@ -21,9 +21,12 @@ DAY_SECONDS = 86_400.0
 FAIL = TokenBudgetPolicy.FAIL
 
 
-def with_budget(tokens: int, *names: str, policy: TokenBudgetPolicy = TokenBudgetPolicy.WAIT) -> Simulation:
+def with_budget(
+    tokens: int, *names: str, policy: TokenBudgetPolicy = TokenBudgetPolicy.WAIT, ceiling: int = 0
+) -> Simulation:
     """A run whose model has been called; its first answer calls these tools."""
-    options = RunOptions(limits=Limits(total_tokens_max=tokens), token_budget_policy=policy)
+    limits = Limits(total_tokens_max=tokens, topped_up_tokens_max=ceiling)
+    options = RunOptions(limits=limits, token_budget_policy=policy)
     run = Simulation([answer(*names)] if names else [], options)
     run.turn()
     return run
@@ -79,6 +82,18 @@ class TestExhaustion:
         run = with_budget(1)
         run.model_fails(is_counted=False)
         assert (run.model_calls, run.under_way) == (2, {MODEL})
+
+    @pytest.mark.parametrize(("ceiling", "fails"), [(TOKENS_PER_ANSWER, True), (TOKENS_PER_ANSWER + 1, False)])
+    def test_a_run_whose_top_ups_cannot_reach_what_it_needs_fails_and_does_not_wait(
+        self, ceiling: int, fails: bool
+    ) -> None:
+        run = with_budget(TOKENS_PER_ANSWER, ceiling=ceiling)
+        run.model_fails()
+        assert run.run.state is (RunState.FAILED if fails else RunState.WAITING)
+        if fails:
+            assert run.run.failure is not None
+            assert run.run.failure.reason == BUDGET_EXHAUSTED
+            assert f"to {ceiling} only" in run.run.failure.message
 
     def test_what_a_failed_attempt_had_written_is_kept_when_the_run_fails_for_its_budget(self) -> None:
         run = with_budget(TOKENS_PER_ANSWER, policy=FAIL)

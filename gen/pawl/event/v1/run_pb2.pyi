@@ -372,7 +372,8 @@ class _TokenBudgetPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tok
     """The default: WAIT."""
     TOKEN_BUDGET_POLICY_WAIT: _TokenBudgetPolicy.ValueType  # 1
     """The run waits (WAIT_KIND_BUDGET) for AgentService.TopUpRun. If none comes
-    within top_up_timeout_seconds it ends EXPIRED.
+    within top_up_timeout_seconds it ends EXPIRED. Where top-ups can never reach
+    what it needs (topped_up_tokens_max), it fails at once, as with FAIL.
     """
     TOKEN_BUDGET_POLICY_FAIL: _TokenBudgetPolicy.ValueType  # 2
     """The run fails with reason BUDGET_EXHAUSTED, class LIMIT."""
@@ -386,7 +387,8 @@ TOKEN_BUDGET_POLICY_UNSPECIFIED: TokenBudgetPolicy.ValueType  # 0
 """The default: WAIT."""
 TOKEN_BUDGET_POLICY_WAIT: TokenBudgetPolicy.ValueType  # 1
 """The run waits (WAIT_KIND_BUDGET) for AgentService.TopUpRun. If none comes
-within top_up_timeout_seconds it ends EXPIRED.
+within top_up_timeout_seconds it ends EXPIRED. Where top-ups can never reach
+what it needs (topped_up_tokens_max), it fails at once, as with FAIL.
 """
 TOKEN_BUDGET_POLICY_FAIL: TokenBudgetPolicy.ValueType  # 2
 """The run fails with reason BUDGET_EXHAUSTED, class LIMIT."""
