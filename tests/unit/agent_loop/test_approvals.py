@@ -6,13 +6,20 @@ import pytest
 from msgspec.structs import replace
 
 from services.agent_loop.app import approvers
+from services.agent_loop.app.drive import Left
 from services.agent_loop.app.public_values import Caller, DecisionRight
 from services.agent_loop.domain import options, proposals
-from services.agent_loop.domain.call import CallState, DecisionKind
+from services.agent_loop.domain.call import CallResult, CallState, DecisionKind
+from services.agent_loop.domain.command import ToolResult, TopUp
+from services.agent_loop.domain.limits import Limits
 from services.agent_loop.domain.run import ApprovalExpiryPolicy, RunOptions, RunState, WaitKind
 from services.agent_loop.domain.state import MODEL
 from services.agent_loop.domain.tool import Disposition, Verdict
 from services.errors import InvalidField, PermissionDenied
+from tests.fakes import virtual_time
+from tests.fakes.loop_world import World
+from tests.fakes.model import calls, says
+from tests.unit.agent_loop.scenario import VERDICTS
 from tests.unit.agent_loop.simulation import Simulation, answer
 
 
@@ -120,3 +127,33 @@ def test_the_role_says_what_somebody_may_decide(roles: tuple[str, ...], right: D
     if right is not DecisionRight.STORE:
         with pytest.raises(PermissionDenied):
             approvers.require_approver(caller)
+
+
+def test_a_log_that_grows_before_every_step_is_no_reason_to_fail_a_run_that_several_people_approve() -> None:
+    """As with front ends that tell how far they are. Each approval is in the log: the step must know all of it."""
+
+    async def main() -> None:
+        world = World(VERDICTS, [calls('mail {"n":1}', 'show {"n":1}', 'show {"n":2}'), says("Sent.")])
+        options = RunOptions(approvals_required=2, limits=Limits(total_tokens_max=1_000_000))
+        key = world.ledger.submit("hello", options)
+        assert await world.drive() is Left.PARKED
+        _, shown, _ = world.ledger.calls(key)
+        result = CallResult(content_json=b'"shown"')
+        await world.ledger.send(key, ToolResult(call_id=shown.call_id, result=result))
+        grown = 0
+
+        async def fault(name: str, done: bool) -> None:
+            nonlocal grown
+            if name == "commit" and not done and grown < 50:
+                grown += 1
+                await world.ledger.send(key, TopUp(tokens=1))
+
+        world.ledger.fault = fault
+        assert await world.drive() is Left.PARKED
+        assert grown == 50
+        assert [call.state for call in world.ledger.calls(key)][:2] == [
+            CallState.AWAITING_APPROVAL,
+            CallState.SUCCEEDED,
+        ]
+
+    virtual_time.run(main())

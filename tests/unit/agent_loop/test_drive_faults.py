@@ -14,12 +14,13 @@ import pytest
 
 from services.agent_loop.app.drive import Drive, Left
 from services.agent_loop.app.ports import Claim
-from services.agent_loop.domain.call import CallResult, CallState
-from services.agent_loop.domain.command import Cancel, Steer, ToolResult, TopUp
+from services.agent_loop.domain.command import Cancel, Steer
 from services.agent_loop.domain.event import TAKEOVER, OutputDelta, RoundRetrying
-from services.agent_loop.domain.limits import Limits
 from services.agent_loop.domain.message import Role
-from services.agent_loop.domain.run import RunOptions, RunState, StopCause
+from services.agent_loop.domain.run import (
+    RunState,
+    StopCause,
+)
 from services.agent_loop.domain.step import Committed, Step
 from services.errors import DependencyUnavailable, Internal, LeaseLost, PawlError, RunEnded
 from tests.fakes import virtual_time
@@ -88,36 +89,6 @@ def test_a_cancel_may_come_right_before_any_commit() -> None:
     while virtual_time.run(main(position)):
         position += 1
     assert position > 8
-
-
-def test_a_log_that_grows_before_every_step_is_no_reason_to_fail_a_run_that_several_people_approve() -> None:
-    """As with front ends that tell how far they are. Each approval is in the log: the step must know all of it."""
-
-    async def main() -> None:
-        world = World(VERDICTS, [calls('mail {"n":1}', 'show {"n":1}', 'show {"n":2}'), says("Sent.")])
-        options = RunOptions(approvals_required=2, limits=Limits(total_tokens_max=1_000_000))
-        key = world.ledger.submit("hello", options)
-        assert await world.drive() is Left.PARKED
-        _, shown, _ = world.ledger.calls(key)
-        result = CallResult(content_json=b'"shown"')
-        await world.ledger.send(key, ToolResult(call_id=shown.call_id, result=result))
-        grown = 0
-
-        async def fault(name: str, done: bool) -> None:
-            nonlocal grown
-            if name == "commit" and not done and grown < 50:
-                grown += 1
-                await world.ledger.send(key, TopUp(tokens=1))
-
-        world.ledger.fault = fault
-        assert await world.drive() is Left.PARKED
-        assert grown == 50
-        assert [call.state for call in world.ledger.calls(key)][:2] == [
-            CallState.AWAITING_APPROVAL,
-            CallState.SUCCEEDED,
-        ]
-
-    virtual_time.run(main())
 
 
 def test_a_message_may_enter_right_before_any_commit() -> None:
