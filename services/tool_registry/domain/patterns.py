@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import posixpath
 import re
+import socket
 import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -41,9 +43,19 @@ _ACTS_AS: Final = "x-pawl-acts-as"
 _BELOW: Final = "/*"
 _LIKE_A_URL: Final = re.compile(r"[a-z][a-z0-9+.-]{0,30}:/*[^/]", re.IGNORECASE)
 _ORIGIN: Final = re.compile(r"[^/?#]{1,40}://[^/?#]*")
-# Control and format characters (Cc and Cf of Unicode), and ends of lines and paragraphs, but no tab and line feed.
+_STARS: Final = re.compile(r"\*{2,}")
+_ENCODED_WILDCARD: Final = re.compile("%(2a|3f)", re.IGNORECASE)
+_NOT_IN_URLS: Final = re.compile("[\t\n\r]")
+"""Readers of URLs take them out (WHATWG URL, 4.4)."""
+_MARKS_MAX: Final = 100
+"""Combining marks on one character: putting them into order takes as long as the square of their number."""
+_HIDDEN_MARKS: Final = frozenset("\u0f73\u0f75\u0f81\uff9e\uff9f")
+"""What is no mark, but becomes one or more."""
+# Control and format characters (Cc and Cf of Unicode), what is ignored by default, and ends of lines and paragraphs,
+# but no tab and line feed.
 _UNSEEN: Final = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u2028-\u202e"
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2065\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef"
+    "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u2028-\u202e"
     "\u2060-\u2064\u2066-\u206f\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3"
     "\U0001d173-\U0001d17a\U000e0001\U000e0020-\U000e007f]"
 )
@@ -176,6 +188,7 @@ class Matching:
     """The arguments that stand for all that is below them, too."""
     work: Work = field(default_factory=Work)
     _readings: dict[tuple[str, ArgumentKind], tuple[str, ...]] = field(default_factory=dict)
+    _globs: dict[tuple[str, ArgumentKind], tuple[str, ...]] = field(default_factory=dict)
 
     def meets(self, pattern: ArgumentPattern, *, strictly: bool) -> bool:
         """Whether the argument is there and matches; of an array an item.
@@ -199,10 +212,10 @@ class Matching:
         )
 
     def _is_like(self, text: str, glob: str, kind: ArgumentKind, *, strictly: bool, is_below: bool) -> bool:
-        globs = (glob, _plain_glob(glob, kind))
+        globs = self._read_glob(glob, kind)
         every = all if strictly else any
         return every(
-            any(glob_matches(reading, each, self.work) for each in dict.fromkeys(globs))
+            any(glob_matches(reading, each, self.work) for each in globs)
             or (is_below and glob_reaches(f"{reading}/", globs[-1], self.work))
             for reading in self._read(text, kind)
         )
@@ -213,7 +226,7 @@ class Matching:
             case str(), str():
                 if value == wanted or strictly:
                     return value == wanted
-                return not set(self._read(value, kind)).isdisjoint(readings(wanted, kind))
+                return not set(self._read(value, kind)).isdisjoint(self._read(wanted, kind))
             case list(), list():
                 pairs = zip(value, wanted, strict=False)
                 return len(value) == len(wanted) and all(self._equals(*pair, kind, strictly=strictly) for pair in pairs)
@@ -229,8 +242,19 @@ class Matching:
         key = (text, kind)
         if key not in self._readings:
             self.work.spend(1 + len(text) // 4)
+            if piles_marks(text):
+                raise TooMuchToMatch
             self._readings[key] = readings(text, kind)
         return self._readings[key]
+
+    def _read_glob(self, glob: str, kind: ArgumentKind) -> tuple[str, ...]:
+        key = (glob, kind)
+        if key not in self._globs:
+            self.work.spend(1 + len(glob) // 4)
+            if piles_marks(glob):
+                raise TooMuchToMatch
+            self._globs[key] = tuple(dict.fromkeys((glob, _plain_glob(glob, kind))))
+        return self._globs[key]
 
 
 @functools.lru_cache(maxsize=1000)
@@ -243,14 +267,25 @@ def readings(text: str, kind: ArgumentKind) -> tuple[str, ...]:
     """Return a text, and what else a tool may take it for: plain characters without what is unseen, a URL, a path."""
     plain = _plain(text)
     found = [text, plain]
-    if kind is ArgumentKind.URL or (kind is ArgumentKind.TEXT and _LIKE_A_URL.match(plain)):
+    if kind is ArgumentKind.URL or (kind is ArgumentKind.TEXT and _LIKE_A_URL.match(_NOT_IN_URLS.sub("", plain))):
         found.append(_url(plain))
     elif kind is ArgumentKind.PATH:
         found.append(_path(plain))
     elif kind is ArgumentKind.EMAIL:
-        local, at, domain = plain.rpartition("@")
-        found.append(f"{local}{at}{domain.lower().rstrip('.')}")
+        found.append(plain.lower().rstrip("."))
     return tuple(dict.fromkeys(found))
+
+
+def piles_marks(text: str) -> bool:
+    """Whether a text has more combining marks in a row than any language has."""
+    if text.isascii():
+        return False
+    runs = itertools.groupby(text, _is_mark)
+    return any(sum(1 for _ in run) > _MARKS_MAX for is_mark, run in runs if is_mark)
+
+
+def _is_mark(character: str) -> bool:
+    return bool(unicodedata.combining(character)) or character in _HIDDEN_MARKS
 
 
 def _plain(text: str) -> str:
@@ -261,19 +296,27 @@ def _plain(text: str) -> str:
 
 def _url(plain: str) -> str:
     """Return a URL as who sends the request sees it, its path resolved; others with a small scheme and host."""
-    slashed = plain.replace("\\", "/")
+    slashed = _NOT_IN_URLS.sub("", plain).replace("\\", "/")
     scheme, colon, rest = slashed.partition(":")
     if colon and scheme.lower() in {"http", "https"}:
         # Browsers take any number of slashes, and drop the user.
-        authority, slash, path = rest.lstrip("/").partition("/")
-        slashed = f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
+        authority = re.split("[/?#]", rest.lstrip("/"), maxsplit=1)[0]
+        slashed = f"{scheme}://{_host(authority.rpartition('@')[2])}{rest.lstrip('/')[len(authority) :]}"
     try:
         target = read_target(slashed)
     except EgressRefused:
         origin = _ORIGIN.match(slashed)
         return slashed if origin is None else origin[0].lower() + slashed[origin.end() :]
     path, mark, query = target.target.partition("?")
-    return target.origin + _path(unquote(path), root="/") + mark + query
+    return target.origin + _path(unquote(path), root="/") + mark + unquote(query)
+
+
+def _host(authority: str) -> str:
+    """Return a host and its port as browsers read them: `%65xample.com`, and an address as one number (WHATWG URL, 3.5)."""
+    name, colon, port = unquote(authority).partition(":")
+    with contextlib.suppress(OSError, ValueError):
+        name = socket.inet_ntoa(socket.inet_aton(name.rstrip("."))) if name[:1].isdecimal() else name
+    return f"{name}{colon}{port}"
 
 
 def _path(plain: str, *, root: str = "") -> str:
@@ -286,13 +329,15 @@ def _path(plain: str, *, root: str = "") -> str:
 
 def _plain_glob(glob: str, kind: ArgumentKind) -> str:
     """Return a glob in the spelling that readings have."""
-    plain = unicodedata.normalize("NFKC", glob).strip()
+    plain = _plain(glob)
+    if kind is ArgumentKind.EMAIL:
+        return plain.lower()
     if kind is ArgumentKind.PATH:
         return re.sub("/{2,}", "/", plain).removeprefix("./").removeprefix("/")
     origin = _ORIGIN.match(plain)
     if origin is None:
         return plain
-    lowered, rest = origin[0].lower(), plain[origin.end() :]
+    lowered, rest = origin[0].lower(), unquote(_ENCODED_WILDCARD.sub(r"%25\1", plain[origin.end() :]))
     if not set("*?") & set(lowered):
         with contextlib.suppress(EgressRefused):
             lowered, rest = read_target(lowered).origin, rest or "/"
@@ -360,6 +405,7 @@ def glob_reaches(prefix: str, glob: str, work: Work) -> bool:
     Raises:
         TooMuchToMatch: it takes more steps than are left.
     """
+    glob = _STARS.sub("*", glob)
     places = {0}
     for character in prefix:
         work.spend(1 + len(places))

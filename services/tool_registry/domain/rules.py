@@ -17,7 +17,7 @@ from services.chassis.strict_json import JsonValue, dumps_canonical
 from services.errors import InvalidField
 from services.tool_registry.domain.definition import Category, can_exist
 from services.tool_registry.domain.gate import BULK_ITEMS_MIN
-from services.tool_registry.domain.patterns import Act, ArgumentKind, ArgumentPattern, Matching
+from services.tool_registry.domain.patterns import Act, ArgumentKind, ArgumentPattern, Matching, piles_marks
 from services.tool_registry.domain.roles import ADMIN, APPROVER
 
 ANY_TOOL: Final = "*"
@@ -137,9 +137,7 @@ def ruling(rules: Iterable[Rule], call: RuledCall, now: float) -> Rule | None:
     counting = [
         rule
         for rule in rules
-        if any(
-            _counts(rule, view, matched, now) for view, matched in (views[:1] if rule.effect in _OWN_ONLY else views)
-        )
+        if any(_counts(rule, *view, now) for view in (views[:1] if rule.effect in _OWN_ONLY else views))
     ]
     return min(
         counting, key=lambda rule: (_PRECEDENCE[rule.effect], _BREADTH[rule.scope], -rule.create_time), default=None
@@ -150,6 +148,7 @@ def _acted(call: RuledCall, matching: Matching) -> Iterator[tuple[RuledCall, Mat
     """Return the call as calls of the tools that it acts as."""
     for act in call.acts:
         if act.argument in call.arguments:
+            matching.work.spend(_ACT_STEPS)
             kinds = {act.tool_argument: call.kinds.get(act.argument, ArgumentKind.TEXT)}
             yield (
                 replace(call, tool_name=act.tool_name),
@@ -196,12 +195,14 @@ def is_suspended(rule: Rule, current_version: int) -> bool:
 
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_ACT_STEPS: Final = 20
 _OWN_ONLY: Final = frozenset({RuleEffect.ALLOW})
 _PRECEDENCE: Final = {RuleEffect.DENY: 0, RuleEffect.ASK: 1, RuleEffect.ALLOW: 2}
 _BREADTH: Final = {RuleScope.RUN: 0, RuleScope.CONVERSATION: 1, RuleScope.USER: 2, RuleScope.STORE: 3}
 
 
 def _counts(rule: Rule, call: RuledCall, matching: Matching, now: float) -> bool:
+    matching.work.spend(1)
     return (
         rule.is_in_force(now)
         and _is_in_scope(rule, call)
@@ -308,6 +309,9 @@ def check_rule(rule: Rule, now: float) -> None:
         len(dumps_canonical([each.argument, each.glob or ""])) + len(each.equals or b"") for each in rule.arguments
     )
     _require(size <= PATTERN_BYTES_MAX, "arguments", f"all patterns together have at most {PATTERN_BYTES_MAX} bytes")
+    for pattern in rule.arguments:
+        text = pattern.glob or (pattern.equals or b"").decode()
+        _require(not piles_marks(text), "arguments", "a pattern has too many combining marks in a row")
     _require(len(rule.reason.encode()) <= REASON_BYTES_MAX, "reason", f"at most {REASON_BYTES_MAX} bytes")
     _require(_CONTROL.search(rule.reason) is None, "reason", "must not have control characters")
     _require(not rule.expire_time or rule.expire_time > now, "expire_time", "must be in the future")

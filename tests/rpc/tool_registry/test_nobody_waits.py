@@ -135,6 +135,13 @@ def pure_work() -> Iterator[tuple[str, Callable[[], Any]]]:
     for glob in ("*a" * 400, "*" + "a?" * 450 + "b*", "*" + "a" * 900 + "b*", "*a?b*" * 190):
         for text in ("a" * 250_000, "axbx" * 60_000, "\ufdfa" * 80_000, "http://" + "a/../" * 50_000):
             yield f"glob {glob[:8]}", partial(match_all, glob, text)
+    for text in ("a\u0301\u0327" * 60_000, "a" + "\u0301\u0327" * 60_000, "\u0f73\u0f81" * 40_000):
+        yield f"marks {text[:3]!r}", partial(match_all, "*\u0301", text)
+    short = Matching(arguments={"a": ["a"] * 60_000})
+    long = ArgumentPattern(argument="a", glob="http://a.example/" + "\xe9" * 900)
+    yield "glob of many texts", lambda: short.meets(long, strictly=False)
+    below = Matching(arguments={"a": "a" * 4000}, is_below=frozenset({"a"}))
+    yield "stars", lambda: below.meets(ArgumentPattern(argument="a", glob="*" * 999 + "b"), strictly=False)
     yield "URL", lambda: read_target("http://" + "\ufdfa." * 4000)
     yield "calculate", lambda: evaluate("(" * 90 + "9" * 200 + "**9)" * 10 + "*9)" * 80)
     yield "calculate powers", lambda: evaluate("+".join(["7**1400"] * 60))

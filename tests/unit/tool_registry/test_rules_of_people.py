@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -14,8 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.errors import InvalidField
 from services.tool_registry.domain.definition import Category
 from services.tool_registry.domain.patterns import (
+    Act,
     ArgumentKind,
     ArgumentPattern,
     Matching,
@@ -26,16 +29,21 @@ from services.tool_registry.domain.patterns import (
     canonical_value,
     glob_matches,
     glob_reaches,
+    piles_marks,
 )
 from services.tool_registry.domain.rules import (
     Rule,
     RuledCall,
     RuleEffect,
     RuleScope,
+    check_rule,
     ruling,
 )
 
 NOW = 1000.0
+ASKING = Rule(
+    store_id="s", rule_id="rule", effect=RuleEffect.ASK, scope=RuleScope.USER, scope_id="", user_id="ann", tool_name="*"
+)
 
 
 def call(arguments: Mapping[str, Any] | None = None, **changes: Any) -> RuledCall:
@@ -173,6 +181,9 @@ def test_numbers_that_are_equal_are_one_value() -> None:
         "http://user@evil.com/%61",
         "http://\u24d4vil.com/a",
         "http://ev\u200bil.com/a",
+        "http://ev\til.com/a",
+        "http://e\ufe0fvil.com/a",
+        "http://%65vil.com/a",
     ],
 )
 def test_a_url_is_refused_in_every_spelling_and_allowed_in_none_but_its_own(spelling: str) -> None:
@@ -182,6 +193,33 @@ def test_a_url_is_refused_in_every_spelling_and_allowed_in_none_but_its_own(spel
     assert meets(equals, {"url": spelling}, strictly=False)
     other = ArgumentPattern(argument="url", glob=f"{spelling[:9].replace('?', '*')}*.org/*")
     assert not meets(other, {"url": spelling})
+
+
+@pytest.mark.parametrize(
+    ("glob", "spelling"),
+    [
+        ("http://evil.com/*", "http://evil.com?@good.com/"),
+        ("http://evil.com/*", "http://evil.com#@good.com/"),
+        ("http://127.0.0.1/*", "http://2130706433/"),
+        ("http://127.0.0.1/*", "http://0x7f.1/"),
+        ("http://a/b%20c*", "HTTP://A/b%20c"),
+        ("http://a/b?c=d*", "http://a/b?c=%64"),
+    ],
+)
+def test_a_url_is_refused_by_the_host_and_the_text_that_it_means(glob: str, spelling: str) -> None:
+    for kind in ("url", "text"):
+        assert meets(ArgumentPattern(argument="url", glob=glob), {"url": spelling}, strictly=False, url=kind)
+
+
+def test_an_address_is_refused_whatever_case_it_has() -> None:
+    """Hardly a mail server tells cases apart, also before the @."""
+    for glob in ("boss@example.com", "Boss@Example.com", "*@EXAMPLE.com"):
+        assert meets(ArgumentPattern(argument="to", glob=glob), {"to": ["BOSS@example.com."]}, strictly=False, to="email")
+
+
+def test_an_encoded_url_can_be_allowed() -> None:
+    assert meets(ArgumentPattern(argument="url", glob="http://a/b%20c*"), {"url": "http://a/b%20cd"}, url="url")
+    assert not meets(ArgumentPattern(argument="url", glob="http://a/%2A"), {"url": "http://a/b"}, url="url")
 
 
 @pytest.mark.parametrize(
@@ -261,6 +299,43 @@ def test_the_work_of_a_glob_is_counted(glob: str, text: str) -> None:
     finally:
         sys.settrace(None)
     assert steps <= 15 * (2000 - max(work.left, 0)) + 100
+
+
+def test_marks_without_end_are_not_put_into_order() -> None:
+    """That takes as long as the square of their number."""
+    for marks in ("\u0301\u0327", "\u0f73\u0f81", "\uff9e\u0301"):
+        text = "a" + marks * 100
+        with pytest.raises(TooMuchToMatch):
+            meets(ArgumentPattern(argument="a", glob="b*"), {"a": text}, strictly=False)
+        with pytest.raises(InvalidField, match="combining marks"):
+            check_rule(replace(ASKING, arguments=(ArgumentPattern(argument="a", glob=text),)), NOW)
+        with pytest.raises(InvalidField, match="combining marks"):
+            check_rule(replace(ASKING, arguments=(ArgumentPattern(argument="a", equals=canonical_value(text)),)), NOW)
+    assert not meets(ArgumentPattern(argument="a", glob="b*"), {"a": "a\u0301\u0327" * 1000}, strictly=False)
+
+
+def test_every_character_that_becomes_a_mark_is_known() -> None:
+    for code in range(sys.maxunicode + 1):
+        if unicodedata.combining(unicodedata.normalize("NFKD", chr(code))[0]):
+            assert piles_marks(chr(code) * 101), hex(code)
+
+
+def test_all_that_rules_look_at_is_counted() -> None:
+    """A tool may say that it acts as any number of others, and a rule name a value that is long to read."""
+    acts = tuple(Act(argument="a", tool_name=f"t{number}", tool_argument="b", is_below=False) for number in range(2000))
+    with pytest.raises(TooMuchToMatch):
+        ruling([replace(ASKING, tool_name="none")] * 100, call({"a": "x"}, acts=acts), NOW)
+    equals = [ArgumentPattern(argument="a", equals=canonical_value(f"{number}" * 900)) for number in range(1000)]
+    matching = Matching(arguments={"a": "x"})
+    with pytest.raises(TooMuchToMatch):
+        for pattern in equals:
+            matching.meets(pattern, strictly=False)
+
+
+def test_stars_in_a_row_are_one() -> None:
+    work = Work()
+    assert glob_reaches("ab/" * 30, "*" * 900 + "c", work)
+    assert work.left > 99_000
 
 
 def test_a_rule_does_not_mean_a_tool_that_took_the_name_and_the_version_of_another() -> None:
