@@ -12,9 +12,10 @@ from typing import Any, BinaryIO, Final
 from services.tool_registry.domain import check  # noqa: F401  # here, so that the first job need not wait for it
 
 MEMORY_BYTES_MAX: Final = 1536 * 1024 * 1024
+OUT_OF_MEMORY: Final = 3
+"""The status that it ends with when a job takes more."""
 _LENGTH_BYTES: Final = 4
 _NICENESS: Final = 5
-_OUT_OF_MEMORY: Final = 3
 
 
 def main() -> None:
@@ -29,7 +30,7 @@ def main() -> None:
             try:
                 answer = _answer(request)
             except MemoryError:
-                os._exit(_OUT_OF_MEMORY)
+                os._exit(OUT_OF_MEMORY)
             answers.write(len(answer).to_bytes(_LENGTH_BYTES, "big"))
             answers.write(answer)
             answers.flush()

@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import os
 import pickle
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypeVar
 
 from services.chassis import logs
-from services.errors import Overloaded
+from services.errors import DependencyUnavailable, Overloaded
+from services.tool_registry.adapters.helper_process import OUT_OF_MEMORY
 from services.tool_registry.app.ports import TooCostly
 
 T = TypeVar("T")
@@ -30,6 +32,8 @@ _LENGTH_BYTES: Final = 4
 # A limit of processor time is what counts. This one is for a process that does not even get to run.
 _WALL_FACTOR: Final = 20
 _WALL_SECONDS: Final = 30.0
+# Those of the job itself. Another one may have ended a process between two jobs, as a machine without memory does.
+_LIMITS: Final = (-signal.SIGPROF, OUT_OF_MEMORY)
 _SLOW_CPU_SECONDS: Final = 0.1
 _SLOW_FOR_SECONDS: Final = 60.0
 
@@ -83,9 +87,7 @@ class Helpers:
         job = asyncio.ensure_future(self._in_turn(store_id, turn, request, seconds))
         self._jobs.add(job)
         job.add_done_callback(self._done)
-        used, is_value, value = await asyncio.shield(job)
-        if used > _SLOW_CPU_SECONDS:
-            self._note_slow(store_id)
+        is_value, value = await asyncio.shield(job)
         if not is_value:
             raise value
         result: T = value
@@ -101,7 +103,7 @@ class Helpers:
         self._slow_until = {store: until for store, until in self._slow_until.items() if until > now}
         self._slow_until[store_id] = now + _SLOW_FOR_SECONDS
 
-    async def _in_turn(self, store_id: str, turn: _Turn, request: bytes, seconds: float) -> tuple[float, bool, Any]:
+    async def _in_turn(self, store_id: str, turn: _Turn, request: bytes, seconds: float) -> tuple[bool, Any]:
         try:
             async with turn.lock, contextlib.AsyncExitStack() as places:
                 if self._slow_until.get(store_id, 0.0) > asyncio.get_running_loop().time():
@@ -114,22 +116,32 @@ class Helpers:
             if not turn.waiting:
                 self._turns.pop(store_id, None)
 
-    async def _ask(self, store_id: str, request: bytes, seconds: float) -> tuple[float, bool, Any]:
-        process = self._idle.pop() if self._idle else await _Process.start()
-        try:
-            answer = await process.ask(request, seconds)
-        except BaseException:
-            await asyncio.shield(process.end())
-            raise
-        if answer is None:
+    async def _ask(self, store_id: str, request: bytes, seconds: float) -> tuple[bool, Any]:
+        while True:
+            is_new = not self._idle
+            process = await _Process.start() if is_new else self._idle.pop()
+            try:
+                answer = await process.ask(request, seconds)
+            except TimeoutError:
+                answer, is_new = None, True
+            except BaseException:
+                await asyncio.shield(process.end())
+                raise
+            if answer is not None:
+                break
             status = await process.end()
-            self._note_slow(store_id)
-            _log.warning("helper.killed", store=store_id, status=status)
-            raise TooCostly
+            _log.warning("helper.ended", store=store_id, status=status)
+            if is_new and status > 0 and status not in _LIMITS:
+                raise DependencyUnavailable("no process can be started to check this with: try again later")
+            if is_new or status in _LIMITS:
+                self._note_slow(store_id)
+                raise TooCostly
         self._idle.append(process)
         # It comes from our own code in a process that we started.
-        found: tuple[float, bool, Any] = pickle.loads(answer)  # noqa: S301
-        return found
+        used, is_value, value = pickle.loads(answer)  # noqa: S301
+        if used > _SLOW_CPU_SECONDS:
+            self._note_slow(store_id)
+        return is_value, value
 
 
 class _Process:
@@ -140,8 +152,13 @@ class _Process:
 
     @classmethod
     async def start(cls) -> Self:
-        return cls(
-            await asyncio.create_subprocess_exec(
+        """Start one.
+
+        Raises:
+            DependencyUnavailable: the machine has no room for it.
+        """
+        try:
+            process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-c",
                 _PROGRAM,
@@ -151,10 +168,17 @@ class _Process:
                 start_new_session=True,
                 env={name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS_PREFIXES)},
             )
-        )
+        except OSError as error:
+            _log.error("helper.not_started", error=error.strerror)  # noqa: TRY400  # it says all there is
+            raise DependencyUnavailable("no process can be started to check this with: try again later") from None
+        return cls(process)
 
     async def ask(self, request: bytes, seconds: float) -> bytes | None:
-        """Return the answer; None if the process has ended or is late."""
+        """Return the answer; None if the process has ended.
+
+        Raises:
+            TimeoutError: it is late.
+        """
         writer, reader = self._process.stdin, self._process.stdout
         assert writer is not None  # noqa: S101  # it was started with pipes
         assert reader is not None  # noqa: S101
@@ -165,7 +189,9 @@ class _Process:
                 await writer.drain()
                 length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
                 return await reader.readexactly(length)
-        except (TimeoutError, asyncio.IncompleteReadError, OSError):
+        except TimeoutError:
+            raise
+        except (asyncio.IncompleteReadError, OSError):
             return None
 
     async def end(self) -> int:

@@ -44,7 +44,8 @@ from services.tool_registry.sdk import Tool
 
 _KEPT_VERSIONS_MAX: Final = 2000
 _KEPT_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Schemas of the versions that are kept, as JSON; what is made of them takes some thirty times as much."""
+"""`ArgumentsSchema.size` of the versions that are kept; what is made of them takes some thirty times as much."""
+_WEIGHT_BYTES: Final = 20
 _CHECK_CPU_SECONDS: Final = 1.0
 # Half, so that what could be registered can be compiled again for each check.
 _COMPILE_CPU_SECONDS: Final = 0.5
@@ -63,6 +64,11 @@ class ArgumentsSchema:
     recursion: bool
     validator: jsonschema_rs.Draft202012Validator | None
     """None for one that is too heavy to be compiled and used but by a helper."""
+
+    @property
+    def size(self) -> int:
+        """Bytes as JSON, and more for what compiles to much: a short pattern takes as much as a long schema."""
+        return len(self.packed) + (int(_WEIGHT_BYTES * self.weight) if self.validator else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,11 +248,11 @@ class Catalog:
     def _compiled(self, key: tuple[str, str, int], entry: ToolVersion, loaded: LoadedTool | None) -> CatalogTool:
         made = CatalogTool(entry=entry, schema=_schema(entry), loaded=loaded)
         earlier = self._versions.pop(key, None)
-        self._kept_bytes += len(made.schema.packed) - (len(earlier.schema.packed) if earlier else 0)
+        self._kept_bytes += made.schema.size - (earlier.schema.size if earlier else 0)
         self._versions[key] = made
         while self._kept_bytes > _KEPT_BYTES_MAX or len(self._versions) > _KEPT_VERSIONS_MAX:
             _, oldest = self._versions.popitem(last=False)
-            self._kept_bytes -= len(oldest.schema.packed)
+            self._kept_bytes -= oldest.schema.size
         return made
 
     async def resolve(self, caller: Caller, names: Sequence[str], pinned: Mapping[str, int]) -> list[ToolVersion]:

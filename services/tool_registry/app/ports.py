@@ -35,6 +35,7 @@ class Helper(Protocol):
         Raises:
             TooCostly: it takes more processor time, or more memory than a helper has.
             Overloaded: too much of the store waits already.
+            DependencyUnavailable: no helper can be started now.
         """
         ...
 

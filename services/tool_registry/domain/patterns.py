@@ -312,7 +312,7 @@ def _url(plain: str) -> str:
 
 
 def _host(authority: str) -> str:
-    """Return a host and its port as browsers read them: `%65xample.com`, and an address as one number (WHATWG URL, 3.5)."""
+    """Return a host and its port as browsers do: decoded, an address also as one number (WHATWG URL, 3.5)."""
     name, colon, port = unquote(authority).partition(":")
     with contextlib.suppress(OSError, ValueError):
         name = socket.inet_ntoa(socket.inet_aton(name.rstrip("."))) if name[:1].isdecimal() else name

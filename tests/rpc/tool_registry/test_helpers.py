@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
+import signal
+import sys
 from collections.abc import AsyncIterator
 
 import pytest
 
-from services.errors import InvalidSchema
+from services.errors import DependencyUnavailable, InvalidSchema
 from services.tool_registry.adapters.helpers import Helpers
 from services.tool_registry.app.ports import TooCostly
 from services.tool_registry.builtin.web_text import read_page
@@ -38,6 +41,26 @@ async def test_a_helper_that_uses_too_much_is_killed_and_another_one_goes_on(hel
         await helpers.run("acme", math.factorial, ENDLESS, cpu_seconds=0.2)
     with pytest.raises(TooCostly):
         await helpers.run("acme", bytearray, 2**40, cpu_seconds=5)
+    assert await helpers.run("acme", math.factorial, 5, cpu_seconds=5) == 120
+
+
+async def test_a_helper_that_was_ended_by_another_is_replaced_before_anybody_hears_of_it(helpers: Helpers) -> None:
+    """A machine without memory ends processes, too, and no job is to blame for it."""
+    process_id = await helpers.run("acme", os.getpid, cpu_seconds=5)
+    os.kill(process_id, signal.SIGKILL)
+    assert await helpers.run("acme", math.factorial, 5, cpu_seconds=5) == 120
+    with pytest.raises(TooCostly):
+        await helpers.run("acme", os.abort, cpu_seconds=5)
+
+
+@pytest.mark.parametrize("executable", ["/nowhere/python", "/bin/false"])
+async def test_without_helpers_nothing_is_refused_for_good(
+    executable: str, helpers: Helpers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", executable)
+        with pytest.raises(DependencyUnavailable):
+            await helpers.run("acme", math.factorial, 5, cpu_seconds=5)
     assert await helpers.run("acme", math.factorial, 5, cpu_seconds=5) == 120
 
 

@@ -87,10 +87,11 @@ class ArgumentPattern(_message.Message):
     item must match for ALLOW, and one for ASK and DENY.
 
     A text can be read in several ways: as it is, without white space around it and
-    characters that cannot be seen, in plain letters (Unicode NFKC), a URL with a
-    small scheme and host and its path resolved, and where its tool declares the
-    argument to be a path or a recipient, as that. For ALLOW all readings must
-    match, for ASK and DENY any of them.
+    characters that cannot be seen, in plain letters (Unicode NFKC), a URL as
+    browsers read it (small scheme and host, nothing encoded, no user, the path
+    resolved), and where its tool declares the argument to be a path or a recipient,
+    as that. For ALLOW all readings must match, for ASK and DENY any of them. A text
+    with more than 100 combining marks in a row is refused.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
