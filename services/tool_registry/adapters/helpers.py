@@ -169,7 +169,7 @@ class _Process:
                 env={name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS_PREFIXES)},
             )
         except OSError as error:
-            _log.error("helper.not_started", error=error.strerror)  # noqa: TRY400  # it says all there is
+            _log.error("helper.not_started", error=error.strerror)
             raise DependencyUnavailable("no process can be started to check this with: try again later") from None
         return cls(process)
 
