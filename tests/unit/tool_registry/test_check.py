@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from services.chassis.strict_json import dumps_canonical
 from services.errors import InvalidSchema
+from services.tool_registry.app.catalog import ArgumentsSchema
 from services.tool_registry.domain.check import Accepted, Refused, check_arguments
 from services.tool_registry.domain.definition import ARGUMENTS_BYTES_MAX, ToolDefinition
 from services.tool_registry.domain.names import did_you_mean, near_matches
-from services.tool_registry.domain.schema import compile_schema
+from services.tool_registry.domain.schema import compile_schema, weigh
 from services.tool_registry.domain.violations import VIOLATIONS_MAX
 
 SCHEMA: dict[str, Any] = {
@@ -164,3 +167,14 @@ def test_code_of_the_deployment_may_have_a_schema_that_contains_itself() -> None
 def test_near_matches_ignore_case_and_say_nothing_when_nothing_is_near() -> None:
     assert near_matches("Calculat", ["calculate", "send_email"]) == ["calculate"]
     assert did_you_mean("xyz", ["calculate"]) == ""
+
+
+def test_a_schema_with_patterns_counts_as_what_it_compiles_to() -> None:
+    """The versions that a process keeps are bounded by what they take, and a short pattern takes some 60 KB."""
+    properties = {"a": {"type": "string", "pattern": r"\p{L}"}}
+    root = {"type": "object", "properties": properties}
+    made = ArgumentsSchema(
+        packed=dumps_canonical(root), weight=weigh(root), recursion=False, validator=compile_schema(root)
+    )
+    assert made.size * 30 > 60_000
+    assert replace(made, validator=None).size == len(made.packed)
