@@ -172,7 +172,7 @@ def test_near_matches_ignore_case_and_say_nothing_when_nothing_is_near() -> None
 def test_a_schema_with_patterns_counts_as_what_it_compiles_to() -> None:
     """The versions that a process keeps are bounded by what they take, and a short pattern takes some 60 KB."""
     properties = {"a": {"type": "string", "pattern": r"\p{L}"}}
-    root = {"type": "object", "properties": properties}
+    root: dict[str, Any] = {"type": "object", "properties": properties}
     made = ArgumentsSchema(
         packed=dumps_canonical(root), weight=weigh(root), recursion=False, validator=compile_schema(root)
     )
