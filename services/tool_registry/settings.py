@@ -89,5 +89,6 @@ class ToolRegistrySettings(ServiceSettings):
             executions_max=self.executions_max,
             grace_seconds=self.drain_seconds,
             lease_seconds=self.execution_lease_seconds,
+            renew_seconds=min(1.0, self.execution_lease_seconds / 4),
             retention_seconds=self.execution_retention_days * 86400,
         )

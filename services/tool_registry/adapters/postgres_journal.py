@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
@@ -10,25 +11,27 @@ import msgspec
 
 from services.chassis.database import Connection, Database
 from services.errors import DependencyUnavailable, InvalidArguments
+from services.tool_registry.adapters.lease_statements import lives
 from services.tool_registry.app import outcome
 from services.tool_registry.app.ports import Begun, CallKey, HeldElsewhere, JournalCall
 from services.tool_registry.domain.definition import Effect
 from services.tool_registry.domain.execution import ExecutionResult, Outcome, ended_badly
 from services.tool_registry.domain.inverse import decode_inverse, encode_inverse
 from services.tool_registry.domain.journal import Entry, Step, next_step
+from services.tool_registry.domain.leases import LeaseWatch
 from services.tool_registry.domain.question import Answer, Question
 
-_ALIVE: Final = """EXISTS (
+_LEASED: Final = """EXISTS (
     SELECT FROM tool_registry.instances i WHERE i.instance_id = {} AND i.expires_at > clock_timestamp())"""
 
 _INSERT: Final = f"""
 INSERT INTO tool_registry.executions
     (store_id, call_id, run_id, tool_name, tool_version, effect, fingerprint, instance_id, token)
-SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9 WHERE {_ALIVE.format("$8")}
+SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9 WHERE {_LEASED.format("$8")}
 ON CONFLICT (store_id, call_id) DO NOTHING RETURNING true
 """
 _READ: Final = f"""
-SELECT e.*, {_ALIVE.format("e.instance_id")} AS holder_alive, {_ALIVE.format("$3")} AS asker_alive
+SELECT e.*, {lives("e.instance_id", "$4", "$5")} AS holder_alive, {_LEASED.format("$3")} AS asker_alive
 FROM tool_registry.executions e WHERE store_id = $1 AND call_id = $2
 """  # noqa: S608  # constants only
 _LOCK: Final = f"{_READ} FOR UPDATE OF e"
@@ -85,21 +88,29 @@ DELETE FROM tool_registry.executions WHERE (store_id, call_id) IN (
     SELECT store_id, call_id FROM tool_registry.executions
     WHERE ended_at < now() - make_interval(secs => $1) ORDER BY ended_at LIMIT 10000)
 """
-_FORGET_INSTANCES: Final = "DELETE FROM tool_registry.instances WHERE expires_at < now() - interval '1 hour'"
+_INSTANCES: Final = "SELECT instance_id, expires_at FROM tool_registry.instances WHERE instance_id <> $1"
+_FORGET_INSTANCES: Final = f"""
+DELETE FROM tool_registry.instances l
+WHERE expires_at < now() - interval '1 hour' AND NOT {lives("l.instance_id", "$1", "$2")}
+"""  # noqa: S608  # constants only
 _FORGET_LOCKS: Final = f"""
-DELETE FROM tool_registry.resource_locks l WHERE NOT {_ALIVE.format("l.instance_id")}
+DELETE FROM tool_registry.resource_locks l WHERE NOT {lives("l.instance_id", "$1", "$2")}
 """  # noqa: S608  # constants only
 
 _CANCELLED_BEFORE: Final = ended_badly(Outcome.CANCELLED, "CANCELLED", "the call was cancelled before it began")
 
 
 class PostgresJournal:
-    """The Journal port. `instance_id` must be new for each start of a process."""
+    """The Journal port. `instance_id` must be new for each start of a process.
 
-    def __init__(self, database: Database, *, instance_id: str, lease_seconds: float) -> None:
+    Each renewal shows `watch` the leases of the other processes.
+    """
+
+    def __init__(self, database: Database, *, instance_id: str, lease_seconds: float, watch: LeaseWatch) -> None:
         self._database = database
         self._instance_id = instance_id
         self._lease_seconds = lease_seconds
+        self._watch = watch
 
     async def begin(
         self, call: JournalCall, *, unacted: Collection[str] = ()
@@ -123,7 +134,7 @@ class PostgresJournal:
 
     async def known(self, call: JournalCall) -> ExecutionResult | HeldElsewhere | None:
         async with self._database.acquire(urgent=True) as connection:
-            row = await connection.fetchrow(_READ, *call.key, self._instance_id)
+            row = await connection.fetchrow(_READ, *call.key, self._instance_id, *self._watch.unrenewed())
         if row is None:
             return None
         match self._step(row, call, ()):
@@ -136,14 +147,14 @@ class PostgresJournal:
 
     async def look(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
         async with self._database.acquire(urgent=True) as connection:
-            row = await connection.fetchrow(_READ, *key, self._instance_id)
+            row = await connection.fetchrow(_READ, *key, self._instance_id, *self._watch.unrenewed())
         return None if row is None else self._standing(row)
 
     async def end(self, key: CallKey, result: ExecutionResult) -> ExecutionResult:
         async with self._database.acquire(urgent=True) as connection:
             if await self._write_end(connection, key, result):
                 return result
-            row = await connection.fetchrow(_READ, *key, self._instance_id)
+            row = await connection.fetchrow(_READ, *key, self._instance_id, *self._watch.unrenewed())
         standing = None if row is None else _result(row)
         return standing or result
 
@@ -167,7 +178,7 @@ class PostgresJournal:
     async def cancel(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
         async with self._database.acquire(urgent=True) as connection:
             await connection.execute(_CANCEL, *key, _CANCELLED_BEFORE.content)
-            row = await connection.fetchrow(_READ, *key, self._instance_id)
+            row = await connection.fetchrow(_READ, *key, self._instance_id, *self._watch.unrenewed())
         if row is None or not row["fingerprint"]:
             return None
         return self._standing(row)
@@ -176,6 +187,11 @@ class PostgresJournal:
         async with self._database.acquire(urgent=True) as connection:
             await connection.execute(_RENEW, self._instance_id, self._lease_seconds)
             rows = await connection.fetch(_TO_CANCEL, self._instance_id)
+            asked_at = time.monotonic()
+            leases = await connection.fetch(_INSTANCES, self._instance_id)
+            self._watch.see(
+                {row["instance_id"]: row["expires_at"] for row in leases}, asked_at=asked_at, now=time.monotonic()
+            )
             if others:
                 rows += await connection.fetch(_CANCELLED, *map(list, zip(*others, strict=True)))
         return [(row["store_id"], row["call_id"]) for row in rows]
@@ -187,14 +203,14 @@ class PostgresJournal:
     async def forget(self, older_than_seconds: float) -> int:
         async with self._database.acquire(urgent=True) as connection:
             tag = await connection.execute(_FORGET, older_than_seconds)
-            await connection.execute(_FORGET_LOCKS)
-            await connection.execute(_FORGET_INSTANCES)
+            await connection.execute(_FORGET_LOCKS, *self._watch.unrenewed())
+            await connection.execute(_FORGET_INSTANCES, *self._watch.unrenewed())
         return int(tag.rpartition(" ")[2])
 
     async def _resume(
         self, connection: Connection, call: JournalCall, unacted: Collection[str]
     ) -> Begun | HeldElsewhere | ExecutionResult:
-        row = await connection.fetchrow(_LOCK, *call.key, self._instance_id)
+        row = await connection.fetchrow(_LOCK, *call.key, self._instance_id, *self._watch.unrenewed())
         if row is None or not row["asker_alive"]:
             # Without a lease what runs here could be taken for dead.
             raise DependencyUnavailable("this process has lost its lease; ask again")

@@ -10,22 +10,22 @@ from typing import Final
 
 from services.chassis import logs
 from services.chassis.database import Database
+from services.tool_registry.adapters.lease_statements import lives
+from services.tool_registry.domain.leases import LeaseWatch
 
 _POLL_SECONDS: Final = (0.02, 0.05, 0.1, 0.2)
 _RELEASE_RETRY_SECONDS: Final = 1.0
 
 # All or nothing, in order, so that two processes that want the same keys do not wait for each other in a circle.
-_TAKE: Final = """
+_TAKE: Final = f"""
 WITH taken AS (
     INSERT INTO tool_registry.resource_locks AS l (store_id, resource_key, holder, instance_id)
     SELECT $1, key, $3, $4 FROM unnest($2::text[]) WITH ORDINALITY AS wanted (key, position) ORDER BY position
     ON CONFLICT (store_id, resource_key) DO UPDATE SET holder = excluded.holder, instance_id = excluded.instance_id
-    WHERE NOT EXISTS (
-        SELECT FROM tool_registry.instances i
-        WHERE i.instance_id = l.instance_id AND i.instance_id <> $4 AND i.expires_at > clock_timestamp())
+    WHERE l.instance_id = $4 OR NOT {lives("l.instance_id", "$5", "$6")}
     RETURNING true)
 SELECT count(*) FROM taken
-"""
+"""  # noqa: S608  # constants only
 _GIVE_BACK: Final = """
 DELETE FROM tool_registry.resource_locks
 WHERE store_id = $1 AND resource_key = ANY ($2) AND holder = $3 AND instance_id = $4
@@ -45,9 +45,10 @@ class PostgresResourceLocks:
     them asks the database. Between processes the first that asks gets it.
     """
 
-    def __init__(self, database: Database, *, instance_id: str) -> None:
+    def __init__(self, database: Database, *, instance_id: str, watch: LeaseWatch) -> None:
         self._database = database
         self._instance_id = instance_id
+        self._watch = watch
         self._turns: dict[tuple[str, str], _Turn] = {}
 
     @asynccontextmanager
@@ -80,7 +81,9 @@ class PostgresResourceLocks:
         while True:
             try:
                 async with self._database.transaction() as connection:
-                    taken = await connection.fetchval(_TAKE, store_id, list(keys), holder, self._instance_id)
+                    taken = await connection.fetchval(
+                        _TAKE, store_id, list(keys), holder, self._instance_id, *self._watch.unrenewed()
+                    )
                     if taken != len(keys):
                         raise _Busy  # Rolls back what was taken.
             except _Busy:

@@ -51,6 +51,7 @@ from services.tool_registry.app.sources import Sources
 from services.tool_registry.app.worker_tools import WorkerTools
 from services.tool_registry.app.workers import WorkerHub, WorkerOptions
 from services.tool_registry.domain.definition import Caller
+from services.tool_registry.domain.leases import LeaseWatch
 from services.tool_registry.rpc.audit_servicer import AuditServicer
 from services.tool_registry.rpc.execution_servicer import ExecutionServicer
 from services.tool_registry.rpc.rule_servicer import RuleServicer
@@ -235,15 +236,18 @@ async def running(
     worker_options: WorkerOptions | None = None,
     store_calls_per_minute: int = 0,
     wrap_journal: Callable[[Journal], Journal] = lambda journal: journal,
+    watch_seconds: float = 1.0,
 ) -> AsyncIterator[Registry]:
     """Run a registry with these tools; several on one database are replicas."""
-    options = options or ExecutorOptions(grace_seconds=drain_seconds)
+    options = options or ExecutorOptions(grace_seconds=drain_seconds, renew_seconds=0.2)
     clock, stop, metrics = SystemClock(), asyncio.Event(), Metrics(f"registry_{name}")
     ids = IdSource(clock)
     instance_id = ids.new(name)
     async with Database(database_url, application_name="test", connections_max=8) as database:
         await database.migrate("tool_registry", "services.tool_registry.adapters.sql.migrations")
-        journal = wrap_journal(PostgresJournal(database, instance_id=instance_id, lease_seconds=options.lease_seconds))
+        watch = LeaseWatch(min(options.lease_seconds, watch_seconds))
+        own = PostgresJournal(database, instance_id=instance_id, lease_seconds=options.lease_seconds, watch=watch)
+        journal = wrap_journal(own)
         threads = PythonRunner(threads_max=threads_max)
         processes = ProcessRunner(threads, processes_max=processes_max)
         book, worker_book = PostgresToolBook(database), PostgresWorkerBook(database, instance_id=instance_id)
@@ -258,7 +262,7 @@ async def running(
         rules = Rules(PostgresRuleBook(database), catalog, runs=KnownRuns(), audit=policy.audit, ids=ids, clock=clock)
         parts = AttemptParts(
             journal=journal,
-            locks=PostgresResourceLocks(database, instance_id=instance_id),
+            locks=PostgresResourceLocks(database, instance_id=instance_id, watch=watch),
             runner=processes,
             secrets=known_secrets,
             policy=policy.calls,

@@ -16,6 +16,7 @@ from services.tool_registry.adapters.postgres_journal import PostgresJournal
 from services.tool_registry.app.executor import ExecutorOptions
 from services.tool_registry.app.ports import Journal
 from services.tool_registry.domain.execution import Outcome, succeeded
+from services.tool_registry.domain.leases import LeaseWatch
 from services.tool_registry.sdk import ReconcileResult, cannot_say, did_not_happen, happened
 from tests.poll import until
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, reason, running
@@ -111,7 +112,7 @@ async def test_a_late_end_of_a_process_that_was_given_up_changes_nothing(
     async with dead_process(database_url, registry, "pay", "call"):
         unknown = await registry.run("pay")
         async with Database(database_url, application_name="dead") as database:
-            journal = PostgresJournal(database, instance_id="dead", lease_seconds=60)
+            journal = PostgresJournal(database, instance_id="dead", lease_seconds=60, watch=LeaseWatch(60))
             stands = await journal.end(("acme", "call"), succeeded(b'"late"', 1.0))
             assert stands.outcome is Outcome.UNKNOWN
         assert await registry.run("pay") == unknown
@@ -158,6 +159,34 @@ async def test_a_living_process_is_waited_for(database_url: str, registry: Regis
         assert not done
         await database_is_told(database_url, alive=False)
         assert outcome(await asked) == "UNKNOWN OUTCOME_UNKNOWN"
+
+
+@pytest.mark.parametrize("name", ["pay", "order"])
+async def test_a_jump_of_the_clock_ends_no_lease(database_url: str, tmp_path: Path, world: World, name: str) -> None:
+    """For the database all leases have ended then: nobody concludes that before it has waited for a whole one."""
+    kept: list[Journal] = []
+    slow = ExecutorOptions(lease_seconds=60, renew_seconds=60)
+    move = "UPDATE tool_registry.instances SET expires_at = expires_at - interval '2 hours'"
+
+    def keep(journal: Journal) -> Journal:
+        kept.append(journal)
+        return journal
+
+    async with (
+        running(database_url, tmp_path, world.tools(), options=slow, watch_seconds=60, wrap_journal=keep) as asker,
+        running(database_url, tmp_path, world.tools(), name="b", options=slow) as holder,
+    ):
+        held = asyncio.ensure_future(holder.run(name, {"wait": True}, timeout_seconds=60))
+        await world.begun.wait()
+        await execute(database_url, f"{move} WHERE instance_id LIKE 'b%'")
+        await kept[0].renew()
+        await kept[0].forget(86400)
+        asked = asyncio.ensure_future(asker.run(name, {"wait": True}, timeout_seconds=60))
+        done, _ = await asyncio.wait({asked, held}, timeout=0.5)
+        assert not done
+        world.release.set()
+        assert outcome(await asked) == outcome(await held) == "SUCCEEDED"
+    assert len(world.effects) == 1
 
 
 async def test_a_gated_call_never_runs_without_its_approval(registry: Registry, world: World) -> None:
@@ -221,7 +250,7 @@ async def test_old_entries_are_forgotten_and_young_ones_are_not(database_url: st
         database_url, "UPDATE tool_registry.executions SET ended_at = now() - interval '2 days' WHERE call_id = 'old'"
     )
     async with Database(database_url, application_name="test") as database:
-        journal = PostgresJournal(database, instance_id="x", lease_seconds=1)
+        journal = PostgresJournal(database, instance_id="x", lease_seconds=1, watch=LeaseWatch(1))
         assert await journal.forget(86400) == 1
         assert await journal.look(("acme", "old")) is None
         assert await journal.look(("acme", "young")) is not None
