@@ -63,7 +63,6 @@ from services.tool_registry.builtin.question import question_tools
 from services.tool_registry.builtin.stored_results import result_tools
 from services.tool_registry.builtin.web import web_tools
 from services.tool_registry.domain.files import FileLimits
-from services.tool_registry.domain.leases import LeaseWatch
 from services.tool_registry.domain.mail_server import read_smtp_url
 from services.tool_registry.domain.workers import SOURCE_KIND as WORKER
 from services.tool_registry.rpc.audit_servicer import AuditServicer
@@ -85,9 +84,7 @@ async def main(stop: Stop) -> None:
         await database.migrate("tool_registry", "services.tool_registry.adapters.sql.migrations")
         # An entry of the journal must not look alive because a later process has the same name.
         instance_id = service.ids.new(settings.instance_id)
-        lease_seconds = settings.execution_lease_seconds
-        watch = LeaseWatch(lease_seconds)
-        journal = PostgresJournal(database, instance_id=instance_id, lease_seconds=lease_seconds, watch=watch)
+        journal = PostgresJournal(database, instance_id=instance_id, lease_seconds=settings.execution_lease_seconds)
         threads = PythonRunner(threads_max=settings.tool_threads_max)
         runner = await service.enter(ProcessRunner(threads, processes_max=settings.tool_processes_max))
         secrets = FileSecrets.read(settings.tool_secrets_file)
@@ -113,7 +110,7 @@ async def main(stop: Stop) -> None:
         )
         parts = AttemptParts(
             journal=journal,
-            locks=PostgresResourceLocks(database, instance_id=instance_id, watch=watch),
+            locks=PostgresResourceLocks(database, instance_id=instance_id, watch=journal.watch),
             runner=runner,
             secrets=secrets,
             policy=policy.calls,

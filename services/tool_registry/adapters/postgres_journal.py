@@ -101,16 +101,14 @@ _CANCELLED_BEFORE: Final = ended_badly(Outcome.CANCELLED, "CANCELLED", "the call
 
 
 class PostgresJournal:
-    """The Journal port. `instance_id` must be new for each start of a process.
+    """The Journal port. `instance_id` must be new for each start of a process."""
 
-    Each renewal shows `watch` the leases of the other processes.
-    """
-
-    def __init__(self, database: Database, *, instance_id: str, lease_seconds: float, watch: LeaseWatch) -> None:
+    def __init__(self, database: Database, *, instance_id: str, lease_seconds: float) -> None:
         self._database = database
         self._instance_id = instance_id
         self._lease_seconds = lease_seconds
-        self._watch = watch
+        self.watch = LeaseWatch(lease_seconds)
+        """The leases of the other processes, as each renewal of the own one finds them."""
 
     async def begin(
         self, call: JournalCall, *, unacted: Collection[str] = ()
@@ -134,7 +132,7 @@ class PostgresJournal:
 
     async def known(self, call: JournalCall) -> ExecutionResult | HeldElsewhere | None:
         async with self._database.acquire(urgent=True) as connection:
-            row = await connection.fetchrow(_READ, *call.key, self._instance_id, *self._watch.unrenewed())
+            row = await connection.fetchrow(_READ, *call.key, self._instance_id, *self.watch.unrenewed())
         if row is None:
             return None
         match self._step(row, call, ()):
@@ -147,14 +145,14 @@ class PostgresJournal:
 
     async def look(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
         async with self._database.acquire(urgent=True) as connection:
-            row = await connection.fetchrow(_READ, *key, self._instance_id, *self._watch.unrenewed())
+            row = await connection.fetchrow(_READ, *key, self._instance_id, *self.watch.unrenewed())
         return None if row is None else self._standing(row)
 
     async def end(self, key: CallKey, result: ExecutionResult) -> ExecutionResult:
         async with self._database.acquire(urgent=True) as connection:
             if await self._write_end(connection, key, result):
                 return result
-            row = await connection.fetchrow(_READ, *key, self._instance_id, *self._watch.unrenewed())
+            row = await connection.fetchrow(_READ, *key, self._instance_id, *self.watch.unrenewed())
         standing = None if row is None else _result(row)
         return standing or result
 
@@ -178,7 +176,7 @@ class PostgresJournal:
     async def cancel(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
         async with self._database.acquire(urgent=True) as connection:
             await connection.execute(_CANCEL, *key, _CANCELLED_BEFORE.content)
-            row = await connection.fetchrow(_READ, *key, self._instance_id, *self._watch.unrenewed())
+            row = await connection.fetchrow(_READ, *key, self._instance_id, *self.watch.unrenewed())
         if row is None or not row["fingerprint"]:
             return None
         return self._standing(row)
@@ -189,7 +187,7 @@ class PostgresJournal:
             rows = await connection.fetch(_TO_CANCEL, self._instance_id)
             asked_at = time.monotonic()
             leases = await connection.fetch(_INSTANCES, self._instance_id)
-            self._watch.see(
+            self.watch.see(
                 {row["instance_id"]: row["expires_at"] for row in leases}, asked_at=asked_at, now=time.monotonic()
             )
             if others:
@@ -203,14 +201,14 @@ class PostgresJournal:
     async def forget(self, older_than_seconds: float) -> int:
         async with self._database.acquire(urgent=True) as connection:
             tag = await connection.execute(_FORGET, older_than_seconds)
-            await connection.execute(_FORGET_LOCKS, *self._watch.unrenewed())
-            await connection.execute(_FORGET_INSTANCES, *self._watch.unrenewed())
+            await connection.execute(_FORGET_LOCKS, *self.watch.unrenewed())
+            await connection.execute(_FORGET_INSTANCES, *self.watch.unrenewed())
         return int(tag.rpartition(" ")[2])
 
     async def _resume(
         self, connection: Connection, call: JournalCall, unacted: Collection[str]
     ) -> Begun | HeldElsewhere | ExecutionResult:
-        row = await connection.fetchrow(_LOCK, *call.key, self._instance_id, *self._watch.unrenewed())
+        row = await connection.fetchrow(_LOCK, *call.key, self._instance_id, *self.watch.unrenewed())
         if row is None or not row["asker_alive"]:
             # Without a lease what runs here could be taken for dead.
             raise DependencyUnavailable("this process has lost its lease; ask again")

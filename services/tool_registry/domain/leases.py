@@ -19,13 +19,13 @@ class LeaseWatch:
     """
 
     def __init__(self, lease_seconds: float) -> None:
-        self._lease_seconds = lease_seconds
+        self.lease_seconds = lease_seconds
         self._since: dict[str, tuple[datetime, float]] = {}
         self._seen_at = 0.0
 
     def see(self, ends: Mapping[str, datetime], *, asked_at: float, now: float) -> None:
         """Take in when the leases end, as the record said when asked at `asked_at`, and answered until `now`."""
-        since = self._since if asked_at - self._seen_at <= self._lease_seconds * _GAP_PART else {}
+        since = self._since if asked_at - self._seen_at <= self.lease_seconds * _GAP_PART else {}
         self._since = {
             holder: known if (known := since.get(holder)) is not None and known[0] == end else (end, now)
             for holder, end in ends.items()
@@ -37,7 +37,5 @@ class LeaseWatch:
 
         They have no lease if the record has the same end still, and says that it has passed.
         """
-        found = [
-            (holder, end) for holder, (end, at) in self._since.items() if self._seen_at - at >= self._lease_seconds
-        ]
+        found = [(holder, end) for holder, (end, at) in self._since.items() if self._seen_at - at >= self.lease_seconds]
         return [holder for holder, _ in found], [end for _, end in found]

@@ -51,7 +51,6 @@ from services.tool_registry.app.sources import Sources
 from services.tool_registry.app.worker_tools import WorkerTools
 from services.tool_registry.app.workers import WorkerHub, WorkerOptions
 from services.tool_registry.domain.definition import Caller
-from services.tool_registry.domain.leases import LeaseWatch
 from services.tool_registry.rpc.audit_servicer import AuditServicer
 from services.tool_registry.rpc.execution_servicer import ExecutionServicer
 from services.tool_registry.rpc.rule_servicer import RuleServicer
@@ -241,13 +240,10 @@ async def running(
     """Run a registry with these tools; several on one database are replicas."""
     options = options or ExecutorOptions(grace_seconds=drain_seconds, renew_seconds=0.2)
     clock, stop, metrics = SystemClock(), asyncio.Event(), Metrics(f"registry_{name}")
-    ids = IdSource(clock)
-    instance_id = ids.new(name)
+    instance_id = (ids := IdSource(clock)).new(name)
     async with Database(database_url, application_name="test", connections_max=8) as database:
         await database.migrate("tool_registry", "services.tool_registry.adapters.sql.migrations")
-        watch = LeaseWatch(min(options.lease_seconds, watch_seconds))
-        own = PostgresJournal(database, instance_id=instance_id, lease_seconds=options.lease_seconds, watch=watch)
-        journal = wrap_journal(own)
+        journal, locks = _journal(database, instance_id, options, watch_seconds)
         threads = PythonRunner(threads_max=threads_max)
         processes = ProcessRunner(threads, processes_max=processes_max)
         book, worker_book = PostgresToolBook(database), PostgresWorkerBook(database, instance_id=instance_id)
@@ -261,14 +257,14 @@ async def running(
         policy = policy_parts(database, clock, store_calls_per_minute=store_calls_per_minute)
         rules = Rules(PostgresRuleBook(database), catalog, runs=KnownRuns(), audit=policy.audit, ids=ids, clock=clock)
         parts = AttemptParts(
-            journal=journal,
-            locks=PostgresResourceLocks(database, instance_id=instance_id, watch=watch),
+            journal=wrap_journal(journal),
+            locks=locks,
             runner=processes,
             secrets=known_secrets,
             policy=policy.calls,
             clock=clock,
         )
-        permits = Permits(rules, journal)
+        permits = Permits(rules, parts.journal)
         executor = _executor(catalog, permits, parts, observer=observer, stop=stop, options=options)
         _watch(observer, executor, threads, processes)
         sources = Sources(store=source_store, book=book, catalog=catalog, connectors=kinds, clock=clock)
@@ -294,6 +290,15 @@ async def running(
                 forget_rule_uses=permits.forget,
             )
             stop.set()
+
+
+def _journal(
+    database: Database, instance_id: str, options: ExecutorOptions, watch_seconds: float
+) -> tuple[PostgresJournal, PostgresResourceLocks]:
+    """Return what processes share; `watch_seconds` at most stand for the lease that another one is watched for."""
+    journal = PostgresJournal(database, instance_id=instance_id, lease_seconds=options.lease_seconds)
+    journal.watch.lease_seconds = min(options.lease_seconds, watch_seconds)
+    return journal, PostgresResourceLocks(database, instance_id=instance_id, watch=journal.watch)
 
 
 def _executor(

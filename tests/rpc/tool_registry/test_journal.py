@@ -16,7 +16,6 @@ from services.tool_registry.adapters.postgres_journal import PostgresJournal
 from services.tool_registry.app.executor import ExecutorOptions
 from services.tool_registry.app.ports import Journal
 from services.tool_registry.domain.execution import Outcome, succeeded
-from services.tool_registry.domain.leases import LeaseWatch
 from services.tool_registry.sdk import ReconcileResult, cannot_say, did_not_happen, happened
 from tests.poll import until
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, reason, running
@@ -112,7 +111,7 @@ async def test_a_late_end_of_a_process_that_was_given_up_changes_nothing(
     async with dead_process(database_url, registry, "pay", "call"):
         unknown = await registry.run("pay")
         async with Database(database_url, application_name="dead") as database:
-            journal = PostgresJournal(database, instance_id="dead", lease_seconds=60, watch=LeaseWatch(60))
+            journal = PostgresJournal(database, instance_id="dead", lease_seconds=60)
             stands = await journal.end(("acme", "call"), succeeded(b'"late"', 1.0))
             assert stands.outcome is Outcome.UNKNOWN
         assert await registry.run("pay") == unknown
@@ -250,7 +249,7 @@ async def test_old_entries_are_forgotten_and_young_ones_are_not(database_url: st
         database_url, "UPDATE tool_registry.executions SET ended_at = now() - interval '2 days' WHERE call_id = 'old'"
     )
     async with Database(database_url, application_name="test") as database:
-        journal = PostgresJournal(database, instance_id="x", lease_seconds=1, watch=LeaseWatch(1))
+        journal = PostgresJournal(database, instance_id="x", lease_seconds=1)
         assert await journal.forget(86400) == 1
         assert await journal.look(("acme", "old")) is None
         assert await journal.look(("acme", "young")) is not None

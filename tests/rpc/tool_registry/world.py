@@ -18,7 +18,6 @@ from services.tool_registry.adapters.postgres_journal import PostgresJournal
 from services.tool_registry.app.ports import Begun, JournalCall
 from services.tool_registry.domain.definition import Effect
 from services.tool_registry.domain.digest import call_digest
-from services.tool_registry.domain.leases import LeaseWatch
 from services.tool_registry.sdk import Category, ReconcileResult, Tool, ToolContext, cannot_say, tool
 from tests.rpc.tool_registry.registry import Registry, reason
 
@@ -75,7 +74,7 @@ async def dead_process(database_url: str, registry: Registry, tool_name: str, ca
     """A process that began a call, and then was heard of no more."""
     effect = Effect.RECONCILABLE if tool_name == "order" else Effect.AT_MOST_ONCE
     async with Database(database_url, application_name="dead") as database:
-        journal = PostgresJournal(database, instance_id="dead", lease_seconds=60, watch=LeaseWatch(60))
+        journal = PostgresJournal(database, instance_id="dead", lease_seconds=60)
         await journal.renew()
         begun = await journal.begin(
             JournalCall(
