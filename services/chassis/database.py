@@ -199,7 +199,9 @@ class Database:
     def _cut(self) -> None:
         """Have those who wait for a server that does not answer wait no longer."""
         for connection in self._held:
-            connection.terminate()
+            # One of before, whose holder has not noticed yet.
+            with suppress(asyncpg.InterfaceError):
+                connection.terminate()
 
     async def _renew(self) -> None:
         """Give out none of the sessions that are open now again."""

@@ -73,6 +73,8 @@ class Heartbeat:
                 await self.check()
             except DependencyUnavailable as error:
                 _log.debug("database.unusable", error=error.message)
+            except Exception:  # noqa: BLE001  # without looks, nobody would learn that the server is back
+                _log.exception("database.look_failed")
             await asyncio.sleep(_INTERVAL_SECONDS)
 
     async def _look_once(self) -> None:
