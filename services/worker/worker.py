@@ -33,6 +33,8 @@ _BACKOFF_SECONDS: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
 _UNSENT_MAX: Final = 1000
 # It goes on where the same hello may be taken later; any other error is for whoever runs the worker.
 _PASSING: Final = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "UNKNOWN"}
+# A suite that starts listens a moment before it says where.
+_KEYLESS_MAX: Final = 5
 
 Call = tuple[str, int]
 Request = worker_pb2.AttachWorkerRequest
@@ -55,7 +57,7 @@ class Worker:
     """
 
     def __init__(self, address: str, *, name: str, api_key: str | None = None, calls_max: int = 8) -> None:
-        self._address, self._key = address, api_key
+        self._address, self._key, self._keyless = address, api_key, 0
         self._group_name, self._calls_max = name, calls_max
         self._worker_id = f"w-{secrets.token_hex(8)}"
         self._threads = ThreadPoolExecutor(calls_max, thread_name_prefix=f"worker-{name}")
@@ -114,13 +116,13 @@ class Worker:
             with suppress(NotImplementedError, RuntimeError, ValueError):  # Not in the main thread, or on Windows.
                 loop.add_signal_handler(number, self.drain)
         try:
-            async with open_channel(self._address, service_key=self._find_key()) as channel:
+            async with open_channel(self._address) as channel:
                 while not self._is_draining or self._running or self._results:
                     heard_at = self._heard_at
                     try:
-                        await self._attach(WorkerServiceStub(channel).AttachWorker())
+                        await self._attach(WorkerServiceStub(channel).AttachWorker(metadata=self._credential()))
                     except grpc.aio.AioRpcError as error:
-                        if error.code().name not in _PASSING:
+                        if not self._is_passing(error.code()):
                             raise
                         _log.warning("worker.stream_broken", code=error.code().name)
                     except TimeoutError:
@@ -135,8 +137,16 @@ class Worker:
             await end([running.task for running in self._running.values()])
             self._threads.shutdown(wait=False)
 
-    def _find_key(self) -> str | None:
-        return self._key or find_key(self._address.split(","), environment=os.environ)
+    def _is_passing(self, code: grpc.StatusCode) -> bool:
+        if self._key is None and code is grpc.StatusCode.UNAUTHENTICATED:
+            self._keyless += 1
+            return self._keyless < _KEYLESS_MAX
+        return code.name in _PASSING
+
+    def _credential(self) -> tuple[tuple[str, str], ...]:
+        """Look for the key until there is one: the suite may start after this worker."""
+        self._key = self._key or find_key(self._address.split(","), environment=os.environ)
+        return (("authorization", f"Bearer {self._key}"),) if self._key else ()
 
     async def _attach(self, stream: Any) -> None:
         self._outgoing = asyncio.Queue()

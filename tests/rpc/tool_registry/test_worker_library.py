@@ -17,6 +17,7 @@ from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
 
 from services.chassis.local_key import LOCAL_KEY as LOCAL_KEY_FILE
+from services.chassis.local_key import find_key
 from services.chassis.rpc_client import open_channel
 from services.launcher.secrets import SecretFiles
 from services.tool_registry.app.workers import WorkerOptions
@@ -174,11 +175,20 @@ async def _has(registry: Registry, tool: str) -> bool:
 async def test_a_worker_finds_the_key_of_the_suite_whose_folder_it_is_told(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against a process as it is deployed."""
+    """Against a process as it is deployed, whose launcher says a moment later where it listens."""
+    looks = 0
+
+    def look(*arguments: Any, **named: Any) -> str | None:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            SecretFiles(tmp_path / "secrets").put(LOCAL_KEY_FILE, LOCAL_KEY)
+            (tmp_path / "endpoints.json").write_text(json.dumps({"services": {"tool-registry": [{"grpc": address}]}}))
+        return find_key(*arguments, **named)
+
+    monkeypatch.setattr("services.worker.worker.find_key", look)
+    monkeypatch.setenv("PAWL_DATA", str(tmp_path))
     async with process(database_url, tmp_path, "a") as (registry, address):
-        SecretFiles(tmp_path / "secrets").put(LOCAL_KEY_FILE, LOCAL_KEY)
-        (tmp_path / "endpoints.json").write_text(json.dumps({"services": {"tool-registry": [{"grpc": address}]}}))
-        monkeypatch.setenv("PAWL_DATA", str(tmp_path))
         worker = Worker(address, name="billing")
 
         @worker.tool(category="SAFE")
