@@ -13,7 +13,10 @@ from services.errors import PawlError, by_reason
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 
 _NEXT: Final = {
-    "UNAUTHENTICATED": "Set PAWL_API_KEY to your key; `pawl up` keeps one in secrets/local-key of its data folder.",
+    "UNAUTHENTICATED": (
+        "Set PAWL_API_KEY to your key. That of a suite on this machine is found without, in the folder where"
+        " `pawl up` runs or with --data FOLDER, for addresses as `pawl up` shows them."
+    ),
     "PERMISSION_DENIED": "Use a key with the right role.",
     "RUN_NOT_FOUND": "`pawl runs` lists yours.",
     "ATTENTION_NOT_NEEDED": "`pawl attention` lists the runs that need an operator.",

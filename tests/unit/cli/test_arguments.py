@@ -171,8 +171,8 @@ def test_an_address_of_another_form_is_refused(address: str, tmp_path: Path) -> 
         (
             Unauthenticated("the key is not known"),
             (
-                "The key is not known. Set PAWL_API_KEY to your key; `pawl up` keeps one in secrets/local-key of its"
-                " data folder."
+                "The key is not known. Set PAWL_API_KEY to your key. That of a suite on this machine is found without,"
+                " in the folder where `pawl up` runs or with --data FOLDER, for addresses as `pawl up` shows them."
             ),
         ),
         (
