@@ -98,13 +98,15 @@ class ClockSweep:
     async def run(self) -> None:
         """Look every second."""
         while True:
-            time, now = (await self._due_times.time()).timestamp(), self._clock.monotonic()
-            seen_time, seen_at = self._seen or (time, now)
-            back_seconds = seen_time + (now - seen_at) - time
+            asked_at = self._clock.monotonic()
+            time = (await self._due_times.time()).timestamp()
+            seen_time, seen_at = self._seen or (time, asked_at)
+            # So much has passed at least, however long an answer has waited for this process to read it.
+            back_seconds = seen_time + (asked_at - seen_at) - time
             if back_seconds > _BACK_SECONDS_MIN:
                 count = await self._due_times.bring_forward(back_seconds)
                 _log.warning("database.clock_went_back", seconds=round(back_seconds, 1), runs=count)
-            self._seen = time, now
+            self._seen = time, self._clock.monotonic()
             await self._clock.sleep(_CLOCK_SECONDS)
 
 

@@ -21,11 +21,14 @@ class JumpingDatabase:
         self.ahead_seconds = 0.0
         self.brought_forward: list[float] = []
         self.is_away = False
+        self.answer_takes_seconds = 0.0
 
     async def time(self) -> datetime:
         if self.is_away:
             raise DependencyUnavailable
-        return datetime.fromtimestamp(self.clock.now() + self.ahead_seconds, UTC)
+        time = datetime.fromtimestamp(self.clock.now() + self.ahead_seconds, UTC)
+        await asyncio.sleep(self.answer_takes_seconds)
+        return time
 
     async def bring_forward(self, seconds: float) -> int:
         self.brought_forward.append(round(seconds, 3))
@@ -45,6 +48,21 @@ def test_only_a_clock_that_went_back_brings_runs_forward(jumps: tuple[float, ...
         await asyncio.sleep(5.5)
         sweeping.cancel()
         assert database.brought_forward == seen
+
+    virtual_time.run(main())
+
+
+def test_an_answer_that_is_read_late_is_no_clock_that_went_back() -> None:
+    """As of a process that was frozen: leases that were just renewed would end."""
+
+    async def main() -> None:
+        database = JumpingDatabase()
+        sweeping = asyncio.create_task(ClockSweep(database, database.clock).run())
+        for seconds in (0.0, 8.0, 0.0, 0.5, 20.0, 0.0):
+            database.answer_takes_seconds = seconds
+            await asyncio.sleep(30.5)
+        sweeping.cancel()
+        assert database.brought_forward == []
 
     virtual_time.run(main())
 
