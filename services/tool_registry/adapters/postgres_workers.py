@@ -206,6 +206,7 @@ def _view(row: asyncpg.Record) -> CallView:
         state=CallState(row["state"]),
         purpose=Purpose(row["purpose"]),
         is_lost=row["is_lost"],
+        is_given_up=row["is_given_up"],
         progress=None if progress is None else msgspec.msgpack.decode(progress, type=Progress),
         answer=None if answer is None else msgspec.msgpack.decode(answer, type=Answer),
     )

@@ -161,7 +161,7 @@ FROM tool_registry.worker_calls c WHERE c.store_id = $1 AND c.group_name = $2 AN
 AND c.lease_epoch >= $5
 """
 LOOK: Final = f"""
-SELECT c.state, c.purpose, c.progress, c.answer, {_IS_LOST} AS is_lost
+SELECT c.state, c.purpose, c.progress, c.answer, {_IS_LOST} AS is_lost, c.is_lost AS is_given_up
 FROM tool_registry.worker_calls c WHERE {_OWN}
 """
 HAND_OUT_AGAIN: Final = f"""
@@ -212,8 +212,8 @@ WHERE NOT EXISTS (
     AND c.state = 'HELD' AND NOT c.is_lost AND NOT c.cancel_requested)
 """
 FORGET_CALLS: Final = """
-DELETE FROM tool_registry.worker_calls WHERE deadline < clock_timestamp() - interval '10 minutes'
+DELETE FROM tool_registry.worker_calls WHERE deadline < clock_timestamp() - interval '1 day'
 """
 FORGET_WORKERS: Final = """
-DELETE FROM tool_registry.workers WHERE expires_at < clock_timestamp() - interval '10 minutes'
+DELETE FROM tool_registry.workers WHERE expires_at < clock_timestamp() - interval '1 day'
 """

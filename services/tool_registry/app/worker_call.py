@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
@@ -36,7 +37,8 @@ T = TypeVar("T")
 class PendingCall:
     """Waits for the answer to a call that was written down, through the loss of workers.
 
-    `news` is set by whoever learns that something came for the call.
+    `news` is set by whoever learns that something came for the call, and again and again while its worker is lost:
+    that is believed when it has been so for `silence_seconds`.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class PendingCall:
         book: WorkerBook,
         clock: Clock,
         report: Callable[[float | None, str], None],
+        silence_seconds: float,
     ) -> None:
         self.call = call
         self.key: CallKey = (call.store_id, call.call_id)
@@ -57,6 +60,8 @@ class PendingCall:
         self._clock = clock
         margin = min(_MARGIN_SECONDS_MAX, call.seconds * _MARGIN_PART)
         self._give_up_at = clock.monotonic() + call.seconds - margin
+        self._silence_seconds = silence_seconds
+        self._lost_since = self._looked_at = -math.inf
         self._may_have_begun = False
         self._progress: Progress | None = None
 
@@ -106,7 +111,10 @@ class PendingCall:
         if view is None:
             raise self._gone()
         self._show(view)
+        is_believed = self._is_believed(view)
         if view.is_lost:
+            if not is_believed:
+                return None
             self._may_have_begun = True
             await self._go_on_without_worker(view.purpose)
         elif view.state is CallState.DONE:
@@ -116,6 +124,20 @@ class PendingCall:
                 raise await self._nobody(view.purpose)
             self.news.set()  # Somebody has taken it in this moment.
         return None
+
+    def _is_believed(self, view: CallView) -> bool:
+        """Whether a worker is lost that the record calls lost.
+
+        After a jump of the record's clock it says so of all workers until their processes renew their leases, as they
+        do all the time; unless the record is away, as it may be between two looks.
+        """
+        now, looked_at = self._clock.monotonic(), self._looked_at
+        self._looked_at = now
+        if not view.is_lost:
+            self._lost_since = -math.inf
+        elif math.isinf(self._lost_since) or now - looked_at > self._silence_seconds / 2:
+            self._lost_since = now
+        return view.is_given_up or now - self._lost_since >= self._silence_seconds
 
     async def _taken(self, view: CallView) -> Answer | None:
         answer = view.answer

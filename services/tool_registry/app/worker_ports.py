@@ -36,7 +36,9 @@ class CallView:
     state: CallState
     purpose: Purpose
     is_lost: bool
-    """Its worker's lease is over, or it came back without the call."""
+    """Its worker's lease is over, by the clock of the record, or it came back without the call."""
+    is_given_up: bool
+    """It came back without the call."""
     progress: Progress | None
     answer: Answer | None
 

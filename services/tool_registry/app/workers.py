@@ -54,6 +54,7 @@ from services.tool_registry.sdk.tool import forwarded
 
 _SILENT_LEASES: Final = 3
 _HEARTBEATS_PER_LEASE: Final = 3
+_LOOKS_PER_SILENCE: Final = 4
 _RETRY_SECONDS: Final = 0.3
 # For the last frames of a stream that ends.
 _FLUSH_SECONDS: Final = 1.0
@@ -69,6 +70,11 @@ class WorkerOptions:
     poll_seconds: float = 1.0
     progress_seconds: float = 0.2
     forget_seconds: float = 60.0
+
+    @property
+    def silence_seconds(self) -> float:
+        """How long a worker is lost before that is believed: its process renews what lives at every look."""
+        return max(self.lease_seconds / _HEARTBEATS_PER_LEASE, self.poll_seconds * _LOOKS_PER_SILENCE)
 
 
 class WorkerHub:
@@ -151,7 +157,12 @@ class WorkerHub:
             token=secrets.token_hex(16),
         )
         pending = PendingCall(
-            call, effect=entry.definition.effect, book=self._book, clock=self._clock, report=context.progress
+            call,
+            effect=entry.definition.effect,
+            book=self._book,
+            clock=self._clock,
+            report=context.progress,
+            silence_seconds=self._options.silence_seconds,
         )
         earlier = self._pending.get(pending.key)
         self._pending[pending.key] = pending

@@ -206,6 +206,31 @@ async def test_a_call_reaches_a_worker_of_another_replica(database_url: str, tmp
         assert [content(response.result) async for response in responses] == ["done"]
 
 
+@pytest.mark.parametrize("tool", [IDEMPOTENT, RECONCILABLE, AT_MOST_ONCE])
+async def test_a_jump_of_the_clock_loses_no_worker(
+    database_url: str, tmp_path: Path, tool: tool_pb2.ToolDefinition
+) -> None:
+    """For the database all leases have ended then, until the processes that workers are attached to renew them."""
+    renewing = WorkerOptions(lease_seconds=60.0, poll_seconds=60.0)
+    async with (
+        running(database_url, tmp_path, worker_options=LASTING) as here,
+        running(database_url, tmp_path, name="b", worker_options=renewing) as there,
+        attached(there, tool) as worker,
+    ):
+        asked, call = await begun(here, worker)
+        connection = await asyncpg.connect(database_url)
+        move = "SET expires_at = expires_at - interval '2 hours'"
+        try:
+            await connection.execute(f"UPDATE tool_registry.workers {move}")
+            done, _ = await asyncio.wait({asked}, timeout=1)
+            assert not done
+            await connection.execute(f"UPDATE tool_registry.workers {move.replace('-', '+')}")
+        finally:
+            await connection.close()
+        assert await answer(worker, call) == Status.RESULT_STATUS_ACCEPTED
+        assert outcome(await asked) == "SUCCEEDED"
+
+
 async def test_a_cancel_reaches_a_worker_of_another_replica(database_url: str, tmp_path: Path) -> None:
     async with (
         running(database_url, tmp_path, worker_options=LASTING) as here,
