@@ -22,18 +22,21 @@ T = TypeVar("T")
 PROCESSES_MAX: Final = 3
 WAITING_MAX: Final = 200
 WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Jobs of a store, the one under way among them."""
+"""Short jobs of a store, or long ones, the one under way among them."""
 
 _PROGRAM: Final = (
     "import sys; sys.path[:] = sys.argv[1:]; from services.tool_registry.adapters.helper_process import main; main()"
 )
 _SETTINGS_PREFIXES: Final = ("PAWL_", "OPENAI_")
 _LENGTH_BYTES: Final = 4
+_EXIT_SECONDS: Final = 5.0
 # A limit of processor time is what counts. This one is for a process that does not even get to run.
 _WALL_FACTOR: Final = 20
 _WALL_SECONDS: Final = 30.0
 # Those of the job itself. Another one may have ended a process between two jobs, as a machine without memory does.
 _LIMITS: Final = (-signal.SIGPROF, OUT_OF_MEMORY)
+_SHORT_CPU_SECONDS: Final = 1.0
+"""What may take longer is long: a page, or a document. Checks of calls are short."""
 _SLOW_CPU_SECONDS: Final = 0.1
 _SLOW_FOR_SECONDS: Final = 60.0
 
@@ -42,7 +45,7 @@ _log = logs.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Turn:
-    """The place of a store: one job at a time."""
+    """The place of a store, for its short jobs or for its long ones: one at a time."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting: int = 0
@@ -52,15 +55,16 @@ class _Turn:
 class Helpers:
     """The Helper port: processes of the registry's own code, one job each at a time.
 
-    A store has one job at a time, and stores that have asked for much lately leave
-    one process to the others: so no store waits for what another one has written.
+    A store has one short and one long job at a time. Long ones, and the short ones of
+    stores that have asked for much lately, leave one process to the others: so no
+    store waits for what another one has written, and no call for a page.
     A job that nobody waits for any more goes on to its end, which its limit says.
     """
 
     def __init__(self, *, processes_max: int = PROCESSES_MAX) -> None:
         self._free = asyncio.Semaphore(processes_max)
         self._slow_free = asyncio.Semaphore(max(processes_max - 1, 1))
-        self._turns: dict[str, _Turn] = {}
+        self._turns: dict[tuple[str, bool], _Turn] = {}
         self._slow_until: dict[str, float] = {}
         self._idle: list[_Process] = []
         self._jobs: set[asyncio.Task[Any]] = set()
@@ -76,15 +80,16 @@ class Helpers:
             await self._idle.pop().end()
 
     async def run(self, store_id: str, function: Callable[..., T], *arguments: Any, cpu_seconds: float) -> T:
-        turn = self._turns.get(store_id, _Turn())
+        is_long = cpu_seconds > _SHORT_CPU_SECONDS
+        turn = self._turns.get((store_id, is_long), _Turn())
         request = pickle.dumps((function, arguments, cpu_seconds))
         if turn.waiting >= WAITING_MAX or turn.waiting_bytes + len(request) > WAITING_BYTES_MAX:
             raise Overloaded("too much of this store waits to be checked: try again later")
-        self._turns[store_id] = turn
+        self._turns[store_id, is_long] = turn
         turn.waiting += 1
         turn.waiting_bytes += len(request)
         seconds = _WALL_SECONDS + _WALL_FACTOR * cpu_seconds
-        job = asyncio.ensure_future(self._in_turn(store_id, turn, request, seconds))
+        job = asyncio.ensure_future(self._in_turn(store_id, turn, request, seconds, is_long=is_long))
         self._jobs.add(job)
         job.add_done_callback(self._done)
         is_value, value = await asyncio.shield(job)
@@ -98,25 +103,29 @@ class Helpers:
         if not job.cancelled():
             job.exception()  # Seen, also when nobody wants it any more.
 
-    def _note_slow(self, store_id: str) -> None:
+    def _note_slow(self, store_id: str, *, is_long: bool) -> None:
+        if is_long:
+            return  # It has left a process to the others anyway, and says nothing of the store's calls.
         now = asyncio.get_running_loop().time()
         self._slow_until = {store: until for store, until in self._slow_until.items() if until > now}
         self._slow_until[store_id] = now + _SLOW_FOR_SECONDS
 
-    async def _in_turn(self, store_id: str, turn: _Turn, request: bytes, seconds: float) -> tuple[bool, Any]:
+    async def _in_turn(
+        self, store_id: str, turn: _Turn, request: bytes, seconds: float, *, is_long: bool
+    ) -> tuple[bool, Any]:
         try:
             async with turn.lock, contextlib.AsyncExitStack() as places:
-                if self._slow_until.get(store_id, 0.0) > asyncio.get_running_loop().time():
+                if is_long or self._slow_until.get(store_id, 0.0) > asyncio.get_running_loop().time():
                     await places.enter_async_context(self._slow_free)
                 await places.enter_async_context(self._free)
-                return await self._ask(store_id, request, seconds)
+                return await self._ask(store_id, request, seconds, is_long=is_long)
         finally:
             turn.waiting -= 1
             turn.waiting_bytes -= len(request)
             if not turn.waiting:
-                self._turns.pop(store_id, None)
+                self._turns.pop((store_id, is_long), None)
 
-    async def _ask(self, store_id: str, request: bytes, seconds: float) -> tuple[bool, Any]:
+    async def _ask(self, store_id: str, request: bytes, seconds: float, *, is_long: bool) -> tuple[bool, Any]:
         while True:
             is_new = not self._idle
             process = await _Process.start() if is_new else self._idle.pop()
@@ -134,13 +143,13 @@ class Helpers:
             if is_new and status > 0 and status not in _LIMITS:
                 raise DependencyUnavailable("no process can be started to check this with: try again later")
             if is_new or status in _LIMITS:
-                self._note_slow(store_id)
+                self._note_slow(store_id, is_long=is_long)
                 raise TooCostly
         self._idle.append(process)
         # It comes from our own code in a process that we started.
         used, is_value, value = pickle.loads(answer)  # noqa: S301
         if used > _SLOW_CPU_SECONDS:
-            self._note_slow(store_id)
+            self._note_slow(store_id, is_long=is_long)
         return is_value, value
 
 
@@ -192,6 +201,10 @@ class _Process:
         except TimeoutError:
             raise
         except (asyncio.IncompleteReadError, OSError):
+            # To kill a process that has just ended would lose how it did.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_EXIT_SECONDS):
+                    await self._process.wait()
             return None
 
     async def end(self) -> int:
