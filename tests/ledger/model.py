@@ -19,13 +19,41 @@ Row = dict[str, Any]
 Key = tuple[str, str]
 
 LIMITS = (
-    {"queue": 3, "store_queue": 5, "per_store": 3, "per_user": 2, "crashes": 3, "inbox": 2, "inbox_bytes": 100},
-    {"queue": 2, "store_queue": 3, "per_store": 1, "per_user": 1, "crashes": 3, "inbox": 9, "inbox_bytes": 7},
-    {"queue": 3, "store_queue": 100, "per_store": 20, "per_user": 20, "crashes": 3, "inbox": 3, "inbox_bytes": 9},
+    {
+        "queue": 3,
+        "store_queue": 5,
+        "per_store": 3,
+        "per_user": 2,
+        "crashes": 3,
+        "inbox": 2,
+        "inbox_bytes": 100,
+        "receipts": 1,
+    },
+    {
+        "queue": 2,
+        "store_queue": 3,
+        "per_store": 1,
+        "per_user": 1,
+        "crashes": 3,
+        "inbox": 9,
+        "inbox_bytes": 7,
+        "receipts": 9,
+    },
+    {
+        "queue": 3,
+        "store_queue": 100,
+        "per_store": 20,
+        "per_user": 20,
+        "crashes": 3,
+        "inbox": 3,
+        "inbox_bytes": 9,
+        "receipts": 0,
+    },
 )
 """Runs that wait in a conversation and are queued in a store, active ones of a store and of a user, dead workers.
 
-Then what waits in a run: messages, and top-ups, and bytes of messages.
+Then what waits in a run: messages, and top-ups, and bytes of messages. Last the receipts of what
+changed nothing.
 """
 
 
@@ -171,6 +199,7 @@ class Model:
             "unstopped": [],
             "log": ["run.queued"],
             "commands": {},
+            "idle_receipts": 0,
             "last_step": None,
         }
         self.runs[run["store"], run["id"]] = run
@@ -282,6 +311,12 @@ class Model:
         row: Row = {"kind": kind, "call": "", "outcome": "ACCEPTED", "reason": "", "unread": True, "fingerprint": ""}
         row["user"] = run["user"]
         run["commands"][name] = row | more
+
+    def post_idle(self, run: Row, name: str, kind: str, **more: Any) -> None:
+        """Remember the receipt of a command that changed nothing, unless the run has too many of them."""
+        if run["idle_receipts"] < self.limits["receipts"]:
+            run["idle_receipts"] += 1
+            self.post(run, name, kind, unread=False, **more)
 
     def open_calls(self, run: Row) -> list[Row]:
         """Calls of a run that have no result."""

@@ -118,9 +118,8 @@ def send(model: Model, ask: Row) -> tuple[Any, ...]:
         _judge_room(model, run, ask)
         _accept(model, run, call, ask)
     else:
-        more = {"outcome": outcome, "reason": reason, "unread": False, "fingerprint": ask["fingerprint"]}
-        more["user"] = ask["user"]
-        model.post(run, ask["command"], ask["kind"], **more)
+        more = {"outcome": outcome, "reason": reason, "fingerprint": ask["fingerprint"], "user": ask["user"]}
+        model.post_idle(run, ask["command"], ask["kind"], **more)
     return ("receipt", outcome, reason)
 
 
@@ -221,17 +220,18 @@ def _accept(model: Model, run: Row, call: Row | None, ask: Row) -> None:
         # Too soon after the last one: the client is heard of, and nobody else hears of it.
         call["held_until"] = model.after(call["held_for"])
         return
+    if kind == "cancel" and run["state"] == "CANCELLING":
+        model.post_idle(run, ask["command"], kind, fingerprint=ask["fingerprint"], user=ask["user"])
+        return
     # What the ledger has done when it answers is nothing that an owner has to read.
-    at_once = kind in {"progress", "redrive"} or (kind == "cancel" and run["state"] == "CANCELLING")
-    at_once = at_once or _counts_only(call, ask)
+    at_once = kind in {"progress", "redrive"} or _counts_only(call, ask)
     concerns = "" if call is None or at_once else call["id"]
     more = {"unread": not at_once, "call": concerns, "fingerprint": ask["fingerprint"], "user": ask["user"]}
     model.post(run, ask["command"], kind, **more)
-    if ask["operator"] and not (kind == "cancel" and at_once):
+    if ask["operator"]:
         run["log"].append("operator.acted")
     if kind == "cancel":
-        if not at_once:
-            model.stop(run, "OPERATOR" if ask["operator"] else "USER")
+        model.stop(run, "OPERATOR" if ask["operator"] else "USER")
         return
     if kind == "redrive":
         run["crashes"], run["claim_at"] = 0, model.now

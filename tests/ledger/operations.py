@@ -106,7 +106,9 @@ def _submit(ask: Row) -> Submit:
 
 
 def _inbox_limits(limits: Row) -> inbox.Limits:
-    return inbox.Limits(commands_max=limits["inbox"], bytes_max=limits["inbox_bytes"])
+    return inbox.Limits(
+        commands_max=limits["inbox"], bytes_max=limits["inbox_bytes"], idle_receipts_max=limits["receipts"]
+    )
 
 
 def _commit(ask: Row, now: datetime) -> Commit:

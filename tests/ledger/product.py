@@ -170,6 +170,7 @@ def view_of_model(model: Model) -> Row:
                 "claim": left(row["claim_at"]),
                 "log": row["log"],
                 "unread": list(model.unread(row)),
+                "receipts": sorted(row["commands"]),
             }
             for key, row in model.runs.items()
         },
@@ -219,6 +220,7 @@ def view_of_tables(tables: Tables, now: datetime) -> Row:
             "claim": left(row.claim_at),
             "log": [event.type for event in log],
             "unread": [command.command_id for command in tables.unread(row.key)],
+            "receipts": sorted(command for *run, command in tables.commands if tuple(run) == row.key),
         }
 
     def call(row: CallRow) -> Row:

@@ -50,6 +50,13 @@ OF_THE_LEDGER = (
         checker="no_crash",
     ),
     Mutant(
+        name="refusals_have_no_end",
+        module="services.job_store.domain.inbox",
+        text="    if run.idle_receipts >= limits.idle_receipts_max:",
+        instead="    if False:",
+        checker=REFERENCE_MODEL,
+    ),
+    Mutant(
         name="inboxes_are_taken_at_once",
         module="services.agent_loop.domain.planning",
         text="    if count == len(commands):",

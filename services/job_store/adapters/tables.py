@@ -131,6 +131,7 @@ RUNS: Final[Columns[RunRow]] = Columns(
         _fixed("parent_call_id", "text"),
         _same("steers_waiting", "integer"),
         _same("steer_bytes_waiting", "bigint"),
+        _same("idle_receipts", "integer"),
     ],
     key_length=2,
     # The state of the worker, which the ledger does not look at.

@@ -172,6 +172,8 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
     def apply(self, book: Book, now: datetime, ids: Ids) -> Receipt:
         """Take or refuse the command; the same one again is a DUPLICATE, or refused again.
 
+        Of what changes nothing a run keeps so many receipts; without one the same command is judged anew.
+
         Raises:
             RequestIdReused: the command id came before with something else.
             QueueFull: too many such commands wait; this one may be sent again.
@@ -195,7 +197,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
             error = refusal.error
             if refusal.outcome is CommandOutcome.UNKNOWN:
                 return _unknown(error)
-            run = inbox.refuse(book, run, letter, outcome=refusal.outcome, error=error, now=now)
+            run = inbox.refuse(book, run, letter, self.inbox_limits, outcome=refusal.outcome, error=error, now=now)
             return _receipt(book, run, refusal.outcome, error.reason, error.message)
         return _receipt(book, run, CommandOutcome.ACCEPTED)
 
@@ -276,7 +278,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
     ) -> RunRow:
         if run.state is RunState.CANCELLING:
             # Somebody stopped it before: to the caller it is as if this did.
-            return inbox.accept(book, run, letter, now=now, consumed=True)
+            return inbox.accept_idle(book, run, letter, self.inbox_limits, now=now)
         run = inbox.accept(book, run, letter, now=now)
         run = self._tell(book, run, OperatorAct.ENDED, now=now, ids=ids, reason=command.reason)
         return stop.request(book, run, command.cause, now=now, ids=ids)

@@ -2,8 +2,8 @@
 
 It is bounded, whether anybody reads it or not. What settles or decides a call comes
 once for each open call, and one stop is all that is kept; messages and top-ups are
-counted. A message counts until it stands in the conversation, wherever its owner
-keeps it meanwhile.
+counted, and so are receipts of commands that changed nothing. A message counts until
+it stands in the conversation, wherever its owner keeps it meanwhile.
 """
 
 from __future__ import annotations
@@ -26,10 +26,14 @@ AGENT_ENDED: Final = "agent_ended"
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Most messages, and most top-ups, that wait for the owner of a run, and most bytes of text of those messages."""
+    """Most messages, and most top-ups, that wait for the owner of a run, and most bytes of text of those messages.
+
+    `idle_receipts_max` is the most receipts that a run keeps of commands that changed nothing.
+    """
 
     commands_max: int = 100
     bytes_max: int = 1024 * 1024
+    idle_receipts_max: int = 100
 
 
 LIMITS: Final = Limits()
@@ -85,12 +89,24 @@ def accept(book: Book, run: RunRow, letter: Letter, *, now: datetime, consumed: 
 
 
 def refuse(
-    book: Book, run: RunRow, letter: Letter, *, outcome: CommandOutcome, error: PawlError, now: datetime
+    book: Book, run: RunRow, letter: Letter, limits: Limits, *, outcome: CommandOutcome, error: PawlError, now: datetime
 ) -> RunRow:
-    """Remember that a command was refused, so that it is refused for ever; returns the run."""
-    row = _row(run, letter, now)
-    row = replace(row, outcome=outcome, reason=error.reason, message=error.message, payload=b"", consumed=True)
-    return _put(book, run, row)
+    """Remember that a command was refused, so that it is refused for ever, unless too many were; returns the run."""
+    row = replace(_row(run, letter, now), outcome=outcome, reason=error.reason, message=error.message)
+    return _put_idle(book, run, row, limits)
+
+
+def accept_idle(book: Book, run: RunRow, letter: Letter, limits: Limits, *, now: datetime) -> RunRow:
+    """Remember a command that asked for what was done already, unless too many did; returns the run."""
+    return _put_idle(book, run, _row(run, letter, now), limits)
+
+
+def _put_idle(book: Book, run: RunRow, row: CommandRow, limits: Limits) -> RunRow:
+    """Keep a receipt that nobody has to read. Without it the same command is judged anew when it comes again."""
+    if run.idle_receipts >= limits.idle_receipts_max:
+        return run
+    run = replace(run, idle_receipts=run.idle_receipts + 1)
+    return _put(book, run, replace(row, payload=b"", consumed=True))
 
 
 def _row(run: RunRow, letter: Letter, now: datetime) -> CommandRow:

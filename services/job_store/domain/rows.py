@@ -100,7 +100,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     it has no budget; `token_ceiling` is what they can raise it to, 0 if anything.
     `parent_run_id` and `parent_call_id` name the call that it does; empty unless it
     does one. `steers_waiting` messages have entered it that do not stand in its
-    conversation yet, with `steer_bytes_waiting` bytes of text.
+    conversation yet, with `steer_bytes_waiting` bytes of text. `idle_receipts` is how
+    many receipts it has of commands that changed nothing.
     """
 
     store_id: str
@@ -136,6 +137,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     parent_call_id: str = ""
     steers_waiting: int = 0
     steer_bytes_waiting: int = 0
+    idle_receipts: int = 0
 
     @property
     def key(self) -> RunKey:

@@ -6,9 +6,10 @@ import pytest
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 
+from services.chassis.database import Database
 from services.errors import QueueFull
 from services.job_store.domain import inbox
-from tests.rpc.job_store.user import User, result
+from tests.rpc.job_store.user import DIGEST, User, result
 
 STEER = pb.ACTIVE_RUN_POLICY_STEER
 LARGE = "x" * 256 * 1024
@@ -94,3 +95,37 @@ async def test_a_run_takes_only_so_many_top_ups_that_nobody_reads(user: User) ->
     await owner.commit(consumed=[command.command_id for command in await owner.inbox()])
     receipt = await user.send(owner.run_id, "one_more", top_up=pb.TopUpCommand(tokens=1))
     assert receipt.outcome == pb.COMMAND_OUTCOME_ACCEPTED
+
+
+async def receipts_of(database: Database, run_id: str) -> int:
+    async with database.acquire() as connection:
+        return int(await connection.fetchval("SELECT count(*) FROM job_store.commands WHERE run_id = $1", run_id))
+
+
+async def test_a_run_keeps_only_so_many_receipts_of_what_it_refused(user: User, database: Database) -> None:
+    """Else a user could add rows without end, before and after the end of a run."""
+    run_id, _ = await waiting(user)
+    decision = pb.DecisionCommand(call_id="call", kind=call_pb2.DECISION_KIND_APPROVE, digest=DIGEST)
+    for number in range(inbox.LIMITS.idle_receipts_max + 20):
+        receipt = await user.send(run_id, f"refused_{number}", decision=decision)
+        assert receipt.outcome == pb.COMMAND_OUTCOME_REFUSED
+    assert await receipts_of(database, run_id) == inbox.LIMITS.idle_receipts_max
+
+    # What is taken gets in all the same, and is remembered.
+    brought = {"tool_result": pb.ToolResultCommand(call_id="call", result=result())}
+    outcomes = [(await user.send(run_id, "brought", **brought)).outcome for _ in range(2)]
+    assert outcomes == [pb.COMMAND_OUTCOME_ACCEPTED, pb.COMMAND_OUTCOME_DUPLICATE]
+    # The first refusals are final; one whose receipt is not kept is judged by what there is now.
+    first = await user.send(run_id, "refused_0", decision=decision)
+    last = await user.send(run_id, f"refused_{inbox.LIMITS.idle_receipts_max}", decision=decision)
+    assert (first.outcome, last.outcome) == (pb.COMMAND_OUTCOME_REFUSED, pb.COMMAND_OUTCOME_LATE)
+    assert await receipts_of(database, run_id) == inbox.LIMITS.idle_receipts_max + 1
+
+
+async def test_a_run_keeps_only_so_many_receipts_of_stops_that_came_after_the_first(
+    user: User, database: Database
+) -> None:
+    run_id, _ = await waiting(user)
+    for number in range(inbox.LIMITS.idle_receipts_max + 20):
+        assert (await user.cancel(run_id, f"stop_{number}")).outcome == pb.COMMAND_OUTCOME_ACCEPTED
+    assert await receipts_of(database, run_id) == inbox.LIMITS.idle_receipts_max + 1

@@ -17,7 +17,8 @@ methods that name a run per run.
 
 A receipt is final: a decision that came too late stays refused under its
 request id. Receipts go with the events of their run, a week after its end;
-a command that is sent again later is LATE. Other refusals leave nothing behind (CONVERSATION_BUSY,
+a command that is sent again later is LATE. Of commands that were refused a
+run keeps 100 receipts; further ones are judged anew. Other refusals leave nothing behind (CONVERSATION_BUSY,
 QUEUE_FULL, INVALID_ARGUMENT ...): the same request may be sent again later
 and is judged anew. Defaults of the deployment that fill what a request left
 open are no part of its payload.

@@ -228,7 +228,9 @@ class LedgerServiceServicer(object):
     def SendCommand(self, request, context):
         """Sends a command to a run. It is checked against the call or the run in
         the same transaction, and the receipt is final. Idempotent by command id
-        and fingerprint. Refusals are receipts, not errors.
+        and fingerprint. Refusals are receipts, not errors. Of commands that
+        changed nothing (refused, or a stop after the first one) a run keeps 100
+        receipts; one without is judged anew when it comes again.
 
         Errors: REQUEST_ID_REUSED; QUEUE_FULL if too many messages or top-ups wait to
         be read: then nothing is kept, and the same command may be sent again.

@@ -98,7 +98,9 @@ class LedgerServiceStub:
     SendCommand: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.SendCommandRequest, _ledger_pb2.SendCommandResponse]
     """Sends a command to a run. It is checked against the call or the run in
     the same transaction, and the receipt is final. Idempotent by command id
-    and fingerprint. Refusals are receipts, not errors.
+    and fingerprint. Refusals are receipts, not errors. Of commands that
+    changed nothing (refused, or a stop after the first one) a run keeps 100
+    receipts; one without is judged anew when it comes again.
 
     Errors: REQUEST_ID_REUSED; QUEUE_FULL if too many messages or top-ups wait to
     be read: then nothing is kept, and the same command may be sent again.
@@ -237,7 +239,9 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     SendCommand: _aio.UnaryUnaryMultiCallable[_ledger_pb2.SendCommandRequest, _ledger_pb2.SendCommandResponse]  # type: ignore[assignment]
     """Sends a command to a run. It is checked against the call or the run in
     the same transaction, and the receipt is final. Idempotent by command id
-    and fingerprint. Refusals are receipts, not errors.
+    and fingerprint. Refusals are receipts, not errors. Of commands that
+    changed nothing (refused, or a stop after the first one) a run keeps 100
+    receipts; one without is judged anew when it comes again.
 
     Errors: REQUEST_ID_REUSED; QUEUE_FULL if too many messages or top-ups wait to
     be read: then nothing is kept, and the same command may be sent again.
@@ -421,7 +425,9 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_ledger_pb2.SendCommandResponse, _abc.Awaitable[_ledger_pb2.SendCommandResponse]]:
         """Sends a command to a run. It is checked against the call or the run in
         the same transaction, and the receipt is final. Idempotent by command id
-        and fingerprint. Refusals are receipts, not errors.
+        and fingerprint. Refusals are receipts, not errors. Of commands that
+        changed nothing (refused, or a stop after the first one) a run keeps 100
+        receipts; one without is judged anew when it comes again.
 
         Errors: REQUEST_ID_REUSED; QUEUE_FULL if too many messages or top-ups wait to
         be read: then nothing is kept, and the same command may be sent again.
