@@ -38,6 +38,9 @@ _FENCE_MARGIN_SECONDS: Final = 0.5
 _RENEW_AGAIN_SECONDS: Final = 0.25
 # A run of a newer version is held so long before it is let go.
 _NEWER_SECONDS: Final = 1.0
+# If this worker has found it so long, with no longer pause than this, no newer version will come for it.
+_NEWER_SECONDS_MAX: Final = 3600.0
+_NEWER_PAUSE_SECONDS_MAX: Final = 600.0
 _REMEMBERED_MAX: Final = 4096
 _RELEASE_SECONDS_MAX: Final = 1.0
 
@@ -79,6 +82,22 @@ class _Recent:
         return self.left_at.get(claim, -math.inf) >= time
 
 
+@dataclass(slots=True)
+class _Unread:
+    """Since when, and when last, this worker has met runs that it cannot read."""
+
+    met_at: dict[RunKey, tuple[float, float]] = field(default_factory=dict)
+
+    def meet(self, key: RunKey, now: float) -> float:
+        """Return for how long a run could not be read, which cannot be read now."""
+        since, last = self.met_at.pop(key, (now, now))
+        since = since if now - last <= _NEWER_PAUSE_SECONDS_MAX else now
+        self.met_at[key] = since, now
+        if len(self.met_at) > _REMEMBERED_MAX:
+            del self.met_at[next(iter(self.met_at))]
+        return now - since
+
+
 class Worker:
     """Drives runs until it is told to stop.
 
@@ -108,6 +127,7 @@ class Worker:
         self._limits = limits
         self._held: dict[Claim, _Held] = {}
         self._recent = _Recent()
+        self._unread = _Unread()
         self._work_may_be_there = asyncio.Event()
         self._claiming = asyncio.Lock()
         self._stopping = False
@@ -276,9 +296,12 @@ class Worker:
     async def _leave_to_newer(self, claim: Claim, why: NewerVersion) -> str:
         """Let go of a run that a worker of a newer version can drive, as in a deploy; no crash is counted.
 
-        Not at once: this worker, or another like it, may be the next to claim it.
+        Not at once: this worker, or another like it, may be the next to claim it. Nor for ever: if no such worker
+        comes, operators must see the run.
         """
         _log.warning("run.of_newer_version", error=str(why), epoch=claim.epoch)
+        if self._unread.meet(claim.key, self._clock.monotonic()) > _NEWER_SECONDS_MAX:
+            return await self._give_up(claim)
         await self._clock.sleep(_NEWER_SECONDS)
         try:
             await self._ledger.commit(claim, self._ids.new("cmt"), Step(lease_action=LeaseAction.RELEASE))

@@ -75,6 +75,23 @@ def test_a_run_that_a_newer_version_has_written_waits_for_a_worker_of_that_versi
     virtual_time.run(main())
 
 
+def test_a_run_that_no_worker_can_read_comes_before_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a way back from a newer version: it must not go round for ever, unseen."""
+    monkeypatch.setattr("services.agent_loop.app.worker._NEWER_SECONDS_MAX", 60.0)
+
+    async def main() -> None:
+        world = World(VERDICTS, [])
+        key = world.ledger.submit("hello")
+        world.ledger.fault = transient(NewerVersion, at=range(1_000_000), name="load")
+        async with at_work(world.worker()):
+            while not world.ledger.row(key).is_quarantined:
+                await asyncio.sleep(10)
+        assert 50 <= world.meter.left.index("given_up") <= 60
+        assert world.meter.left.count("given_up") == 3
+
+    virtual_time.run(main())
+
+
 def test_a_lease_is_kept_for_as_long_as_the_run_goes_on() -> None:
     async def main() -> None:
         world = World(VERDICTS, [long()])
