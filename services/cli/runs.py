@@ -67,6 +67,9 @@ def run(
             request.options.limits.total_tokens_max = tokens_max
         async with target.agents() as agents:
             started = (await agents.StartRun(request, metadata=target.metadata)).run
+        if started.queue_position:
+            # Not among the events or the id that others read.
+            typer.echo(f"queued, place {started.queue_position}", err=True)
         if detach:
             console.print(started.run_id)
             return 0

@@ -101,6 +101,18 @@ async def test_a_decision_through_one_replica_is_final_on_the_other(
     assert sum(isinstance(answer, agent_pb2.DecideResponse) for answer in answers) == 1
 
 
+async def test_a_message_is_answered_with_the_place_of_its_run(replicas: list[Replica], me: Any) -> None:
+    stub = replicas[0].stub
+    first = (await stub.StartRun(agent_pb2.StartRunRequest(text="one"), metadata=me)).run
+    request = agent_pb2.StartRunRequest(text="two", conversation_id=first.conversation_id)
+    second = (await stub.StartRun(request, metadata=me)).run
+    message = agent_pb2.SendMessageRequest(
+        text="three", conversation_id=first.conversation_id, policy=types_pb2.MESSAGE_POLICY_QUEUE
+    )
+    third = (await replicas[1].stub.SendMessage(message, metadata=me)).run
+    assert [run.queue_position for run in (first, second, third)] == [0, 1, 2]
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_watchers_from_anywhere_on_both_replicas_see_the_same_bytes(
     replicas: list[Replica], worker: Worker, me: Any, run_id: str, seed: int

@@ -235,6 +235,18 @@ def test_a_run_waits_for_tokens_and_goes_on_after_a_top_up(pawl: CommandLine) ->
     assert "ended" in errors
 
 
+def test_a_run_that_waits_for_its_turn_says_its_place(pawl: CommandLine) -> None:
+    first = started(pawl, "book a table")
+    conversation = listed(pawl, first).split("\t")[3]
+    waiting = []
+    for place in (1, 2):
+        code, output, errors = pawl.run("run", "--detach", "--conversation", conversation, "and now?")
+        assert (code, errors.strip()) == (0, f"queued, place {place}")
+        waiting.append(output.strip())
+    for run_id in (*reversed(waiting), first):
+        pawl.succeed("cancel", run_id)
+
+
 def test_what_no_operator_is_needed_for_is_refused_in_a_sentence(pawl: CommandLine) -> None:
     run_id = started(pawl, "book a table")
     assert "No run needs attention." in pawl.succeed("attention")
