@@ -47,7 +47,7 @@ def lease_offer(model: Model, ask: Row) -> tuple[Any, ...]:
             return ("ok", False, call["offer_epoch"])
         call["client"] = ask["client"]
         call["offer_epoch"] += 1
-        run["log"].append("tool.offered")
+        run["log"].append("tool.executing")
     call["held_for"] = ask["seconds"]
     call["held_until"] = model.after(ask["seconds"])
     return ("ok", True, call["offer_epoch"])

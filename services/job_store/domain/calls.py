@@ -134,7 +134,7 @@ def move(call: CallRow, change: CallChange, consumed: Collection[str], *, now: d
         reserved_by="",
         result=change.result,
         spec=change.spec,
-        start_time=now if begins else call.start_time,
+        start_time=now if begins else _began(call, change.state),
         end_time=now if change.state.is_terminal else None,
         has_default=change.has_default,
         child_run_id=change.child_run_id,
@@ -158,7 +158,8 @@ def is_approved(call: CallRow) -> bool:
 def changed(before: CallRow | None, call: CallRow) -> CallChanged:
     """Return the event that says what became of a call."""
     duration = 0.0
-    if before is not None and before.state in _BEGUN and call.state.is_terminal:
+    ran = before is not None and (before.state in _BEGUN or before.is_leased)
+    if ran and call.state.is_terminal:
         began = call.start_time or call.create_time
         duration = max(0.0, ((call.end_time or began) - began).total_seconds())
     return CallChanged(from_state=before.state if before else None, call=call, duration_seconds=duration)
@@ -192,6 +193,11 @@ def _offer(state: CallState, before: Offer | None) -> Offer | None:
     if state is not CallState.OFFERED:
         return before
     return Offer(client_id="", epoch=before.epoch if before else 0, expire_time=None, lease_seconds=0.0)
+
+
+def _began(call: CallRow, state: CallState) -> datetime | None:
+    """Return when the call began that goes on to `state`: what a client began is over once it is not offered."""
+    return None if call.state is CallState.OFFERED and not state.is_terminal else call.start_time
 
 
 def _check_result(change: CallChange) -> None:

@@ -22,6 +22,7 @@ from services.job_store.domain.events import (
     ToppedUp,
 )
 from services.job_store.domain.rows import RunRow
+from services.job_store.domain.states import CallState
 
 
 def write(
@@ -59,6 +60,8 @@ def type_of(happening: Happening) -> str:
     match happening:
         case RunChanged():
             return run_table.EVENT_TYPES[happening.run.state]
+        case CallChanged() if happening.call.is_leased:
+            return call_table.EVENT_TYPES[CallState.RUNNING]
         case CallChanged():
             return call_table.EVENT_TYPES[happening.call.state]
         case MessageAdded():

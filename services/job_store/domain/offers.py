@@ -57,7 +57,7 @@ class LeaseOffer(msgspec.Struct, frozen=True, kw_only=True):
         return Names(runs=((self.store_id, self.run_id),), calls=((self.store_id, self.call_id),))
 
     def apply(self, book: Book, now: datetime, ids: Ids) -> Leased:
-        """Grant the lease if the call waits and nobody else holds it.
+        """Grant the lease if the call waits and nobody else holds it. Then the client executes it, and the log says so.
 
         To the client that holds it, it is granted again with the same epoch, and
         belongs to this session from then on.
@@ -78,7 +78,7 @@ class LeaseOffer(msgspec.Struct, frozen=True, kw_only=True):
         if offer.is_held(now):
             return Leased(granted=False, call=call)
         offer = replace(offer, client_id=self.client_id, session_id=self.session_id, epoch=offer.epoch + 1)
-        call = renewed(replace(call, offer=offer), now=now, lease_seconds=self.lease_seconds)
+        call = renewed(replace(call, offer=offer, start_time=now), now=now, lease_seconds=self.lease_seconds)
         _change(book, run, [call], now, ids)
         return Leased(granted=True, call=call)
 
@@ -129,7 +129,8 @@ class ReleaseOffers(msgspec.Struct, frozen=True, kw_only=True):
             offer = call.offer
             if offer is None or not self._gives_back(offer, now):
                 continue
-            call = replace(call, offer=replace(offer, client_id="", session_id="", expire_time=None))  # noqa: PLW2901  # same call
+            offer = replace(offer, client_id="", session_id="", expire_time=None)
+            call = replace(call, offer=offer, start_time=None)  # noqa: PLW2901  # same call
             _change(book, book.runs.get(run.key) or run, [call], now, ids)
             released += 1
         return released

@@ -266,6 +266,11 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
         """Store and call."""
         return self.store_id, self.call_id
 
+    @property
+    def is_leased(self) -> bool:
+        """Whether a client has taken the offer and not given it back."""
+        return self.state is CallState.OFFERED and self.offer is not None and self.offer.client_id != ""
+
 
 class MessageRow(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of a conversation. `summarised_to` is not 0 for a summary; `body` is the rest of the message."""

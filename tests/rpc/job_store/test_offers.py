@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 
@@ -63,6 +64,47 @@ async def test_a_result_travels_from_the_client_to_the_owner(user: User) -> None
     assert await bring(user, owner.run_id, "tab", lease.call.offer.offer_epoch, "cmd_1") == "DUPLICATE"
     assert await bring(user, owner.run_id, "tab", lease.call.offer.offer_epoch) == "LATE"
     assert await successor.inbox() == []
+
+
+async def test_a_client_that_takes_a_call_begins_to_execute_it(user: User) -> None:
+    """Told once a lease, and the duration counts from the lease of whoever brings the result."""
+    owner = await offered(user)
+    names = {"store_id": "acme", "user_id": "ann", "client_id": "tab", "session_id": "ses_1"}
+    await user.lease(owner.run_id, "call_1", "tab")
+    await user.lease(owner.run_id, "call_1", "tab", session_id="ses_1")
+    await user.stub.RenewOffers(pb.RenewOffersRequest(**names, lease_seconds=60))
+    await user.stub.ReleaseOffers(pb.ReleaseOffersRequest(**names))
+    given_back = (await user.events(owner.run_id))[-1].call_changed.call
+    assert not given_back.HasField("start_time")
+    lease = await user.lease(owner.run_id, "call_1", "other")
+    assert lease.call.HasField("start_time")
+    assert await bring(user, owner.run_id, "other", lease.call.offer.offer_epoch, "cmd_1") == "ACCEPTED"
+    (claimed,) = await user.claim("w2")
+    successor = user.owner(owner.run_id, claimed.epoch)
+    settled = successor.call("call_1", call_pb2.CALL_STATE_SUCCEEDED, result=result())
+    await successor.commit(calls=[settled], consumed=["cmd_1"], state=run_pb2.RUN_STATE_RUNNING)
+    events = [event for event in await user.events(owner.run_id) if event.HasField("call_changed")]
+    assert [event.type for event in events] == [
+        "tool.offered",
+        "tool.executing",
+        "tool.offered",
+        "tool.executing",
+        "tool.completed",
+    ]
+    ended = events[-1].call_changed
+    took = ended.call.end_time.ToNanoseconds() - ended.call.start_time.ToNanoseconds()
+    assert ended.duration_seconds == pytest.approx(took / 1e9)
+    assert ended.duration_seconds > 0
+    assert ended.call.start_time == lease.call.start_time
+
+
+async def test_a_call_that_nobody_took_in_time_has_not_begun(user: User) -> None:
+    owner = await user.start()
+    await owner.commit(calls=[owner.call("call_1", call_pb2.CALL_STATE_OFFERED)])
+    await user.lease(owner.run_id, "call_1", "tab")
+    await owner.commit(calls=[owner.call("call_1", call_pb2.CALL_STATE_ASKED)])
+    (call,) = (await user.run(owner.run_id)).pending_calls
+    assert not call.HasField("start_time")
 
 
 async def test_a_foreign_result_is_unknown(user: User) -> None:

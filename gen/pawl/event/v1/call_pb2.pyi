@@ -710,7 +710,9 @@ class Call(_message.Message):
 
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When its last execution began."""
+        """When its last execution began: of a front-end call, when the client took it
+        that holds or settled it.
+        """
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:

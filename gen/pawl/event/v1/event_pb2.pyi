@@ -135,7 +135,8 @@ class RunEvent(_message.Message):
     tool.asked, tool.runnable, tool.executing, tool.progress, tool.completed,
     tool.failed, tool.rejected, tool.expired, tool.cancelled,
     tool.outcome_unknown, tool.delegated, warning, operator.acted. More may be
-    added.
+    added. tool.executing is said of a front-end call when a client takes it:
+    its state is still OFFERED; tool.offered once more when it is given back.
     """
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
@@ -520,8 +521,8 @@ class CallChanged(_message.Message):
     from_state: _call_pb2.CallState.ValueType
     """The state before; UNSPECIFIED when the call was created."""
     duration_seconds: _builtins.float
-    """Seconds from the begin of the execution to its end; only when settled
-    after RUNNING.
+    """Seconds from the begin of the execution to its end: only when settled after
+    RUNNING or DELEGATED, or while a client held it (from the moment it took it).
     """
     @_builtins.property
     def call(self) -> _call_pb2.Call:
