@@ -27,7 +27,7 @@ _OTHER_WAYS_TO_REFER: Final = ("$dynamicRef", "$recursiveRef")
 _BRANCHES: Final = 4.0
 _FACTORS: Final = dict.fromkeys(
     ("anyOf", "oneOf", "not", "if", "then", "else", "contains", "dependentSchemas", "propertyNames"), _BRANCHES
-)
+) | {"allOf": 2.0}
 _ADDITIONS: Final = {
     "pattern": 100.0,
     "format": 100.0,
@@ -36,6 +36,9 @@ _ADDITIONS: Final = {
     "unevaluatedProperties": math.inf,
     "unevaluatedItems": math.inf,
 }
+_NOTHING_FITS: Final = 1.5
+_MISSING: Final = 2.0
+"""For each name that may be missing: that is an error of its own, of an object of two bytes."""
 _PATTERN_LIMITS: Final = jsonschema_rs.RegexOptions(size_limit=PATTERN_BYTES_MAX, dfa_size_limit=PATTERN_BYTES_MAX)
 
 
@@ -145,7 +148,7 @@ def weigh(root: Mapping[str, Any]) -> float:
 
     def weight_of(node: Any) -> float:
         if not isinstance(node, dict | list):
-            return 0.1
+            return _NOTHING_FITS if node is False else 0.1
         if id(node) not in weights:
             weights[id(node)] = math.inf  # where it contains itself
             weights[id(node)] = 1 + (sum(map(weight_of, node)) if isinstance(node, list) else weight_of_object(node))
@@ -160,6 +163,10 @@ def weigh(root: Mapping[str, Any]) -> float:
             elif keyword == "$ref" and isinstance(value, str):
                 target = find(root, value)
                 weight += weight_of(target) + (len(target) if isinstance(target, dict) else 0)
+            elif keyword == "required" and isinstance(value, list) and node is not root:
+                weight += _MISSING * len(value)
+            elif keyword == "dependentRequired" and isinstance(value, dict):
+                weight += _MISSING * sum(len(names) for names in value.values() if isinstance(names, list))
             elif keyword == "default":
                 # It can be put in more often than it is written.
                 weight += len(repr(value))

@@ -233,6 +233,30 @@ def test_no_schema_and_arguments_that_are_checked_at_once_take_long(parts: list[
     assert cost(lambda: check_arguments(definition, validator, raw)) <= limit
 
 
+def test_no_part_of_a_schema_makes_more_errors_than_it_weighs(seconds_max: float) -> None:
+    """Each of these makes many errors of a few bytes."""
+    names = [f"k{number}" for number in range(100)]
+    parts: list[dict[str, Any]] = [
+        {"required": names},
+        {"dependentRequired": {"a": names}},
+        {"allOf": [False] * 50},
+        {"allOf": [{"maxLength": 0}] * 50},
+        {"properties": {"a": {"allOf": [False] * 50}}},
+    ]
+    slow = {}
+    for part in parts:
+        schema: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "array", "items": part}}}
+        validator, weight = compile_schema(schema), weigh(schema)
+        definition = ToolDefinition(name="make", description="d", arguments_schema=schema)
+        for item in (b"1", b"{}", b"[]", b'{"a":1}'):
+            raw = b'{"a":' + filled(item, int(QUICK_WORK_MAX / weight) - 80) + b"}"
+            assert is_quick(weight, raw)
+            took = cost(lambda: check_arguments(definition, validator, raw))  # noqa: B023
+            if took > seconds_max:
+                slow[json.dumps(part)[:30], item] = took
+    assert slow == {}
+
+
 @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
 async def echo(text: str, items: list[Any] = []) -> str:  # noqa: B006
     """Say it again."""
