@@ -159,14 +159,15 @@ def options(message: run_pb2.RunOptions) -> AskedOptions:
 
 
 def run_message(run: run_pb2.Run) -> run_pb2.Run:
-    """Return a run with as many of its pending calls as fit into an answer, at least one."""
-    size_bytes = 0
-    for count, call in enumerate(run.pending_calls):
+    """Return a run with as many of its open calls as fit into an answer, at least one; those that wait come first."""
+    size_bytes, pending = 0, len(run.pending_calls)
+    for count, call in enumerate((*run.pending_calls, *run.active_calls)):
         size_bytes += call.ByteSize()
         if count and size_bytes > PENDING_BYTES_MAX:
             cut = run_pb2.Run()
             cut.CopyFrom(run)
             del cut.pending_calls[count:]
+            del cut.active_calls[max(0, count - pending) :]
             return cut
     return run
 

@@ -34,11 +34,15 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """A run and the calls that it waits for, and what it waits for if it is shown with those of other runs."""
+    """A run and the calls that it waits for, and what it waits for if it is shown with those of other runs.
+
+    `active` are its other open calls, where they are shown.
+    """
 
     run: RunRow
     pending: tuple[CallRow, ...]
     waits: tuple[int, ...] | None = None
+    active: tuple[CallRow, ...] = ()
 
 
 def view_of(runs: Sequence[tuple[RunRow, Sequence[CallRow]]]) -> RunView:
@@ -49,6 +53,7 @@ def view_of(runs: Sequence[tuple[RunRow, Sequence[CallRow]]]) -> RunView:
         run=run,
         pending=tuple(call for row, calls in runs for call in calls if is_pending(row, call)),
         waits=tuple(sorted(waits)) if run.waits else run.waits,
+        active=tuple(call for row, calls in runs for call in calls if not is_pending(row, call)),
     )
 
 

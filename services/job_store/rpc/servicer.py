@@ -338,4 +338,5 @@ def _run_view(view: RunView) -> run_pb2.Run:
     if view.waits is not None:
         run.waits[:] = view.waits  # type: ignore[assignment]  # the same numbers
     run.pending_calls.extend(map(messages.call, view.pending))
+    run.active_calls.extend(map(messages.call, view.active))
     return run

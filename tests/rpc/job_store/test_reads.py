@@ -89,6 +89,17 @@ async def test_pending_calls_come_oldest_first_by_pages(user: User) -> None:
     assert [[call.call_id for call in page] for page in found] == [["call_0", "call_1"], ["call_2"]]
 
 
+async def test_a_run_is_read_with_all_its_open_calls(user: User) -> None:
+    owner = await user.start()
+    states = (call_pb2.CALL_STATE_RUNNING, call_pb2.CALL_STATE_ASKED, call_pb2.CALL_STATE_RUNNABLE)
+    calls = [owner.call(f"call_{number}", state, index=number) for number, state in enumerate(states)]
+    ended = owner.call("call_3", call_pb2.CALL_STATE_FAILED, index=3, result=result())
+    await owner.commit(calls=[*calls, ended])
+    run = await user.run(owner.run_id)
+    assert [call.call_id for call in run.pending_calls] == ["call_1"]
+    assert [(call.call_id, call.state) for call in run.active_calls] == [("call_0", states[0]), ("call_2", states[2])]
+
+
 async def short_of_tokens(user: User, **fields: Any) -> str:
     """A run that has used up its tokens."""
     owner = await user.start(options=run_pb2.RunOptions(limits=run_pb2.RunLimits(total_tokens_max=100)), **fields)

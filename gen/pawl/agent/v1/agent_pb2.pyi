@@ -706,7 +706,7 @@ class GetRunResponse(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def run(self) -> _run_pb2.Run:
-        """The run, with its pending calls."""
+        """The run, with its open calls."""
 
     def __init__(
         self,

@@ -330,7 +330,8 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetRun(self, request, context):
-        """Reads a run with its pending calls. Can wait until the run needs input or
+        """Reads a run with its open calls: `pending_calls`, which wait for somebody,
+        and `active_calls`, which do not. Can wait until the run needs input or
         has ended. Read-only.
 
         Errors: RUN_NOT_FOUND.

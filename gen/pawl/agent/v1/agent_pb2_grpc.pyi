@@ -183,7 +183,8 @@ class AgentServiceStub:
     Errors: RUN_NOT_FOUND, INVALID_FIELD (the run is no undo).
     """
     GetRun: _grpc.UnaryUnaryMultiCallable[_agent_pb2.GetRunRequest, _agent_pb2.GetRunResponse]
-    """Reads a run with its pending calls. Can wait until the run needs input or
+    """Reads a run with its open calls: `pending_calls`, which wait for somebody,
+    and `active_calls`, which do not. Can wait until the run needs input or
     has ended. Read-only.
 
     Errors: RUN_NOT_FOUND.
@@ -359,7 +360,8 @@ class AgentServiceAsyncStub(AgentServiceStub):
     Errors: RUN_NOT_FOUND, INVALID_FIELD (the run is no undo).
     """
     GetRun: _aio.UnaryUnaryMultiCallable[_agent_pb2.GetRunRequest, _agent_pb2.GetRunResponse]  # type: ignore[assignment]
-    """Reads a run with its pending calls. Can wait until the run needs input or
+    """Reads a run with its open calls: `pending_calls`, which wait for somebody,
+    and `active_calls`, which do not. Can wait until the run needs input or
     has ended. Read-only.
 
     Errors: RUN_NOT_FOUND.
@@ -622,7 +624,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.GetRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.GetRunResponse, _abc.Awaitable[_agent_pb2.GetRunResponse]]:
-        """Reads a run with its pending calls. Can wait until the run needs input or
+        """Reads a run with its open calls: `pending_calls`, which wait for somebody,
+        and `active_calls`, which do not. Can wait until the run needs input or
         has ended. Read-only.
 
         Errors: RUN_NOT_FOUND.

@@ -989,6 +989,7 @@ class Run(_message.Message):
     START_TIME_FIELD_NUMBER: _builtins.int
     END_TIME_FIELD_NUMBER: _builtins.int
     PENDING_CALLS_FIELD_NUMBER: _builtins.int
+    ACTIVE_CALLS_FIELD_NUMBER: _builtins.int
     UNSTOPPED_CALL_IDS_FIELD_NUMBER: _builtins.int
     USER_ROLES_FIELD_NUMBER: _builtins.int
     UNDO_FIELD_NUMBER: _builtins.int
@@ -1089,6 +1090,14 @@ class Run(_message.Message):
         """
 
     @_builtins.property
+    def active_calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
+        """The other open calls of the run, which wait for nobody, in call order, then
+        those of the runs that do its calls: RUNNING and DELEGATED ones, and those
+        whose turn has not come. Filled by GetRun, empty everywhere else. Cut at 2
+        MiB together with `pending_calls`, which come first; ListCalls has them all.
+        """
+
+    @_builtins.property
     def unstopped_call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Calls that were running when the run was stopped and that could not be
         stopped, in the order in which that was found: they may go on. Their results
@@ -1138,6 +1147,7 @@ class Run(_message.Message):
         start_time: _timestamp_pb2.Timestamp | None = ...,
         end_time: _timestamp_pb2.Timestamp | None = ...,
         pending_calls: _abc.Iterable[_call_pb2.Call] | None = ...,
+        active_calls: _abc.Iterable[_call_pb2.Call] | None = ...,
         unstopped_call_ids: _abc.Iterable[_builtins.str] | None = ...,
         user_roles: _abc.Iterable[_builtins.str] | None = ...,
         undo: Global___Undo | None = ...,
@@ -1152,7 +1162,7 @@ class Run(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "create_time", b"create_time", "end_time", b"end_time", "failure", b"failure", "options", b"options", "start_time", b"start_time", "undo", b"undo", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "active_seconds", b"active_seconds", "attention", b"attention", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "last_seq", b"last_seq", "options", b"options", "output_text", b"output_text", "parent_call_id", b"parent_call_id", "parent_run_id", b"parent_run_id", "pending_calls", b"pending_calls", "queue_position", b"queue_position", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tools", b"tools", "undo", b"undo", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "user_id", b"user_id", "user_roles", b"user_roles", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "active_calls", b"active_calls", "active_seconds", b"active_seconds", "attention", b"attention", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "last_seq", b"last_seq", "options", b"options", "output_text", b"output_text", "parent_call_id", b"parent_call_id", "parent_run_id", b"parent_run_id", "pending_calls", b"pending_calls", "queue_position", b"queue_position", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tools", b"tools", "undo", b"undo", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "user_id", b"user_id", "user_roles", b"user_roles", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

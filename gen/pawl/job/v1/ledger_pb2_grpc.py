@@ -281,7 +281,7 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetRun(self, request, context):
-        """Reads a run with its pending calls. Read-only.
+        """Reads a run with its open calls (`pending_calls`, `active_calls`). Read-only.
 
         Errors: RUN_NOT_FOUND.
         """

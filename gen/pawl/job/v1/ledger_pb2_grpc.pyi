@@ -131,7 +131,7 @@ class LedgerServiceStub:
     Errors: none of its own.
     """
     GetRun: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetRunRequest, _ledger_pb2.GetRunResponse]
-    """Reads a run with its pending calls. Read-only.
+    """Reads a run with its open calls (`pending_calls`, `active_calls`). Read-only.
 
     Errors: RUN_NOT_FOUND.
     """
@@ -272,7 +272,7 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     Errors: none of its own.
     """
     GetRun: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetRunRequest, _ledger_pb2.GetRunResponse]  # type: ignore[assignment]
-    """Reads a run with its pending calls. Read-only.
+    """Reads a run with its open calls (`pending_calls`, `active_calls`). Read-only.
 
     Errors: RUN_NOT_FOUND.
     """
@@ -488,7 +488,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.GetRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.GetRunResponse, _abc.Awaitable[_ledger_pb2.GetRunResponse]]:
-        """Reads a run with its pending calls. Read-only.
+        """Reads a run with its open calls (`pending_calls`, `active_calls`). Read-only.
 
         Errors: RUN_NOT_FOUND.
         """
