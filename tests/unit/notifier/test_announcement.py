@@ -124,3 +124,9 @@ def test_what_runs_are_to_each_other_is_told_to_nobody() -> None:
     needed = draft_notification(replace(waiting, waits=frozenset({Wait.APPROVAL}), does_call=True))
     assert needed is not None
     assert needed.kind is NotificationKind.INPUT_NEEDED
+
+
+def test_a_run_that_waits_for_tokens_is_told() -> None:
+    draft = draft_notification(replace(CHANGE, type="run.waiting", waits=frozenset({Wait.BUDGET})))
+    assert draft is not None
+    assert draft.title == "Run waits for more tokens: its budget is used up"
