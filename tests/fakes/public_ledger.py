@@ -24,18 +24,19 @@ from services.agent_loop.app.public_values import (
     ClientSession,
     DecisionCommand,
     EventPage,
+    LeaseAnswer,
     LoggedEvent,
     NewMessage,
     Outcome,
     Page,
     PendingFilter,
+    ProgressCommand,
     PublicCommand,
     RedriveCommand,
     Reply,
     ResultCommand,
     RunView,
     TopUpCommand,
-    Verdict,
 )
 from services.agent_loop.domain.call import CallState, DecisionKind
 from services.agent_loop.domain.run import ENDED, RunState
@@ -47,7 +48,6 @@ from services.errors import (
     ConversationBusy,
     ConversationNotFound,
     DependencyUnavailable,
-    InvalidArguments,
     InvalidPageToken,
     NoTokenBudget,
     RequestIdReused,
@@ -247,6 +247,8 @@ class FakeLedger:
                 raise RequestIdReused
             outcome = Outcome.DUPLICATE if reply.outcome is Outcome.ACCEPTED else reply.outcome
             return Reply(outcome=outcome, reason=reply.reason, message=reply.message, run=self._view(stored))
+        if self._is_replaced(stored, command):
+            return self._reply(stored, Outcome.WRONG_HOLDER, CallNotPending.reason)
         reply = await self._apply(stored, command)
         stored.replies[command_id] = (command, reply)
         self.commands.append(command)
@@ -254,23 +256,24 @@ class FakeLedger:
 
     async def lease_offer(
         self, caller: Caller, run_id: str, call_id: str, *, client: ClientSession, lease_seconds: float
-    ) -> tuple[bool, CallView | None]:
+    ) -> LeaseAnswer:
         self._check_up()
         stored = self.runs[run_id]
         call = stored.calls.get(call_id)
         if call is None or not self._belongs(stored, caller):
-            return False, None
+            return LeaseAnswer(granted=False, call=None)
         held = call.offer.client_id and call.offer.expire_time.seconds > self._clock.now()
         if call.state != call_pb2.CALL_STATE_OFFERED or (held and call.offer.client_id != client.client_id):
-            return False, call_view(_copy(call))
+            return LeaseAnswer(granted=False, call=call_view(_copy(call)))
+        if held and client.session_id < stored.sessions[call_id]:
+            return LeaseAnswer(granted=False, call=call_view(_copy(call)), replaced=True)
         stored.sessions[call_id] = client.session_id
+        self._extend(call, lease_seconds)
         if call.offer.client_id != client.client_id:
             call.offer.client_id = client.client_id
             call.offer.offer_epoch += 1
-            self._extend(call, lease_seconds)
             await self._call_changed(stored, call)
-        self._extend(call, lease_seconds)
-        return True, call_view(_copy(call))
+        return LeaseAnswer(granted=True, call=call_view(_copy(call)))
 
     async def renew_offers(self, caller: Caller, client: ClientSession, lease_seconds: float) -> tuple[CallView, ...]:
         self._check_up()
@@ -420,6 +423,14 @@ class FakeLedger:
             await self.settle(call.call_id, call_pb2.CALL_STATE_REJECTED if rejected else call_pb2.CALL_STATE_RUNNABLE)
         return self._reply(stored, Outcome.ACCEPTED)
 
+    @staticmethod
+    def _is_replaced(stored: StoredRun, command: PublicCommand) -> bool:
+        if not isinstance(command, ResultCommand | ProgressCommand) or not command.session_id:
+            return False
+        call = stored.calls[command.call_id]
+        holds = (call.offer.client_id, call.offer.offer_epoch) == (command.client_id, command.offer_epoch)
+        return call.state in PENDING and holds and stored.sessions[call.call_id] != command.session_id
+
     def _reply(self, stored: StoredRun, outcome: Outcome, reason: str = "") -> Reply:
         return Reply(outcome=outcome, reason=reason, message=reason, run=self._view(stored))
 
@@ -481,15 +492,6 @@ class FakeLedger:
         event.seq = len(stored.events) + 1
         stored.events.append(event)
         await self._live.publish(event)
-
-
-class FakeChecker:
-    """A `CallChecker` that refuses arguments with the word `bad` in them."""
-
-    async def check_edit(self, store_id: str, run: RunView, call: CallView, arguments_json: bytes) -> Verdict:
-        if b"bad" in arguments_json:
-            raise InvalidArguments("to: not an address; subject: missing")
-        return Verdict(arguments_json=arguments_json.replace(b" ", b""), digest="ef" * 32)
 
 
 def _copy(call: call_pb2.Call) -> call_pb2.Call:

@@ -17,6 +17,7 @@ STORES = ("acme", "acme", "acme", "beta")
 USERS = ("ann", "ann", "ann", "bob")
 WORKERS = ("w1", "w2")
 CLIENTS = ("tab_1", "tab_2")
+SESSIONS = ("ses_1", "ses_2")
 DIGESTS = ("ab" * 32, "cd" * 32)
 ARGUMENTS = ("{}", '{"n":1}')
 LEASE_SECONDS = 30.0
@@ -157,6 +158,7 @@ class Chooser:
             limits=self.model.limits,
             call="" if kind in {"cancel", "steer", "redrive", "top_up"} else name,
             client=(client or "tab_2") if kind == "progress" else client,
+            session=self.pick(["", *SESSIONS]) if kind in {"result", "progress"} else "",
             offer_epoch=max(0, call["offer_epoch"] - self.pick([0, 0, 0, 1])),
             decision=edits,
             digest=self.pick([call["digest"], call["digest"], call["digest"], "", DIGESTS[1]]),
@@ -248,6 +250,7 @@ class Chooser:
             user=self.pick([run["user"], run["user"], run["user"], "bob"]),
             call=self._call_of(run)[0] if call is None else call["id"],
             client=self.pick(CLIENTS),
+            session=self.pick(SESSIONS),
             seconds=LEASE_SECONDS,
         )
 
@@ -258,6 +261,7 @@ class Chooser:
             store=self.pick(STORES),
             user=self.pick(USERS),
             client=self.pick(CLIENTS),
+            session=self.pick(SESSIONS),
             run=self.pick(["", self._run()["id"]]),
             seconds=LEASE_SECONDS,
         )

@@ -245,7 +245,7 @@ _CALL_EVENTS = {"RUNNING": "executing", "SUCCEEDED": "completed"}
 
 def _put_call(model: Model, run: Row, wish: Row) -> None:
     state = wish["state"]
-    nobody: Row = {"client": "", "offer_epoch": 0, "held_for": 0.0, "held_until": None}
+    nobody: Row = {"client": "", "session": "", "offer_epoch": 0, "held_for": 0.0, "held_until": None}
     untold: Row = {"told": None}
     undecided: Row = {"decision": "", "approved": None, "approvers": [], "approved_before": [], "escalated": False}
     new = {"store": run["store"], "id": wish["call"], "run": run["id"], "user": run["user"], "state": ""}

@@ -42,12 +42,15 @@ def lease_offer(model: Model, ask: Row) -> tuple[Any, ...]:
         return ("ok", False, 0)
     if call["state"] != "OFFERED" or _is_over(model, call) or not is_pending(model, call):
         return ("ok", False, call["offer_epoch"])
+    if call["client"] == ask["client"] and is_held(model, call) and ask["session"] < call["session"]:
+        return ("ok", False, call["offer_epoch"])
     if call["client"] != ask["client"]:
         if is_held(model, call):
             return ("ok", False, call["offer_epoch"])
         call["client"] = ask["client"]
         call["offer_epoch"] += 1
         run["log"].append("tool.executing")
+    call["session"] = ask["session"]
     call["held_for"] = ask["seconds"]
     call["held_until"] = model.after(ask["seconds"])
     return ("ok", True, call["offer_epoch"])
@@ -77,14 +80,15 @@ def _held(model: Model) -> list[Row]:
 
 
 def _held_by(model: Model, ask: Row, run: str) -> list[Row]:
-    mine = [call for call in _held(model) if (call["store"], call["client"]) == (ask["store"], ask["client"])]
+    session = (ask["store"], ask["client"], ask["session"])
+    mine = [call for call in _held(model) if (call["store"], call["client"], call["session"]) == session]
     owned = [call for call in mine if model.runs[call["store"], call["run"]]["user"] == ask["user"]]
     return [call for call in owned if run in {"", call["run"]}]
 
 
 def _give_back(model: Model, calls: list[Row]) -> tuple[Any, ...]:
     for call in calls:
-        call["client"], call["held_until"] = "", None
+        call["client"], call["session"], call["held_until"] = "", "", None
         model.runs[call["store"], call["run"]]["log"].append("tool.offered")
     return ("ok", len(calls))
 
@@ -112,7 +116,7 @@ def send(model: Model, ask: Row) -> tuple[Any, ...]:
     if call is not None and call["run"] != run["id"]:
         call = None
     outcome, reason = _judge(model, run, call, ask)
-    if outcome == "UNKNOWN":
+    if outcome == "UNKNOWN" or (outcome == "WRONG_HOLDER" and call is not None and _is_replaced(call, ask)):
         return ("receipt", outcome, reason)
     if outcome == "ACCEPTED":
         _judge_room(model, run, ask)
@@ -164,11 +168,18 @@ def _judge(model: Model, run: Row, call: Row | None, ask: Row) -> Verdict:
         return "REFUSED", "CALL_NOT_PENDING"
     if kind == "result" and _is_over(model, call):
         return "LATE", "DEADLINE_PASSED"
-    if ask["client"]:
-        holds = (call["client"], call["offer_epoch"]) == (ask["client"], ask["offer_epoch"])
-    else:
-        holds = not is_held(model, call)
+    is_of_client = _is_of_client(call, ask) and not _is_replaced(call, ask)
+    holds = is_of_client if ask["client"] else not is_held(model, call)
     return _TAKEN if holds else ("WRONG_HOLDER", "CALL_NOT_PENDING")
+
+
+def _is_of_client(call: Row, ask: Row) -> bool:
+    return bool(ask["client"]) and (call["client"], call["offer_epoch"]) == (ask["client"], ask["offer_epoch"])
+
+
+def _is_replaced(call: Row, ask: Row) -> bool:
+    """Whether a command comes by a session that holds the call no more, though its client does: it is not kept."""
+    return _is_of_client(call, ask) and ask["session"] not in {"", call["session"]}
 
 
 def _judge_run(model: Model, run: Row, ask: Row) -> Verdict:

@@ -61,6 +61,7 @@ def operation(ask: Row, now: datetime) -> Any:
                 command=_command(ask),
                 payload=b"payload",
                 as_operator=ask["operator"],
+                session_id=ask.get("session", ""),
                 inbox_limits=_inbox_limits(ask["limits"]),
             )
         case "report_crash":
@@ -77,6 +78,7 @@ def operation(ask: Row, now: datetime) -> Any:
                 run_id=ask["run"],
                 call_id=ask["call"],
                 client_id=ask["client"],
+                session_id=ask["session"],
                 lease_seconds=ask["seconds"],
             )
         case _:

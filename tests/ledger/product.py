@@ -90,11 +90,13 @@ class Product:
                 return ("ok", await self._change(tag, Quarantine(runs=runs, crashes_max=self._crashes_max)))
             case "renew_offers":
                 calls = await store.offer_book.held_by(ask["store"], ask["user"], ask["client"], "")
-                renewal = RenewOffers(client_id=ask["client"], lease_seconds=ask["seconds"], calls=_sorted(calls))
+                session = {"client_id": ask["client"], "session_id": ask["session"]}
+                renewal = RenewOffers(**session, lease_seconds=ask["seconds"], calls=_sorted(calls))
                 return ("ok", {call.call_id for call in await self._change(tag, renewal)})
             case "release_offers":
                 calls = await store.offer_book.held_by(ask["store"], ask["user"], ask["client"], ask["run"])
-                return ("ok", await self._change(tag, ReleaseOffers(client_id=ask["client"], calls=_sorted(calls))))
+                session = {"client_id": ask["client"], "session_id": ask["session"]}
+                return ("ok", await self._change(tag, ReleaseOffers(**session, calls=_sorted(calls))))
             case "sweep_offers":
                 calls = await store.offer_book.run_out(calls_max=_MANY)
                 return ("ok", await self._change(tag, ReleaseOffers(client_id=None, calls=_sorted(calls))))
@@ -188,7 +190,7 @@ def view_of_model(model: Model) -> Row:
                 "reserved": row["reserved"],
                 "child": row["child"],
                 "deadline": left(row["deadline"]),
-                "offer": (row["client"], row["offer_epoch"], left(row["held_until"])),
+                "offer": (row["client"], row["session"], row["offer_epoch"], left(row["held_until"])),
             }
             for key, row in model.calls.items()
         },
@@ -238,7 +240,9 @@ def view_of_tables(tables: Tables, now: datetime) -> Row:
             "reserved": row.reserved_by,
             "child": row.child_run_id,
             "deadline": left(row.deadline_time),
-            "offer": ("", 0, None) if offer is None else (offer.client_id, offer.epoch, left(offer.expire_time)),
+            "offer": ("", "", 0, None)
+            if offer is None
+            else (offer.client_id, offer.session_id, offer.epoch, left(offer.expire_time)),
         }
 
     return {

@@ -281,6 +281,20 @@ MUTANTS = (
         checker=REFERENCE_MODEL,
     ),
     Mutant(
+        name="replaced_streams_bring_results",
+        module=_COMMAND,
+        text="if session_id and session_id != offer.session_id:",
+        instead="if False:",
+        checker=REFERENCE_MODEL,
+    ),
+    Mutant(
+        name="older_streams_take_calls_back",
+        module="services.job_store.domain.offers",
+        text="if offer.is_held(now) and self.session_id < offer.session_id:",
+        instead="if False:",
+        checker=REFERENCE_MODEL,
+    ),
+    Mutant(
         name="one_approves_for_two",
         module="services.job_store.domain.calls",
         text="return len(people - {call.user_id}) >= call.approvals_required",

@@ -15,6 +15,7 @@ from services.agent_loop.app.public_values import (
     ClientSession,
     DecisionCommand,
     EventPage,
+    LeaseAnswer,
     NewMessage,
     Outcome,
     Page,
@@ -71,6 +72,8 @@ class LedgerClient:
             command=_command(command_id, caller, command),
             as_operator=as_operator,
         )
+        if isinstance(command, ResultCommand | ProgressCommand):
+            request.session_id = command.session_id
         if isinstance(command, DecisionCommand):
             request.decision_right = ledger_pb2.DecisionRight.Value(f"DECISION_RIGHT_{command.right}")
         with translating():
@@ -84,7 +87,7 @@ class LedgerClient:
 
     async def lease_offer(
         self, caller: Caller, run_id: str, call_id: str, *, client: ClientSession, lease_seconds: float
-    ) -> tuple[bool, CallView | None]:
+    ) -> LeaseAnswer:
         request = ledger_pb2.LeaseOfferRequest(
             store_id=caller.store_id,
             user_id=caller.user_id,
@@ -96,7 +99,8 @@ class LedgerClient:
         )
         with translating():
             response = await self._stub.LeaseOffer(request)
-        return response.granted, call_view(response.call) if response.HasField("call") else None
+        call = call_view(response.call) if response.HasField("call") else None
+        return LeaseAnswer(granted=response.granted, call=call, replaced=response.replaced)
 
     async def renew_offers(self, caller: Caller, client: ClientSession, lease_seconds: float) -> tuple[CallView, ...]:
         request = ledger_pb2.RenewOffersRequest(

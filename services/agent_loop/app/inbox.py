@@ -105,9 +105,11 @@ class Inbox:
             return refusal(error)
 
     async def submit_result(
-        self, caller: Caller, command_id: str, run_id: str, result: ToolResult, *, client_id: str
+        self, caller: Caller, command_id: str, run_id: str, result: ToolResult, *, client_id: str, session_id: str = ""
     ) -> Reply:
         """Bring one result; with a client id, under the lease that the result names.
+
+        With a session id, only if this session holds the call.
 
         Raises:
             InvalidJson, TooLarge: the content is wrong.
@@ -119,10 +121,13 @@ class Inbox:
             is_error=result.is_error,
             client_id=client_id,
             offer_epoch=result.offer_epoch if client_id else 0,
+            session_id=session_id,
         )
         return await self._ledger.send_command(caller, run_id, command_id or self._ids.new("cmd"), command)
 
-    async def report_progress(self, caller: Caller, command_id: str, progress: ToolProgress, client_id: str) -> Reply:
+    async def report_progress(
+        self, caller: Caller, command_id: str, progress: ToolProgress, *, client_id: str, session_id: str
+    ) -> Reply:
         """Bring progress of an offered call.
 
         Raises:
@@ -132,6 +137,7 @@ class Inbox:
             call_id=progress.call_id,
             client_id=client_id,
             offer_epoch=progress.offer_epoch,
+            session_id=session_id,
             fraction=checks.fraction(progress.fraction),
             message=checks.text(progress.message, "message", bytes_max=checks.PROGRESS_BYTES_MAX, may_be_empty=True),
         )

@@ -36,8 +36,9 @@ class Offers:
 
     It takes calls of attached runs whose tool the client can run, as many as the
     client runs at once, in the order in which they were offered. `show` sends a
-    frame. `run` must be running; everything else is called from other tasks of
-    the session and does not wait, unless it is async.
+    frame; `replaced` is called if a newer session of the client has come. `run`
+    must be running; everything else is called from other tasks of the session and
+    does not wait, unless it is async.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Offers:
         calls_max: int,
         lease_seconds: float,
         show: Callable[[Offer | OfferRevoked], Awaitable[None]],
+        replaced: Callable[[], None],
     ) -> None:
         self._ledger = ledger
         self._clock = clock
@@ -60,9 +62,11 @@ class Offers:
         self._calls_max = calls_max
         self._lease_seconds = lease_seconds
         self._show = show
+        self._replaced = replaced
         self._runs: set[str] = set()
         self._candidates: dict[str, _Candidate] = {}
         self._held: dict[str, CallView] = {}
+        self._leased: dict[str, CallView] = {}
         self._submitting: set[str] = set()
         self._revoked: list[OfferRevoked] = []
         self._due = asyncio.Event()
@@ -80,6 +84,7 @@ class Offers:
         held = self._held.get(call.call_id)
         if call.state is not CallState.OFFERED:
             self._candidates.pop(call.call_id, None)
+            self._leased.pop(call.call_id, None)
             self._revoke(call.call_id, f"the call is {call.state.value.lower().replace('_', ' ')}")
         elif held is None:
             self._candidates[call.call_id] = _Candidate(call=call, retry_at=self._retry_at(call))
@@ -87,9 +92,12 @@ class Offers:
             call.offer_epoch == held.offer_epoch and call.holder_client_id != self._client.client_id
         ):
             # An older epoch is only the past being replayed.
-            self._revoke(call.call_id, "the lease was lost")
-            self._candidates[call.call_id] = _Candidate(call=call, retry_at=self._retry_at(call))
+            self._lose(call)
         self._due.set()
+
+    def session_of(self, call_id: str) -> str:
+        """Return this session if it has leased the call; empty if the client knows the call of an earlier one."""
+        return self._client.session_id if call_id in self._leased else ""
 
     def submitting(self, call_id: str) -> None:
         """Take note that the client's own result is on its way: what it settles is not revoked."""
@@ -109,12 +117,16 @@ class Offers:
             return
         self._held.pop(call_id, None)
         self._candidates.pop(call_id, None)
+        if outcome is Outcome.WRONG_HOLDER and held is not None:
+            # Who holds it, the ledger says when it is asked for again.
+            self._candidates[call_id] = _Candidate(call=held)
         self._due.set()
 
     async def leave(self, run_id: str, *, release: bool) -> None:
         """Take no more offers of a run; with `release`, give back those that are held."""
         self._runs.discard(run_id)
         self._candidates = {key: each for key, each in self._candidates.items() if each.call.run_id != run_id}
+        self._leased = {key: call for key, call in self._leased.items() if call.run_id != run_id}
         held = [call.call_id for call in self._held.values() if call.run_id == run_id]
         for call_id in held:
             del self._held[call_id]
@@ -136,7 +148,8 @@ class Offers:
             # Left over: the session has left the run, and giving it back did not work.
             await self._release(run_id)
         for call_id in before - {call.call_id for call in calls}:
-            self._revoke(call_id, "the lease was lost")
+            if (held := self._held.get(call_id)) is not None:
+                self._lose(held)
         self._due.set()
 
     async def release_all(self) -> None:
@@ -167,6 +180,11 @@ class Offers:
         if held is not None and call_id not in self._submitting:
             self._revoked.append(OfferRevoked(run_id=held.run_id, call_id=call_id, message=message))
 
+    def _lose(self, call: CallView) -> None:
+        """Take a call from the client, and ask for it again."""
+        self._revoke(call.call_id, "the lease was lost")
+        self._candidates[call.call_id] = _Candidate(call=call, retry_at=self._retry_at(call))
+
     def _retry_at(self, call: CallView) -> float:
         if call.holder_client_id in {"", self._client.client_id}:
             return 0.0
@@ -183,7 +201,7 @@ class Offers:
         call = candidate.call
         candidate.retry_at = self._clock.now() + self._lease_seconds / 3
         try:
-            granted, now = await self._ledger.lease_offer(
+            answer = await self._ledger.lease_offer(
                 self._caller, call.run_id, call.call_id, client=self._client, lease_seconds=self._lease_seconds
             )
         except (Unavailable, DeadlineExceeded):
@@ -193,16 +211,20 @@ class Offers:
             _log.warning("offers.refused", call=call.call_id, reason=error.reason)
             self._candidates.pop(call.call_id, None)
             return
-        if now is None or now.state is not CallState.OFFERED:
+        now = answer.call
+        if answer.replaced:
             self._candidates.pop(call.call_id, None)
-        elif not granted:
+            self._replaced()
+        elif now is None or now.state is not CallState.OFFERED:
+            self._candidates.pop(call.call_id, None)
+        elif not answer.granted:
             candidate.call = now
             candidate.retry_at = max(candidate.retry_at, self._retry_at(now))
         elif call.run_id not in self._runs:
             await self._release(call.run_id)
         elif self._candidates.pop(call.call_id, None) is not None:
             # Unless an event has shown meanwhile that it was settled.
-            self._held[call.call_id] = now
+            self._held[call.call_id] = self._leased[call.call_id] = now
             await self._show(Offer(call=now))
 
     async def _release(self, run_id: str) -> None:

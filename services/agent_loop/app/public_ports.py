@@ -10,6 +10,7 @@ from services.agent_loop.app.public_values import (
     CallView,
     ClientSession,
     EventPage,
+    LeaseAnswer,
     LoggedEvent,
     NewMessage,
     Page,
@@ -53,8 +54,8 @@ class PublicLedger(Protocol):
 
     async def lease_offer(
         self, caller: Caller, run_id: str, call_id: str, *, client: ClientSession, lease_seconds: float
-    ) -> tuple[bool, CallView | None]:
-        """Ask for an offered call; return whether the session now holds it, and the call as it is."""
+    ) -> LeaseAnswer:
+        """Ask for an offered call."""
         ...
 
     async def renew_offers(self, caller: Caller, client: ClientSession, lease_seconds: float) -> tuple[CallView, ...]:

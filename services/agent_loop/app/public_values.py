@@ -146,25 +146,43 @@ class NewMessage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseAnswer:
+    """Whether the session now holds the call it asked for, and the call if there is one.
+
+    `replaced` if a newer session of the same client holds it.
+    """
+
+    granted: bool
+    call: CallView | None
+    replaced: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResultCommand:
-    """A result of a front-end call. Without a stream there is no client and no lease."""
+    """A result of a front-end call. Without a stream there is no client and no lease.
+
+    `session_id` is the stream that leased the call; empty where the client sends a
+    result again that it has of an earlier one.
+    """
 
     call_id: str
     content_json: bytes
     is_error: bool
     client_id: str = ""
     offer_epoch: int = 0
+    session_id: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressCommand:
-    """Progress of a front-end call."""
+    """Progress of a front-end call; `session_id` as in a result."""
 
     call_id: str
     client_id: str
     offer_epoch: int
     fraction: float | None
     message: str
+    session_id: str = field(default="", compare=False)
 
 
 class DecisionRight(StrEnum):

@@ -26,7 +26,9 @@ class Sessions:
     """All sessions of this replica.
 
     One stream a client: when a client id opens another, the earlier one ends
-    with CANCELLED, and what it held goes over to the new one.
+    with CANCELLED, and what it held goes over to the new one. If that is on
+    another replica, the earlier one ends when the ledger says so: as soon as it
+    asks for a call of the new one, or says something of one.
     """
 
     def __init__(
@@ -74,7 +76,8 @@ class Sessions:
         finally:
             if self._open.get(key) is stream:
                 del self._open[key]
-                await stream.give_back()
+                if not stream.superseded.is_set():
+                    await stream.give_back()
 
     async def _hello(self, incoming: AsyncIterator[ClientFrame]) -> tuple[ClientFrame, frames.Hello]:
         try:

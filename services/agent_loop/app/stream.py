@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Final, assert_never
 
@@ -81,6 +81,7 @@ class Stream:
             calls_max=hello.calls_max or 1,
             lease_seconds=parts.times.offer_lease_seconds,
             show=self._outgoing.put,
+            replaced=self.superseded.set,
         )
 
     async def serve(self, hello_frame_id: str, incoming: AsyncIterator[ClientFrame]) -> None:
@@ -146,6 +147,10 @@ class Stream:
                     await self.superseded.wait()
             except TimeoutError:
                 continue
+            with suppress(TimeoutError):
+                # The receipts that are due come first.
+                async with asyncio.timeout(_RELEASE_SECONDS):
+                    await self._outgoing.join()
             raise Cancelled("the client opened another stream")
 
     async def _handle(self, frame: ClientFrame) -> None:
@@ -186,7 +191,10 @@ class Stream:
             case frames.ToolResult():
                 return _receipt(frame, await self._submit(command_id, content))
             case frames.ToolProgress():
-                reply = await inbox.report_progress(caller, command_id, content, self._client_id)
+                session_id = self._offers.session_of(content.call_id)
+                reply = await inbox.report_progress(
+                    caller, command_id, content, client_id=self._client_id, session_id=session_id
+                )
                 await self._offers.renew()
                 return _receipt(frame, reply)
             case frames.CallDecision():
@@ -230,7 +238,12 @@ class Stream:
         outcome: Outcome | None = None
         try:
             reply = await self._parts.inbox.submit_result(
-                self._caller, command_id, result.run_id, result, client_id=self._client_id
+                self._caller,
+                command_id,
+                result.run_id,
+                result,
+                client_id=self._client_id,
+                session_id=self._offers.session_of(result.call_id),
             )
             outcome = reply.outcome
         finally:

@@ -138,11 +138,16 @@ class _Refused(Exception):
         super().__init__(error.reason)
 
 
+class _Replaced(_Refused):
+    """What came by a session that lost the call to another of its client. Not kept: that one may send it again."""
+
+
 class Send(msgspec.Struct, frozen=True, kw_only=True):
     """Send `command` to a run, as `user_id`. `payload` is opaque: what the owner of the run will read.
 
     With `as_operator` the run may be of any user of the store, and its log says who did what.
     So it may for a decision with the right STORE, if the call is one that people approve.
+    With a `session_id` what is said of a front-end call counts only if this session holds it.
     """
 
     store_id: str
@@ -153,6 +158,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
     command: Command
     payload: bytes
     as_operator: bool = False
+    session_id: str = ""
     inbox_limits: inbox.Limits = inbox.LIMITS
 
     @property
@@ -193,6 +199,8 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         )
         try:
             run = self._take(book, run, letter, now, ids)
+        except _Replaced as refusal:
+            return _receipt(book, run, refusal.outcome, refusal.error.reason, refusal.error.message)
         except _Refused as refusal:
             error = refusal.error
             if refusal.outcome is CommandOutcome.UNKNOWN:
@@ -241,7 +249,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
             raise _Refused(CommandOutcome.UNKNOWN, CallNotFound())
         match command:
             case ToolResult():
-                _check_result(call, command, now)
+                _check_result(call, command, self.session_id, now)
             case Decide():
                 call = self._decide(call, command, now)
                 if call.decision is None and call.state is not CallState.ASKED:
@@ -250,6 +258,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
                 _check_resolve(run, call)
                 run = self._tell(book, run, OperatorAct.RESOLVED, now=now, ids=ids, call_id=call.call_id)
             case Progress():
+                _check_progress(call, command, self.session_id)
                 return _progress(book, run, call, command, letter=letter, now=now, ids=ids)
             case _:
                 assert_never(command)
@@ -350,21 +359,30 @@ def _check_deadline(call: CallRow, now: datetime) -> None:
         raise _Refused(CommandOutcome.LATE, DeadlinePassed())
 
 
-def _check_result(call: CallRow, command: ToolResult, now: datetime) -> None:
+def _check_result(call: CallRow, command: ToolResult, session_id: str, now: datetime) -> None:
     _check_open(call)
     if call.state is not CallState.OFFERED:
         raise _Refused(CommandOutcome.REFUSED, CallNotPending())
     _check_deadline(call, now)
     if command.client_id:
-        _check_holder(call, command.client_id, command.offer_epoch)
+        _check_holder(call, command.client_id, command.offer_epoch, session_id)
     elif call.offer is not None and call.offer.is_held(now):
         raise _Refused(CommandOutcome.WRONG_HOLDER, CallNotPending("a client runs the call"))
 
 
-def _check_holder(call: CallRow, client_id: str, offer_epoch: int) -> None:
+def _check_progress(call: CallRow, command: Progress, session_id: str) -> None:
+    _check_open(call)
+    if call.state is not CallState.OFFERED:
+        raise _Refused(CommandOutcome.REFUSED, CallNotPending())
+    _check_holder(call, command.client_id, command.offer_epoch, session_id)
+
+
+def _check_holder(call: CallRow, client_id: str, offer_epoch: int, session_id: str) -> None:
     offer = call.offer
     if offer is None or (offer.client_id, offer.epoch) != (client_id, offer_epoch):
         raise _Refused(CommandOutcome.WRONG_HOLDER, CallNotPending("the client does not hold the call"))
+    if session_id and session_id != offer.session_id:
+        raise _Replaced(CommandOutcome.WRONG_HOLDER, CallNotPending("another stream of the client holds the call"))
 
 
 def _check_decidable(call: CallRow, command: Decide, user_id: str, now: datetime) -> None:
@@ -421,10 +439,6 @@ def _progress(
 
     What comes too soon after the last one is left out of the log, and leaves no receipt.
     """
-    _check_open(call)
-    if call.state is not CallState.OFFERED:
-        raise _Refused(CommandOutcome.REFUSED, CallNotPending())
-    _check_holder(call, command.client_id, command.offer_epoch)
     call = offers.renewed(call, now=now)
     if call.progress_time is not None and now < call.progress_time + PROGRESS_PAUSE:
         book.put_call(call)

@@ -34,10 +34,14 @@ def renewed(call: CallRow, *, now: datetime, lease_seconds: float | None = None)
 
 
 class Leased(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the client now holds the call, and the call; None if there is none for this user."""
+    """Whether the session now holds the call, and the call; None if there is none for this user.
+
+    `replaced` if a newer session of the same client holds it.
+    """
 
     granted: bool
     call: CallRow | None
+    replaced: bool = False
 
 
 class LeaseOffer(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +64,8 @@ class LeaseOffer(msgspec.Struct, frozen=True, kw_only=True):
         """Grant the lease if the call waits and nobody else holds it. Then the client executes it, and the log says so.
 
         To the client that holds it, it is granted again with the same epoch, and
-        belongs to this session from then on.
+        belongs to this session from then on, unless a newer one holds it: the ids
+        of sessions sort by the time at which they were opened.
         """
         run = book.runs.get((self.store_id, self.run_id))
         call = book.calls.get((self.store_id, self.call_id))
@@ -71,6 +76,8 @@ class LeaseOffer(msgspec.Struct, frozen=True, kw_only=True):
             return Leased(granted=False, call=call)
         offer = call.offer or Offer(client_id="", epoch=0, expire_time=None, lease_seconds=0.0)
         if offer.client_id == self.client_id:
+            if offer.is_held(now) and self.session_id < offer.session_id:
+                return Leased(granted=False, call=call, replaced=True)
             call = replace(call, offer=replace(offer, session_id=self.session_id))
             call = renewed(call, now=now, lease_seconds=self.lease_seconds)
             book.put_call(call)

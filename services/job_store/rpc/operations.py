@@ -213,6 +213,7 @@ def send(request: ledger_pb2.SendCommandRequest, *, inbox_limits: inbox.Limits) 
         command=command,
         payload=entry.SerializeToString(),
         as_operator=request.as_operator,
+        session_id=check_id(request.session_id, "session_id") if request.session_id else "",
         inbox_limits=inbox_limits,
     )
 

@@ -141,7 +141,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
 
     async def LeaseOffer(self, request: pb.LeaseOfferRequest, context: Context) -> pb.LeaseOfferResponse:
         leased = await self._ledger.change(operations.lease_offer(request), size_bytes=request.ByteSize())
-        response = pb.LeaseOfferResponse(granted=leased.granted)
+        response = pb.LeaseOfferResponse(granted=leased.granted, replaced=leased.replaced)
         if leased.call is not None:
             response.call.CopyFrom(messages.call(leased.call))
         return response

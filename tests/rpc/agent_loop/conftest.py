@@ -29,8 +29,9 @@ from services.chassis.clock import SystemClock
 from services.chassis.ids import IdSource
 from services.chassis.metrics import Metrics
 from services.chassis.rpc_server import RpcServer
+from tests.fakes.checker import FakeChecker
 from tests.fakes.manual_clock import ManualClock
-from tests.fakes.public_ledger import FakeChecker, FakeLedger, FakeLive
+from tests.fakes.public_ledger import FakeLedger, FakeLive
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub

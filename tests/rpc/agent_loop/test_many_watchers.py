@@ -34,9 +34,10 @@ from services.chassis.rpc_server import RpcServer
 from services.chassis.status import from_rpc_error
 from services.errors import SlowConsumer
 from tests.fakes import virtual_time
+from tests.fakes.checker import FakeChecker
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.public_ledger import ME as CALLER
-from tests.fakes.public_ledger import FakeChecker, FakeLedger, FakeLive
+from tests.fakes.public_ledger import FakeLedger, FakeLive
 from tests.poll import until
 from tests.rpc.agent_loop.client import Client
 from tests.rpc.agent_loop.conftest import KEYS, ME

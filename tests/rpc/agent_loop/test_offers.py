@@ -28,8 +28,9 @@ from services.chassis.auth import KeyAuthenticator
 from services.chassis.ids import IdSource
 from services.chassis.metrics import Metrics
 from services.chassis.rpc_server import RpcServer
+from tests.fakes.checker import FakeChecker
 from tests.fakes.manual_clock import ManualClock
-from tests.fakes.public_ledger import FakeChecker, FakeLedger
+from tests.fakes.public_ledger import FakeLedger
 from tests.rpc.agent_loop.client import ACCEPTED, Client
 from tests.rpc.agent_loop.conftest import KEYS
 

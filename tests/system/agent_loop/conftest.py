@@ -39,7 +39,7 @@ from services.chassis.metrics import Metrics
 from services.chassis.rpc_client import open_channel
 from services.chassis.rpc_server import RpcServer
 from tests.fakes.anybody import Anybody
-from tests.fakes.public_ledger import FakeChecker
+from tests.fakes.checker import FakeChecker
 from tests.keys import ENVIRONMENT, SERVICE_KEY
 from tests.system.agent_loop.worker import Worker
 

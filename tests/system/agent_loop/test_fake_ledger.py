@@ -15,10 +15,10 @@ from services.agent_loop.app.public_ports import PublicLedger
 from services.agent_loop.app.public_values import (
     ActiveRunPolicy,
     Caller,
-    CallView,
     CancelCommand,
     ClientSession,
     DecisionCommand,
+    LeaseAnswer,
     NewMessage,
     PendingFilter,
     Reply,
@@ -90,9 +90,9 @@ def seen(reply: Reply) -> tuple[str, str]:
     return (reply.outcome.value, reply.reason)
 
 
-def lease(answer: tuple[bool, CallView | None]) -> tuple[Any, ...]:
-    granted, call = answer
-    return (granted, call and (call.state.value, call.holder_client_id, call.offer_epoch))
+def lease(answer: LeaseAnswer) -> tuple[Any, ...]:
+    call = answer.call
+    return (answer.granted, answer.replaced, call and (call.state.value, call.holder_client_id, call.offer_epoch))
 
 
 async def outcome(call: Awaitable[Any]) -> str:
@@ -103,8 +103,10 @@ async def outcome(call: Awaitable[Any]) -> str:
     return "OK"
 
 
-def result(call_id: str, content: bytes = b"1", client_id: str = "", epoch: int = 0) -> ResultCommand:
-    return ResultCommand(call_id=call_id, content_json=content, is_error=False, client_id=client_id, offer_epoch=epoch)
+def result(call_id: str, content: bytes = b"1", client_id: str = "", epoch: int = 0, by: str = "") -> ResultCommand:
+    return ResultCommand(
+        call_id=call_id, content_json=content, is_error=False, client_id=client_id, offer_epoch=epoch, session_id=by
+    )
 
 
 def decision(call_id: str, kind: DecisionKind, digest: str = DIGEST) -> DecisionCommand:
@@ -130,14 +132,17 @@ async def offers(stage: Stage) -> Observations:
     observations.append([call.call_id for call in await ledger.renew_offers(me, session("b"), 30)])
     observations.append(await ask("a", "ses_2"))
     observations.append([call.call_id for call in await ledger.renew_offers(me, session("a"), 30)])
+    observations.append(await ask("a", "ses_1"))
+    observations.append(await send("c0", result("call_1", client_id="a", epoch=1, by="ses_1")))
     await ledger.release_offers(me, session("a"), "")
-    observations += [(await ledger.get_call(me, "call_1")).holder_client_id, await ask("a")]
-    await ledger.release_offers(me, session("a"), "")
-    await ledger.release_offers(me, session("a"), run_id)
+    observations += [(await ledger.get_call(me, "call_1")).holder_client_id, await ask("a", "ses_3")]
+    await ledger.release_offers(me, session("a", "ses_3"), "")
+    await ledger.release_offers(me, session("a", "ses_3"), run_id)
     observations += [(await ledger.get_call(me, "call_1")).holder_client_id, await ask("b")]
     observations.append(await send("c1", result("call_1", client_id="a", epoch=1)))
     observations.append(await send("c2", result("call_1", client_id="b", epoch=1)))
-    observations.append(await send("c3", result("call_1", client_id="b", epoch=2)))
+    observations.append(await send("c3", result("call_1", client_id="b", epoch=2, by="ses_0")))
+    observations.append(await send("c3", result("call_1", client_id="b", epoch=2, by="ses_1")))
     observations.append(await send("c3", result("call_1", client_id="b", epoch=2)))
     observations.append(await outcome(send("c3", result("call_1", b"2", client_id="b", epoch=2))))
     observations.append((await send("c4", result("call_1", b"2", client_id="b", epoch=2)))[0])

@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import grpc
 import pytest
 from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
 from pawl.event.v1 import call_pb2, run_pb2
@@ -36,6 +37,14 @@ async def attached(replica: Replica, me: Any, run_id: str, client_id: str) -> Cl
     await client.hello(client_id, "show")
     assert (await client.attach(run_id)).status == ACCEPTED
     return client
+
+
+async def replaced(client: Client) -> None:
+    """Return when the server has ended the stream for a newer one."""
+    with pytest.raises(grpc.aio.AioRpcError) as ended:
+        await client.end()
+    assert ended.value.code() is grpc.StatusCode.CANCELLED
+    assert "opened another stream" in (ended.value.details() or "")
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
@@ -70,6 +79,64 @@ async def test_a_call_goes_from_a_client_that_leaves_to_one_on_another_replica(
     await worker.settle(run_id, "call_1", call_pb2.CALL_STATE_SUCCEEDED)
     await worker.finish(run_id)
     assert (await heir.next("end")).end.state == run_pb2.RUN_STATE_COMPLETED
+
+
+async def test_the_newest_stream_of_a_client_holds_its_calls(
+    replicas: list[Replica], worker: Worker, me: Any, run_id: str
+) -> None:
+    """The older one, on another replica, changes nothing any more, and ends."""
+    old = await attached(replicas[0], me, run_id, "cli_a")
+    await worker.offer(run_id, "call_1")
+    lost = await old.offer()
+    new = await attached(replicas[1], me, run_id, "cli_a")
+    taken = await new.offer()
+    assert taken.offer_epoch == lost.offer_epoch
+    late = types_pb2.ToolResult(run_id=run_id, call_id="call_1", content_json=b'"old"', offer_epoch=lost.offer_epoch)
+    assert (await old.ask("late", tool_result=late)).status == WRONG_HOLDER
+    await replaced(old)
+    # What the old stream had refused was never the last word: the client may not have read it.
+    assert (await new.ask("late", tool_result=late)).status == ACCEPTED
+    assert (await new.answer(taken, b'"new"')).status == LATE
+
+
+async def test_a_life_sign_ends_a_stream_whose_client_has_a_newer_one(
+    replicas: list[Replica], worker: Worker, me: Any, run_id: str
+) -> None:
+    old = await attached(replicas[0], me, run_id, "cli_a")
+    await worker.offer(run_id, "call_1")
+    await old.offer()
+    new = await attached(replicas[1], me, run_id, "cli_a")
+    offer = await new.offer()
+    await old.heartbeat()
+    await replaced(old)
+    assert (await new.answer(offer)).status == ACCEPTED
+
+
+async def test_an_older_stream_takes_nothing_from_the_newest(
+    replicas: list[Replica], worker: Worker, me: Any, run_id: str
+) -> None:
+    old = Client(replicas[0].stub, metadata=me)
+    await old.hello("cli_a", "show")
+    new = await attached(replicas[1], me, run_id, "cli_a")
+    await worker.offer(run_id, "call_1")
+    offer = await new.offer()
+    await old.attach(run_id)
+    await replaced(old)
+    assert (await new.answer(offer)).status == ACCEPTED
+
+
+async def test_a_result_sent_again_by_a_newer_stream_needs_no_offer_of_its_own(
+    replicas: list[Replica], worker: Worker, me: Any, run_id: str
+) -> None:
+    """The frame had no receipt, and the client has come back by another replica."""
+    old = await attached(replicas[0], me, run_id, "cli_a")
+    await worker.offer(run_id, "call_1")
+    offer = await old.offer()
+    new = Client(replicas[1].stub, metadata=me)
+    await new.hello("cli_a", "show")
+    result = types_pb2.ToolResult(run_id=run_id, call_id="call_1", content_json=b"1", offer_epoch=offer.offer_epoch)
+    assert (await new.ask("result", tool_result=result)).status == ACCEPTED
+    assert (await old.ask("result", tool_result=result)).status == types_pb2.RECEIPT_STATUS_DUPLICATE
 
 
 async def test_results_in_parts_without_a_stream_through_any_replica(

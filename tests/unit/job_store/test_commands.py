@@ -16,7 +16,7 @@ from services.job_store.domain.states import (
     RunState,
     StopCause,
 )
-from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, World, change
+from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, STORE, World, change
 
 ACCEPTED, DUPLICATE, LATE = CommandOutcome.ACCEPTED, CommandOutcome.DUPLICATE, CommandOutcome.LATE
 WRONG_HOLDER, UNKNOWN, REFUSED = CommandOutcome.WRONG_HOLDER, CommandOutcome.UNKNOWN, CommandOutcome.REFUSED
@@ -65,6 +65,33 @@ def test_only_the_client_that_holds_a_call_may_return_it() -> None:
     assert world.result(run_id, "call", "tab_1", epoch + 1).outcome is WRONG_HOLDER
     assert world.result(run_id, "call").outcome is WRONG_HOLDER
     assert world.result(run_id, "call", "tab_1", epoch).outcome is ACCEPTED
+
+
+def test_a_session_that_was_replaced_brings_nothing_and_leaves_nothing() -> None:
+    """The same frame is taken from the session that holds the call."""
+    world = World()
+    run_id = waiting(world, CallState.OFFERED)
+    world.lease(run_id, "call", "tab", "ses_1")
+    world.lease(run_id, "call", "tab", "ses_2")
+    before = world.run(run_id), world.call("call")
+    progress = Progress(call_id="call", client_id="tab", offer_epoch=1, fraction=0.5, message="")
+    refused = [
+        world.result(run_id, "call", "tab", 1, "frame", session_id="ses_1"),
+        world.send(run_id, progress, "progress", session_id="ses_1"),
+    ]
+    assert {(receipt.outcome, receipt.reason) for receipt in refused} == {(WRONG_HOLDER, "CALL_NOT_PENDING")}
+    assert (world.run(run_id), world.call("call")) == before
+    assert world.book.commands.get((STORE, run_id, "frame")) is None
+    assert world.send(run_id, progress, "progress", session_id="ses_2").outcome is ACCEPTED
+    assert world.result(run_id, "call", "tab", 1, "frame", session_id="ses_2").outcome is ACCEPTED
+    assert world.result(run_id, "call", "tab", 1, "frame", session_id="ses_1").outcome is DUPLICATE
+
+
+def test_a_result_without_a_session_is_taken_from_any_of_the_client() -> None:
+    world = World()
+    run_id = waiting(world, CallState.OFFERED)
+    world.lease(run_id, "call", "tab", "ses_1")
+    assert world.result(run_id, "call", "tab", 1).outcome is ACCEPTED
 
 
 def test_progress_is_told_at_most_so_often() -> None:

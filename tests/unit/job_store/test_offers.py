@@ -52,6 +52,20 @@ def test_leases_are_renewed_only_for_their_holder() -> None:
     assert [call.offer.expire_time for call in held] == [world.now + timedelta(seconds=30)]
 
 
+def test_the_newest_session_of_a_client_takes_its_calls_over_and_an_older_one_takes_none() -> None:
+    world = World()
+    run_id = offered(world)
+    assert world.lease(run_id, "call", "tab", "ses_1").granted
+    taken = world.lease(run_id, "call", "tab", "ses_2")
+    assert (taken.granted, taken.replaced, taken.call.offer.epoch) == (True, False, 1)  # type: ignore[union-attr]
+    refused = world.lease(run_id, "call", "tab", "ses_1")
+    assert (refused.granted, refused.replaced) == (False, True)
+    stranger = world.lease(run_id, "call", "other", "ses_0")
+    assert (stranger.granted, stranger.replaced) == (False, False)
+    world.advance(31)
+    assert world.lease(run_id, "call", "tab", "ses_1").granted, "the newer one has let its lease run out"
+
+
 def test_a_call_that_is_given_back_is_offered_again() -> None:
     world = World()
     run_id = offered(world)

@@ -132,13 +132,22 @@ class World:
         values = {"digest": DIGEST, "arguments": b"", "edited_digest": "", "reason": ""}
         return self.send(run_id, Decide(call_id=call_id, kind=kind, **(values | fields)), command_id)
 
-    def result(self, run_id: str, call_id: str, client_id: str = "", epoch: int = 0, command_id: str = "") -> Receipt:
-        return self.send(run_id, ToolResult(call_id=call_id, client_id=client_id, offer_epoch=epoch), command_id)
+    def result(
+        self, run_id: str, call_id: str, client_id: str = "", epoch: int = 0, command_id: str = "", **fields: Any
+    ) -> Receipt:
+        brought = ToolResult(call_id=call_id, client_id=client_id, offer_epoch=epoch)
+        return self.send(run_id, brought, command_id, **fields)
 
-    def lease(self, run_id: str, call_id: str, client_id: str) -> Leased:
+    def lease(self, run_id: str, call_id: str, client_id: str, session_id: str = "") -> Leased:
         leased: Leased = self.apply(
             LeaseOffer(
-                store_id=STORE, user_id=USER, run_id=run_id, call_id=call_id, client_id=client_id, lease_seconds=30.0
+                store_id=STORE,
+                user_id=USER,
+                run_id=run_id,
+                call_id=call_id,
+                client_id=client_id,
+                session_id=session_id,
+                lease_seconds=30.0,
             )
         )
         return leased

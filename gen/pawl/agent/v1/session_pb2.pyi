@@ -197,8 +197,11 @@ class Hello(_message.Message):
     CALLS_MAX_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """Chosen by the client, kept over reconnects: the same id takes back the
-    calls it holds. It has one stream: opening another on the same replica ends
-    the earlier one with CANCELLED. Empty lets the server choose.
+    calls it holds. It has one stream, the newest: opening another ends the
+    earlier one with CANCELLED, at once on the same replica, and on another when
+    it asks for a call that the newer one holds or shows signs of life for one.
+    What the earlier one says of such a call is WRONG_HOLDER and changes nothing.
+    Empty lets the server choose.
     """
     calls_max: _builtins.int
     """How many calls it runs at once, 1 to 64; 0 means 1."""

@@ -79,7 +79,9 @@ class _ReceiptStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Receipt
     RECEIPT_STATUS_LATE: _ReceiptStatus.ValueType  # 3
     """The call, the decision or the run was settled before; nothing changed."""
     RECEIPT_STATUS_WRONG_HOLDER: _ReceiptStatus.ValueType  # 4
-    """Another client holds the call, or it was held under an older lease."""
+    """Another client holds the call, or a newer stream of this one, or it was held
+    under an older lease.
+    """
     RECEIPT_STATUS_UNKNOWN: _ReceiptStatus.ValueType  # 5
     """No such run or call, or none that the caller may see."""
     RECEIPT_STATUS_REFUSED: _ReceiptStatus.ValueType  # 6
@@ -97,7 +99,9 @@ RECEIPT_STATUS_DUPLICATE: ReceiptStatus.ValueType  # 2
 RECEIPT_STATUS_LATE: ReceiptStatus.ValueType  # 3
 """The call, the decision or the run was settled before; nothing changed."""
 RECEIPT_STATUS_WRONG_HOLDER: ReceiptStatus.ValueType  # 4
-"""Another client holds the call, or it was held under an older lease."""
+"""Another client holds the call, or a newer stream of this one, or it was held
+under an older lease.
+"""
 RECEIPT_STATUS_UNKNOWN: ReceiptStatus.ValueType  # 5
 """No such run or call, or none that the caller may see."""
 RECEIPT_STATUS_REFUSED: ReceiptStatus.ValueType  # 6

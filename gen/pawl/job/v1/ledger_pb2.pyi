@@ -1278,6 +1278,7 @@ class SendCommandRequest(_message.Message):
     COMMAND_FIELD_NUMBER: _builtins.int
     AS_OPERATOR_FIELD_NUMBER: _builtins.int
     DECISION_RIGHT_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     run_id: _builtins.str
@@ -1293,6 +1294,12 @@ class SendCommandRequest(_message.Message):
     """What the user may decide; for decisions only. With STORE the run may be of
     any user of the store, if the call is or was gated.
     """
+    session_id: _builtins.str
+    """The session that leased the call, for results and progress: WRONG_HOLDER if
+    it holds it no more, and nothing is kept, so that the session that does may
+    send the same command. Empty for any session of the client, which is what a
+    command is that was sent again after a reconnect. No part of the fingerprint.
+    """
     @_builtins.property
     def command(self) -> Global___Command:
         """The command; `time` is given by the ledger."""
@@ -1306,10 +1313,11 @@ class SendCommandRequest(_message.Message):
         command: Global___Command | None = ...,
         as_operator: _builtins.bool = ...,
         decision_right: Global___DecisionRight.ValueType = ...,
+        session_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_operator", b"as_operator", "command", b"command", "decision_right", b"decision_right", "run_id", b"run_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_operator", b"as_operator", "command", b"command", "decision_right", b"decision_right", "run_id", b"run_id", "session_id", b"session_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1429,7 +1437,9 @@ class LeaseOfferRequest(_message.Message):
     lease_seconds: _builtins.float
     """Seconds of the lease, 1 to 300."""
     session_id: _builtins.str
-    """The stream by which the client asks: a new id for each."""
+    """The stream by which the client asks: a new id for each; of two the greater
+    one is the newer.
+    """
     def __init__(
         self,
         *,
@@ -1457,8 +1467,11 @@ class LeaseOfferResponse(_message.Message):
 
     GRANTED_FIELD_NUMBER: _builtins.int
     CALL_FIELD_NUMBER: _builtins.int
+    REPLACED_FIELD_NUMBER: _builtins.int
     granted: _builtins.bool
-    """True if the client now holds it."""
+    """True if the session now holds it."""
+    replaced: _builtins.bool
+    """True if a newer session of the same client holds it."""
     @_builtins.property
     def call(self) -> _call_pb2.Call:
         """The call as it is now; absent if there is none."""
@@ -1468,10 +1481,11 @@ class LeaseOfferResponse(_message.Message):
         *,
         granted: _builtins.bool = ...,
         call: _call_pb2.Call | None = ...,
+        replaced: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "granted", b"granted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "granted", b"granted", "replaced", b"replaced"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

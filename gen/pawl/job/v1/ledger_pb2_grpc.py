@@ -252,7 +252,8 @@ class LedgerServiceServicer(object):
     def LeaseOffer(self, request, context):
         """Leases one offered call to a session of a client, for `lease_seconds`.
         Granted if nobody holds it, or to the client that holds it (same offer
-        epoch): then it belongs to this session from now on. Idempotent.
+        epoch) unless by a newer session: then it belongs to this session from now
+        on. Idempotent.
 
         Errors: none of its own.
         """

@@ -114,7 +114,8 @@ class LedgerServiceStub:
     LeaseOffer: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.LeaseOfferRequest, _ledger_pb2.LeaseOfferResponse]
     """Leases one offered call to a session of a client, for `lease_seconds`.
     Granted if nobody holds it, or to the client that holds it (same offer
-    epoch): then it belongs to this session from now on. Idempotent.
+    epoch) unless by a newer session: then it belongs to this session from now
+    on. Idempotent.
 
     Errors: none of its own.
     """
@@ -255,7 +256,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     LeaseOffer: _aio.UnaryUnaryMultiCallable[_ledger_pb2.LeaseOfferRequest, _ledger_pb2.LeaseOfferResponse]  # type: ignore[assignment]
     """Leases one offered call to a session of a client, for `lease_seconds`.
     Granted if nobody holds it, or to the client that holds it (same offer
-    epoch): then it belongs to this session from now on. Idempotent.
+    epoch) unless by a newer session: then it belongs to this session from now
+    on. Idempotent.
 
     Errors: none of its own.
     """
@@ -453,7 +455,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_ledger_pb2.LeaseOfferResponse, _abc.Awaitable[_ledger_pb2.LeaseOfferResponse]]:
         """Leases one offered call to a session of a client, for `lease_seconds`.
         Granted if nobody holds it, or to the client that holds it (same offer
-        epoch): then it belongs to this session from now on. Idempotent.
+        epoch) unless by a newer session: then it belongs to this session from now
+        on. Idempotent.
 
         Errors: none of its own.
         """

@@ -1,0 +1,15 @@
+"""A checker of edited arguments."""
+
+from __future__ import annotations
+
+from services.agent_loop.app.public_values import CallView, RunView, Verdict
+from services.errors import InvalidArguments
+
+
+class FakeChecker:
+    """A `CallChecker` that refuses arguments with the word `bad` in them."""
+
+    async def check_edit(self, store_id: str, run: RunView, call: CallView, arguments_json: bytes) -> Verdict:
+        if b"bad" in arguments_json:
+            raise InvalidArguments("to: not an address; subject: missing")
+        return Verdict(arguments_json=arguments_json.replace(b" ", b""), digest="ef" * 32)
