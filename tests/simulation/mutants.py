@@ -59,7 +59,7 @@ MUTANTS = (
     Mutant(
         name="agents_outlive_their_callers",
         module="services.job_store.domain.delegation",
-        text="    stop.request(book, run, StopCause.PARENT, now=now, ids=ids)",
+        text="    stop.request(book, inbox.accept(book, run, letter, now=now), StopCause.PARENT, now=now, ids=ids)",
         instead="",
         checker="callers_wait_for_their_agents",
     ),
@@ -227,9 +227,16 @@ MUTANTS = (
     Mutant(
         name="budgets_are_not_looked_at",
         module="services.agent_loop.domain.budget",
-        text="return left(state) == 0",
+        text="return rest is not None and rest < max(1, opened.tokens_needed if opened else 0)",
         instead="return False",
         checker="budgets_are_passed_by_one_call_at_most",
+        also=(
+            (
+                "services.agent_loop.domain.budget",
+                "return prompt_tokens + 1 if rest is not None and rest <= prompt_tokens else 0",
+                "return 0",
+            ),
+        ),
     ),
     Mutant(
         name="top_ups_count_half",
@@ -269,8 +276,8 @@ MUTANTS = (
     Mutant(
         name="refusals_are_not_kept",
         module=_COMMAND,
-        text="            run = inbox.refuse(book, run, letter, outcome=refusal.outcome, error=error, now=now)\n",
-        instead="",
+        text="run = inbox.refuse(book, run, letter, self.inbox_limits, outcome=refusal.outcome, error=error, now=now)",
+        instead="pass",
         checker=REFERENCE_MODEL,
     ),
     Mutant(

@@ -197,8 +197,10 @@ def _start_model(state: State) -> State:
     opened = state.loop.model_call
     if opened is not None and opened.held:
         loop = replace(state.loop, model_call=replace(opened, held=False), top_up_deadline_time=None)
-        state = _running(replace(state, loop=loop))
-    return replace(_with_work(state, MODEL), model_starts_in=None)
+        state = replace(state, loop=loop)
+    # A run that was let go on from quarantine is QUEUED with its model call open. Were it to run with the answer only,
+    # the ledger would tell of that before the output, and the message would name other events than its own.
+    return replace(_with_work(_running(state), MODEL), model_starts_in=None)
 
 
 def _park(state: State, decision: Park) -> State:

@@ -19,9 +19,9 @@ from services.agent_loop.domain.command import (
     Steer,
     ToolResult,
 )
-from services.agent_loop.domain.decision import StopCalls
+from services.agent_loop.domain.decision import StartModel, StopCalls
 from services.agent_loop.domain.message import Message, Role
-from services.agent_loop.domain.run import RunOptions, StopCause, UnknownOutcomePolicy
+from services.agent_loop.domain.run import RunOptions, RunState, StopCause, UnknownOutcomePolicy
 from services.agent_loop.domain.state import State
 from tests.unit.agent_loop.simulation import UNKNOWN, Simulation, answer
 
@@ -53,6 +53,18 @@ def test_what_was_taken_about_a_call_counts_though_a_message_came_before_it(
     run.sends(Steer(text="never mind"), taken(call.call_id))
 
     assert run.base.calls[call.call_id].state is CallState.SUCCEEDED
+
+
+def test_a_run_that_goes_on_from_quarantine_runs_before_the_model_answers() -> None:
+    """EVT-1: the ledger tells first that a run runs; in the step of the answer that would move its seqs."""
+    run = Simulation([answer()])
+    run.turn()
+    let_go_on = replace(run.base, run=replace(run.base.run, state=RunState.QUEUED), under_way=frozenset())
+
+    plan = planning.plan(let_go_on, (), run.now)
+
+    assert any(isinstance(work, StartModel) for work in plan.work)
+    assert plan.state.run.state is RunState.RUNNING
 
 
 @pytest.mark.parametrize(("last_output_seq", "after_seq"), [(7, None), (8, 7)])
