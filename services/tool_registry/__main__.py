@@ -25,6 +25,7 @@ from services.tool_registry.adapters.helpers import Helpers
 from services.tool_registry.adapters.http_tools import HttpTools
 from services.tool_registry.adapters.ledger import LedgerReads
 from services.tool_registry.adapters.mail import OutboxFolder, SmtpMailer
+from services.tool_registry.adapters.mcp import elicitation
 from services.tool_registry.adapters.mcp.connector import McpConnector
 from services.tool_registry.adapters.mcp.permission import Programs, read_programs_file
 from services.tool_registry.adapters.metrics import RegistryMetrics
@@ -135,7 +136,7 @@ async def main(stop: Stop) -> None:
 
         server = service.rpc_server()
         checker = Checker(catalog, rules, metrics, policy.audit)
-        execution = ExecutionServicer(catalog=catalog, checker=checker, executor=executor, audit=policy.audit)
+        execution = ExecutionServicer(catalog, checker, executor, policy.audit, elicitation.misfit)
         sources = Sources(store=source_store, book=book, catalog=catalog, connectors=kinds, clock=service.clock)
         workers = WorkerServicer(hub, WorkerTools(book, worker_book, catalog))
         server.add(add_ToolServiceServicer_to_server, ToolServicer(catalog))

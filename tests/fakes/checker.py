@@ -1,4 +1,4 @@
-"""A checker of edited arguments."""
+"""A checker of edited arguments and answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from services.errors import InvalidArguments
 
 
 class FakeChecker:
-    """A `CallChecker` that refuses arguments with the word `bad` in them."""
+    """A `CallChecker` that refuses arguments, and answers, with the word `bad` in them."""
+
+    async def check_answer(self, answer_schema_json: bytes, answer: str) -> None:
+        if "bad" in answer:
+            raise InvalidArguments("the answer does not fit: it must be a number")
 
     async def check_edit(self, store_id: str, run: RunView, call: CallView, arguments_json: bytes) -> Verdict:
         if b"bad" in arguments_json:

@@ -1,13 +1,15 @@
-"""The registry service, for arguments that a reviewer edited."""
+"""The registry service, for arguments that a reviewer edited, and for answers."""
 
 from __future__ import annotations
+
+from contextlib import suppress
 
 import grpc
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc
 
 from services.agent_loop.app.public_values import CallView, RunView, Verdict
 from services.chassis.rpc_client import translating
-from services.errors import Internal, InvalidArguments
+from services.errors import Internal, InvalidArguments, MethodNotFound
 
 
 class RegistryCallChecker:
@@ -15,6 +17,12 @@ class RegistryCallChecker:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = execution_pb2_grpc.ExecutionServiceStub(channel)
+
+    async def check_answer(self, answer_schema_json: bytes, answer: str) -> None:
+        request = execution_pb2.CheckAnswerRequest(answer_schema_json=answer_schema_json, answer=answer)
+        # A registry of the version before this one checks it as it goes back into the call.
+        with suppress(MethodNotFound), translating():
+            await self._stub.CheckAnswer(request)
 
     async def check_edit(self, store_id: str, run: RunView, call: CallView, arguments_json: bytes) -> Verdict:
         request = execution_pb2.CheckCallsRequest(

@@ -39,6 +39,7 @@ def call_view(call: call_pb2.Call) -> CallView:
         approval_count=len(call.approval.approvals),
         deadline_time=_seconds(call.deadline_time),
         document=call,
+        answer_schema_json=call.question.answer_schema_json,
     )
 
 

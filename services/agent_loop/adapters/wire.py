@@ -328,6 +328,7 @@ def question(message: call_pb2.Question) -> Question:
         options=tuple(message.options),
         default_answer=message.default_answer,
         timeout_seconds=message.timeout_seconds,
+        answer_schema_json=message.answer_schema_json,
     )
 
 
@@ -423,6 +424,7 @@ def call_message(call: Call) -> call_pb2.Call:
         message.question.options.extend(call.question.options)
         message.question.default_answer = call.question.default_answer
         message.question.timeout_seconds = call.question.timeout_seconds
+        message.question.answer_schema_json = call.question.answer_schema_json
     if call.result is not None:
         message.result.content_json = call.result.content_json
         message.result.is_error = call.result.is_error

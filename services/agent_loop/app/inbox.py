@@ -29,7 +29,7 @@ from services.agent_loop.app.public_values import (
     Verdict,
 )
 from services.agent_loop.domain import checks
-from services.agent_loop.domain.call import DecisionKind
+from services.agent_loop.domain.call import CallState, DecisionKind
 from services.agent_loop.domain.command import CallResolution
 from services.agent_loop.domain.limits import TOKENS_MAX
 from services.agent_loop.domain.run import StopCause
@@ -144,12 +144,12 @@ class Inbox:
         return await self._ledger.send_command(caller, progress.run_id, command_id, command)
 
     async def decide(self, caller: Caller, command_id: str, decision: CallDecision) -> Reply:
-        """Bring a decision. Edited arguments are validated and checked again first.
+        """Bring a decision. Edited arguments are validated and checked again first, an answer as its question says.
 
         Raises:
             InvalidField, TooLarge, InvalidJson: the decision itself is wrong.
             CallNotFound: an edit names no call of the run.
-            InvalidArguments: the edited arguments may not run; the message lists why.
+            InvalidArguments: the edited arguments may not run, or the answer does not fit; the message lists why.
         """
         _check_decision(decision)
         right = approvers.decision_right(caller)
@@ -162,6 +162,8 @@ class Inbox:
             # The run as a service reads it: who edits may be no more than an approver to it.
             run = await self._ledger.get_run(Caller(store_id=caller.store_id, user_id=""), call.run_id)
             verdict = await self._checker.check_edit(caller.store_id, run, call, decision.arguments_json)
+        elif decision.kind is DecisionKind.ANSWER:
+            await self._check_answer(caller, decision)
         command = DecisionCommand(
             call_id=decision.call_id,
             kind=decision.kind,
@@ -176,6 +178,15 @@ class Inbox:
         # Request ids are known per run, and several people decide about one: each has ids of their own.
         command_id = derived_id(caller.user_id, command_id) if command_id else self._ids.new("cmd")
         return await self._ledger.send_command(caller, decision.run_id, command_id, command)
+
+    async def _check_answer(self, caller: Caller, decision: CallDecision) -> None:
+        """Check an answer to an open question of the caller; of all others the ledger has the word."""
+        try:
+            call = await self._ledger.get_call(caller, decision.call_id)
+        except NotFound:
+            return
+        if call.run_id == decision.run_id and call.state is CallState.ASKED and call.answer_schema_json:
+            await self._checker.check_answer(call.answer_schema_json, decision.answer)
 
     async def decide_calls(self, caller: Caller, *, request_id: str, decisions: Sequence[CallDecision]) -> list[Reply]:
         """Bring several decisions; return one reply each, in order.

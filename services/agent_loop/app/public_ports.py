@@ -150,7 +150,15 @@ class PublicLedger(Protocol):
 
 
 class CallChecker(Protocol):
-    """The registry, for edited arguments."""
+    """The registry, for edited arguments and answers."""
+
+    async def check_answer(self, answer_schema_json: bytes, answer: str) -> None:
+        """Check an answer to a question of a running tool.
+
+        Raises:
+            InvalidArguments: it does not fit; the message says what is wrong and what would fit.
+        """
+        ...
 
     async def check_edit(self, store_id: str, run: RunView, call: CallView, arguments_json: bytes) -> Verdict:
         """Return the canonical form of new arguments for a call of `run`, whose user must be allowed to make it.

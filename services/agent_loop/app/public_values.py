@@ -55,6 +55,8 @@ class CallView:
     approval_count: int
     deadline_time: float
     document: object = field(repr=False)
+    answer_schema_json: bytes = b""
+    """What the answer to its question must give; empty if any will do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

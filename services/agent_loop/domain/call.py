@@ -137,6 +137,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[str, ...] = ()
     default_answer: str = ""
     timeout_seconds: float = 0.0
+    answer_schema_json: bytes = b""
+    """What an answer must give; empty if any will do."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

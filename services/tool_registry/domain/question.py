@@ -24,6 +24,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """Taken when nobody answers in time."""
     timeout_seconds: float = 0.0
     """How long it waits; 0 means as long as the run says."""
+    answer_schema_json: bytes = b""
+    """What an answer must give; empty if any will do."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

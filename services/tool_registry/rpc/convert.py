@@ -235,6 +235,7 @@ def _question_message(question: Question) -> call_pb2.Question:
         options=question.options,
         default_answer=question.default_answer,
         timeout_seconds=question.timeout_seconds,
+        answer_schema_json=question.answer_schema_json,
     )
 
 

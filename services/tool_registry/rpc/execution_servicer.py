@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ import grpc
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc
 
 from services.chassis.ids import check_id
-from services.errors import InvalidField
+from services.errors import InvalidArguments, InvalidField
 from services.tool_registry.app.audit import AuditTrail
 from services.tool_registry.app.catalog import Catalog
 from services.tool_registry.app.checking import Checker, ProposedCall
@@ -29,9 +29,20 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
-    """Translates between the wire and the use cases."""
+    """Translates between the wire and the use cases.
 
-    def __init__(self, *, catalog: Catalog, checker: Checker, executor: Executor, audit: AuditTrail) -> None:
+    `misfit` returns what is wrong with an answer to a question with a schema.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        checker: Checker,
+        executor: Executor,
+        audit: AuditTrail,
+        misfit: Callable[[bytes, str], str],
+    ) -> None:
+        self._misfit = misfit
         self._audit = audit
         self._catalog = catalog
         self._checker = checker
@@ -67,6 +78,13 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
         ]
         verdicts = await self._checker.check_batch(proposed, request.known_tool_names)
         return execution_pb2.CheckCallsResponse(verdicts=map(convert.verdict_message, verdicts))
+
+    async def CheckAnswer(
+        self, request: execution_pb2.CheckAnswerRequest, context: Context
+    ) -> execution_pb2.CheckAnswerResponse:
+        if problem := self._misfit(request.answer_schema_json, request.answer):
+            raise InvalidArguments(f"the answer does not fit: {problem}")
+        return execution_pb2.CheckAnswerResponse()
 
     async def RecordDecisions(
         self, request: execution_pb2.RecordDecisionsRequest, context: Context

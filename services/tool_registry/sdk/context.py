@@ -129,9 +129,19 @@ class ToolContext:
         return self._find_secret(name)
 
     async def ask(
-        self, question: str, *, why: str = "", kind: str = "clarification", options: Sequence[str] = ()
+        self,
+        question: str,
+        *,
+        why: str = "",
+        kind: str = "clarification",
+        options: Sequence[str] = (),
+        answer_schema_json: bytes = b"",
     ) -> str:
         """Ask the user something in mid-call, and return the answer: one of `options`, or free text.
+
+        An answer that does not fit the schema is refused when it is given
+        (`answer_schema_json` of pawl.event.v1.Question says how it is read). That
+        is a help for the user and no promise to the tool.
 
         For async tools only. Time stands still for the call meanwhile, which may be
         days. A READ_ONLY or IDEMPOTENT tool is not kept waiting: it is run again from
@@ -144,7 +154,9 @@ class ToolContext:
             QuestionDeclined: nobody answers. Let it pass, or go on without.
             ToolError: the question is none (an empty text, too many options).
         """
-        asked = Question(question=question, why=why, kind=kind, options=tuple(options))
+        asked = Question(
+            question=question, why=why, kind=kind, options=tuple(options), answer_schema_json=answer_schema_json
+        )
         problem = check_question(asked)
         if problem:
             raise ToolError(problem)

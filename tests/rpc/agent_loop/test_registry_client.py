@@ -33,7 +33,7 @@ from services.chassis.ids import IdSource
 from services.chassis.metrics import Metrics
 from services.chassis.rpc_client import open_channel
 from services.chassis.rpc_server import RpcServer
-from services.errors import ToolNotFound
+from services.errors import InvalidArguments, MethodNotFound, ToolNotFound
 from tests.fakes.anybody import Anybody
 
 CONTEXT = OnBehalfOf(
@@ -77,6 +77,14 @@ class StandIn(execution_pb2_grpc.ExecutionServiceServicer):
         )
         newer = execution_pb2.Verdict(call_id="call_2", disposition=77)  # type: ignore[arg-type]  # of a newer version
         return execution_pb2.CheckCallsResponse(verdicts=[known] if request.calls[0].edited else [known, newer])
+
+    async def CheckAnswer(self, request: Any, context: Any) -> execution_pb2.CheckAnswerResponse:
+        self.asked.append(request)
+        if request.answer == "bad":
+            raise InvalidArguments("it must be a number")
+        if request.answer == "old":
+            raise MethodNotFound
+        return execution_pb2.CheckAnswerResponse()
 
     async def ExecuteTool(self, request: Any, context: Any) -> AsyncIterator[execution_pb2.ExecuteToolResponse]:
         self.asked.append(request)
@@ -201,6 +209,17 @@ async def test_cancelling_says_whether_anything_still_runs(registry: RegistryCli
     stopped = await registry.cancel(CONTEXT, "call_1", wait_seconds=2)
     assert (stopped.stopped, stopped.result) == (True, None)
     assert stand_in.asked[0].wait_seconds == 2
+
+
+@pytest.mark.parametrize("answer", ["5", "old"])
+async def test_an_answer_is_checked_by_a_registry_that_can(
+    channel: grpc.aio.Channel, stand_in: StandIn, answer: str
+) -> None:
+    checker = RegistryCallChecker(channel)
+    await checker.check_answer(b"{}", answer)
+    with pytest.raises(InvalidArguments, match="it must be a number"):
+        await checker.check_answer(b"{}", "bad")
+    assert stand_in.asked[-1] == execution_pb2.CheckAnswerRequest(answer_schema_json=b"{}", answer="bad")
 
 
 async def test_an_edit_is_checked_with_what_its_run_may(channel: grpc.aio.Channel, stand_in: StandIn) -> None:

@@ -282,6 +282,26 @@ async def test_a_decision_is_taken_once(stub: AgentServiceAsyncStub, ledger: Fak
     assert await reason(stub.Decide(decide("r1", kind=REJECT), metadata=ME)) == "REQUEST_ID_REUSED"
 
 
+async def test_an_answer_that_does_not_fit_is_refused_and_the_question_stays_open(
+    stub: AgentServiceAsyncStub, ledger: FakeLedger
+) -> None:
+    await ledger.add_run()
+    for call_id in ("call_1", "call_2"):
+        await ledger.add_call(call_id, call_pb2.CALL_STATE_ASKED)
+    ledger.runs["run_1"].calls["call_1"].question.answer_schema_json = b'{"type":"object"}'
+    error = await failure(stub.Decide(decide(kind=ANSWER, digest="", answer="bad"), metadata=ME))
+    assert isinstance(error, InvalidArguments)
+    assert error.message == "the answer does not fit: it must be a number"
+    both = [
+        types_pb2.CallDecision(run_id="run_1", call_id=call_id, kind=ANSWER, answer="bad")
+        for call_id in ("call_1", "call_2")
+    ]
+    first, second = (await stub.DecideCalls(agent_pb2.DecideCallsRequest(decisions=both), metadata=ME)).receipts
+    assert (first.status, first.reason) == (types_pb2.RECEIPT_STATUS_REFUSED, "INVALID_ARGUMENTS")
+    assert second.status == types_pb2.RECEIPT_STATUS_ACCEPTED, "any answer will do"
+    assert len(ledger.commands) == 1
+
+
 async def test_edited_arguments_are_checked_and_made_canonical(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
     """HITL-3: an edit is validated and re-checked before it is taken, and gets a digest of its own."""
     await ledger.add_run()

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2
@@ -82,6 +83,24 @@ async def test_an_answer_that_does_not_fit_is_asked_for_once_more(mcp: McpRegist
     assert second.question.question.startswith("That does not fit: ")
     answers = [answer(first, "many"), answer(second, "3")]
     assert got(await mcp.run("fake.ask", arguments, answers=answers))["content"] == {"count": 3}
+
+
+async def test_an_answer_is_checked_before_it_is_given(mcp: McpRegistry, server: FakeServer) -> None:
+    await mcp.add(server.config())
+    schema = {"type": "object", "properties": {"count": {"type": "integer", "maximum": 5}}, "required": ["count"]}
+    asked = await mcp.run("fake.ask", {"asks": {"message": "How many?", "requestedSchema": schema}})
+    answer_schema_json = asked.question.answer_schema_json
+    assert json.loads(answer_schema_json) == schema
+    for text in ("many", "6", "1.5"):
+        request = execution_pb2.CheckAnswerRequest(answer_schema_json=answer_schema_json, answer=text)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await mcp.registry.execution.CheckAnswer(request)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert str(refused.value.details()).startswith("the answer does not fit: ")
+    await mcp.registry.execution.CheckAnswer(
+        execution_pb2.CheckAnswerRequest(answer_schema_json=answer_schema_json, answer="5")
+    )
+    await mcp.registry.cancel()
 
 
 async def test_a_page_to_open_is_shown(mcp: McpRegistry, server: FakeServer) -> None:

@@ -6,8 +6,10 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 import pytest
 import pytest_asyncio
+from pawl.agent.v1 import types_pb2
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1 import source_pb2, source_pb2_grpc
 
@@ -73,16 +75,25 @@ async def test_the_question_of_a_server_reaches_the_user_and_the_answer_the_serv
     assert await ended(agent, run.run_id) == {"action": "accept", "content": {"size": "m"}}
 
 
-async def test_an_answer_that_does_not_fit_is_asked_for_once_more(agent: Agent, sources: None) -> None:
-    run = await agent.start(prompt("once"))
+@pytest.mark.parametrize("source", ["once", "again"])
+async def test_an_answer_that_does_not_fit_is_refused_when_it_is_given(
+    agent: Agent, sources: None, source: str
+) -> None:
+    run = await agent.start(prompt(source))
     call = await agent.until_pending(run.run_id, call_pb2.CALL_STATE_ASKED)
-    await agent.decide(call, call_pb2.DECISION_KIND_ANSWER, answer="enormous")
-
-    def is_asked_again(now: run_pb2.Run) -> bool:
-        return any(call.question.question.startswith("That does not fit") for call in now.pending_calls)
-
-    again = await agent.until(run.run_id, is_asked_again)
-    await agent.decide(again.pending_calls[0], call_pb2.DECISION_KIND_ANSWER, answer="s")
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await agent.decide(call, call_pb2.DECISION_KIND_ANSWER, answer="enormous")
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused.value.details() == "the answer does not fit: it must be one of Small, Medium"
+    async with agent.session() as session:
+        decision = types_pb2.CallDecision(
+            run_id=run.run_id, call_id=call.call_id, kind=call_pb2.DECISION_KIND_ANSWER, answer="enormous"
+        )
+        receipt = await session.receipt(decision=decision)
+    assert (receipt.status, receipt.reason) == (types_pb2.RECEIPT_STATUS_REFUSED, "INVALID_ARGUMENTS")
+    (open_call,) = (await agent.get(run.run_id)).pending_calls
+    assert open_call.question.question == "Which size?", "the question is still open, as it was"
+    await agent.decide(open_call, call_pb2.DECISION_KIND_ANSWER, answer="s")
     assert await ended(agent, run.run_id) == {"action": "accept", "content": {"size": "s"}}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import mcp.types
 import pytest
 
-from services.tool_registry.adapters.mcp.elicitation import Unaskable, put
+from services.tool_registry.adapters.mcp.elicitation import SCHEMA_BYTES_MAX, Unaskable, misfit, put
 from services.tool_registry.sdk import QuestionDeclined, ToolError
 
 
@@ -19,9 +19,13 @@ class Person:
         self.answers = list(answers)
         self.asked: list[str] = []
         self.options: list[Sequence[str]] = []
+        self.schemas: list[bytes] = []
         self.why = ""
 
-    async def ask(self, question: str, *, why: str, kind: str, options: Sequence[str]) -> str:
+    async def ask(
+        self, question: str, *, why: str, kind: str, options: Sequence[str], answer_schema_json: bytes
+    ) -> str:
+        self.schemas.append(answer_schema_json)
         self.asked.append(question)
         self.options.append(options)
         self.why = why
@@ -38,7 +42,11 @@ def form(properties: dict[str, Any], **more: Any) -> mcp.types.ElicitRequestForm
 
 async def told(asked: mcp.types.ElicitRequestParams, person: Person) -> tuple[str, Any]:
     """What the server gets."""
-    result = await put(asked, person.ask, tool="shop.order", clean=lambda text: text.replace("\0", ""))
+
+    def clean(text: str) -> str:
+        return text.replace("\0", "").replace("s3cret", "[secret]")
+
+    result = await put(asked, person.ask, tool="shop.order", clean=clean)
     return result.action, result.content
 
 
@@ -72,6 +80,7 @@ async def test_one_property_is_answered_as_it_is(
     person = Person(answer)
     assert await told(form({"size": schema}), person) == ("accept", {"size": value})
     assert list(person.options[0]) == options
+    assert misfit(person.schemas[0], answer) == ""
     assert person.asked[0].startswith("Tell me.")
     assert "MCP server of shop.order" in person.why
 
@@ -100,6 +109,9 @@ async def test_an_answer_that_does_not_fit_is_asked_for_once_more_then_declined(
     assert await told(form({"size": schema}), person) == ("decline", None)
     assert person.asked[1].startswith("That does not fit: ")
     assert person.asked[1].endswith(person.asked[0]), "the question is still there"
+    problem = misfit(person.schemas[0], answer)
+    assert problem
+    assert problem in person.asked[1], "it is said before the answer is taken in the same words"
 
 
 async def test_a_second_answer_that_fits_is_taken() -> None:
@@ -125,6 +137,8 @@ async def test_several_properties_are_listed_and_answered_with_json() -> None:
         "- count: whole number; at least 1; required",
     ]
     assert '"name": ...' in person.asked[1]
+    assert '"name": ...' in misfit(person.schemas[0], "Ann")
+    assert misfit(person.schemas[0], '{"name": "Ann", "count": 0}').startswith("count: ")
 
 
 @pytest.mark.parametrize("answer", ['{"b": 1}', '{"a": "x"}', "[]", '{"a": 1, "b": {"c": 2}}'])
@@ -139,7 +153,10 @@ async def test_who_gives_no_answer_declines() -> None:
 
 @pytest.mark.parametrize(("answer", "action"), [("yes", "accept"), ("no", "decline")])
 async def test_a_form_without_fields_asks_for_a_yes(answer: str, action: str) -> None:
-    assert (await told(form({}), Person(answer)))[0] == action
+    person = Person(answer)
+    assert (await told(form({}), person))[0] == action
+    assert misfit(person.schemas[0], answer) == ""
+    assert misfit(person.schemas[0], "perhaps") == "it must be yes or no"
 
 
 @pytest.mark.parametrize(("answer", "action"), [("done", "accept"), ("no", "decline")])
@@ -148,6 +165,8 @@ async def test_a_page_is_shown_with_its_host_and_asked_about(answer: str, action
     asked = mcp.types.ElicitRequestURLParams(message="Log in.", url=url, elicitation_id="e1")
     person = Person(answer)
     assert await told(asked, person) == (action, None)
+    assert misfit(person.schemas[0], answer) == ""
+    assert misfit(person.schemas[0], "perhaps") == "it must be yes or no"
     assert url in person.asked[0]
     assert "page of login.example.com" in person.asked[0]
 
@@ -180,9 +199,25 @@ async def test_too_many_choices_are_listed_in_the_question() -> None:
     assert "v3, v4" in person.asked[0]
 
 
+@pytest.mark.parametrize("text", ["s3cret", "x" * SCHEMA_BYTES_MAX])
+async def test_a_schema_that_people_may_not_see_or_that_is_too_large_is_not_shown(text: str) -> None:
+    person = Person("many", "3")
+    schema = {"type": "integer", "examples": [{"deep": [text]}]}
+    assert await told(form({"n": schema}), person) == ("accept", {"n": 3})
+    assert person.schemas == [b"", b""]
+    assert misfit(b"", "many") == "", "the tool asks once more"
+
+
+@pytest.mark.parametrize(
+    "schema_json", [b"no JSON", b'{"properties": 5}', b'{"properties": {"a": {"type": "nonsense"}}}']
+)
+def test_of_a_schema_that_is_none_any_answer_fits(schema_json: bytes) -> None:
+    assert misfit(schema_json, "many") == ""
+
+
 async def test_an_error_of_asking_is_passed_on() -> None:
     class Nobody(Person):
-        async def ask(self, question: str, *, why: str, kind: str, options: Sequence[str]) -> str:
+        async def ask(self, question: str, **_about: object) -> str:
             raise ToolError("a tool may ask 20 questions in a call")
 
     with pytest.raises(ToolError, match="20 questions"):

@@ -211,7 +211,8 @@ class AgentServiceServicer(object):
     def Decide(self, request, context):
         """Approves, edits or rejects a gated call, or answers a question. A decision
         is accepted once, is final, and applies to exactly what was shown. Edited
-        arguments are validated before the decision is taken.
+        arguments are validated before the decision is taken, and so is an answer
+        to a question with an `answer_schema_json`.
 
         Gated calls are decided by users with the role approver or admin, of all
         users of their store, and by users without any roles in their own runs. Of

@@ -104,7 +104,8 @@ class AgentServiceStub:
     Decide: _grpc.UnaryUnaryMultiCallable[_agent_pb2.DecideRequest, _agent_pb2.DecideResponse]
     """Approves, edits or rejects a gated call, or answers a question. A decision
     is accepted once, is final, and applies to exactly what was shown. Edited
-    arguments are validated before the decision is taken.
+    arguments are validated before the decision is taken, and so is an answer
+    to a question with an `answer_schema_json`.
 
     Gated calls are decided by users with the role approver or admin, of all
     users of their store, and by users without any roles in their own runs. Of
@@ -281,7 +282,8 @@ class AgentServiceAsyncStub(AgentServiceStub):
     Decide: _aio.UnaryUnaryMultiCallable[_agent_pb2.DecideRequest, _agent_pb2.DecideResponse]  # type: ignore[assignment]
     """Approves, edits or rejects a gated call, or answers a question. A decision
     is accepted once, is final, and applies to exactly what was shown. Edited
-    arguments are validated before the decision is taken.
+    arguments are validated before the decision is taken, and so is an answer
+    to a question with an `answer_schema_json`.
 
     Gated calls are decided by users with the role approver or admin, of all
     users of their store, and by users without any roles in their own runs. Of
@@ -485,7 +487,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_agent_pb2.DecideResponse, _abc.Awaitable[_agent_pb2.DecideResponse]]:
         """Approves, edits or rejects a gated call, or answers a question. A decision
         is accepted once, is final, and applies to exactly what was shown. Edited
-        arguments are validated before the decision is taken.
+        arguments are validated before the decision is taken, and so is an answer
+        to a question with an `answer_schema_json`.
 
         Gated calls are decided by users with the role approver or admin, of all
         users of their store, and by users without any roles in their own runs. Of

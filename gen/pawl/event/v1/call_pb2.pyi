@@ -429,6 +429,7 @@ class Question(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     DEFAULT_ANSWER_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
+    ANSWER_SCHEMA_JSON_FIELD_NUMBER: _builtins.int
     question: _builtins.str
     """The question."""
     why: _builtins.str
@@ -443,9 +444,18 @@ class Question(_message.Message):
     """Seconds it may wait; 0 means the run's answer_timeout_seconds, which also
     bounds it.
     """
+    answer_schema_json: _builtins.bytes
+    """JSON Schema of an object that the answer must give, as the server of the
+    tool asks for it: a single property is answered as it is, several with a
+    JSON object, none with yes or no. An answer that does not fit is refused
+    with INVALID_ARGUMENTS. Empty if any answer will do, and if the schema has
+    more than 16 KiB or a secret in it: then the tool asks once more.
+    """
     @_builtins.property
     def options(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Answers to choose from; free text is always allowed."""
+        """Answers to choose from; free text is always allowed, unless it does not fit
+        `answer_schema_json`.
+        """
 
     def __init__(
         self,
@@ -456,10 +466,11 @@ class Question(_message.Message):
         options: _abc.Iterable[_builtins.str] | None = ...,
         default_answer: _builtins.str = ...,
         timeout_seconds: _builtins.float = ...,
+        answer_schema_json: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_answer", b"default_answer", "kind", b"kind", "options", b"options", "question", b"question", "timeout_seconds", b"timeout_seconds", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_schema_json", b"answer_schema_json", "default_answer", b"default_answer", "kind", b"kind", "options", b"options", "question", b"question", "timeout_seconds", b"timeout_seconds", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

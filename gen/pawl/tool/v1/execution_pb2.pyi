@@ -263,6 +263,49 @@ class ResolveToolsResponse(_message.Message):
 Global___ResolveToolsResponse: _TypeAlias = ResolveToolsResponse  # noqa: Y015
 
 @_typing.final
+class CheckAnswerRequest(_message.Message):
+    """CheckAnswerRequest brings an answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWER_SCHEMA_JSON_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    answer_schema_json: _builtins.bytes
+    """`answer_schema_json` of the question."""
+    answer: _builtins.str
+    """The answer."""
+    def __init__(
+        self,
+        *,
+        answer_schema_json: _builtins.bytes = ...,
+        answer: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "answer_schema_json", b"answer_schema_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckAnswerRequest: _TypeAlias = CheckAnswerRequest  # noqa: Y015
+
+@_typing.final
+class CheckAnswerResponse(_message.Message):
+    """CheckAnswerResponse says that it fits."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckAnswerResponse: _TypeAlias = CheckAnswerResponse  # noqa: Y015
+
+@_typing.final
 class ProposedCall(_message.Message):
     """ProposedCall is a call to be checked."""
 

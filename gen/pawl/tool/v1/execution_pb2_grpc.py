@@ -46,6 +46,11 @@ class ExecutionServiceStub(object):
                 request_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckCallsRequest.SerializeToString,
                 response_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckCallsResponse.FromString,
                 _registered_method=True)
+        self.CheckAnswer = channel.unary_unary(
+                '/pawl.tool.v1.ExecutionService/CheckAnswer',
+                request_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckAnswerRequest.SerializeToString,
+                response_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckAnswerResponse.FromString,
+                _registered_method=True)
         self.RecordDecisions = channel.unary_unary(
                 '/pawl.tool.v1.ExecutionService/RecordDecisions',
                 request_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.RecordDecisionsRequest.SerializeToString,
@@ -89,6 +94,16 @@ class ExecutionServiceServicer(object):
         not run is its verdict.
 
         Errors: none of its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckAnswer(self, request, context):
+        """Checks whether an answer to a question of a running tool is what its
+        `answer_schema_json` asks for. Read-only.
+
+        Errors: INVALID_ARGUMENTS, with what is wrong and what would fit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -152,6 +167,11 @@ def add_ExecutionServiceServicer_to_server(servicer, server):
                     servicer.CheckCalls,
                     request_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckCallsRequest.FromString,
                     response_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckCallsResponse.SerializeToString,
+            ),
+            'CheckAnswer': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckAnswer,
+                    request_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckAnswerRequest.FromString,
+                    response_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckAnswerResponse.SerializeToString,
             ),
             'RecordDecisions': grpc.unary_unary_rpc_method_handler(
                     servicer.RecordDecisions,
@@ -225,6 +245,33 @@ class ExecutionService(object):
             '/pawl.tool.v1.ExecutionService/CheckCalls',
             pawl_dot_tool_dot_v1_dot_execution__pb2.CheckCallsRequest.SerializeToString,
             pawl_dot_tool_dot_v1_dot_execution__pb2.CheckCallsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckAnswer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.tool.v1.ExecutionService/CheckAnswer',
+            pawl_dot_tool_dot_v1_dot_execution__pb2.CheckAnswerRequest.SerializeToString,
+            pawl_dot_tool_dot_v1_dot_execution__pb2.CheckAnswerResponse.FromString,
             options,
             channel_credentials,
             insecure,

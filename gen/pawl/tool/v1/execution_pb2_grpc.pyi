@@ -53,6 +53,12 @@ class ExecutionServiceStub:
 
     Errors: none of its own.
     """
+    CheckAnswer: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CheckAnswerRequest, _execution_pb2.CheckAnswerResponse]
+    """Checks whether an answer to a question of a running tool is what its
+    `answer_schema_json` asks for. Read-only.
+
+    Errors: INVALID_ARGUMENTS, with what is wrong and what would fit.
+    """
     RecordDecisions: _grpc.UnaryUnaryMultiCallable[_execution_pb2.RecordDecisionsRequest, _execution_pb2.RecordDecisionsResponse]
     """Writes what people decided about calls to the audit chain. To be called
     before a decision takes effect. Idempotent by call, kind and person.
@@ -112,6 +118,12 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     not run is its verdict.
 
     Errors: none of its own.
+    """
+    CheckAnswer: _aio.UnaryUnaryMultiCallable[_execution_pb2.CheckAnswerRequest, _execution_pb2.CheckAnswerResponse]  # type: ignore[assignment]
+    """Checks whether an answer to a question of a running tool is what its
+    `answer_schema_json` asks for. Read-only.
+
+    Errors: INVALID_ARGUMENTS, with what is wrong and what would fit.
     """
     RecordDecisions: _aio.UnaryUnaryMultiCallable[_execution_pb2.RecordDecisionsRequest, _execution_pb2.RecordDecisionsResponse]  # type: ignore[assignment]
     """Writes what people decided about calls to the audit chain. To be called
@@ -181,6 +193,18 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         not run is its verdict.
 
         Errors: none of its own.
+        """
+
+    @_abc_1.abstractmethod
+    def CheckAnswer(
+        self,
+        request: _execution_pb2.CheckAnswerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_execution_pb2.CheckAnswerResponse, _abc.Awaitable[_execution_pb2.CheckAnswerResponse]]:
+        """Checks whether an answer to a question of a running tool is what its
+        `answer_schema_json` asks for. Read-only.
+
+        Errors: INVALID_ARGUMENTS, with what is wrong and what would fit.
         """
 
     @_abc_1.abstractmethod

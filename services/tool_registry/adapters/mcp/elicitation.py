@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 import mcp.types
@@ -22,12 +22,14 @@ Clean = Callable[[str], str]
 """Takes out of a text of the server what people must not see, and what cannot be stored."""
 
 ANSWER_BYTES_MAX: Final = 64 * 1024
+SCHEMA_BYTES_MAX: Final = 16 * 1024
 _MESSAGE_CHARACTERS_MAX: Final = 2000
 _NOTE_CHARACTERS_MAX: Final = 300
 _LISTED_CHOICES_MAX: Final = 50
 _PROBLEM_CHARACTERS_MAX: Final = 400
 _YES: Final = frozenset({"yes", "y", "true", "done", "ok"})
 _NO: Final = frozenset({"no", "n", "false", "not now"})
+_YES_OR_NO: Final = b'{"type":"object"}'
 _KINDS: Final = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
 
 
@@ -42,7 +44,9 @@ class Unreadable(Exception):
 class Ask(Protocol):
     """`ToolContext.ask`."""
 
-    def __call__(self, question: str, *, why: str, kind: str, options: Sequence[str]) -> Awaitable[str]:
+    def __call__(
+        self, question: str, *, why: str, kind: str, options: Sequence[str], answer_schema_json: bytes
+    ) -> Awaitable[str]:
         """Return the answer."""
         ...
 
@@ -63,7 +67,7 @@ async def put(asked: Asked, ask: Ask, *, tool: str, clean: Clean) -> mcp.types.E
     text = form.text
     try:
         for _ in range(2):
-            answer = await ask(text, why=why, kind=form.kind, options=form.options)
+            answer = await ask(text, why=why, kind=form.kind, options=form.options, answer_schema_json=form.schema_json)
             try:
                 return form.result(answer)
             except Unreadable as problem:
@@ -73,9 +77,28 @@ async def put(asked: Asked, ask: Ask, *, tool: str, clean: Clean) -> mcp.types.E
     return mcp.types.ElicitResult(action="decline")
 
 
+def misfit(schema_json: bytes, answer: str) -> str:
+    """Return what is wrong with an answer to a question with this schema, and what would fit; empty if it fits.
+
+    Of a schema that is none nothing is known: any answer fits.
+    """
+    try:
+        schema = loads(schema_json, bytes_max=SCHEMA_BYTES_MAX)
+        asked = mcp.types.ElicitRequestFormParams(
+            message="", requested_schema=schema if isinstance(schema, dict) else {}
+        )
+        _form(asked, str).result(answer)
+    except (PawlError, Unaskable):
+        return ""
+    except Unreadable as problem:
+        return str(problem)[:_PROBLEM_CHARACTERS_MAX]
+    return ""
+
+
 class _Form(Protocol):
     """A question as a person sees it."""
 
+    schema_json: bytes
     text: str
     kind: str
     options: Sequence[str]
@@ -101,9 +124,31 @@ def _form(asked: Asked, clean: Clean) -> _Form:
     return form
 
 
+def _public(schema: JsonValue, clean: Clean) -> bytes:
+    """Return a schema as people may see it; empty if they may not, or if it is too large."""
+    schema_json = dumps_canonical(schema)
+    is_shown = len(schema_json) <= SCHEMA_BYTES_MAX and all(clean(text) == text for text in _texts(schema))
+    return schema_json if is_shown else b""
+
+
+def _texts(value: JsonValue) -> Iterator[str]:
+    """Return the texts in a value, names of properties and numbers too."""
+    match value:
+        case dict():
+            for name, item in value.items():
+                yield name
+                yield from _texts(item)
+        case list():
+            for item in value:
+                yield from _texts(item)
+        case _:
+            yield str(value)
+
+
 class _Confirmation:
     """Nothing is asked for but a yes."""
 
+    schema_json = _YES_OR_NO
     kind = "confirmation"
     options: Sequence[str] = ("yes", "no")
 
@@ -118,6 +163,7 @@ class _Confirmation:
 class _Page:
     """A page that the person should open; what happens there is between the two."""
 
+    schema_json = _YES_OR_NO
     kind = "confirmation"
     options: Sequence[str] = ("done", "no")
 
@@ -144,6 +190,7 @@ class _Fields:
         except InvalidSchema as error:
             raise Unaskable(error.message) from None
         self._schema = schema
+        self.schema_json = _public(schema, clean)
         self._properties = {name: _branch(one) for name, one in properties.items()}
         properties = self._properties
         required = schema.get("required")
