@@ -21,6 +21,27 @@ def describe(folder: Path, description: str) -> None:
     (folder / "tools.json").write_text(json.dumps([tool]))
 
 
+def test_an_answer_that_does_not_fit_the_question_of_a_server_is_refused(pawl: CommandLine, tmp_path: Path) -> None:
+    tool = {"name": "ask", "description": "Asks.", "inputSchema": {"type": "object"}}
+    (tmp_path / "tools.json").write_text(json.dumps([tool]))
+    pawl.succeed("sources", "add-mcp", "asker", "--policy", "*=safe,read_only", *flags(tmp_path))
+    schema = {"type": "object", "properties": {"count": {"type": "integer"}}}
+    message = f"call asker__ask with {json.dumps({'asks': {'message': 'How many?', 'requestedSchema': schema}})}"
+    run_id = started(pawl, message)
+    call_id = pending_call(pawl, run_id)
+    code, _, errors = pawl.run("approve", run_id, call_id, "--answer", "many")
+    assert code == 2
+    assert errors == "The answer does not fit: it must be a number.\n"
+    assert pending_call(pawl, run_id) == call_id
+    pawl.succeed("approve", run_id, call_id, "--answer", "3")
+    assert "completed" in pawl.succeed("watch", run_id).splitlines()[-1]
+
+    output = pawl.succeed("chat", keyboard=f"{message}\nmany\n4\n")
+    assert "The answer does not fit: it must be a number." in output
+    assert "completed" in output
+    pawl.succeed("sources", "remove", "asker")
+
+
 def test_a_source_is_added_used_checked_approved_and_removed(pawl: CommandLine, tmp_path: Path) -> None:
     describe(tmp_path, "Says it again.")
     added = pawl.succeed("sources", "add-mcp", "parrot", "--policy", "*=safe,read_only", *flags(tmp_path))
