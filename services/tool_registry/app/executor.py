@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from services.errors import (
     Overloaded,
     PawlError,
     ShuttingDown,
-    Unavailable,
 )
 from services.tool_registry.app import outcome
 from services.tool_registry.app.attempt import Attempt, AttemptParts
@@ -27,6 +25,7 @@ from services.tool_registry.app.catalog import Catalog
 from services.tool_registry.app.execution import CancelCause, Execution, wait_any
 from services.tool_registry.app.jobs import ExecuteRequest, Job, admit
 from services.tool_registry.app.outcome import ToolEnd
+from services.tool_registry.app.patience import INTERNAL_SECONDS_MAX, until_answered
 from services.tool_registry.app.permits import Permits
 from services.tool_registry.app.ports import CallKey, HeldElsewhere, Journal, Observer
 from services.tool_registry.domain.definition import Effect
@@ -36,7 +35,6 @@ from services.tool_registry.domain.question import given
 _ASKING_PER_RUNNING: Final = 10
 """So many times more executions may wait for people than run."""
 _POLL_SECONDS: Final = 0.1
-_END_RETRY_SECONDS: Final = (0.05, 0.2, 0.5, 1.0)
 # How long an async tool may take to clean up after it was cancelled.
 _UNWIND_SECONDS: Final = 1.0
 
@@ -55,8 +53,7 @@ class ExecutorOptions:
     renew_seconds: float = 1.0
     retention_seconds: float = 30 * 86400.0
     forget_seconds: float = 3600.0
-    internal_seconds_max: float = 180.0
-    """So long the database may fail in another way than by being away before that is believed."""
+    internal_seconds_max: float = INTERNAL_SECONDS_MAX
 
 
 class Executor:
@@ -347,25 +344,14 @@ class Executor:
             await self._until_written(job, lambda: self._parts.policy.ended_late(job, late))
 
     async def _until_written(self, job: Job, write: Callable[[], Awaitable[T]]) -> T:
-        """Write what must not be lost, again for as long as the database is away.
-
-        Raises:
-            Exception: what else the database said, attempt after attempt, for `internal_seconds_max`.
-        """
-        failures, broken_since = 0, math.inf
-        while True:
-            try:
-                return await write()
-            except Exception as error:  # a disk, a database after a failover: most faults pass
-                now = self._clock.monotonic()
-                broken_since = math.inf if isinstance(error, Unavailable) else min(broken_since, now)
-                if now - broken_since >= self._options.internal_seconds_max:
-                    raise
-                failures += 1
-                _log.warning(
-                    "journal.end_delayed", call=job.identity.call_id, failures=failures, error=type(error).__name__
-                )
-                await self._clock.sleep(_END_RETRY_SECONDS[min(failures, len(_END_RETRY_SECONDS)) - 1])
+        """Write what must not be lost; raises as `until_answered` does."""
+        return await until_answered(
+            write,
+            clock=self._clock,
+            internal_seconds_max=self._options.internal_seconds_max,
+            event="journal.end_delayed",
+            call=job.identity.call_id,
+        )
 
     async def _wait_for_tasks(self, seconds: float) -> None:
         if self._tasks and seconds > 0:

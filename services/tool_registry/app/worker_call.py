@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from services.chassis import logs
 from services.chassis.clock import Clock
-from services.errors import DependencyUnavailable
+from services.tool_registry.app.patience import until_answered
 from services.tool_registry.app.ports import CallKey
 from services.tool_registry.app.worker_ports import CallView, WorkerBook
 from services.tool_registry.domain.definition import Effect
@@ -25,7 +25,6 @@ from services.tool_registry.domain.workers import (
 )
 from services.tool_registry.sdk import OutcomeUnknown, ToolError
 
-_RETRY_SECONDS: Final = 0.3
 # Before its deadline, a call that nobody has taken ends by itself, so that it is known why.
 _MARGIN_SECONDS_MAX: Final = 0.5
 _MARGIN_PART: Final = 0.1
@@ -50,6 +49,7 @@ class PendingCall:
         clock: Clock,
         report: Callable[[float | None, str], None],
         silence_seconds: float,
+        internal_seconds_max: float,
     ) -> None:
         self.call = call
         self.key: CallKey = (call.store_id, call.call_id)
@@ -61,6 +61,7 @@ class PendingCall:
         margin = min(_MARGIN_SECONDS_MAX, call.seconds * _MARGIN_PART)
         self._give_up_at = clock.monotonic() + call.seconds - margin
         self._silence_seconds = silence_seconds
+        self._internal_seconds_max = internal_seconds_max
         self._lost_since = self._looked_at = -math.inf
         self._may_have_begun = False
         self._progress: Progress | None = None
@@ -72,7 +73,8 @@ class PendingCall:
 
         Raises:
             ToolError: no worker took it in time.
-            OutcomeUnknown: the worker was lost, and nobody knows whether the call had its effect.
+            OutcomeUnknown: the worker was lost, or the record stayed broken, and nobody knows whether the
+                call had its effect.
         """
         try:
             await write_down()
@@ -85,6 +87,12 @@ class PendingCall:
         except asyncio.CancelledError:
             await self._stop()
             raise
+        except (OutcomeUnknown, ToolError):
+            raise
+        except Exception as error:
+            if not self._effect.is_journaled:
+                raise
+            raise OutcomeUnknown from error  # The worker may go on with it.
         finally:
             await self._settle()
 
@@ -213,15 +221,15 @@ class PendingCall:
     async def _settle(self) -> None:
         try:
             await self._book.settle(self.key, self.call.token)
-        except DependencyUnavailable:
-            _log.warning(
-                "worker.call_not_settled", call=self.call.call_id
-            )  # It is deleted some time after its deadline.
+        except Exception as error:  # noqa: BLE001  # it is deleted some time after its deadline
+            _log.warning("worker.call_not_settled", call=self.call.call_id, error=type(error).__name__)
 
     async def _reached(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask the record until it answers; the deadline of the call ends this by a cancel."""
-        while True:
-            try:
-                return await ask()
-            except DependencyUnavailable:
-                await self._clock.sleep(_RETRY_SECONDS)
+        """Ask the record; raises as `until_answered` does. The deadline of the call ends this by a cancel."""
+        return await until_answered(
+            ask,
+            clock=self._clock,
+            internal_seconds_max=self._internal_seconds_max,
+            event="worker.record_delayed",
+            call=self.call.call_id,
+        )

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from services.chassis import logs
 from services.chassis.clock import Clock
@@ -15,6 +15,7 @@ from services.chassis.strict_json import dumps_canonical
 from services.chassis.tasks import end
 from services.errors import Cancelled, DeadlineExceeded, DependencyUnavailable, PawlError, ShuttingDown
 from services.tool_registry.app.execution import wait_any
+from services.tool_registry.app.patience import INTERNAL_SECONDS_MAX, until_answered
 from services.tool_registry.app.ports import CallKey
 from services.tool_registry.app.worker_answers import bounded, finding_of, value_of
 from services.tool_registry.app.worker_call import PendingCall
@@ -60,6 +61,7 @@ _RETRY_SECONDS: Final = 0.3
 _FLUSH_SECONDS: Final = 1.0
 
 _log = logs.get_logger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,7 @@ class WorkerOptions:
     poll_seconds: float = 1.0
     progress_seconds: float = 0.2
     forget_seconds: float = 60.0
+    internal_seconds_max: float = INTERNAL_SECONDS_MAX
 
     @property
     def silence_seconds(self) -> float:
@@ -163,6 +166,7 @@ class WorkerHub:
             clock=self._clock,
             report=context.progress,
             silence_seconds=self._options.silence_seconds,
+            internal_seconds_max=self._options.internal_seconds_max,
         )
         earlier = self._pending.get(pending.key)
         self._pending[pending.key] = pending
@@ -182,7 +186,7 @@ class WorkerHub:
         """Write a call down and, if a worker of this process is free, hand it over."""
         link = self._free_link(call)
         if link is None:
-            await self._reached(lambda: self._book.add(call, None))
+            await self._reached(lambda: self._book.add(call, None), call.call_id)
             self._wake_group(call.store_id, call.group_name)
             return
         with link.reserved(1):
@@ -194,11 +198,11 @@ class WorkerHub:
 
     async def _add_held(self, call: WorkerCall, link: WorkerLink) -> int | None:
         try:
-            epoch: int | None = await self._reached(lambda: self._book.add(call, link.worker))
+            epoch = await self._reached(lambda: self._book.add(call, link.worker), call.call_id)
         except asyncio.CancelledError:
             if call.call_id not in link.in_hand:
                 key = (call.store_id, call.call_id)
-                await self._reached(lambda: self._book.abandon(key, call.token, link.worker.key))
+                await self._reached(lambda: self._book.abandon(key, call.token, link.worker.key), call.call_id)
             raise
         return epoch
 
@@ -219,7 +223,8 @@ class WorkerHub:
     async def _hand(self, link: WorkerLink, call: Invocation) -> None:
         if not link.hand(call):
             # Nothing was sent: it is safe for anybody to get it.
-            await self._reached(lambda: self._book.put_back((call.store_id, call.call_id), call.lease_epoch))
+            key = (call.store_id, call.call_id)
+            await self._reached(lambda: self._book.put_back(key, call.lease_epoch), call.call_id)
 
     async def serve(
         self,
@@ -288,8 +293,8 @@ class WorkerHub:
             try:
                 await self._book.detach(link.worker)
                 await self._succeed()
-            except DependencyUnavailable:
-                _log.warning("worker.lease_not_ended")  # It runs out.
+            except Exception as error:  # noqa: BLE001  # it runs out
+                _log.warning("worker.lease_not_ended", error=type(error).__name__)
 
     async def _read(self, link: WorkerLink, incoming: AsyncIterator[WorkerFrame]) -> None:
         silence_max = _SILENT_LEASES * self._options.lease_seconds
@@ -325,8 +330,9 @@ class WorkerHub:
                 with link.reserved(most):
                     try:
                         calls = await self._claim(link, most)
-                    except DependencyUnavailable:
-                        break  # It is looked at again soon.
+                    except Exception as error:  # noqa: BLE001  # it is looked at again soon
+                        _log.warning("worker.claim_failed", error=type(error).__name__)
+                        break
                     for call in calls:
                         await self._hand(link, call)
                 if len(calls) < most:
@@ -355,8 +361,11 @@ class WorkerHub:
     async def _take_result(self, link: WorkerLink, result: Result) -> None:
         key = link.worker.key
         link.mark_answered(result.call_id, result.lease_epoch)
+        # Nothing is heard of the worker meanwhile. When this gives up it attaches again, and sends the result again.
         status = await self._reached(
-            lambda: self._book.finish(key, result.call_id, result.lease_epoch, bounded(result.answer))
+            lambda: self._book.finish(key, result.call_id, result.lease_epoch, bounded(result.answer)),
+            result.call_id,
+            internal_seconds_max=self._options.lease_seconds / _HEARTBEATS_PER_LEASE,
         )
         link.send(ResultReceipt(call_id=result.call_id, lease_epoch=result.lease_epoch, status=status))
         if status is not ResultStatus.ACCEPTED:
@@ -449,13 +458,18 @@ class WorkerHub:
                 _log.exception("worker.loop_failed")
             await self._clock.sleep(seconds)
 
-    async def _reached(self, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """Ask the record until it answers."""
-        while True:
-            try:
-                return await ask()
-            except DependencyUnavailable:
-                await self._clock.sleep(_RETRY_SECONDS)
+    async def _reached(
+        self, ask: Callable[[], Awaitable[T]], call_id: str, *, internal_seconds_max: float | None = None
+    ) -> T:
+        """Ask the record; raises as `until_answered` does."""
+        seconds_max = self._options.internal_seconds_max
+        return await until_answered(
+            ask,
+            clock=self._clock,
+            internal_seconds_max=seconds_max if internal_seconds_max is None else internal_seconds_max,
+            event="worker.record_delayed",
+            call=call_id,
+        )
 
 
 def _invocation(call: WorkerCall, lease_epoch: int, context: ToolContext) -> Invocation:

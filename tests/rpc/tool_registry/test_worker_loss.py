@@ -11,6 +11,7 @@ import grpc
 import pytest
 from pawl.tool.v1 import execution_pb2, tool_pb2, worker_pb2
 
+from services.tool_registry.adapters.postgres_workers import PostgresWorkerBook
 from services.tool_registry.app.workers import WorkerOptions
 from tests.poll import until
 from tests.rpc.tool_registry.attached import AttachedWorker, Effect, Purpose, Status, attached, definition
@@ -229,6 +230,56 @@ async def test_a_jump_of_the_clock_loses_no_worker(
             await connection.close()
         assert await answer(worker, call) == Status.RESULT_STATUS_ACCEPTED
         assert outcome(await asked) == "SUCCEEDED"
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("name", ["add", "look", "settle", "finish"])
+async def test_a_call_whose_worker_goes_on_survives_a_broken_database(
+    lasting: Registry, monkeypatch: pytest.MonkeyPatch, name: str, is_done: bool
+) -> None:
+    faults = break_statement(monkeypatch, name, is_done=is_done)
+    async with attached(lasting, AT_MOST_ONCE) as worker:
+        asked, call = await begun(lasting, worker)
+        assert await worker.answer(call) == Status.RESULT_STATUS_ACCEPTED
+        assert outcome(await asked) == "SUCCEEDED"
+    assert len(faults) < 2
+
+
+async def test_a_worker_keeps_its_stream_when_a_claim_fails(lasting: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = break_statement(monkeypatch, "claim", is_done=False)
+    async with attached(lasting, AT_MOST_ONCE) as worker:
+        while len(faults) == 2:
+            await worker.beat()
+        await worker.beat()
+
+
+async def test_a_record_that_stays_broken_is_believed_in_the_end(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = WorkerOptions(lease_seconds=60.0, poll_seconds=0.1, internal_seconds_max=0.2)
+    async with (
+        running(database_url, tmp_path, worker_options=options) as registry,
+        attached(registry, AT_MOST_ONCE) as worker,
+    ):
+        asked, call = await begun(registry, worker)
+        break_statement(monkeypatch, "look", is_done=False, times=1000)
+        assert await worker.answer(call) == Status.RESULT_STATUS_ACCEPTED
+        assert outcome(await asked) == UNKNOWN
+
+
+def break_statement(monkeypatch: pytest.MonkeyPatch, name: str, *, is_done: bool, times: int = 2) -> list[Exception]:
+    """Have a statement of the record fail, before or after it `is_done`; returns the faults that are left."""
+    faults: list[Exception] = [asyncpg.InternalServerError("could not read block")] * times
+    whole = getattr(PostgresWorkerBook, name)
+
+    async def broken(*args: Any, **kwargs: Any) -> Any:
+        result = await whole(*args, **kwargs) if is_done or not faults else None
+        if faults:
+            raise faults.pop()
+        return result
+
+    monkeypatch.setattr(PostgresWorkerBook, name, broken)
+    return faults
 
 
 async def test_a_cancel_reaches_a_worker_of_another_replica(database_url: str, tmp_path: Path) -> None:
