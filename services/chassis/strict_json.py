@@ -22,7 +22,7 @@ JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, J
 
 DEPTH_MAX: Final = 32
 """Levels of arrays and objects; a scalar alone has depth 0."""
-CONTAINERS_MAX: Final = 50_000
+CONTAINERS_MAX: Final = 25_000
 """Arrays and objects. Each costs a hundred times as much as its two bytes, for everybody who looks at the value."""
 INTEGER_MIN: Final = -(2**63)
 INTEGER_MAX: Final = 2**64 - 1

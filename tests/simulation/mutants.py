@@ -265,6 +265,7 @@ MUTANTS = (
         text="{inbox.STEER, inbox.TOP_UP}",
         instead="{inbox.STEER}",
         checker=REFERENCE_MODEL,
+        seeds=600,
     ),
     Mutant(
         name="calls_are_decided_twice",

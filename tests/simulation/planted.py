@@ -34,6 +34,7 @@ OF_THE_LEDGER = (
         text="if run.steers_waiting >= limits.commands_max or",
         instead="if run.steers_waiting > limits.commands_max or",
         checker=REFERENCE_MODEL,
+        seeds=800,
     ),
     Mutant(
         name="messages_wait_no_longer_once_they_are_read",
@@ -62,6 +63,7 @@ OF_THE_LEDGER = (
         text="    if count == len(commands):",
         instead="    if True:",
         checker="no_crash",
+        seeds=800,
     ),
     Mutant(
         name="a_step_of_the_sweep_stops_the_others",

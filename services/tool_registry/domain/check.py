@@ -17,7 +17,7 @@ from services.tool_registry.domain.fitting import Fitted, fit
 from services.tool_registry.domain.schema import compile_schema
 from services.tool_registry.domain.violations import list_violations
 
-QUICK_WORK_MAX: Final = 50_000
+QUICK_WORK_MAX: Final = 25_000
 """Weight of a schema times bytes of arguments that are checked at once: at most some 30 ms of processor time."""
 
 _ADJUSTMENTS_SHOWN: Final = 10

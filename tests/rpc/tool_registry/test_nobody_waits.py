@@ -120,7 +120,8 @@ def pure_work() -> Iterator[tuple[str, Callable[[], Any]]]:
     binding = Binding(method="POST", url="https://a.example/", placements=[], rest="query")
     for unit in UNITS:
         yield f"strict JSON of {unit!r}", partial(parse, filled(unit, RESULT_BYTES_MAX))
-        room = 50_000 * (len(unit) + 1) // (2 if unit == b"[[]]" else 1) if unit[:1] in b"[{" else RESULT_BYTES_MAX
+        units_max = strict_json.CONTAINERS_MAX // (2 if unit == b"[[]]" else 1)
+        room = units_max * (len(unit) + 1) if unit[:1] in b"[{" else RESULT_BYTES_MAX
         value = json.loads(filled(unit, min(room, RESULT_BYTES_MAX)))
         yield f"result of {unit!r}", partial(outcomes.of_value, DEFINITION, value, secrets=["secret"], seconds=1)
         arguments = {"body": json.loads(filled(unit, ARGUMENTS_BYTES_MAX))}

@@ -189,7 +189,7 @@ async def test_a_subscriber_hears_what_the_ledger_says_and_reads_the_past(suite:
     heard = await subscriber.subscribe("pawl.v1.>")
     await subscriber.flush()
     await ledger.jetstream().publish("pawl.v1.s.lifecycle.completed", b"done", headers={"Nats-Msg-Id": "evt_1"})
-    assert (await heard.next_msg(timeout=5)).data == b"done"
+    assert (await heard.next_msg(timeout=60)).data == b"done"
     past = await subscriber.jetstream().get_msg(LIFECYCLE_STREAM, seq=1)
     assert (past.data, past.headers) == (b"done", {"Nats-Msg-Id": "evt_1"})
     await subscriber.close()
