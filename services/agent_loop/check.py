@@ -42,7 +42,7 @@ _ASK: Final = ({"role": "user", "content": 'call add_numbers with {"a": 2, "b": 
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """What was found: lines for people, settings, and whether runs with tools work."""
+    """The findings: lines for people, settings, and whether runs with tools work."""
 
     lines: list[str] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)

@@ -31,7 +31,7 @@ Item: TypeAlias = CallView | RunView
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingPart:
-    """What is new: what waits or has changed, and what waits no more, as it was. Empty to show life."""
+    """The news: what waits or has changed, and what waits no more, as it was. Empty to show life."""
 
     items: tuple[Item, ...] = ()
     gone: tuple[Item, ...] = ()

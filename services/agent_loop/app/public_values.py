@@ -56,7 +56,7 @@ class CallView:
     deadline_time: float
     document: object = field(repr=False)
     answer_schema_json: bytes = b""
-    """What the answer to its question must give; empty if any will do."""
+    """The schema of the answer to its question; empty if any will do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +212,7 @@ class DecisionCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingFilter:
-    """What of all that waits: the caller's own, or with `of_store` all of the store that approvers may see.
+    """The part of all that waits: the caller's own, or with `of_store` all of the store that approvers may see.
 
     Empty fields leave all; states and a tool's name leave no run.
     """

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 READ_BYTES_MAX: Final = 16 * 1024
-"""How much of a body is looked at."""
+"""Bytes of a body that are looked at."""
 
 _CHARACTERS_MAX: Final = 300
 _DEPTH_MAX: Final = 5
