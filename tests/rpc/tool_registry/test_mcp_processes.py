@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Collection
@@ -16,6 +17,7 @@ from pawl.tool.v1 import source_pb2
 
 from services.tool_registry.adapters.mcp.permission import Programs
 from services.tool_registry.adapters.mcp.program import Program, ProgramOrder, ProgramProblem
+from services.tool_registry.adapters.mcp.syscall_filter import syscall_filter
 from services.tool_registry.domain.programs import ProgramRule
 from tests.fakes.mcp_program import READABLE
 from tests.poll import until
@@ -40,6 +42,51 @@ asyncio.run(main())
 FAMILY = (
     "sleep 1000 & setsid sleep 1000 & (setsid sleep 1000 &) ; echo $HOME; trap '' TERM; while true; do sleep 1; done"
 )
+WAYS_TO_A_SOCKET = {
+    "a stream": """
+import socket, os
+os.chdir("mine")
+try:
+    socket.socket(socket.AF_UNIX).connect("s")
+    print("reached")
+except OSError as error:
+    print(error.strerror)
+""",
+    "a datagram of a pair": """
+import socket, os
+os.chdir("mine")
+try:
+    socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b"hello", "d")
+    print("reached")
+except OSError as error:
+    print(error.strerror)
+""",
+    "a pair made raw, turned to another address": """
+import socket, os
+os.chdir("mine")
+try:
+    socket.socketpair(socket.AF_UNIX, socket.SOCK_RAW | socket.SOCK_CLOEXEC)[0].connect("d")
+    print("reached")
+except OSError as error:
+    print(error.strerror)
+""",
+    "a ring": """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+made = libc.syscall(425, 8, ctypes.create_string_buffer(120))
+print("reached" if made >= 0 else os.strerror(ctypes.get_errno()))
+""",
+}
+USUAL = """
+import asyncio, multiprocessing, socket, subprocess
+socket.create_connection(("127.0.0.1", %d)).close()
+socket.socketpair()
+for one in multiprocessing.Pipe():
+    one.close()
+assert subprocess.run(["echo", "1"], capture_output=True).stdout == b"1\\n"
+asyncio.run(asyncio.sleep(0))
+print("ok")
+"""
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="limits on memory and processes are those of Linux")
 
 
@@ -222,6 +269,37 @@ async def test_a_program_is_left_alone_only_where_the_deployment_says_so(folders
 
 
 @ON_LINUX
+@pytest.mark.parametrize("attempt", sorted(WAYS_TO_A_SOCKET))
+@pytest.mark.parametrize("given", [{"reads_all": True}, {"readable": ("/",)}, {"writable": ("mine",)}], ids=str)
+async def test_a_program_reaches_no_servers_sockets(
+    folders: Path, attempt: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPS-1: behind some of them others do all that they are told, without a key."""
+    monkeypatch.chdir(folders / "mine")  # A path of a socket has at most 107 bytes.
+    if "writable" in given:
+        readable = tuple(dict.fromkeys((sys.prefix, sys.base_prefix)))
+        given = {"writable": (str(folders / "mine"),), "readable": readable}
+    with socket.socket(socket.AF_UNIX) as stream, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
+        stream.bind("s")
+        stream.listen()
+        datagrams.bind("d")
+        datagrams.setblocking(False)
+        said = await told(folders, sys.executable, "-I", "-c", WAYS_TO_A_SOCKET[attempt], **given)
+        # Allowed to one that is the user himself: the attempt is a true one.
+        unlimited = await told(folders, sys.executable, "-I", "-c", WAYS_TO_A_SOCKET[attempt], is_confined=False)
+    assert said.endswith(("Permission denied\n", "Function not implemented\n")), said
+    assert unlimited == "reached\n"
+
+
+@ON_LINUX
+async def test_a_program_has_the_sockets_of_the_network_and_those_between_its_own_processes(folders: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert (
+            await told(folders, sys.executable, "-I", "-c", USUAL % server.getsockname()[1], reads_all=True) == "ok\n"
+        )
+
+
+@ON_LINUX
 async def test_a_program_reaches_only_the_folders_that_it_was_given(mcp: McpRegistry, folders: Path) -> None:
     server = FakeServer(folders / "fake", ["read", "write"])
     mine, other = folders / "mine", folders / "other"
@@ -281,6 +359,16 @@ async def test_limits_that_cannot_be_kept_are_not_promised(tmp_path: Path) -> No
     with pytest.raises(ProgramProblem, match=r"cannot be opened|cannot be limited"):
         async with Program(order, name="t", secrets=()):
             pass
+
+
+@ON_LINUX
+async def test_where_sockets_cannot_be_filtered_nothing_confined_is_started(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.tool_registry.adapters.mcp.program.syscall_filter", lambda: syscall_filter("sparc"))
+    with pytest.raises(ProgramProblem, match="its sockets cannot be limited"):
+        await told(folders, "echo", "started", reads_all=True)
+    assert await told(folders, "echo", "started", is_confined=False) == "started\n"
 
 
 def _has_landlock() -> bool:

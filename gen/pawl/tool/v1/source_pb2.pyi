@@ -245,8 +245,9 @@ class McpStdioConfig(_message.Message):
     @_builtins.property
     def writable_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Folders that it may read and write, absolute, beside HOME; none with
-        something private in it. The limits are kept by the kernel (Landlock); where
-        it cannot, the source is SOURCE_UNREACHABLE.
+        something private in it. The limits are kept by the kernel (Landlock), and so
+        is that the program has no unix sockets (seccomp); where it cannot, the
+        source is SOURCE_UNREACHABLE.
         """
 
     def __init__(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from services.chassis import logs
+from services.tool_registry.adapters.mcp.syscall_filter import syscall_filter
 from services.tool_registry.adapters.mcp.warden import Order
 from services.tool_registry.sdk.values import hide
 
@@ -170,6 +171,7 @@ class Program:
             private=list(order.private),
             reads_all=order.reads_all,
             is_confined=order.is_confined or bool(order.readable or order.writable),
+            syscall_filter=syscall_filter().hex(),
             memory_bytes_max=order.memory_bytes_max,
             processes_max=order.processes_max,
         )

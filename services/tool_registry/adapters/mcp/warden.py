@@ -39,6 +39,8 @@ _IS_LINUX: Final = sys.platform == "linux"
 _SET_PDEATHSIG: Final = 1
 _SET_CHILD_SUBREAPER: Final = 36
 _SET_NO_NEW_PRIVS: Final = 38
+_SET_SECCOMP: Final = 22
+_FILTER: Final = 2
 _CAPBSET_DROP: Final = 24
 # Those below are about files, where the superuser may need them for what belongs to others.
 _FIRST_DROPPED_CAPABILITY: Final = 5
@@ -111,6 +113,8 @@ class Order(TypedDict):
     """Whether it may read everything else."""
     is_confined: bool
     """Whether it may reach no other files than those above and the system's."""
+    syscall_filter: str
+    """The program for seccomp that it is kept to if it is confined, in hex."""
     memory_bytes_max: int
     processes_max: int
 
@@ -209,6 +213,8 @@ def _start(order: Order) -> int:
             os.chdir(order["home"])
             if rules is not None:
                 _confine(rules)
+            if order["is_confined"]:
+                _filter_calls(bytes.fromhex(order["syscall_filter"]))
             os.execvpe(order["command"][0], order["command"], order["environment"])  # noqa: S606  # no shell is wanted
         except BaseException as error:  # noqa: BLE001  # whatever it is, the other side of the fork must hear it
             text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -448,6 +454,14 @@ def _confine(rules: int) -> None:
     _prctl(_SET_NO_NEW_PRIVS, 1)
     if _landlock(_RESTRICT_SELF, ctypes.c_int(rules), ctypes.c_uint32(0)) < 0:
         raise StartProblem("its access to files cannot be limited: Landlock refuses")
+
+
+def _filter_calls(instructions: bytes) -> None:
+    """Keep this process, and all that it starts, to the filter; after `_confine`, which gives up new privileges."""
+    code = ctypes.create_string_buffer(instructions, len(instructions))
+    program = ctypes.create_string_buffer(struct.pack("@HP", len(instructions) // 8, ctypes.addressof(code)))
+    if not instructions or ctypes.CDLL(None).prctl(_SET_SECCOMP, ctypes.c_ulong(_FILTER), program, 0, 0) != 0:
+        raise StartProblem("its sockets cannot be limited: this machine has no filter of system calls (seccomp)")
 
 
 if __name__ == "__main__":
