@@ -25,7 +25,6 @@ from services.tool_registry.adapters.helpers import Helpers
 from services.tool_registry.adapters.http_tools import HttpTools
 from services.tool_registry.adapters.ledger import LedgerReads
 from services.tool_registry.adapters.mail import OutboxFolder, SmtpMailer
-from services.tool_registry.adapters.mcp import elicitation
 from services.tool_registry.adapters.mcp.connector import McpConnector
 from services.tool_registry.adapters.mcp.permission import Programs, read_programs_file
 from services.tool_registry.adapters.metrics import RegistryMetrics
@@ -96,7 +95,7 @@ async def main(stop: Stop) -> None:
         options = WorkerOptions(lease_seconds=settings.worker_lease_seconds)
         hub = await service.enter(WorkerHub(worker_book, clock=service.clock, stopping=stop.wait, options=options))
         source_store = PostgresSources(database)
-        kinds = await _connectors(service, source_store, secrets, egress, programs=_programs(settings), helpers=helpers)
+        mcp, kinds = await _connectors(service, settings, source_store, secrets, egress=egress, helpers=helpers)
         catalog = Catalog(book, sources={WORKER: hub, **kinds}, helper=helpers)
         ledger = LedgerReads(await service.open_channel("job_store", settings.job_store_address, optional=True))
         own = await _builtin_tools(service, settings, database=database, ledger=ledger, egress=egress, helpers=helpers)
@@ -136,7 +135,7 @@ async def main(stop: Stop) -> None:
 
         server = service.rpc_server()
         checker = Checker(catalog, rules, metrics, policy.audit)
-        execution = ExecutionServicer(catalog, checker, executor, policy.audit, elicitation.misfit)
+        execution = ExecutionServicer(catalog, checker, executor, policy.audit, mcp.misfit)
         sources = Sources(store=source_store, book=book, catalog=catalog, connectors=kinds, clock=service.clock)
         workers = WorkerServicer(hub, WorkerTools(book, worker_book, catalog))
         server.add(add_ToolServiceServicer_to_server, ToolServicer(catalog))
@@ -185,24 +184,25 @@ def _programs(settings: ToolRegistrySettings) -> Programs:
 
 async def _connectors(
     service: Service,
+    settings: ToolRegistrySettings,
     store: PostgresSources,
     secrets: FileSecrets,
-    egress: GuardedEgress,
     *,
-    programs: Programs,
+    egress: GuardedEgress,
     helpers: Helpers,
-) -> dict[str, Connector]:
-    """Return what connects each kind of source. All of them go out under the egress rules."""
+) -> tuple[McpConnector, dict[str, Connector]]:
+    """Return what connects each kind of source, MCP servers first. All of them go out under the egress rules."""
     mcp = McpConnector(
         find=store.source,
         secrets=secrets,
         clock=service.clock,
-        programs=programs,
+        programs=_programs(settings),
+        helper=helpers,
         http=lambda store_id: httpx2.AsyncClient(
             transport=egress.transport(store_id, with_secrets=True), trust_env=False
         ),
     )
-    return {"mcp": await service.enter(mcp), "http": HttpTools(egress, helpers)}
+    return await service.enter(mcp), {"mcp": mcp, "http": HttpTools(egress, helpers)}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from services.errors import InvalidArguments
 class FakeChecker:
     """A `CallChecker` that refuses arguments, and answers, with the word `bad` in them."""
 
-    async def check_answer(self, answer_schema_json: bytes, answer: str) -> None:
+    async def check_answer(self, store_id: str, answer_schema_json: bytes, answer: str) -> None:
         if "bad" in answer:
             raise InvalidArguments("the answer does not fit: it must be a number")
 

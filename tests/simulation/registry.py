@@ -286,7 +286,7 @@ class Client:
             server.process, "cancel", lambda: server.cancel(call_id, wait_seconds), deadline_seconds=wait_seconds + 2
         )
 
-    async def check_answer(self, answer_schema_json: bytes, answer: str) -> None:
+    async def check_answer(self, store_id: str, answer_schema_json: bytes, answer: str) -> None:
         """Its questions have no schema."""
 
     async def check_edit(self, store_id: str, run: RunView, call: CallView, arguments_json: bytes) -> EditVerdict:

@@ -18,8 +18,10 @@ class RegistryCallChecker:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = execution_pb2_grpc.ExecutionServiceStub(channel)
 
-    async def check_answer(self, answer_schema_json: bytes, answer: str) -> None:
-        request = execution_pb2.CheckAnswerRequest(answer_schema_json=answer_schema_json, answer=answer)
+    async def check_answer(self, store_id: str, answer_schema_json: bytes, answer: str) -> None:
+        request = execution_pb2.CheckAnswerRequest(
+            store_id=store_id, answer_schema_json=answer_schema_json, answer=answer
+        )
         # A registry of the version before this one checks it as it goes back into the call.
         with suppress(MethodNotFound), translating():
             await self._stub.CheckAnswer(request)

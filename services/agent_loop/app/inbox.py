@@ -186,7 +186,7 @@ class Inbox:
         except NotFound:
             return
         if call.run_id == decision.run_id and call.state is CallState.ASKED and call.answer_schema_json:
-            await self._checker.check_answer(call.answer_schema_json, decision.answer)
+            await self._checker.check_answer(caller.store_id, call.answer_schema_json, decision.answer)
 
     async def decide_calls(self, caller: Caller, *, request_id: str, decisions: Sequence[CallDecision]) -> list[Reply]:
         """Bring several decisions; return one reply each, in order.

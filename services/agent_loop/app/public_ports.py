@@ -152,7 +152,7 @@ class PublicLedger(Protocol):
 class CallChecker(Protocol):
     """The registry, for edited arguments and answers."""
 
-    async def check_answer(self, answer_schema_json: bytes, answer: str) -> None:
+    async def check_answer(self, store_id: str, answer_schema_json: bytes, answer: str) -> None:
         """Check an answer to a question of a running tool.
 
         Raises:

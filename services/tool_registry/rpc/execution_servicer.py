@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -31,7 +31,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
     """Translates between the wire and the use cases.
 
-    `misfit` returns what is wrong with an answer to a question with a schema.
+    `misfit` returns what is wrong with an answer to a question with a schema, for a store.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
         checker: Checker,
         executor: Executor,
         audit: AuditTrail,
-        misfit: Callable[[bytes, str], str],
+        misfit: Callable[[str, bytes, str], Awaitable[str]],
     ) -> None:
         self._misfit = misfit
         self._audit = audit
@@ -82,7 +82,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
     async def CheckAnswer(
         self, request: execution_pb2.CheckAnswerRequest, context: Context
     ) -> execution_pb2.CheckAnswerResponse:
-        if problem := self._misfit(request.answer_schema_json, request.answer):
+        if problem := await self._misfit(request.store_id, request.answer_schema_json, request.answer):
             raise InvalidArguments(f"the answer does not fit: {problem}")
         return execution_pb2.CheckAnswerResponse()
 

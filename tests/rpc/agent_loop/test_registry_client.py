@@ -216,10 +216,12 @@ async def test_an_answer_is_checked_by_a_registry_that_can(
     channel: grpc.aio.Channel, stand_in: StandIn, answer: str
 ) -> None:
     checker = RegistryCallChecker(channel)
-    await checker.check_answer(b"{}", answer)
+    await checker.check_answer("acme", b"{}", answer)
     with pytest.raises(InvalidArguments, match="it must be a number"):
-        await checker.check_answer(b"{}", "bad")
-    assert stand_in.asked[-1] == execution_pb2.CheckAnswerRequest(answer_schema_json=b"{}", answer="bad")
+        await checker.check_answer("acme", b"{}", "bad")
+    assert stand_in.asked[-1] == execution_pb2.CheckAnswerRequest(
+        store_id="acme", answer_schema_json=b"{}", answer="bad"
+    )
 
 
 async def test_an_edit_is_checked_with_what_its_run_may(channel: grpc.aio.Channel, stand_in: StandIn) -> None:

@@ -17,6 +17,7 @@ from pawl.tool.v1 import execution_pb2, source_pb2
 
 from services.chassis.clock import SystemClock
 from services.tool_registry.adapters.egress import GuardedEgress
+from services.tool_registry.adapters.helpers import Helpers
 from services.tool_registry.adapters.mcp.connector import McpConnector
 from services.tool_registry.adapters.mcp.permission import Programs
 from services.tool_registry.adapters.postgres_sources import PostgresSources
@@ -109,6 +110,8 @@ async def mcp_registry(
     egress: GuardedEgress | None = options.pop("egress", None)
     programs: Programs = options.pop("programs", Programs(rules=None))
 
+    helpers = Helpers()
+
     def client(store_id: str) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(transport=egress.transport(store_id) if egress else None, trust_env=False)
 
@@ -120,12 +123,14 @@ async def mcp_registry(
                 clock=SystemClock(),
                 http=client,
                 programs=programs,
+                helper=helpers,
                 idle_seconds=idle_seconds,
             )
         )
         return {"mcp": made[0]}
 
     async with AsyncExitStack() as stack:
+        await stack.enter_async_context(helpers)
         registry = await stack.enter_async_context(
             running(database_url, folder, connectors=connectors, secrets=secrets, **options)
         )

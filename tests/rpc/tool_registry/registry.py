@@ -29,7 +29,7 @@ from services.chassis.metrics import Metrics
 from services.chassis.rpc_client import open_channel
 from services.chassis.rpc_server import RpcServer
 from services.tool_registry.adapters.helpers import Helpers
-from services.tool_registry.adapters.mcp import elicitation
+from services.tool_registry.adapters.mcp.connector import McpConnector
 from services.tool_registry.adapters.metrics import RegistryMetrics
 from services.tool_registry.adapters.policy import policy_parts
 from services.tool_registry.adapters.postgres_journal import PostgresJournal
@@ -220,6 +220,17 @@ def reason(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str, dict[str,
     return error.code(), "", {}
 
 
+def _misfit(kinds: Mapping[str, Connector]) -> Callable[[str, bytes, str], Awaitable[str]]:
+    connector = kinds.get("mcp")
+    if isinstance(connector, McpConnector):
+        return connector.misfit
+
+    async def fits(store_id: str, schema_json: bytes, answer: str) -> str:
+        return ""
+
+    return fits
+
+
 @asynccontextmanager
 async def running(
     database_url: str,
@@ -270,7 +281,7 @@ async def running(
         _watch(observer, executor, threads, processes)
         sources = Sources(store=source_store, book=book, catalog=catalog, connectors=kinds, clock=clock)
         checker = Checker(catalog, rules, observer, policy.audit)
-        execution = ExecutionServicer(catalog, checker, executor, policy.audit, elicitation.misfit)
+        execution = ExecutionServicer(catalog, checker, executor, policy.audit, _misfit(kinds))
         server = _server(f"unix:{folder}/{name}", ids, metrics, drain_seconds)
         _serve(server, ToolServicer(catalog), RuleServicer(rules), SourceServicer(sources), AuditServicer(policy.log))
         _serve_streams(server, WorkerServicer(hub, WorkerTools(book, worker_book, catalog)), execution)

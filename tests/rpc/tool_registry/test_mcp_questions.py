@@ -103,6 +103,27 @@ async def test_an_answer_is_checked_before_it_is_given(mcp: McpRegistry, server:
     await mcp.registry.cancel()
 
 
+async def test_an_answer_that_takes_long_to_check_holds_up_nobody_else(mcp: McpRegistry) -> None:
+    """Whoever wrote the schema, and whoever answers."""
+    numbers = {"oneOf": [{"not": {"minimum": least}} for least in range(50)]}
+    defs = {"numbers": numbers, "more": {"oneOf": [{"$ref": "#/$defs/numbers"}] * 20}}
+    properties = {"a": {"type": "array", "items": {"$ref": "#/$defs/more"}}, "b": {"type": "string"}}
+    request = execution_pb2.CheckAnswerRequest(
+        store_id="acme",
+        answer_schema_json=json.dumps({"type": "object", "properties": properties, "$defs": defs}).encode(),
+        answer=json.dumps({"a": [-1] * 15_000}),
+    )
+    checking = asyncio.ensure_future(mcp.registry.execution.CheckAnswer(request))
+    listed = 0
+    while not checking.done():
+        await mcp.listed()
+        listed += 1
+    with pytest.raises(grpc.aio.AioRpcError, match="it takes too long to be checked") as refused:
+        await checking
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert listed > 5
+
+
 async def test_a_page_to_open_is_shown(mcp: McpRegistry, server: FakeServer) -> None:
     await mcp.add(server.config())
     url = "https://login.example.com/?state=1"

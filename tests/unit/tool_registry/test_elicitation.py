@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import mcp.types
 import pytest
 
-from services.tool_registry.adapters.mcp.elicitation import SCHEMA_BYTES_MAX, Unaskable, misfit, put
+from services.tool_registry.adapters.mcp.elicitation import SCHEMA_BYTES_MAX, Reader, Unaskable, put
+from services.tool_registry.app.ports import TooCostly
 from services.tool_registry.sdk import QuestionDeclined, ToolError
+
+T = TypeVar("T")
 
 
 class Person:
@@ -35,6 +39,22 @@ class Person:
         return answer
 
 
+class Bounded:
+    """A helper that is here: what it is given goes through pickle, and `is_costly` says that it takes too long."""
+
+    is_costly = False
+
+    async def run(self, store_id: str, function: Callable[..., T], *arguments: Any, cpu_seconds: float) -> T:
+        if self.is_costly:
+            raise TooCostly
+        result: T = pickle.loads(pickle.dumps(function))(*arguments)  # noqa: S301  # as a helper does
+        return result
+
+
+READER = Reader(Bounded(), "acme")
+misfit = READER.misfit
+
+
 def form(properties: dict[str, Any], **more: Any) -> mcp.types.ElicitRequestFormParams:
     schema = {"type": "object", "properties": properties, **more}
     return mcp.types.ElicitRequestFormParams(message="Tell\0 me.", requested_schema=schema)
@@ -46,7 +66,7 @@ async def told(asked: mcp.types.ElicitRequestParams, person: Person) -> tuple[st
     def clean(text: str) -> str:
         return text.replace("\0", "").replace("s3cret", "[secret]")
 
-    result = await put(asked, person.ask, tool="shop.order", clean=clean)
+    result = await put(asked, person.ask, tool="shop.order", clean=clean, reader=READER)
     return result.action, result.content
 
 
@@ -80,7 +100,7 @@ async def test_one_property_is_answered_as_it_is(
     person = Person(answer)
     assert await told(form({"size": schema}), person) == ("accept", {"size": value})
     assert list(person.options[0]) == options
-    assert misfit(person.schemas[0], answer) == ""
+    assert await misfit(person.schemas[0], answer) == ""
     assert person.asked[0].startswith("Tell me.")
     assert "MCP server of shop.order" in person.why
 
@@ -109,7 +129,7 @@ async def test_an_answer_that_does_not_fit_is_asked_for_once_more_then_declined(
     assert await told(form({"size": schema}), person) == ("decline", None)
     assert person.asked[1].startswith("That does not fit: ")
     assert person.asked[1].endswith(person.asked[0]), "the question is still there"
-    problem = misfit(person.schemas[0], answer)
+    problem = await misfit(person.schemas[0], answer)
     assert problem
     assert problem in person.asked[1], "it is said before the answer is taken in the same words"
 
@@ -137,8 +157,8 @@ async def test_several_properties_are_listed_and_answered_with_json() -> None:
         "- count: whole number; at least 1; required",
     ]
     assert '"name": ...' in person.asked[1]
-    assert '"name": ...' in misfit(person.schemas[0], "Ann")
-    assert misfit(person.schemas[0], '{"name": "Ann", "count": 0}').startswith("count: ")
+    assert '"name": ...' in await misfit(person.schemas[0], "Ann")
+    assert (await misfit(person.schemas[0], '{"name": "Ann", "count": 0}')).startswith("count: ")
 
 
 @pytest.mark.parametrize("answer", ['{"b": 1}', '{"a": "x"}', "[]", '{"a": 1, "b": {"c": 2}}'])
@@ -155,8 +175,8 @@ async def test_who_gives_no_answer_declines() -> None:
 async def test_a_form_without_fields_asks_for_a_yes(answer: str, action: str) -> None:
     person = Person(answer)
     assert (await told(form({}), person))[0] == action
-    assert misfit(person.schemas[0], answer) == ""
-    assert misfit(person.schemas[0], "perhaps") == "it must be yes or no"
+    assert await misfit(person.schemas[0], answer) == ""
+    assert await misfit(person.schemas[0], "perhaps") == "it must be yes or no"
 
 
 @pytest.mark.parametrize(("answer", "action"), [("done", "accept"), ("no", "decline")])
@@ -165,8 +185,8 @@ async def test_a_page_is_shown_with_its_host_and_asked_about(answer: str, action
     asked = mcp.types.ElicitRequestURLParams(message="Log in.", url=url, elicitation_id="e1")
     person = Person(answer)
     assert await told(asked, person) == (action, None)
-    assert misfit(person.schemas[0], answer) == ""
-    assert misfit(person.schemas[0], "perhaps") == "it must be yes or no"
+    assert await misfit(person.schemas[0], answer) == ""
+    assert await misfit(person.schemas[0], "perhaps") == "it must be yes or no"
     assert url in person.asked[0]
     assert "page of login.example.com" in person.asked[0]
 
@@ -191,6 +211,18 @@ async def test_what_cannot_be_asked_is_said(asked: mcp.types.ElicitRequestFormPa
         await told(asked, Person())
 
 
+async def test_what_takes_too_long_to_be_checked_does_not_fit() -> None:
+    costly = Bounded()
+    costly.is_costly = True
+    reader = Reader(costly, "acme")
+    person = Person("x" * 50_000, "ab")
+    asked = form({"name": {"type": "string", "pattern": "^[a-z]+$"}})
+    result = await put(asked, person.ask, tool="shop.order", clean=str, reader=reader)
+    assert (result.action, result.content) == ("accept", {"name": "ab"})
+    assert person.asked[1].startswith("That does not fit: it takes too long to be checked")
+    assert (await reader.misfit(person.schemas[0], "x" * 50_000)).startswith("it takes too long")
+
+
 async def test_too_many_choices_are_listed_in_the_question() -> None:
     person = Person("v70")
     schema = {"type": "string", "enum": [f"v{number}" for number in range(80)]}
@@ -205,14 +237,14 @@ async def test_a_schema_that_people_may_not_see_or_that_is_too_large_is_not_show
     schema = {"type": "integer", "examples": [{"deep": [text]}]}
     assert await told(form({"n": schema}), person) == ("accept", {"n": 3})
     assert person.schemas == [b"", b""]
-    assert misfit(b"", "many") == "", "the tool asks once more"
+    assert await misfit(b"", "many") == "", "the tool asks once more"
 
 
 @pytest.mark.parametrize(
     "schema_json", [b"no JSON", b'{"properties": 5}', b'{"properties": {"a": {"type": "nonsense"}}}']
 )
-def test_of_a_schema_that_is_none_any_answer_fits(schema_json: bytes) -> None:
-    assert misfit(schema_json, "many") == ""
+async def test_of_a_schema_that_is_none_any_answer_fits(schema_json: bytes) -> None:
+    assert await misfit(schema_json, "many") == ""
 
 
 async def test_an_error_of_asking_is_passed_on() -> None:

@@ -27,7 +27,7 @@ from pawl.event.v1 import run_pb2 as pawl_dot_event_dot_v1_dot_run__pb2
 from pawl.tool.v1 import tool_pb2 as pawl_dot_tool_dot_v1_dot_tool__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpawl/tool/v1/execution.proto\x12\x0cpawl.tool.v1\x1a\x18pawl/event/v1/call.proto\x1a\x17pawl/event/v1/run.proto\x1a\x17pawl/tool/v1/tool.proto\"\xb1\x01\n\x0b\x43\x61llContext\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x03 \x01(\t\x12\x0e\n\x06run_id\x18\x04 \x01(\t\x12\x12\n\nuser_roles\x18\x05 \x03(\t\x12\x1a\n\x12\x61pprovals_required\x18\x32 \x01(\r\x12&\n\x05\x61\x62ove\x18< \x03(\x0b\x32\x17.pawl.event.v1.RunAbove\"\xef\x01\n\x13ResolveToolsRequest\x12*\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x19.pawl.tool.v1.CallContext\x12\x12\n\ntool_names\x18\x02 \x03(\t\x12N\n\x0fpinned_versions\x18\x03 \x03(\x0b\x32\x35.pawl.tool.v1.ResolveToolsRequest.PinnedVersionsEntry\x12\x11\n\ttools_max\x18\x04 \x01(\r\x1a\x35\n\x13PinnedVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"Q\n\x14ResolveToolsResponse\x12!\n\x05tools\x18\x01 \x03(\x0b\x32\x12.pawl.tool.v1.Tool\x12\x16\n\x0eleft_out_count\x18\x02 \x01(\r\"@\n\x12\x43heckAnswerRequest\x12\x1a\n\x12\x61nswer_schema_json\x18\x01 \x01(\x0c\x12\x0e\n\x06\x61nswer\x18\x02 \x01(\t\"\x15\n\x13\x43heckAnswerResponse\"p\n\x0cProposedCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x11\n\ttool_name\x18\x02 \x01(\t\x12\x14\n\x0ctool_version\x18\x03 \x01(\r\x12\x16\n\x0e\x61rguments_json\x18\x04 \x01(\x0c\x12\x0e\n\x06\x65\x64ited\x18\x05 \x01(\x08\"\x84\x01\n\x11\x43heckCallsRequest\x12*\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x19.pawl.tool.v1.CallContext\x12)\n\x05\x63\x61lls\x18\x02 \x03(\x0b\x32\x1a.pawl.tool.v1.ProposedCall\x12\x18\n\x10known_tool_names\x18\x03 \x03(\t\"=\n\x12\x43heckCallsResponse\x12\'\n\x08verdicts\x18\x01 \x03(\x0b\x32\x15.pawl.tool.v1.Verdict\"w\n\x16RecordDecisionsRequest\x12*\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x19.pawl.tool.v1.CallContext\x12\x31\n\tdecisions\x18\x02 \x03(\x0b\x32\x1e.pawl.tool.v1.RecordedDecision\"\xba\x01\n\x10RecordedDecision\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x11\n\ttool_name\x18\x02 \x01(\t\x12\x14\n\x0ctool_version\x18\x03 \x01(\r\x12)\n\x04kind\x18\x04 \x01(\x0e\x32\x1b.pawl.event.v1.DecisionKind\x12\x0f\n\x07user_id\x18\x05 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x06 \x01(\x0c\x12\x18\n\x10\x61rguments_sha256\x18\x07 \x01(\t\"\x19\n\x17RecordDecisionsResponse\"\xeb\x04\n\x07Verdict\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12.\n\x0b\x64isposition\x18\x02 \x01(\x0e\x32\x19.pawl.tool.v1.Disposition\x12\x14\n\x0ctool_version\x18\x03 \x01(\r\x12\x16\n\x0e\x61rguments_json\x18\x04 \x01(\x0c\x12\x0c\n\x04note\x18\x05 \x01(\t\x12\x30\n\x07\x63ontext\x18\x06 \x01(\x0e\x32\x1f.pawl.event.v1.ExecutionContext\x12-\n\x08\x63\x61tegory\x18\x07 \x01(\x0e\x32\x1b.pawl.event.v1.ToolCategory\x12\x30\n\x0c\x65\x66\x66\x65\x63t_class\x18\x08 \x01(\x0e\x32\x1a.pawl.event.v1.EffectClass\x12\x17\n\x0ftimeout_seconds\x18\t \x01(\x01\x12\x10\n\x08parallel\x18\n \x01(\x08\x12\x15\n\rresource_keys\x18\x0b \x03(\t\x12\x0e\n\x06\x64igest\x18\x0c \x01(\t\x12\x0f\n\x07preview\x18\r \x01(\t\x12\x16\n\x0e\x61pproval_cause\x18\x0e \x01(\t\x12)\n\x08question\x18\x0f \x01(\x0b\x32\x17.pawl.event.v1.Question\x12\x34\n\x0eoffer_fallback\x18\x10 \x01(\x0e\x32\x1c.pawl.event.v1.OfferFallback\x12\x1a\n\x12\x66\x61llback_tool_name\x18\x11 \x01(\t\x12\x14\n\x0c\x65rror_reason\x18\x12 \x01(\t\x12\x15\n\rerror_message\x18\x13 \x01(\t\x12\x0f\n\x07rule_id\x18\x14 \x01(\t\x12\x1a\n\x12\x61pprovals_required\x18\x32 \x01(\r\"\xb1\x02\n\x12\x45xecuteToolRequest\x12*\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x19.pawl.tool.v1.CallContext\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x11\n\ttool_name\x18\x03 \x01(\t\x12\x14\n\x0ctool_version\x18\x04 \x01(\r\x12\x16\n\x0e\x61rguments_json\x18\x05 \x01(\x0c\x12\x18\n\x10\x65\x61rlier_attempts\x18\x06 \x01(\r\x12\x17\n\x0ftimeout_seconds\x18\x07 \x01(\x01\x12\x17\n\x0f\x61pproved_digest\x18\x08 \x01(\t\x12\x19\n\x11unknowns_resolved\x18\t \x01(\r\x12\x0f\n\x07rule_id\x18\n \x01(\t\x12%\n\x07\x61nswers\x18\x0b \x03(\x0b\x32\x14.pawl.tool.v1.Answer\"<\n\x06\x41nswer\x12\x10\n\x08question\x18\x01 \x01(\t\x12\x0e\n\x06\x61nswer\x18\x02 \x01(\t\x12\x10\n\x08\x64\x65\x63lined\x18\x03 \x01(\x08\"\x83\x01\n\x13\x45xecuteToolResponse\x12\x33\n\x08progress\x18\x01 \x01(\x0b\x32\x1f.pawl.tool.v1.ExecutionProgressH\x00\x12/\n\x06result\x18\x02 \x01(\x0b\x32\x1d.pawl.tool.v1.ExecutionResultH\x00\x42\x06\n\x04kind\"H\n\x11\x45xecutionProgress\x12\x15\n\x08\x66raction\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07message\x18\x02 \x01(\tB\x0b\n\t_fraction\"\xb2\x01\n\x0f\x45xecutionResult\x12/\n\x07outcome\x18\x01 \x01(\x0e\x32\x1e.pawl.tool.v1.ExecutionOutcome\x12)\n\x06result\x18\x02 \x01(\x0b\x32\x19.pawl.event.v1.CallResult\x12\x18\n\x10\x64uration_seconds\x18\x03 \x01(\x01\x12)\n\x08question\x18\x04 \x01(\x0b\x32\x17.pawl.event.v1.Question\"k\n\x16\x43\x61ncelExecutionRequest\x12*\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x19.pawl.tool.v1.CallContext\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\"Y\n\x17\x43\x61ncelExecutionResponse\x12\x0f\n\x07stopped\x18\x01 \x01(\x08\x12-\n\x06result\x18\x02 \x01(\x0b\x32\x1d.pawl.tool.v1.ExecutionResult*\xb6\x01\n\x0b\x44isposition\x12\x1b\n\x17\x44ISPOSITION_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x44ISPOSITION_RUN\x10\x01\x12\x17\n\x13\x44ISPOSITION_APPROVE\x10\x02\x12\x15\n\x11\x44ISPOSITION_OFFER\x10\x03\x12\x13\n\x0f\x44ISPOSITION_ASK\x10\x04\x12\x16\n\x12\x44ISPOSITION_REFUSE\x10\x05\x12\x18\n\x14\x44ISPOSITION_DELEGATE\x10<*\xda\x01\n\x10\x45xecutionOutcome\x12!\n\x1d\x45XECUTION_OUTCOME_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45XECUTION_OUTCOME_SUCCEEDED\x10\x01\x12\x1c\n\x18\x45XECUTION_OUTCOME_FAILED\x10\x02\x12\x1f\n\x1b\x45XECUTION_OUTCOME_CANCELLED\x10\x03\x12\x1d\n\x19\x45XECUTION_OUTCOME_UNKNOWN\x10\x04\x12$\n EXECUTION_OUTCOME_INPUT_REQUIRED\x10\x05\x32\xa4\x04\n\x10\x45xecutionService\x12U\n\x0cResolveTools\x12!.pawl.tool.v1.ResolveToolsRequest\x1a\".pawl.tool.v1.ResolveToolsResponse\x12O\n\nCheckCalls\x12\x1f.pawl.tool.v1.CheckCallsRequest\x1a .pawl.tool.v1.CheckCallsResponse\x12R\n\x0b\x43heckAnswer\x12 .pawl.tool.v1.CheckAnswerRequest\x1a!.pawl.tool.v1.CheckAnswerResponse\x12^\n\x0fRecordDecisions\x12$.pawl.tool.v1.RecordDecisionsRequest\x1a%.pawl.tool.v1.RecordDecisionsResponse\x12T\n\x0b\x45xecuteTool\x12 .pawl.tool.v1.ExecuteToolRequest\x1a!.pawl.tool.v1.ExecuteToolResponse0\x01\x12^\n\x0f\x43\x61ncelExecution\x12$.pawl.tool.v1.CancelExecutionRequest\x1a%.pawl.tool.v1.CancelExecutionResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpawl/tool/v1/execution.proto\x12\x0cpawl.tool.v1\x1a\x18pawl/event/v1/call.proto\x1a\x17pawl/event/v1/run.proto\x1a\x17pawl/tool/v1/tool.proto\"\xb1\x01\n\x0b\x43\x61llContext\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x03 \x01(\t\x12\x0e\n\x06run_id\x18\x04 \x01(\t\x12\x12\n\nuser_roles\x18\x05 \x03(\t\x12\x1a\n\x12\x61pprovals_required\x18\x32 \x01(\r\x12&\n\x05\x61\x62ove\x18< \x03(\x0b\x32\x17.pawl.event.v1.RunAbove\"\xef\x01\n\x13ResolveToolsRequest\x12*\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x19.pawl.tool.v1.CallContext\x12\x12\n\ntool_names\x18\x02 \x03(\t\x12N\n\x0fpinned_versions\x18\x03 \x03(\x0b\x32\x35.pawl.tool.v1.ResolveToolsRequest.PinnedVersionsEntry\x12\x11\n\ttools_max\x18\x04 \x01(\r\x1a\x35\n\x13PinnedVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"Q\n\x14ResolveToolsResponse\x12!\n\x05tools\x18\x01 \x03(\x0b\x32\x12.pawl.tool.v1.Tool\x12\x16\n\x0eleft_out_count\x18\x02 \x01(\r\"R\n\x12\x43heckAnswerRequest\x12\x1a\n\x12\x61nswer_schema_json\x18\x01 \x01(\x0c\x12\x0e\n\x06\x61nswer\x18\x02 \x01(\t\x12\x10\n\x08store_id\x18\x03 \x01(\t\"\x15\n\x13\x43heckAnswerResponse\"p\n\x0cProposedCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x11\n\ttool_name\x18\x02 \x01(\t\x12\x14\n\x0ctool_version\x18\x03 \x01(\r\x12\x16\n\x0e\x61rguments_json\x18\x04 \x01(\x0c\x12\x0e\n\x06\x65\x64ited\x18\x05 \x01(\x08\"\x84\x01\n\x11\x43heckCallsRequest\x12*\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x19.pawl.tool.v1.CallContext\x12)\n\x05\x63\x61lls\x18\x02 \x03(\x0b\x32\x1a.pawl.tool.v1.ProposedCall\x12\x18\n\x10known_tool_names\x18\x03 \x03(\t\"=\n\x12\x43heckCallsResponse\x12\'\n\x08verdicts\x18\x01 \x03(\x0b\x32\x15.pawl.tool.v1.Verdict\"w\n\x16RecordDecisionsRequest\x12*\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x19.pawl.tool.v1.CallContext\x12\x31\n\tdecisions\x18\x02 \x03(\x0b\x32\x1e.pawl.tool.v1.RecordedDecision\"\xba\x01\n\x10RecordedDecision\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x11\n\ttool_name\x18\x02 \x01(\t\x12\x14\n\x0ctool_version\x18\x03 \x01(\r\x12)\n\x04kind\x18\x04 \x01(\x0e\x32\x1b.pawl.event.v1.DecisionKind\x12\x0f\n\x07user_id\x18\x05 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x06 \x01(\x0c\x12\x18\n\x10\x61rguments_sha256\x18\x07 \x01(\t\"\x19\n\x17RecordDecisionsResponse\"\xeb\x04\n\x07Verdict\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12.\n\x0b\x64isposition\x18\x02 \x01(\x0e\x32\x19.pawl.tool.v1.Disposition\x12\x14\n\x0ctool_version\x18\x03 \x01(\r\x12\x16\n\x0e\x61rguments_json\x18\x04 \x01(\x0c\x12\x0c\n\x04note\x18\x05 \x01(\t\x12\x30\n\x07\x63ontext\x18\x06 \x01(\x0e\x32\x1f.pawl.event.v1.ExecutionContext\x12-\n\x08\x63\x61tegory\x18\x07 \x01(\x0e\x32\x1b.pawl.event.v1.ToolCategory\x12\x30\n\x0c\x65\x66\x66\x65\x63t_class\x18\x08 \x01(\x0e\x32\x1a.pawl.event.v1.EffectClass\x12\x17\n\x0ftimeout_seconds\x18\t \x01(\x01\x12\x10\n\x08parallel\x18\n \x01(\x08\x12\x15\n\rresource_keys\x18\x0b \x03(\t\x12\x0e\n\x06\x64igest\x18\x0c \x01(\t\x12\x0f\n\x07preview\x18\r \x01(\t\x12\x16\n\x0e\x61pproval_cause\x18\x0e \x01(\t\x12)\n\x08question\x18\x0f \x01(\x0b\x32\x17.pawl.event.v1.Question\x12\x34\n\x0eoffer_fallback\x18\x10 \x01(\x0e\x32\x1c.pawl.event.v1.OfferFallback\x12\x1a\n\x12\x66\x61llback_tool_name\x18\x11 \x01(\t\x12\x14\n\x0c\x65rror_reason\x18\x12 \x01(\t\x12\x15\n\rerror_message\x18\x13 \x01(\t\x12\x0f\n\x07rule_id\x18\x14 \x01(\t\x12\x1a\n\x12\x61pprovals_required\x18\x32 \x01(\r\"\xb1\x02\n\x12\x45xecuteToolRequest\x12*\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x19.pawl.tool.v1.CallContext\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x11\n\ttool_name\x18\x03 \x01(\t\x12\x14\n\x0ctool_version\x18\x04 \x01(\r\x12\x16\n\x0e\x61rguments_json\x18\x05 \x01(\x0c\x12\x18\n\x10\x65\x61rlier_attempts\x18\x06 \x01(\r\x12\x17\n\x0ftimeout_seconds\x18\x07 \x01(\x01\x12\x17\n\x0f\x61pproved_digest\x18\x08 \x01(\t\x12\x19\n\x11unknowns_resolved\x18\t \x01(\r\x12\x0f\n\x07rule_id\x18\n \x01(\t\x12%\n\x07\x61nswers\x18\x0b \x03(\x0b\x32\x14.pawl.tool.v1.Answer\"<\n\x06\x41nswer\x12\x10\n\x08question\x18\x01 \x01(\t\x12\x0e\n\x06\x61nswer\x18\x02 \x01(\t\x12\x10\n\x08\x64\x65\x63lined\x18\x03 \x01(\x08\"\x83\x01\n\x13\x45xecuteToolResponse\x12\x33\n\x08progress\x18\x01 \x01(\x0b\x32\x1f.pawl.tool.v1.ExecutionProgressH\x00\x12/\n\x06result\x18\x02 \x01(\x0b\x32\x1d.pawl.tool.v1.ExecutionResultH\x00\x42\x06\n\x04kind\"H\n\x11\x45xecutionProgress\x12\x15\n\x08\x66raction\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07message\x18\x02 \x01(\tB\x0b\n\t_fraction\"\xb2\x01\n\x0f\x45xecutionResult\x12/\n\x07outcome\x18\x01 \x01(\x0e\x32\x1e.pawl.tool.v1.ExecutionOutcome\x12)\n\x06result\x18\x02 \x01(\x0b\x32\x19.pawl.event.v1.CallResult\x12\x18\n\x10\x64uration_seconds\x18\x03 \x01(\x01\x12)\n\x08question\x18\x04 \x01(\x0b\x32\x17.pawl.event.v1.Question\"k\n\x16\x43\x61ncelExecutionRequest\x12*\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x19.pawl.tool.v1.CallContext\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\"Y\n\x17\x43\x61ncelExecutionResponse\x12\x0f\n\x07stopped\x18\x01 \x01(\x08\x12-\n\x06result\x18\x02 \x01(\x0b\x32\x1d.pawl.tool.v1.ExecutionResult*\xb6\x01\n\x0b\x44isposition\x12\x1b\n\x17\x44ISPOSITION_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x44ISPOSITION_RUN\x10\x01\x12\x17\n\x13\x44ISPOSITION_APPROVE\x10\x02\x12\x15\n\x11\x44ISPOSITION_OFFER\x10\x03\x12\x13\n\x0f\x44ISPOSITION_ASK\x10\x04\x12\x16\n\x12\x44ISPOSITION_REFUSE\x10\x05\x12\x18\n\x14\x44ISPOSITION_DELEGATE\x10<*\xda\x01\n\x10\x45xecutionOutcome\x12!\n\x1d\x45XECUTION_OUTCOME_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45XECUTION_OUTCOME_SUCCEEDED\x10\x01\x12\x1c\n\x18\x45XECUTION_OUTCOME_FAILED\x10\x02\x12\x1f\n\x1b\x45XECUTION_OUTCOME_CANCELLED\x10\x03\x12\x1d\n\x19\x45XECUTION_OUTCOME_UNKNOWN\x10\x04\x12$\n EXECUTION_OUTCOME_INPUT_REQUIRED\x10\x05\x32\xa4\x04\n\x10\x45xecutionService\x12U\n\x0cResolveTools\x12!.pawl.tool.v1.ResolveToolsRequest\x1a\".pawl.tool.v1.ResolveToolsResponse\x12O\n\nCheckCalls\x12\x1f.pawl.tool.v1.CheckCallsRequest\x1a .pawl.tool.v1.CheckCallsResponse\x12R\n\x0b\x43heckAnswer\x12 .pawl.tool.v1.CheckAnswerRequest\x1a!.pawl.tool.v1.CheckAnswerResponse\x12^\n\x0fRecordDecisions\x12$.pawl.tool.v1.RecordDecisionsRequest\x1a%.pawl.tool.v1.RecordDecisionsResponse\x12T\n\x0b\x45xecuteTool\x12 .pawl.tool.v1.ExecuteToolRequest\x1a!.pawl.tool.v1.ExecuteToolResponse0\x01\x12^\n\x0f\x43\x61ncelExecution\x12$.pawl.tool.v1.CancelExecutionRequest\x1a%.pawl.tool.v1.CancelExecutionResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,10 +36,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RESOLVETOOLSREQUEST_PINNEDVERSIONSENTRY']._loaded_options = None
   _globals['_RESOLVETOOLSREQUEST_PINNEDVERSIONSENTRY']._serialized_options = b'8\001'
-  _globals['_DISPOSITION']._serialized_start=2947
-  _globals['_DISPOSITION']._serialized_end=3129
-  _globals['_EXECUTIONOUTCOME']._serialized_start=3132
-  _globals['_EXECUTIONOUTCOME']._serialized_end=3350
+  _globals['_DISPOSITION']._serialized_start=2965
+  _globals['_DISPOSITION']._serialized_end=3147
+  _globals['_EXECUTIONOUTCOME']._serialized_start=3150
+  _globals['_EXECUTIONOUTCOME']._serialized_end=3368
   _globals['_CALLCONTEXT']._serialized_start=123
   _globals['_CALLCONTEXT']._serialized_end=300
   _globals['_RESOLVETOOLSREQUEST']._serialized_start=303
@@ -49,37 +49,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESOLVETOOLSRESPONSE']._serialized_start=544
   _globals['_RESOLVETOOLSRESPONSE']._serialized_end=625
   _globals['_CHECKANSWERREQUEST']._serialized_start=627
-  _globals['_CHECKANSWERREQUEST']._serialized_end=691
-  _globals['_CHECKANSWERRESPONSE']._serialized_start=693
-  _globals['_CHECKANSWERRESPONSE']._serialized_end=714
-  _globals['_PROPOSEDCALL']._serialized_start=716
-  _globals['_PROPOSEDCALL']._serialized_end=828
-  _globals['_CHECKCALLSREQUEST']._serialized_start=831
-  _globals['_CHECKCALLSREQUEST']._serialized_end=963
-  _globals['_CHECKCALLSRESPONSE']._serialized_start=965
-  _globals['_CHECKCALLSRESPONSE']._serialized_end=1026
-  _globals['_RECORDDECISIONSREQUEST']._serialized_start=1028
-  _globals['_RECORDDECISIONSREQUEST']._serialized_end=1147
-  _globals['_RECORDEDDECISION']._serialized_start=1150
-  _globals['_RECORDEDDECISION']._serialized_end=1336
-  _globals['_RECORDDECISIONSRESPONSE']._serialized_start=1338
-  _globals['_RECORDDECISIONSRESPONSE']._serialized_end=1363
-  _globals['_VERDICT']._serialized_start=1366
-  _globals['_VERDICT']._serialized_end=1985
-  _globals['_EXECUTETOOLREQUEST']._serialized_start=1988
-  _globals['_EXECUTETOOLREQUEST']._serialized_end=2293
-  _globals['_ANSWER']._serialized_start=2295
-  _globals['_ANSWER']._serialized_end=2355
-  _globals['_EXECUTETOOLRESPONSE']._serialized_start=2358
-  _globals['_EXECUTETOOLRESPONSE']._serialized_end=2489
-  _globals['_EXECUTIONPROGRESS']._serialized_start=2491
-  _globals['_EXECUTIONPROGRESS']._serialized_end=2563
-  _globals['_EXECUTIONRESULT']._serialized_start=2566
-  _globals['_EXECUTIONRESULT']._serialized_end=2744
-  _globals['_CANCELEXECUTIONREQUEST']._serialized_start=2746
-  _globals['_CANCELEXECUTIONREQUEST']._serialized_end=2853
-  _globals['_CANCELEXECUTIONRESPONSE']._serialized_start=2855
-  _globals['_CANCELEXECUTIONRESPONSE']._serialized_end=2944
-  _globals['_EXECUTIONSERVICE']._serialized_start=3353
-  _globals['_EXECUTIONSERVICE']._serialized_end=3901
+  _globals['_CHECKANSWERREQUEST']._serialized_end=709
+  _globals['_CHECKANSWERRESPONSE']._serialized_start=711
+  _globals['_CHECKANSWERRESPONSE']._serialized_end=732
+  _globals['_PROPOSEDCALL']._serialized_start=734
+  _globals['_PROPOSEDCALL']._serialized_end=846
+  _globals['_CHECKCALLSREQUEST']._serialized_start=849
+  _globals['_CHECKCALLSREQUEST']._serialized_end=981
+  _globals['_CHECKCALLSRESPONSE']._serialized_start=983
+  _globals['_CHECKCALLSRESPONSE']._serialized_end=1044
+  _globals['_RECORDDECISIONSREQUEST']._serialized_start=1046
+  _globals['_RECORDDECISIONSREQUEST']._serialized_end=1165
+  _globals['_RECORDEDDECISION']._serialized_start=1168
+  _globals['_RECORDEDDECISION']._serialized_end=1354
+  _globals['_RECORDDECISIONSRESPONSE']._serialized_start=1356
+  _globals['_RECORDDECISIONSRESPONSE']._serialized_end=1381
+  _globals['_VERDICT']._serialized_start=1384
+  _globals['_VERDICT']._serialized_end=2003
+  _globals['_EXECUTETOOLREQUEST']._serialized_start=2006
+  _globals['_EXECUTETOOLREQUEST']._serialized_end=2311
+  _globals['_ANSWER']._serialized_start=2313
+  _globals['_ANSWER']._serialized_end=2373
+  _globals['_EXECUTETOOLRESPONSE']._serialized_start=2376
+  _globals['_EXECUTETOOLRESPONSE']._serialized_end=2507
+  _globals['_EXECUTIONPROGRESS']._serialized_start=2509
+  _globals['_EXECUTIONPROGRESS']._serialized_end=2581
+  _globals['_EXECUTIONRESULT']._serialized_start=2584
+  _globals['_EXECUTIONRESULT']._serialized_end=2762
+  _globals['_CANCELEXECUTIONREQUEST']._serialized_start=2764
+  _globals['_CANCELEXECUTIONREQUEST']._serialized_end=2871
+  _globals['_CANCELEXECUTIONRESPONSE']._serialized_start=2873
+  _globals['_CANCELEXECUTIONRESPONSE']._serialized_end=2962
+  _globals['_EXECUTIONSERVICE']._serialized_start=3371
+  _globals['_EXECUTIONSERVICE']._serialized_end=3919
 # @@protoc_insertion_point(module_scope)

@@ -270,19 +270,23 @@ class CheckAnswerRequest(_message.Message):
 
     ANSWER_SCHEMA_JSON_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
+    STORE_ID_FIELD_NUMBER: _builtins.int
     answer_schema_json: _builtins.bytes
     """`answer_schema_json` of the question."""
     answer: _builtins.str
     """The answer."""
+    store_id: _builtins.str
+    """The store of the question: what takes long holds up its own checks only."""
     def __init__(
         self,
         *,
         answer_schema_json: _builtins.bytes = ...,
         answer: _builtins.str = ...,
+        store_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "answer_schema_json", b"answer_schema_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "answer_schema_json", b"answer_schema_json", "store_id", b"store_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -103,7 +103,9 @@ class ExecutionServiceServicer(object):
         """Checks whether an answer to a question of a running tool is what its
         `answer_schema_json` asks for. Read-only.
 
-        Errors: INVALID_ARGUMENTS, with what is wrong and what would fit.
+        Errors: INVALID_ARGUMENTS, with what is wrong and what would fit, or that it
+        takes too long to find out; OVERLOADED (too much of the store waits to be
+        checked).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -57,7 +57,9 @@ class ExecutionServiceStub:
     """Checks whether an answer to a question of a running tool is what its
     `answer_schema_json` asks for. Read-only.
 
-    Errors: INVALID_ARGUMENTS, with what is wrong and what would fit.
+    Errors: INVALID_ARGUMENTS, with what is wrong and what would fit, or that it
+    takes too long to find out; OVERLOADED (too much of the store waits to be
+    checked).
     """
     RecordDecisions: _grpc.UnaryUnaryMultiCallable[_execution_pb2.RecordDecisionsRequest, _execution_pb2.RecordDecisionsResponse]
     """Writes what people decided about calls to the audit chain. To be called
@@ -123,7 +125,9 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     """Checks whether an answer to a question of a running tool is what its
     `answer_schema_json` asks for. Read-only.
 
-    Errors: INVALID_ARGUMENTS, with what is wrong and what would fit.
+    Errors: INVALID_ARGUMENTS, with what is wrong and what would fit, or that it
+    takes too long to find out; OVERLOADED (too much of the store waits to be
+    checked).
     """
     RecordDecisions: _aio.UnaryUnaryMultiCallable[_execution_pb2.RecordDecisionsRequest, _execution_pb2.RecordDecisionsResponse]  # type: ignore[assignment]
     """Writes what people decided about calls to the audit chain. To be called
@@ -204,7 +208,9 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         """Checks whether an answer to a question of a running tool is what its
         `answer_schema_json` asks for. Read-only.
 
-        Errors: INVALID_ARGUMENTS, with what is wrong and what would fit.
+        Errors: INVALID_ARGUMENTS, with what is wrong and what would fit, or that it
+        takes too long to find out; OVERLOADED (too much of the store waits to be
+        checked).
         """
 
     @_abc_1.abstractmethod

@@ -8,8 +8,10 @@ from typing import Any, Final
 
 import mcp.types
 
-from services.tool_registry.adapters.mcp.elicitation import Asked, Unaskable, put
+from services.errors import DependencyUnavailable, Overloaded
+from services.tool_registry.adapters.mcp.elicitation import Asked, Reader, Unaskable, put
 from services.tool_registry.adapters.mcp.results import error_text, plain_text, result_json
+from services.tool_registry.app.ports import Helper
 from services.tool_registry.domain.definition import RESULT_BYTES_MAX, ToolVersion
 from services.tool_registry.sdk import ToolContext, ToolError
 from services.tool_registry.sdk.values import hide
@@ -20,7 +22,8 @@ _SCHEMA_CHARACTERS_MAX: Final = 2000
 class Call:
     """What a session needs of a call, and the result for the model."""
 
-    def __init__(self, entry: ToolVersion, context: ToolContext, secrets: Collection[str]) -> None:
+    def __init__(self, entry: ToolVersion, context: ToolContext, secrets: Collection[str], helper: Helper) -> None:
+        self._reader = Reader(helper, context.store_id)
         self._entry = entry
         self._context = context
         self._secrets = secrets
@@ -36,8 +39,14 @@ class Call:
     async def on_question(self, question: Asked) -> mcp.types.ElicitResult:
         """Ask the user. What cannot be put to a person is declined; the model is told of it, and can ask."""
         try:
-            return await put(question, self._context.ask, tool=self._entry.definition.name, clean=self._clean)
-        except (Unaskable, ToolError) as error:
+            return await put(
+                question,
+                self._context.ask,
+                tool=self._entry.definition.name,
+                clean=self._clean,
+                reader=self._reader,
+            )
+        except (Unaskable, ToolError, Overloaded, DependencyUnavailable) as error:
             self._declined.append((question, str(error)))
         return mcp.types.ElicitResult(action="decline")
 

@@ -19,7 +19,7 @@ from services.tool_registry.adapters.mcp.permission import Programs
 from services.tool_registry.adapters.mcp.pool import Pool, crowd
 from services.tool_registry.adapters.mcp.program import Program
 from services.tool_registry.app.outcome import doubt
-from services.tool_registry.app.ports import Secrets
+from services.tool_registry.app.ports import Helper, Secrets
 from services.tool_registry.domain.definition import Effect, ToolVersion
 from services.tool_registry.domain.source import DiscoveredTool, Source
 from services.tool_registry.sdk import OutcomeUnknown, Tool, ToolContext, ToolError
@@ -64,6 +64,7 @@ class McpConnector:
         clock: Clock,
         http: HttpClients,
         programs: Programs,
+        helper: Helper,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
         self._find = find
@@ -71,6 +72,7 @@ class McpConnector:
         self._clock = clock
         self._http = http
         self._programs = programs
+        self._helper = helper
         self._idle_seconds = idle_seconds
         self._pools: dict[tuple[str, str], Pool] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -102,6 +104,12 @@ class McpConnector:
 
         return forwarded(entry.definition, forward, marks_begun=True, is_remote=True)
 
+    async def misfit(self, store_id: str, schema_json: bytes, answer: str) -> str:
+        """Return what is wrong with an answer to a question of a server, as `elicitation.Reader` does."""
+        await _load()
+        problem: str = await _late("elicitation").Reader(self._helper, store_id).misfit(schema_json, answer)
+        return problem
+
     @property
     def open_count(self) -> int:
         """How many connections are open."""
@@ -118,7 +126,7 @@ class McpConnector:
         await _load()
         problem = ""
         for _ in range(_TRIES_MAX):
-            sessions, call = _late("session"), _late("call").Call(entry, context, values)
+            sessions, call = _late("session"), _late("call").Call(entry, context, values, self._helper)
             try:
                 result = await self._send(source, binding, arguments, context, call)
             except sessions.TooLarge as large:

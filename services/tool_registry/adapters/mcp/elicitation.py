@@ -9,9 +9,11 @@ import mcp.types
 
 from services.chassis.strict_json import JsonValue, dumps_canonical, loads
 from services.errors import InvalidSchema, PawlError
+from services.tool_registry.app.ports import Helper, TooCostly
+from services.tool_registry.domain.check import is_quick
 from services.tool_registry.domain.egress import EgressRefused, read_target
 from services.tool_registry.domain.question import OPTION_CHARACTERS_MAX, OPTIONS_MAX, QUESTION_CHARACTERS_MAX
-from services.tool_registry.domain.schema import compile_schema
+from services.tool_registry.domain.schema import compile_schema, weigh
 from services.tool_registry.domain.source import plain_schema
 from services.tool_registry.domain.violations import list_violations
 from services.tool_registry.sdk import QuestionDeclined
@@ -23,6 +25,7 @@ Clean = Callable[[str], str]
 
 ANSWER_BYTES_MAX: Final = 64 * 1024
 SCHEMA_BYTES_MAX: Final = 16 * 1024
+_READ_CPU_SECONDS: Final = 1.0
 _MESSAGE_CHARACTERS_MAX: Final = 2000
 _NOTE_CHARACTERS_MAX: Final = 300
 _LISTED_CHOICES_MAX: Final = 50
@@ -51,7 +54,49 @@ class Ask(Protocol):
         ...
 
 
-async def put(asked: Asked, ask: Ask, *, tool: str, clean: Clean) -> mcp.types.ElicitResult:
+class Reader:
+    """Reads answers for one store: what is quick at once, and the rest by a helper, where it is bounded."""
+
+    def __init__(self, helper: Helper, store_id: str) -> None:
+        self._helper = helper
+        self._store_id = store_id
+
+    async def read(self, form: _Form, answer: str) -> mcp.types.ElicitResult:
+        """Return what the server gets for an answer.
+
+        Raises:
+            Unreadable: it does not fit, or it takes too long to find out.
+            Overloaded, DependencyUnavailable: it cannot be read now.
+        """
+        if is_quick(form.weight, answer.encode(errors="replace")):
+            return form.result(answer)
+        try:
+            return await self._helper.run(self._store_id, form.result, answer, cpu_seconds=_READ_CPU_SECONDS)
+        except TooCostly:
+            raise Unreadable("it takes too long to be checked: answer with less") from None
+
+    async def misfit(self, schema_json: bytes, answer: str) -> str:
+        """Return what is wrong with an answer to a question with this schema, and what would fit; empty if it fits.
+
+        Of a schema that is none nothing is known: any answer fits.
+
+        Raises:
+            Overloaded, DependencyUnavailable: it cannot be read now.
+        """
+        try:
+            schema = loads(schema_json, bytes_max=SCHEMA_BYTES_MAX)
+            requested_schema = schema if isinstance(schema, dict) else {}
+            form = _form(mcp.types.ElicitRequestFormParams(message="", requested_schema=requested_schema), str)
+        except (PawlError, Unaskable):
+            return ""
+        try:
+            await self.read(form, answer)
+        except Unreadable as problem:
+            return str(problem)[:_PROBLEM_CHARACTERS_MAX]
+        return ""
+
+
+async def put(asked: Asked, ask: Ask, *, tool: str, clean: Clean, reader: Reader) -> mcp.types.ElicitResult:
     """Ask a person what a server asks, once more if the answer does not fit, and return what the server gets.
 
     It gets a decline if nobody answers, or if the second answer does not fit
@@ -61,6 +106,7 @@ async def put(asked: Asked, ask: Ask, *, tool: str, clean: Clean) -> mcp.types.E
     Raises:
         Unaskable: it cannot be put to a person.
         ToolError: as `ToolContext.ask`, except for a question that nobody answers.
+        Overloaded, DependencyUnavailable: an answer cannot be read now.
     """
     form = _form(asked, clean)
     why = f"The MCP server of {tool} asks this in the middle of the call."
@@ -69,7 +115,7 @@ async def put(asked: Asked, ask: Ask, *, tool: str, clean: Clean) -> mcp.types.E
         for _ in range(2):
             answer = await ask(text, why=why, kind=form.kind, options=form.options, answer_schema_json=form.schema_json)
             try:
-                return form.result(answer)
+                return await reader.read(form, answer)
             except Unreadable as problem:
                 text = f"That does not fit: {str(problem)[:_PROBLEM_CHARACTERS_MAX]}\n{form.text}"
     except QuestionDeclined:
@@ -77,28 +123,11 @@ async def put(asked: Asked, ask: Ask, *, tool: str, clean: Clean) -> mcp.types.E
     return mcp.types.ElicitResult(action="decline")
 
 
-def misfit(schema_json: bytes, answer: str) -> str:
-    """Return what is wrong with an answer to a question with this schema, and what would fit; empty if it fits.
-
-    Of a schema that is none nothing is known: any answer fits.
-    """
-    try:
-        schema = loads(schema_json, bytes_max=SCHEMA_BYTES_MAX)
-        asked = mcp.types.ElicitRequestFormParams(
-            message="", requested_schema=schema if isinstance(schema, dict) else {}
-        )
-        _form(asked, str).result(answer)
-    except (PawlError, Unaskable):
-        return ""
-    except Unreadable as problem:
-        return str(problem)[:_PROBLEM_CHARACTERS_MAX]
-    return ""
-
-
 class _Form(Protocol):
-    """A question as a person sees it."""
+    """A question as a person sees it; can be pickled. `weight` is what `weigh` says of its schema."""
 
     schema_json: bytes
+    weight: float
     text: str
     kind: str
     options: Sequence[str]
@@ -149,6 +178,7 @@ class _Confirmation:
     """Nothing is asked for but a yes."""
 
     schema_json = _YES_OR_NO
+    weight = 0.0
     kind = "confirmation"
     options: Sequence[str] = ("yes", "no")
 
@@ -164,6 +194,7 @@ class _Page:
     """A page that the person should open; what happens there is between the two."""
 
     schema_json = _YES_OR_NO
+    weight = 0.0
     kind = "confirmation"
     options: Sequence[str] = ("done", "no")
 
@@ -186,10 +217,11 @@ class _Fields:
 
     def __init__(self, message: str, schema: dict[str, Any], properties: Mapping[str, Any], clean: Clean) -> None:
         try:
-            self._validator = compile_schema(schema)
+            compile_schema(schema)
         except InvalidSchema as error:
             raise Unaskable(error.message) from None
         self._schema = schema
+        self.weight = weigh(schema)
         self.schema_json = _public(schema, clean)
         self._properties = {name: _branch(one) for name, one in properties.items()}
         properties = self._properties
@@ -210,7 +242,7 @@ class _Fields:
     def result(self, answer: str) -> mcp.types.ElicitResult:
         """Return the content that an answer stands for, which fits the schema."""
         value = {self._only: _value(self._properties[self._only], answer)} if self._only else self._object(answer)
-        violations = list_violations(self._schema, self._validator, value)
+        violations = list_violations(self._schema, compile_schema(self._schema), value)
         if violations:
             raise Unreadable("; ".join(violations))
         return mcp.types.ElicitResult(action="accept", content=_content(value))
