@@ -142,7 +142,12 @@ def _suite(data: Path) -> Suite:
             data=data,
             environment={"PAWL_LOG_LEVEL": "warning"},
             service_environment={
-                "agent-loop": {"PAWL_STREAMS_MAX": str(2 * STREAMS), "PAWL_STORE_SHARE": "1", "PAWL_USER_SHARE": "1"}
+                "agent-loop": {
+                    "PAWL_STREAMS_MAX": str(2 * STREAMS),
+                    "PAWL_REQUEST_STREAM_BYTES_MAX": str(2 * STREAMS * 2 * 1024 * 1024),
+                    "PAWL_STORE_SHARE": "1",
+                    "PAWL_USER_SHARE": "1",
+                }
             },
         )
     )

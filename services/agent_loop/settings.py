@@ -43,6 +43,7 @@ class AgentLoopSettings(ServiceSettings):
 
     listen: ListenAddress = "127.0.0.1:7601"
     metrics_listen: ListenAddress = "127.0.0.1:7611"
+    message_bytes_max: int = Field(default=1280 * 1024, ge=1024)
     service_key: SecretStr
     job_store_address: PeerAddresses = "127.0.0.1:7603"
     tool_registry_address: PeerAddresses = "127.0.0.1:7602"

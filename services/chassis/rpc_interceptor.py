@@ -110,6 +110,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
         self._strangers = Crowd(limits.streams_max)
         self.strangers_arriving = Crowd(_STRANGERS_ARRIVING_MAX)
         self.streams = Places("streams and waits are open", limits.streams_max, limits)
+        self.request_streams = Places("streams of requests are open", limits.request_streams_max, limits)
         self.stopping = False
         self._active: set[_ActiveCall] = set()
         self._unknown: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
@@ -133,7 +134,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
     def _wrap(self, name: str, handler: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
         access = self._access.get(name.split("/")[1], Access())
         is_stream = handler.request_streaming or handler.response_streaming
-        method = Method(self, name, access, is_stream=is_stream)
+        method = Method(self, name, access, is_stream=is_stream, reads_many=handler.request_streaming)
         behaviour = read_raw(handler, method.receive, bytes_max=self.limits.message_bytes_max)
         return grpc.stream_stream_rpc_method_handler(method.wrap(behaviour), None, handler.response_serializer)
 
@@ -147,6 +148,8 @@ class Interceptor(grpc.aio.ServerInterceptor):
         if self.stopping and not is_carried:
             raise ShuttingDown
         call.take(self.streams if call.method.is_stream else self._unary_calls, principal)
+        if call.method.reads_many and principal.kind is PrincipalKind.USER:
+            call.take(self.request_streams, principal)
 
     def enter_stranger(self, call: _ActiveCall, connection: str) -> None:
         """Make room for a call of somebody who need not say who calls."""
@@ -155,14 +158,16 @@ class Interceptor(grpc.aio.ServerInterceptor):
 
     def count_as_stream(self, call: _ActiveCall) -> None:
         """Have a call leave its place for one among the streams."""
-        if call.principal is not None and call.places is self._unary_calls:
+        if call.principal is not None and self._unary_calls in call.places:
             call.take(self.streams, call.principal)
+            call.give_back(self._unary_calls)
 
     def leave(self, call: _ActiveCall) -> None:
         """Give the room of a call back."""
         self._active.discard(call)
         self._strangers.leave(call)
-        call.give_back()
+        for places in list(call.places):
+            call.give_back(places)
 
     def stop_calls(self, *, drainable: bool) -> None:
         """End running calls with SHUTTING_DOWN; with `drainable`, those too that may drain."""
@@ -180,22 +185,23 @@ class _ActiveCall:
 
     def __init__(self, method: Method) -> None:
         self.method = method
-        self.places: Places | None = None
+        self.places: list[Places] = []
         self.principal: Principal | None = None
         self.reason: PawlError | None = None
         self.running = False
         self.scope: asyncio.Timeout | None = None
 
     def take(self, places: Places, principal: Principal) -> None:
-        """Take a place, and give back the one before."""
+        """Take a place beside those that it has."""
         places.take(principal)
-        self.give_back()
-        self.places, self.principal = places, principal
+        self.places.append(places)
+        self.principal = principal
 
-    def give_back(self) -> None:
-        if self.places is not None and self.principal is not None:
-            self.places.give_back(self.principal)
-            self.places = None
+    def give_back(self, places: Places) -> None:
+        """Give one of its places back."""
+        if self.principal is not None:
+            self.places.remove(places)
+            places.give_back(self.principal)
 
     def end(self, reason: PawlError) -> None:
         self.reason = reason
@@ -207,11 +213,14 @@ class _ActiveCall:
 class Method:
     """One method of a server: what is done around each of its calls."""
 
-    def __init__(self, interceptor: Interceptor, name: str, access: Access, *, is_stream: bool) -> None:
+    def __init__(
+        self, interceptor: Interceptor, name: str, access: Access, *, is_stream: bool, reads_many: bool = False
+    ) -> None:
         self.interceptor = interceptor
         self.name = name
         self.access = access
         self.is_stream = is_stream
+        self.reads_many = reads_many
         self._seconds = interceptor.metrics.seconds.labels(name)
         self._in_flight = interceptor.metrics.in_flight.labels(name)
 

@@ -3,6 +3,9 @@
 A place is taken when the caller is known and before a byte of the request is
 read. The request itself waits in gRPC, up to its limit of size, from when it is
 asked for until its last byte is there; so only so many are asked for at a time.
+A stream of requests always asks for the next one, and nothing tells an idle stream
+from one in the middle of a message: so each counts as a whole message, and a budget
+of bytes says how many there may be.
 """
 
 from __future__ import annotations
@@ -27,13 +30,27 @@ _ARRIVAL_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a server holds at once. The shares are of both limits on calls, for one store and for one user."""
+    """What a server holds at once. The shares are of all limits on calls, for one store and for one user."""
 
     message_bytes_max: int
     unary_calls_max: int
     streams_max: int
     store_share: float = 1.0
     user_share: float = 1.0
+    request_stream_bytes_max: int = 1536 * 1024 * 1024
+
+    @property
+    def read_bytes_max(self) -> int:
+        """Return how large a message is read: a little over the limit, to be refused with a reason of ours.
+
+        gRPC itself refuses larger ones before it reads them.
+        """
+        return self.message_bytes_max * 9 // 8
+
+    @property
+    def request_streams_max(self) -> int:
+        """Return how many streams of requests may be open."""
+        return max(1, self.request_stream_bytes_max // self.read_bytes_max)
 
 
 class Places:

@@ -21,9 +21,6 @@ from services.chassis.rpc_limits import Limits
 from services.chassis.settings import split_address
 from services.chassis.start import StartError
 
-# Messages up to this many times the limit are read, and refused with a reason of
-# ours; gRPC itself refuses larger ones before it reads them.
-_READ_FACTOR: Final = 2
 # Between the news that this server ends, for those who watch its health, and the end.
 _NEWS_SECONDS: Final = 0.05
 # After the drain time, handlers have this long to clean up before they are cut off.
@@ -54,6 +51,7 @@ class RpcServer:
         streams_max: int = 1000,
         store_share: float = 1.0,
         user_share: float = 1.0,
+        request_stream_bytes_max: int = 1536 * 1024 * 1024,
         drain_seconds: float = 1.5,
     ) -> None:
         self._listen = listen
@@ -63,20 +61,18 @@ class RpcServer:
             rpc_reflection.OLD_NAME: Access(),
             rpc_reflection.NAME: Access(),
         }
-        self._interceptor = Interceptor(
-            authenticator=authenticator,
-            ids=ids,
-            metrics=metrics.rpc,
-            limits=Limits(
-                message_bytes_max=message_bytes_max,
-                unary_calls_max=unary_calls_max,
-                streams_max=streams_max,
-                store_share=store_share,
-                user_share=user_share,
-            ),
-            access=self._access,
+        limits = Limits(
+            message_bytes_max=message_bytes_max,
+            unary_calls_max=unary_calls_max,
+            streams_max=streams_max,
+            store_share=store_share,
+            user_share=user_share,
+            request_stream_bytes_max=request_stream_bytes_max,
         )
-        self._server = grpc.aio.server(interceptors=(self._interceptor,), options=_options(message_bytes_max))
+        self._interceptor = Interceptor(
+            authenticator=authenticator, ids=ids, metrics=metrics.rpc, limits=limits, access=self._access
+        )
+        self._server = grpc.aio.server(interceptors=(self._interceptor,), options=_options(limits.read_bytes_max))
         self._batches = BatchServicer(self._interceptor, bytes_max=message_bytes_max)
         self.health = health.aio.HealthServicer()
         self.service_names: list[str] = []
@@ -166,9 +162,9 @@ class _Registrar:
         self._server.add_registered_method_handlers(service_name, dict(method_handlers))
 
 
-def _options(message_bytes_max: int) -> list[tuple[str, Any]]:
+def _options(read_bytes_max: int) -> list[tuple[str, Any]]:
     return [
-        ("grpc.max_receive_message_length", message_bytes_max * _READ_FACTOR),
+        ("grpc.max_receive_message_length", read_bytes_max),
         ("grpc.max_send_message_length", -1),
         # Else gRPC would take in whole requests that nobody has asked for yet, from clients that send fast.
         ("grpc.http2.bdp_probe", 0),

@@ -140,6 +140,7 @@ class Service:
             streams_max=self._settings.streams_max,
             store_share=self._settings.store_share,
             user_share=self._settings.user_share,
+            request_stream_bytes_max=self._settings.request_stream_bytes_max,
             drain_seconds=self._settings.drain_seconds,
         )
 

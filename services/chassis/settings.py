@@ -113,6 +113,7 @@ class ServiceSettings(BaseSettings):
     streams_max: int = Field(default=1000, ge=1)
     store_share: float = Field(default=0.5, gt=0, le=1)
     user_share: float = Field(default=0.2, gt=0, le=1)
+    request_stream_bytes_max: int = Field(default=1536 * 1024 * 1024, ge=1024)
     drain_seconds: float = Field(default=1.5, ge=0)
     database_connections_max: int = Field(default=10, ge=1)
     database_statement_timeout_seconds: float = Field(default=10.0, gt=0)

@@ -11,12 +11,17 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.agent_loop.settings import AgentLoopSettings
 from services.chassis.auth import ApiKey, KeyAuthenticator
 from services.chassis.metrics import Metrics
 from services.chassis.rpc_client import open_channel, translating
+from services.chassis.rpc_limits import Limits
+from services.chassis.settings import ServiceSettings
 from services.errors import InvalidId, Overloaded, PermissionDenied, Unauthenticated
+from services.tool_registry.settings import ToolRegistrySettings
 from tests.keys import LOCAL_KEY
 from tests.rpc.chassis.echo import KINDS, SERVICE, EchoServicer, EchoStub, Serve
+from tests.tidy import tree
 
 USER_KEY = "user-key-0123456789"
 SERVICE_KEY = "service-key-0123456789"
@@ -167,6 +172,56 @@ async def test_nobody_has_more_than_a_share_of_the_places(serve: Serve, servicer
         servicer.release.set()
         await asyncio.gather(*holders)
         assert await stub.call(kind, "room again", metadata=of("acme", "ann")) == ["room again"]
+
+
+@pytest.mark.parametrize("kind", ["collect", "talk", "read_and_write"])
+async def test_streams_of_requests_fit_into_their_bytes(serve: Serve, servicer: EchoServicer, kind: str) -> None:
+    """Each of them may hold a message that has not arrived whole."""
+    limits = {"message_bytes_max": 8000, "request_stream_bytes_max": 6 * 9000, "store_share": 0.5, "user_share": 0.34}
+    async with serve(**limits) as server, open_channel(server.address) as channel:
+        stub = EchoStub(channel)
+        users = ["ann", "ann", "bob"]
+        holders = [asyncio.ensure_future(stub.call(kind, "wait", metadata=of("acme", user))) for user in users]
+        while servicer.waiting < len(users):
+            await asyncio.sleep(0.001)
+        with pytest.raises(Overloaded, match="2 streams of requests are open, the limit of one user"), translating():
+            await stub.call(kind, "one too many", metadata=of("acme", "ann"))
+        with pytest.raises(Overloaded, match="3 streams of requests are open, the limit of one store"), translating():
+            await stub.call(kind, "one too many", metadata=of("acme", "bob"))
+        assert await stub.call(kind, "room here", metadata=of("other", "ann")) == ["room here"]
+        assert await stub.call("generate", "room here", metadata=of("acme", "ann"))
+        servicer.release.set()
+        await asyncio.gather(*holders)
+        assert await stub.call(kind, "room again", metadata=of("acme", "ann")) == ["room again"]
+
+
+async def test_streams_of_services_take_no_bytes_of_users(serve: Serve, servicer: EchoServicer) -> None:
+    limits = {"message_bytes_max": 8000, "request_stream_bytes_max": 9000}
+    async with (
+        serve(authenticator=keys(), **limits) as server,
+        open_channel(server.address, service_key=SERVICE_KEY) as services,
+    ):
+        stub = EchoStub(services)
+        holders = [asyncio.ensure_future(stub.call("talk", "wait")) for _ in range(2)]
+        while servicer.waiting < len(holders):
+            await asyncio.sleep(0.001)
+        servicer.release.set()
+        await asyncio.gather(*holders)
+
+
+@pytest.mark.parametrize(
+    ("settings", "streams"), [(AgentLoopSettings, (1000, 500, 200)), (ToolRegistrySettings, (170, 85, 34))]
+)
+def test_the_bytes_are_enough_for_as_many_streams_as_the_operations_page_says(
+    settings: type[ServiceSettings], streams: tuple[int, int, int]
+) -> None:
+    """With a larger share, one key may serve a thousand front ends."""
+    defaults = {name: field.default for name, field in settings.model_fields.items()}
+    fields = ("message_bytes_max", "unary_calls_max", "streams_max", "request_stream_bytes_max")
+    room = Limits(**{name: defaults[name] for name in fields}).request_streams_max
+    most = min(room, defaults["streams_max"])
+    assert (most, int(most * defaults["store_share"]), int(most * defaults["user_share"])) == streams
+    assert ", ".join(map(str, streams)) in (tree.ROOT / "docs" / "operations.md").read_text()
 
 
 async def test_a_call_that_waits_keeps_no_other_call_out(serve: Serve, servicer: EchoServicer) -> None:

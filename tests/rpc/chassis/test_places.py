@@ -89,7 +89,9 @@ async def _wait_until_empty(server: RpcServer) -> None:
 
 def _left(interceptor: Interceptor) -> dict[str, int]:
     inside, turns = vars(interceptor), vars(interceptor.arrivals)
-    sizes = {name: len(inside[name]) for name in ("_active", "_unary_calls", "streams", "_strangers")}
+    sizes = {
+        name: len(inside[name]) for name in ("_active", "_unary_calls", "streams", "request_streams", "_strangers")
+    }
     sizes |= {name: len(turns[name]) for name in ("_turns", "_callers")}
     sizes["arriving"] = len(interceptor.strangers_arriving)
     return {name: size for name, size in sizes.items() if size}

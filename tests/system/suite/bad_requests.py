@@ -58,7 +58,7 @@ def _bytes() -> Iterator[Bad]:
         yield service, method, "endless groups", b"\x0b" * 100_000, "MALFORMED_REQUEST", ""
         yield service, "Nope", "no method", b"", "METHOD_NOT_FOUND", ""
     yield "agent", "StartRun", "a string that is no UTF-8", b"\x0a\x02\xff\xfe", "MALFORMED_REQUEST", ""
-    yield "agent", "StartRun", "5 MB", b"\xa2\x06\x80\x80\xc0\x02" + b"x" * (5 * 1024 * 1024), "TOO_LARGE", ""
+    yield "agent", "StartRun", "1.3 MiB", b"\xa2\x06\x80\x98\x53" + b"x" * (1331 * 1024), "TOO_LARGE", ""
     yield "execution", "CheckCalls", "a user at an internal method", b"", "PERMISSION_DENIED", ""
     yield "ledger", "ClaimRuns", "a user at an internal method", b"\xff", "PERMISSION_DENIED", ""
 

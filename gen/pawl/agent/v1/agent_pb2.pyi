@@ -255,7 +255,9 @@ class SubmitToolResultsRequest(_message.Message):
     """The run."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.ToolResult]:
-        """1 to 64 results."""
+        """1 to 64 results. The request has at most 1.25 MiB (PAWL_MESSAGE_BYTES_MAX):
+        send large results one by one.
+        """
 
     def __init__(
         self,
@@ -378,7 +380,9 @@ class DecideCallsRequest(_message.Message):
     """See the package comment. Each decision is known by request id and call id."""
     @_builtins.property
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.CallDecision]:
-        """1 to 64 decisions, each with its run, and at most one for a call."""
+        """1 to 64 decisions, each with its run, and at most one for a call. The request
+        has at most 1.25 MiB (PAWL_MESSAGE_BYTES_MAX).
+        """
 
     def __init__(
         self,

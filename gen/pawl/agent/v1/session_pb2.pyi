@@ -32,6 +32,9 @@ class SessionRequest(_message.Message):
     frame id. A frame without a receipt may be sent again, with the same id,
     after a reconnect under the same client id: it takes effect once. (`attach`,
     `detach` and `hello` belong to one stream and are simply sent anew.)
+
+    A frame has at most 1.25 MiB (PAWL_MESSAGE_BYTES_MAX); a larger one ends the
+    stream with RESOURCE_EXHAUSTED, again and again if it is sent again.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
