@@ -124,7 +124,7 @@ class Chat:
         self._session = SessionClient(
             target.agent,
             tools={"show_panel": self._show_panel},
-            metadata=target.metadata,
+            metadata=lambda: target.metadata,
             on_connected=self._connected,
             on_lost=self._lost,
         )

@@ -48,7 +48,7 @@ class Refused(Exception):
 class SessionClient:
     """One front end. An async context manager, and an iterator over event, gap and end frames.
 
-    `metadata` goes with every connection (the credential). A `client_id` that is kept over
+    `metadata` is asked for what goes with each connection (the credential). A `client_id` that is kept over
     restarts of the program takes its calls back. `on_connected` is told the address of each
     connection, `on_lost` that it is gone. When no replica has answered for `give_up_seconds`, or one refuses for good,
     every method raises the error of the last connection (grpc.aio.AioRpcError, as a rule).
@@ -61,7 +61,7 @@ class SessionClient:
         tools: Mapping[str, Tool] | None = None,
         client_id: str = "",
         calls_max: int = 4,
-        metadata: Sequence[tuple[str, str]] = (),
+        metadata: Callable[[], Sequence[tuple[str, str]]] = tuple,
         on_connected: Callable[[str], None] = lambda _: None,
         on_lost: Callable[[], None] = lambda: None,
         give_up_seconds: float = 30.0,
@@ -70,7 +70,7 @@ class SessionClient:
         self._tools = dict(tools or {})
         names = [wire.ClientTool(name=name) for name in self._tools]
         self._hello = wire.Hello(client_id=client_id or f"cli_{secrets.token_hex(8)}", tools=names, calls_max=calls_max)
-        self._metadata = tuple(metadata)
+        self._metadata = metadata
         self._on_connected = on_connected
         self._on_lost = on_lost
         self._give_up_seconds = give_up_seconds
@@ -168,7 +168,7 @@ class SessionClient:
     async def _connect(self, address: str) -> None:
         """Use one connection until it ends."""
         async with grpc.aio.insecure_channel(address) as channel:
-            stream: Any = AgentServiceStub(channel).Session(metadata=self._metadata)
+            stream: Any = AgentServiceStub(channel).Session(metadata=tuple(self._metadata()))
             await stream.write(wire.SessionRequest(frame_id=next(self._frame_ids), hello=self._hello))
             frame = await self._read(stream)
             self._outgoing = self._first_frames()

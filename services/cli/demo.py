@@ -63,7 +63,7 @@ async def _play(folder: Path, screen: Screen) -> int:
             agent=tuple(endpoints.addresses("agent-loop")),
             tools=tuple(endpoints.addresses("tool-registry")),
             notifications=tuple(endpoints.addresses("notifier")),
-            metadata=(("authorization", f"Bearer {suite.local_key}"),),
+            key=lambda: suite.local_key,
         )
         screen.line(
             f"Ready after {time.monotonic() - started:.1f} s. The agent-loop runs twice: {', '.join(target.agent)}"

@@ -147,7 +147,7 @@ class Story:
         self._session = SessionClient(
             addresses,
             tools={"show_panel": self._show_panel},
-            metadata=self._target.metadata,
+            metadata=lambda: self._target.metadata,
             on_connected=self._connected,
         )
         return await self._session.__aenter__()

@@ -15,7 +15,8 @@ _DETAILS_KEY: Final = "grpc-status-details-bin"
 _NEXT: Final = {
     "UNAUTHENTICATED": (
         "Set PAWL_API_KEY to your key. That of a suite on this machine is found without, in the folder where"
-        " `pawl up` runs or with --data FOLDER, for addresses as `pawl up` shows them."
+        " `pawl up` runs or with --data FOLDER, for addresses as `pawl up` shows them while no other user listens"
+        " there."
     ),
     "PERMISSION_DENIED": "Use a key with the right role.",
     "RUN_NOT_FOUND": "`pawl runs` lists yours.",

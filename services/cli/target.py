@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -42,12 +43,20 @@ DEADLINE_SECONDS: Final = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The addresses of each public service, every replica of it, and the credential."""
+    """The addresses of each public service, every replica of it, and as whom to call."""
 
     agent: tuple[str, ...]
     tools: tuple[str, ...]
     notifications: tuple[str, ...]
-    metadata: tuple[tuple[str, str], ...] = ()
+    key: Callable[[], str | None] = lambda: None
+    """Looks for the key, for each call: others may listen there by then."""
+    names: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What goes with a call that is made now: key, store and user."""
+        key = self.key()
+        return ((("authorization", f"Bearer {key}"),) if key else ()) + self.names
 
     @asynccontextmanager
     async def agents(self) -> AsyncIterator[AgentServiceAsyncStub]:
@@ -144,9 +153,12 @@ def find(
 def _with_credential(
     target: Target, data: Path | None, store: str | None, user: str | None, environment: Mapping[str, str]
 ) -> Target:
-    key = find_key((*target.agent, *target.tools, *target.notifications), data=data, environment=environment)
-    given = (("authorization", f"Bearer {key}" if key else None), ("pawl-store", store), ("pawl-user", user))
-    return replace(target, metadata=tuple((name, value) for name, value in given if value))
+    addresses = (*target.agent, *target.tools, *target.notifications)
+    return replace(
+        target,
+        key=partial(find_key, addresses, data=data, environment=environment),
+        names=tuple((name, value) for name, value in (("pawl-store", store), ("pawl-user", user)) if value),
+    )
 
 
 def _addresses(text: str) -> tuple[str, ...]:

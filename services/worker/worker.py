@@ -57,7 +57,7 @@ class Worker:
     """
 
     def __init__(self, address: str, *, name: str, api_key: str | None = None, calls_max: int = 8) -> None:
-        self._address, self._key, self._keyless = address, api_key, 0
+        self._address, self._api_key, self._keyless = address, api_key, 0
         self._group_name, self._calls_max = name, calls_max
         self._worker_id = f"w-{secrets.token_hex(8)}"
         self._threads = ThreadPoolExecutor(calls_max, thread_name_prefix=f"worker-{name}")
@@ -65,7 +65,7 @@ class Worker:
         self._running: dict[Call, _Running] = {}
         self._results: dict[Call, worker_pb2.WorkerResult] = {}
         self._outgoing: asyncio.Queue[Request] = asyncio.Queue()
-        self._is_draining = False
+        self._is_draining = self._has_key = False
         self._lease_seconds, self._heard_at = 15.0, time.monotonic()
 
     def tool(
@@ -138,15 +138,16 @@ class Worker:
             self._threads.shutdown(wait=False)
 
     def _is_passing(self, code: grpc.StatusCode) -> bool:
-        if self._key is None and code is grpc.StatusCode.UNAUTHENTICATED:
+        if not self._has_key and code is grpc.StatusCode.UNAUTHENTICATED:
             self._keyless += 1
             return self._keyless < _KEYLESS_MAX
         return code.name in _PASSING
 
     def _credential(self) -> tuple[tuple[str, str], ...]:
-        """Look for the key until there is one: the suite may start after this worker."""
-        self._key = self._key or find_key(self._address.split(","), environment=os.environ)
-        return (("authorization", f"Bearer {self._key}"),) if self._key else ()
+        """Look for the key anew: the suite may start after this worker, and others may listen there after its end."""
+        key = self._api_key or find_key(self._address.split(","), environment=os.environ)
+        self._has_key = key is not None
+        return (("authorization", f"Bearer {key}"),) if key else ()
 
     async def _attach(self, stream: Any) -> None:
         self._outgoing = asyncio.Queue()

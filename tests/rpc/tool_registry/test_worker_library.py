@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -183,7 +184,8 @@ async def test_a_worker_finds_the_key_of_the_suite_whose_folder_it_is_told(
         looks += 1
         if looks == 3:
             SecretFiles(tmp_path / "secrets").put(LOCAL_KEY_FILE, LOCAL_KEY)
-            (tmp_path / "endpoints.json").write_text(json.dumps({"services": {"tool-registry": [{"grpc": address}]}}))
+            endpoints = {"launcher_pid": os.getpid(), "services": {"tool-registry": [{"grpc": address}]}}
+            (tmp_path / "endpoints.json").write_text(json.dumps(endpoints))
         return find_key(*arguments, **named)
 
     monkeypatch.setattr("services.worker.worker.find_key", look)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -146,15 +147,14 @@ def test_without_a_key_of_ones_own_the_one_of_the_data_folder_goes_to_its_suite_
         "tool-registry": [replica("127.0.0.1:3")],
         "notifier": [replica("127.0.0.1:4")],
     }
-    write_endpoints(Endpoints(launcher_pid=1, data=str(tmp_path), secrets="", services=services))
+    write_endpoints(Endpoints(launcher_pid=os.getpid(), data=str(tmp_path), secrets="", services=services))
     bearer = {"authorization": "Bearer the-key-of-the-folder"}
     assert shown(None) == shown("127.0.0.1:2") == bearer
     assert shown(None, {"PAWL_API_KEY": "mine"}) == {"authorization": "Bearer mine"}
     for elsewhere in ("127.0.0.1:5", "127.0.0.1:1,127.0.0.1:5", "10.0.0.1:1"):
         assert shown(elsewhere) == {}
-    write_endpoints(
-        Endpoints(launcher_pid=1, data=str(tmp_path), secrets="", services={"agent-loop": [replica("192.0.2.1:7601")]})
-    )
+    services = {"agent-loop": [replica("192.0.2.1:7601")]}
+    write_endpoints(Endpoints(launcher_pid=os.getpid(), data=str(tmp_path), secrets="", services=services))
     assert shown("192.0.2.1:7601") == {}
 
 
@@ -172,7 +172,8 @@ def test_an_address_of_another_form_is_refused(address: str, tmp_path: Path) -> 
             Unauthenticated("the key is not known"),
             (
                 "The key is not known. Set PAWL_API_KEY to your key. That of a suite on this machine is found without,"
-                " in the folder where `pawl up` runs or with --data FOLDER, for addresses as `pawl up` shows them."
+                " in the folder where `pawl up` runs or with --data FOLDER, for addresses as `pawl up` shows them while"
+                " no other user listens there."
             ),
         ),
         (

@@ -1,0 +1,195 @@
+"""The key of a suite on this machine goes to that suite, and not to who took a port that it had (OPS-1)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from pawl.agent.v1 import agent_pb2
+
+from services.chassis import local_key
+from services.chassis.local_key import LOCAL_KEY, users_at
+from services.cli.client import SessionClient
+from services.cli.target import Target, find
+from services.launcher.secrets import SecretFiles
+from services.worker import Worker
+from tests.poll import until
+
+HEADER = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+KEY = ("authorization", "Bearer the-key-of-the-folder")
+Caller = Callable[[str], Awaitable[None]]
+
+
+def table(*listeners: tuple[str, str, int]) -> str:
+    """/proc/net/tcp with these local addresses, states and users."""
+    return HEADER + "".join(
+        f"   {number}: {address} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000 {user:5} 0 1 1\n"
+        for number, (address, state, user) in enumerate(listeners)
+    )
+
+
+@pytest.mark.skipif(sys.byteorder != "little", reason="the tables are written in the order of the machine")
+@pytest.mark.parametrize(
+    ("listening", "address", "takes"),
+    [
+        ("0100007F:1DB1", "127.0.0.1:7601", True),
+        ("00000000:1DB1", "127.0.0.1:7601", True),
+        ("0100007F:1DB1", "127.0.0.1:7602", False),
+        ("0200007F:1DB1", "127.0.0.1:7601", False),
+        ("00000000:1DB1", "[::1]:7601", False),
+        ("00000000000000000000000001000000:1DB1", "[::1]:7601", True),
+        ("00000000000000000000000000000000:1DB1", "[::1]:7601", True),
+        ("00000000000000000000000000000000:1DB1", "127.0.0.1:7601", True),
+        ("0000000000000000FFFF00000100007F:1DB1", "127.0.0.1:7601", True),
+        ("00000000000000000000000001000000:1DB1", "127.0.0.1:7601", False),
+    ],
+)
+def test_the_users_behind_an_address_are_those_who_could_get_the_connection(
+    listening: str, address: str, takes: bool
+) -> None:
+    assert users_at(address, [table((listening, "0A", 1001))]) == ({1001} if takes else set())
+    assert users_at(address, [table((listening, "01", 1001))]) == set(), "a connection is no listener"
+    assert users_at(address, [table(), table((listening, "0A", 1), (listening, "0A", 2))]) == (
+        {1, 2} if takes else set()
+    )
+
+
+class Stranger:
+    """A listener that notes what it is sent, and serves nothing."""
+
+    def __init__(self) -> None:
+        self.shown: list[set[tuple[str, str]]] = []
+        self.address = ""
+
+    async def serve(self, server: grpc.aio.Server) -> None:
+        """Listen, at a port of its own."""
+        server.add_generic_rpc_handlers((self._Handler(self),))
+        self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+
+    class _Handler(grpc.GenericRpcHandler):
+        def __init__(self, stranger: Stranger) -> None:
+            self._stranger = stranger
+
+        def service(self, details: Any) -> Any:
+            if details.method.startswith("/grpc.health."):
+                return None  # Without a check, a client takes it for healthy.
+            self._stranger.shown.append({(key, str(value)) for key, value in details.invocation_metadata})
+
+            async def refuse(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+
+            return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+@pytest.fixture
+async def stranger() -> AsyncIterator[Stranger]:
+    server, made = grpc.aio.server(), Stranger()
+    await made.serve(server)
+    yield made
+    await server.stop(0)
+
+
+def write_folder(folder: Path, address: str, *, launcher: int) -> None:
+    SecretFiles(folder / "secrets").put(LOCAL_KEY, "the-key-of-the-folder")
+    replica = {"grpc": address, "metrics": "", "pid": 1, "ready": True}
+    names = ("agent-loop", "tool-registry", "notifier")
+    endpoints = {
+        "launcher_pid": launcher,
+        "data": str(folder),
+        "secrets": "",
+        "services": {n: [replica] for n in names},
+    }
+    (folder / "endpoints.json").write_text(json.dumps(endpoints))
+
+
+def target(folder: Path) -> Target:
+    return find(address=None, data=folder, store=None, user=None, environment={})
+
+
+async def a_command(folder: Path, _: str) -> None:
+    found = target(folder)
+    async with found.agents() as agents:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await agents.ListRuns(agent_pb2.ListRunsRequest(), metadata=found.metadata)
+
+
+async def a_session(folder: Path, address: str) -> None:
+    with contextlib.suppress(Exception):
+        async with SessionClient([address], metadata=lambda: target(folder).metadata, give_up_seconds=0.1) as session:
+            await session.next_frame()
+
+
+async def a_worker(folder: Path, address: str) -> None:
+    del folder
+    worker = Worker(address, name="billing")
+    running = asyncio.create_task(worker.run())
+    await asyncio.wait({running}, timeout=0.5)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+WAYS = pytest.mark.parametrize("call", [a_command, a_session, a_worker])
+
+
+@WAYS
+async def test_a_listener_of_another_user_is_not_shown_the_key(
+    call: Callable[[Path, str], Awaitable[None]], stranger: Stranger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAWL_DATA", str(tmp_path))
+    monkeypatch.delenv("PAWL_API_KEY", raising=False)
+    write_folder(tmp_path, stranger.address, launcher=os.getpid())
+
+    async def was_called(times: int) -> bool:
+        await call(tmp_path, stranger.address)
+        return len(stranger.shown) >= times
+
+    await until(lambda: was_called(1))
+    assert all(KEY in shown for shown in stranger.shown), "it is the user's own"
+    stranger.shown.clear()
+    port = int(stranger.address.rpartition(":")[2])
+    (tmp_path / "tcp").write_text(table((f"0100007F:{port:04X}", "0A", os.getuid() + 1)))
+    monkeypatch.setattr(local_key, "LISTENERS", (tmp_path / "tcp",))
+    await until(lambda: was_called(1))
+    assert not any(KEY in shown for shown in stranger.shown)
+
+
+@WAYS
+async def test_the_key_goes_nowhere_when_the_suite_has_ended(
+    call: Callable[[Path, str], Awaitable[None]], stranger: Stranger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its file of addresses is left, because it was killed."""
+    monkeypatch.setenv("PAWL_DATA", str(tmp_path))
+    monkeypatch.delenv("PAWL_API_KEY", raising=False)
+    ended = subprocess.Popen([sys.executable, "-c", ""])  # noqa: ASYNC220  # it ends at once
+    ended.wait()
+    write_folder(tmp_path, stranger.address, launcher=ended.pid)
+
+    async def was_called() -> bool:
+        await call(tmp_path, stranger.address)
+        return bool(stranger.shown)
+
+    await until(was_called)
+    assert not any(KEY in shown for shown in stranger.shown)
+
+
+async def test_a_session_that_connects_again_looks_for_the_key_again(
+    stranger: Stranger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chat that is left open, while the port goes to somebody else."""
+    write_folder(tmp_path, stranger.address, launcher=os.getpid())
+    found = target(tmp_path)
+    assert KEY in found.metadata
+    port = int(stranger.address.rpartition(":")[2])
+    (tmp_path / "tcp").write_text(table((f"0100007F:{port:04X}", "0A", os.getuid() + 1)))
+    monkeypatch.setattr(local_key, "LISTENERS", (tmp_path / "tcp",))
+    assert KEY not in found.metadata
