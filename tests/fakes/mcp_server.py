@@ -131,6 +131,7 @@ DONE: dict[str, Callable[[dict[str, Any], Any], dict[str, Any] | None]] = {
     "die_once": lambda _, __: die_once(),
     "flood": lambda _, __: flood(),
     "huge": lambda _, __: text("x" * 6_000_000),
+    "brackets": lambda _, __: text("[" * 200_001),
     "wrong": lambda _, __: {"content": [{"type": "text"}]},
     "ask": lambda arguments, _: ask(arguments),
     "progress": lambda _, token: progress(token),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pawl.agent.v1 import agent_pb2, types_pb2
-from pawl.event.v1 import run_pb2
+from pawl.event.v1 import call_pb2, run_pb2
 
 from services.agent_loop.rpc import convert
 from tests.fakes.public_ledger import FakeLedger
@@ -50,3 +50,13 @@ async def test_what_waits_fits_into_a_message(stub: AgentServiceAsyncStub, ledge
         ledger.runs["run_1"].calls[f"call_{number}"].arguments_json = b"x" * 500_000
     run = (await stub.GetRun(agent_pb2.GetRunRequest(run_id="run_1"), metadata=ME)).run
     assert [call.call_id for call in run.pending_calls] == [f"call_{number}" for number in range(4)]
+
+
+@pytest.mark.parametrize(("pending", "left"), [(0, (0, 4)), (1, (1, 3)), (4, (4, 0)), (7, (4, 0))])
+def test_calls_that_go_on_fit_into_a_message_behind_those_that_wait(pending: int, left: tuple[int, int]) -> None:
+    calls = [call_pb2.Call(call_id=f"call_{number}", arguments_json=b"x" * 500_000) for number in range(8)]
+    run = run_pb2.Run(run_id="run_1", pending_calls=calls[:pending], active_calls=calls[pending:])
+    shown = convert.run_message(run)
+    assert (len(shown.pending_calls), len(shown.active_calls)) == left
+    assert [*shown.pending_calls, *shown.active_calls] == calls[:4]
+    assert len(run.active_calls) == 8 - pending, "the run itself stays as it is"

@@ -29,6 +29,7 @@ NAMES = [
     "die_once",
     "flood",
     "huge",
+    "brackets",
     "wrong",
     "progress",
     "kinds",
@@ -209,7 +210,12 @@ async def test_a_server_that_crashed_while_idle_is_started_again(mcp: McpRegistr
 
 @pytest.mark.parametrize(
     ("tool", "expected"),
-    [("garbage", "UNKNOWN OUTCOME_UNKNOWN"), ("huge", "FAILED RESULT_TOO_LARGE"), ("wrong", "UNKNOWN OUTCOME_UNKNOWN")],
+    [
+        ("garbage", "UNKNOWN OUTCOME_UNKNOWN"),
+        ("huge", "FAILED RESULT_TOO_LARGE"),
+        ("brackets", "FAILED RESULT_TOO_LARGE"),
+        ("wrong", "UNKNOWN OUTCOME_UNKNOWN"),
+    ],
 )
 async def test_an_answer_that_cannot_be_read_is_bounded_and_typed(
     mcp: McpRegistry, server: FakeServer, tool: str, expected: str

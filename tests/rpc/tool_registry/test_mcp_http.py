@@ -138,6 +138,7 @@ def usual(message: dict[str, Any], call: Callable[[], tuple[bytes, bytes]]) -> t
 
 
 HUGE = b'{"jsonrpc": "2.0", "id": 1, "result": {"content": "' + b" " * 5_000_000
+BRACKETS = b'{"jsonrpc": "2.0", "id": 1, "result": {"content": [{"type": "text", "text": "%s"}]}}' % (b"[" * 200_001)
 CALLS = {
     "huge": (b"HTTP/1.1 200 OK\r\nContent-Type: application/json", HUGE),
     "bomb": (
@@ -145,6 +146,8 @@ CALLS = {
         gzip.compress(b" " * 50_000_000),
     ),
     "garbage": (b"HTTP/1.1 200 OK\r\nContent-Type: application/json", b"<html>"),
+    "brackets": (b"HTTP/1.1 200 OK\r\nContent-Type: application/json", BRACKETS),
+    "event of brackets": (b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream", b"data: %s\n\n" % BRACKETS),
     "event": (b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream", b"data: " + b"x" * 5_000_000),
     "cut": (b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream", b"data: {}\n\n"),
     "elsewhere": (b"HTTP/1.1 307 Go\r\nLocation: http://127.0.0.1:9/stolen", b""),
@@ -157,7 +160,8 @@ async def test_an_answer_that_cannot_be_read_is_bounded_and_typed(mcp: McpRegist
     async with serving(lambda message: usual(message, lambda: CALLS[kind])) as url:
         await mcp.add(config(url), who="admin")
         unreadable = {"UNKNOWN OUTCOME_UNKNOWN", "FAILED TOOL_ERROR"}
-        expected = {"FAILED RESULT_TOO_LARGE"} if kind == "huge" else unreadable
+        is_too_large = kind in {"huge", "brackets", "event of brackets"}
+        expected = {"FAILED RESULT_TOO_LARGE"} if is_too_large else unreadable
         assert outcome(await mcp.run("web.do")) in expected
         assert (await mcp.check("web")).source.state == source_pb2.SOURCE_STATE_READY
 
