@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from services.tool_registry.adapters.mcp.session import Session
 
 SESSIONS_MAX: Final = 200
-SESSIONS_OF_STORE_MAX: Final = 100
 SESSIONS_OF_USER_MAX: Final = 20
 _BACKOFF_SECONDS_MAX: Final = 60.0
 _STABLE_SECONDS: Final = 60.0
@@ -77,14 +76,16 @@ def crowd(
 ) -> tuple[Sequence[Session], str] | None:
     """Return the connections of which one has to end before a store may have another one, and the limit in words.
 
-    `sessions` are those of all stores. None: there is room. `owner` is whose the new one is to be.
+    `sessions` are those of all stores. None: there is room. `owner` is whose the new one is to be. A store may have
+    half of what the others leave, so none, and no two, can shut out the next.
     """
     everywhere = [(store, one) for store, one in sessions if one.is_open]
     of_store = [one for store, one in everywhere if store == store_id]
+    of_others = len(everywhere) - len(of_store)
     of_user = [one for one in of_store if owner is not None and one.owner == owner]
     for found, most, whose in (
         (of_user, SESSIONS_OF_USER_MAX, " of this user"),
-        (of_store, SESSIONS_OF_STORE_MAX, " of this store"),
+        (of_store, max(1, (SESSIONS_MAX - of_others) // 2), " of this store"),
         ([one for _, one in everywhere], SESSIONS_MAX, ""),
     ):
         if len(found) >= most:

@@ -1,0 +1,59 @@
+"""Connections to MCP servers: how many a user and a store may have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.tool_registry.adapters.mcp.pool import SESSIONS_MAX, SESSIONS_OF_USER_MAX, crowd
+
+
+@dataclass(eq=False)
+class Connection:
+    owner: str | None = None
+    is_open: bool = True
+
+
+def fill(sessions: list[tuple[str, Any]], store_id: str) -> int:
+    """Open as many connections of a store as may be; returns how many."""
+    opened = 0
+    while crowd(sessions, store_id, None) is None:
+        sessions.append((store_id, Connection()))
+        opened += 1
+    return opened
+
+
+def test_each_store_has_half_of_what_the_others_leave() -> None:
+    sessions: list[tuple[str, Any]] = []
+    assert [fill(sessions, store) for store in "abcdefgh"] == [100, 50, 25, 12, 6, 3, 2, 1]
+    full = crowd(sessions, "a", None)
+    assert full is not None
+    ending, limit = full
+    assert set(ending) == {one for store, one in sessions if store == "a"}, "room for a store is made by the store"
+    assert "of this store are in use" in limit
+
+
+def test_no_more_are_open_than_a_replica_can_have() -> None:
+    sessions: list[tuple[str, Any]] = []
+    taken = [fill(sessions, f"store-{number}") for number in range(SESSIONS_MAX + 10)]
+    assert sum(taken) == SESSIONS_MAX
+    full = crowd(sessions, "new", None)
+    assert full is not None
+    assert len(full[0]) == SESSIONS_MAX, "any that is idle makes room"
+
+
+def test_what_has_ended_takes_no_room() -> None:
+    sessions: list[tuple[str, Any]] = [("a", Connection(is_open=False))] * SESSIONS_MAX
+    assert crowd(sessions, "a", None) is None
+
+
+def test_a_user_has_fewer_connections_than_the_store() -> None:
+    mine: Sequence[Any] = [Connection(owner="ann") for _ in range(SESSIONS_OF_USER_MAX)]
+    sessions = [("a", one) for one in mine]
+    assert crowd(sessions, "a", "ann") == (
+        mine,
+        f"{SESSIONS_OF_USER_MAX} connections of this user are in use here, which is the limit",
+    )
+    assert crowd(sessions, "a", "bob") is None
+    assert crowd(sessions, "b", "ann") is None
