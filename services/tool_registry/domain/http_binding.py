@@ -12,6 +12,7 @@ import msgspec
 from services.chassis.strict_json import dumps_canonical
 
 PLACEHOLDER: Final = re.compile(r"\{([^{}/?#]+)\}")
+_QUERY_PART: Final = re.compile(r"[^&;]+")
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
@@ -196,3 +197,16 @@ def _header(placement: Placement, value: Any) -> str:
     if not may_be_header_value(text):
         raise UnusableArgument(f"{placement.argument} must be printable ASCII, because it goes into a header")
     return text
+
+
+def without_values(url: str) -> str:
+    """Return a URL with the names of its query, and its gaps, but no values: any of them may be a secret."""
+    path, mark, query = url.partition("#")[0].partition("?")
+    return path + mark + _QUERY_PART.sub(_name_and_gaps, query)
+
+
+def _name_and_gaps(part: re.Match[str]) -> str:
+    name, mark, value = part.group().partition("=")
+    # What stands alone may be a key, too.
+    gaps = "".join(gap.group() for gap in PLACEHOLDER.finditer(value if mark else name))
+    return name + mark + gaps if mark else gaps

@@ -12,6 +12,7 @@ from pawl.tool.v1 import source_pb2, source_pb2_grpc
 from services.chassis.auth import require_user
 from services.errors import InvalidField
 from services.tool_registry.app.sources import ListedSource, Sources, may_change
+from services.tool_registry.domain.http_binding import without_values
 from services.tool_registry.domain.source import Source, ToolChange
 from services.tool_registry.rpc import convert
 
@@ -84,13 +85,16 @@ def _source_message(listed: ListedSource, roles: Collection[str]) -> source_pb2.
     )
     message.create_time.FromMicroseconds(int(record.create_time * 1_000_000))
     if not may_change(roles, record):
-        _hide_values(message.config)
+        hide_values(message.config)
     return message
 
 
-def _hide_values(config: source_pb2.SourceConfig) -> None:
-    """Leave of headers and of variables of the environment only the names."""
+def hide_values(config: source_pb2.SourceConfig) -> None:
+    """Leave only the names of headers, of variables of the environment, and of what stands in the query of a URL."""
     kind = getattr(config, config.WhichOneof("kind") or "", None)
+    for field in ("url", "document_url", "base_url"):
+        if url := getattr(kind, field, ""):
+            setattr(kind, field, without_values(url))
     for field in ("headers", "environment"):
         values = getattr(kind, field, {})
         for name in values:

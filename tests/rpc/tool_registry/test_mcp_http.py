@@ -54,6 +54,15 @@ def config(url: str, **more: Any) -> source_pb2.SourceConfig:
     return source_pb2.SourceConfig(name="web", mcp_http=http, policies=[policy("*", category=SAFE)])
 
 
+async def test_a_key_in_the_query_is_for_those_who_may_change_the_source(mcp: McpRegistry, url: str) -> None:
+    await mcp.add(config(f"{url}?api_key=s3cret"), who="admin")
+    for who, seen in (("admin", f"{url}?api_key=s3cret"), ("operator", f"{url}?api_key=")):
+        stub = mcp.registry.sources["acme", who]
+        (listed,) = (await stub.ListSources(source_pb2.ListSourcesRequest())).sources
+        checked = await stub.CheckSource(source_pb2.CheckSourceRequest(name="web"))
+        assert listed.config.mcp_http.url == checked.source.config.mcp_http.url == seen
+
+
 async def test_a_server_of_the_newest_protocol_works(mcp: McpRegistry, url: str) -> None:
     await mcp.add(config(url, secret_headers={"X-Token": "token"}), who="admin")
     assert content(await mcp.run("web.add", {"a": 1, "b": 2}, call="1")) == {"result": 3}

@@ -9,6 +9,8 @@ import pytest
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import source_pb2, tool_pb2
 
+from services.tool_registry.domain.http_binding import without_values
+from services.tool_registry.rpc.source_servicer import hide_values
 from services.tool_registry.sdk import tool
 from tests.rpc.tool_registry.mcp_world import (
     SAFE,
@@ -179,6 +181,43 @@ async def test_who_may_not_change_a_source_sees_no_values_of_its_headers_and_env
         checked = await stub.CheckSource(source_pb2.CheckSourceRequest(name="fake"))
         assert listed.config.mcp_stdio.environment["ACCOUNT"] == value
         assert checked.source.config.mcp_stdio.environment["ACCOUNT"] == value
+
+
+@pytest.mark.parametrize(
+    ("url", "seen"),
+    [
+        ("https://example.com/a=b/mcp", "https://example.com/a=b/mcp"),
+        ("https://example.com/mcp?api_key=s3cret", "https://example.com/mcp?api_key="),
+        ("https://example.com/?a=1&api_key=s3==cret;c=3", "https://example.com/?a=&api_key=;c="),
+        ("https://example.com/?s3cret&a={gap}&b=s3{gap}cret&{all}", "https://example.com/?&a={gap}&b={gap}&{all}"),
+        ("https://example.com/?a=1#s3cret", "https://example.com/?a="),
+        ("https://example.com/#s3cret", "https://example.com/"),
+        ("https://example.com/??key=s3cret", "https://example.com/??key="),
+    ],
+)
+def test_of_a_query_only_the_names_are_left(url: str, seen: str) -> None:
+    assert without_values(url) == seen
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        source_pb2.SourceConfig(name="web", mcp_http=source_pb2.McpHttpConfig(url="https://x.example/?key=s3cret")),
+        source_pb2.SourceConfig(
+            name="web",
+            open_api=source_pb2.OpenApiConfig(
+                document_url="https://x.example/?key=s3cret", base_url="https://x.example/?key=s3cret"
+            ),
+        ),
+        source_pb2.SourceConfig(
+            name="web", http_endpoint=source_pb2.HttpEndpointConfig(url="https://x.example/{a}?q={q}&key=s3cret")
+        ),
+    ],
+)
+def test_no_kind_of_source_shows_the_values_in_its_urls(config: source_pb2.SourceConfig) -> None:
+    hide_values(config)
+    assert "s3cret" not in str(config)
+    assert "key=" in str(config)
 
 
 async def test_sources_do_not_cross_stores(mcp: McpRegistry, server: FakeServer) -> None:

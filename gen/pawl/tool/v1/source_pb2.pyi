@@ -555,8 +555,9 @@ class Source(_message.Message):
     """SHA-256, in hex, of the definitions that were approved."""
     @_builtins.property
     def config(self) -> Global___SourceConfig:
-        """How to reach it. Values of `environment` and `headers` are shown to who may
-        change the source, and are empty for others; secrets have only their names.
+        """How to reach it. Values of `environment` and `headers`, and those in the query
+        of a URL, are shown to who may change the source, and are empty for others;
+        secrets have only their names.
         """
 
     @_builtins.property
