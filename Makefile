@@ -30,8 +30,8 @@ demo: $(VENV)/.installed ## Start the suite and play one conversation through it
 up: $(VENV)/.installed ## Start PostgreSQL, NATS and the four services on this machine, until Ctrl-C
 	@$(BIN)/pawl up
 
-test: $(VENV)/.installed $(PROTO_VENV)/.installed ## Run every test (ARGS="-k name" chooses)
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/.installed $(PROTO_VENV)/.installed ## Run every test on all cores (ARGS="-k name" chooses)
+	@$(BIN)/python -m pytest -n logical --dist loadfile $(ARGS)
 
 simulate: $(VENV)/.installed ## Play 20,000 seeds of the simulation on both cores (ARGS="--seed 7 --trace" plays one)
 	@$(BIN)/python -m tests.simulation $(or $(ARGS),--count 20000 --jobs 2)
