@@ -31,7 +31,7 @@ up: $(VENV)/.installed ## Start PostgreSQL, NATS and the four services on this m
 	@$(BIN)/pawl up
 
 test: $(VENV)/.installed $(PROTO_VENV)/.installed ## Run every test on all cores (ARGS="-k name" chooses)
-	@$(BIN)/python -m pytest -n logical --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
 
 simulate: $(VENV)/.installed ## Play 20,000 seeds of the simulation on both cores (ARGS="--seed 7 --trace" plays one)
 	@$(BIN)/python -m tests.simulation $(or $(ARGS),--count 20000 --jobs 2)
