@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import services
-from services.agent_loop.app import patience, worker
+from services.agent_loop.app import drive, worker
 from services.chassis import database, database_heartbeat
 from services.errors import Cancelled, DeadlineExceeded, LeaseLost, Overloaded, RunEnded, RunNotFound, Unavailable
 from tests.chaos.world import SERVICES
@@ -45,8 +45,8 @@ def believe_read_only() -> None:
     module._UNUSABLE = database._UNREACHABLE
     heartbeat: Any = database_heartbeat
     heartbeat._IS_READ_ONLY = "SELECT false"
-    waiting: Any = patience
-    waiting.TRANSIENT = (Unavailable, DeadlineExceeded, Cancelled, Overloaded)
+    driving: Any = drive
+    driving.INTERNAL_SECONDS_MAX = 0.0
 
 
 def keep_crashed() -> None:

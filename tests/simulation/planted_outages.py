@@ -6,12 +6,12 @@ from tests.simulation.planted import REFERENCE_MODEL, Mutant
 
 _WORKER = "services.agent_loop.app.worker"
 _DRIVE = "services.agent_loop.app.drive"
-_PATIENCE = "services.agent_loop.app.patience"
+_RETRY = "services.chassis.retry"
 
 _TRANSIENT = (
-    _PATIENCE,
-    "TRANSIENT: Final = (Unavailable, DeadlineExceeded, Cancelled, Overloaded, Internal)",
-    "TRANSIENT: Final = (Unavailable, DeadlineExceeded, Cancelled, Overloaded)",
+    _RETRY,
+    "TRANSIENT: Final = (*AWAY, Internal)",
+    "TRANSIENT: Final = AWAY",
 )
 
 _FORGETS = """\

@@ -17,7 +17,6 @@ from typing import Final, TypeVar, assert_never
 from msgspec.structs import replace
 
 from services.agent_loop.app.jobs import Jobs, Workshop
-from services.agent_loop.app.patience import INTERNAL_SECONDS_MAX, Patience
 from services.agent_loop.app.ports import Claim, Loaded
 from services.agent_loop.domain import facts, planning, step
 from services.agent_loop.domain.call import CallResult
@@ -39,6 +38,7 @@ from services.agent_loop.domain.run import ENDED, RunFailure
 from services.agent_loop.domain.state import MODEL, State
 from services.agent_loop.domain.step import Committed, LeaseAction, Step
 from services.agent_loop.domain.tool import DecisionNote
+from services.chassis.retry import INTERNAL_SECONDS_MAX, Retry
 from services.errors import IllegalTransition, InboxChanged
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class Drive:
         self._shop = shop
         # What ends a run that crashed has been waited for: the worker is told at once if it cannot be done either.
         internal_seconds_max = 0.0 if failure else INTERNAL_SECONDS_MAX
-        self._patience = Patience(shop.clock, shop.random, internal_seconds_max=internal_seconds_max)
+        self._retry = Retry(shop.clock, chance=shop.random, internal_seconds_max=internal_seconds_max)
         self._signal = asyncio.Event()
         self._facts: list[Fact] = [RunRefused(failure=failure)] if failure else []
         self._outbox: list[OwnerEvent] = []
@@ -108,7 +108,7 @@ class Drive:
         self._jobs = Jobs(
             self._shop,
             loaded.run,
-            patience=self._patience,
+            retry=self._retry,
             signal=self._signal,
             now=self._now,
             active_seconds=self._active_seconds,
@@ -207,7 +207,7 @@ class Drive:
         clock = self._shop.clock
         began = clock.monotonic()
         try:
-            return await self._patience.until_answered(request)
+            return await self._retry.until_answered(request)
         finally:
             waited = clock.monotonic() - began
             if waited > _AWAY_SECONDS:

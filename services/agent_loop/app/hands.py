@@ -1,4 +1,4 @@
-"""The registry, as the loop uses it: patient, and always with an answer for the model."""
+"""The registry, as the loop uses it: asked again and again, and always with an answer for the model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Final
 
-from services.agent_loop.app.patience import TRANSIENT, Patience
 from services.agent_loop.app.ports import Execution, OnBehalfOf, Registry
 from services.agent_loop.domain import settle
 from services.agent_loop.domain.call import REPEATABLE, Answer, Call, CallResult
@@ -26,6 +25,7 @@ from services.agent_loop.domain.tool import (
     Verdict,
 )
 from services.chassis.clock import Clock
+from services.chassis.retry import TRANSIENT, Retry
 from services.errors import DependencyUnavailable, MethodNotFound, Overloaded, PawlError, ToolNotFound
 
 _PATIENCE_SECONDS: Final = 30.0
@@ -41,7 +41,7 @@ OnProgress = Callable[[ExecutionProgress], None]
 class Hands:
     """Checks, runs and stops the calls of one run."""
 
-    def __init__(self, run: Run, *, registry: Registry, patience: Patience, clock: Clock) -> None:
+    def __init__(self, run: Run, *, registry: Registry, retry: Retry, clock: Clock) -> None:
         self._context = OnBehalfOf(
             store_id=run.store_id,
             user_id=run.user_id,
@@ -52,7 +52,7 @@ class Hands:
             above=run.above,
         )
         self._registry = registry
-        self._patience = patience
+        self._retry = retry
         self._clock = clock
 
     async def resolve(self, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0) -> Resolved:
@@ -61,7 +61,7 @@ class Hands:
         Raises:
             ToolNotFound: there is no such tool for this user.
         """
-        found = await self._patience.until_answered(
+        found = await self._retry.until_answered(
             lambda: self._registry.resolve(self._context, names, pinned, most=most)
         )
         tools = found.tools
@@ -70,7 +70,7 @@ class Hands:
         if not missing or pinned:
             return _cut(tools, found.left_out, most)
         try:
-            more = await self._patience.until_answered(
+            more = await self._retry.until_answered(
                 lambda: self._registry.resolve(self._context, sorted(missing)),
             )
             tools = (*tools, *more.tools)
@@ -84,7 +84,7 @@ class Hands:
         if not calls:
             return {}
         try:
-            verdicts = await self._patience.until_answered(
+            verdicts = await self._retry.until_answered(
                 lambda: self._registry.check(self._context, calls, known_tool_names), seconds_max=_PATIENCE_SECONDS
             )
         except TRANSIENT:
@@ -95,7 +95,7 @@ class Hands:
     async def record(self, decisions: Sequence[DecisionNote]) -> None:
         """Have decisions written to the audit chain, however long that takes: before that they have no effect."""
         try:
-            await self._patience.until_answered(lambda: self._registry.record_decisions(self._context, decisions))
+            await self._retry.until_answered(lambda: self._registry.record_decisions(self._context, decisions))
         except MethodNotFound:
             # While a deployment goes on: the registry before this version keeps no chain.
             return
@@ -130,7 +130,7 @@ class Hands:
     async def stop(self, call: Call) -> Stopped:
         """Stop a call and return what it came to; not stopped if nobody can say."""
         try:
-            return await self._patience.until_answered(
+            return await self._retry.until_answered(
                 lambda: self._registry.cancel(self._context, call.call_id, wait_seconds=_STOP_SECONDS),
                 seconds_max=_STOP_SECONDS,
             )
@@ -152,7 +152,7 @@ class Hands:
             return await self._give_up(call)
         except TRANSIENT as error:
             try:
-                await self._patience.pause(error, failures, left=left)
+                await self._retry.pause(error, failures + 1, left=left)
             except PawlError:
                 return _unreachable(call)
             return error

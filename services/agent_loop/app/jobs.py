@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from services.agent_loop.app.hands import Hands
 from services.agent_loop.app.model_call import ModelCall, request_of
-from services.agent_loop.app.patience import Patience
 from services.agent_loop.app.ports import Meter, Randomness, Registry, WorkerLedger
 from services.agent_loop.app.tasks import Tasks
 from services.agent_loop.app.unwinding import Unwinding
@@ -40,6 +39,7 @@ from services.agent_loop.domain.state import MODEL, PIN_TOOLS, State, check_of, 
 from services.agent_loop.domain.tool import TOOLS_MAX, DecisionNote, ExecutionProgress, ProposedCall, Resolved, Tool
 from services.chassis.clock import Clock
 from services.chassis.ids import IdSource
+from services.chassis.retry import Retry
 from services.errors import ToolNotFound
 
 
@@ -70,7 +70,7 @@ class Jobs:
         shop: Workshop,
         run: Run,
         *,
-        patience: Patience,
+        retry: Retry,
         signal: asyncio.Event,
         now: Callable[[], float],
         active_seconds: Callable[[], float],
@@ -79,10 +79,10 @@ class Jobs:
         self._signal = signal
         self._now = now
         self._active_seconds = active_seconds
-        self._hands = Hands(run, registry=shop.registry, patience=patience, clock=shop.clock)
+        self._hands = Hands(run, registry=shop.registry, retry=retry, clock=shop.clock)
         self._tasks = Tasks(signal)
         self._progress: dict[str, ToolProgress] = {}
-        self._unwinding = Unwinding(run, ledger=shop.ledger, hands=self._hands, patience=patience)
+        self._unwinding = Unwinding(run, ledger=shop.ledger, hands=self._hands, retry=retry)
         self._tools: tuple[Tool, ...] | None = None
         self._model_call: ModelCall | None = None
 

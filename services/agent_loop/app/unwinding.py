@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from services.agent_loop.app.hands import Hands
-from services.agent_loop.app.patience import Patience
 from services.agent_loop.app.ports import WorkerLedger
 from services.agent_loop.domain import undo
 from services.agent_loop.domain.call import Inverse
@@ -12,17 +11,18 @@ from services.agent_loop.domain.failure import FailureClass
 from services.agent_loop.domain.run import PinnedTool, Run, RunFailure
 from services.agent_loop.domain.tool import Disposition, ProposedCall, Verdict
 from services.agent_loop.domain.undo import PlannedUndo, UndoSource
+from services.chassis.retry import Retry
 from services.errors import RunNotFound, ToolNotFound
 
 
 class Unwinding:
     """Reads for one run that is an undo. What it undoes has ended, so it is read once."""
 
-    def __init__(self, run: Run, *, ledger: WorkerLedger, hands: Hands, patience: Patience) -> None:
+    def __init__(self, run: Run, *, ledger: WorkerLedger, hands: Hands, retry: Retry) -> None:
         self._run = run
         self._ledger = ledger
         self._hands = hands
-        self._patience = patience
+        self._retry = retry
         self._sources: tuple[UndoSource, ...] | None = None
 
     async def plan(self) -> Fact:
@@ -59,7 +59,7 @@ class Unwinding:
         if self._sources is None:
             run = self._run
             undone_run_id = run.undo.run_id if run.undo else ""
-            self._sources = await self._patience.until_answered(
+            self._sources = await self._retry.until_answered(
                 lambda: self._ledger.undo_sources(run.store_id, run.user_id, undone_run_id)
             )
         return self._sources

@@ -11,6 +11,7 @@ from typing import Final, Self, TypeVar
 
 from services.chassis import logs
 from services.chassis.clock import Clock
+from services.chassis.retry import ANY, INTERNAL_SECONDS_MAX, Retry
 from services.errors import (
     Cancelled,
     DependencyUnavailable,
@@ -25,7 +26,6 @@ from services.tool_registry.app.catalog import Catalog
 from services.tool_registry.app.execution import CancelCause, Execution, wait_any
 from services.tool_registry.app.jobs import ExecuteRequest, Job, admit
 from services.tool_registry.app.outcome import ToolEnd
-from services.tool_registry.app.patience import INTERNAL_SECONDS_MAX, until_answered
 from services.tool_registry.app.permits import Permits
 from services.tool_registry.app.ports import CallKey, HeldElsewhere, Journal, Observer
 from services.tool_registry.domain.definition import Effect
@@ -84,6 +84,9 @@ class Executor:
         self._clock = clock
         self._stopping = stopping
         self._options = options
+        self._retry = Retry(
+            clock, transient=ANY, internal_seconds_max=options.internal_seconds_max, event="journal.end_delayed"
+        )
         self._running: dict[CallKey, Execution] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._attempts: set[asyncio.Task[None]] = set()
@@ -344,14 +347,8 @@ class Executor:
             await self._until_written(job, lambda: self._parts.policy.ended_late(job, late))
 
     async def _until_written(self, job: Job, write: Callable[[], Awaitable[T]]) -> T:
-        """Write what must not be lost; raises as `until_answered` does."""
-        return await until_answered(
-            write,
-            clock=self._clock,
-            internal_seconds_max=self._options.internal_seconds_max,
-            event="journal.end_delayed",
-            call=job.identity.call_id,
-        )
+        """Write what must not be lost; raises as `Retry.until_answered` does."""
+        return await self._retry.until_answered(write, call=job.identity.call_id)
 
     async def _wait_for_tasks(self, seconds: float) -> None:
         if self._tasks and seconds > 0:

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from services.chassis import logs
 from services.chassis.clock import Clock
-from services.tool_registry.app.patience import until_answered
+from services.chassis.retry import Retry
 from services.tool_registry.app.ports import CallKey
 from services.tool_registry.app.worker_ports import CallView, WorkerBook
 from services.tool_registry.domain.definition import Effect
@@ -49,7 +49,7 @@ class PendingCall:
         clock: Clock,
         report: Callable[[float | None, str], None],
         silence_seconds: float,
-        internal_seconds_max: float,
+        retry: Retry,
     ) -> None:
         self.call = call
         self.key: CallKey = (call.store_id, call.call_id)
@@ -61,7 +61,7 @@ class PendingCall:
         margin = min(_MARGIN_SECONDS_MAX, call.seconds * _MARGIN_PART)
         self._give_up_at = clock.monotonic() + call.seconds - margin
         self._silence_seconds = silence_seconds
-        self._internal_seconds_max = internal_seconds_max
+        self._retry = retry
         self._lost_since = self._looked_at = -math.inf
         self._may_have_begun = False
         self._progress: Progress | None = None
@@ -226,10 +226,4 @@ class PendingCall:
 
     async def _reached(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask the record; raises as `until_answered` does. The deadline of the call ends this by a cancel."""
-        return await until_answered(
-            ask,
-            clock=self._clock,
-            internal_seconds_max=self._internal_seconds_max,
-            event="worker.record_delayed",
-            call=self.call.call_id,
-        )
+        return await self._retry.until_answered(ask, call=self.call.call_id)

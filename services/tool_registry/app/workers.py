@@ -11,11 +11,11 @@ from typing import Any, Final, Self, TypeVar
 
 from services.chassis import logs
 from services.chassis.clock import Clock
+from services.chassis.retry import ANY, INTERNAL_SECONDS_MAX, Retry
 from services.chassis.strict_json import dumps_canonical
 from services.chassis.tasks import end
 from services.errors import Cancelled, DeadlineExceeded, DependencyUnavailable, PawlError, ShuttingDown
 from services.tool_registry.app.execution import wait_any
-from services.tool_registry.app.patience import INTERNAL_SECONDS_MAX, until_answered
 from services.tool_registry.app.ports import CallKey
 from services.tool_registry.app.worker_answers import bounded, finding_of, value_of
 from services.tool_registry.app.worker_call import PendingCall
@@ -100,6 +100,9 @@ class WorkerHub:
         self._clock = clock
         self._stopping = stopping
         self._options = options
+        retry = partial(Retry, clock, transient=ANY, event="worker.record_delayed")
+        self._retry = retry(internal_seconds_max=options.internal_seconds_max)
+        self._retry_result = retry(internal_seconds_max=options.lease_seconds / _HEARTBEATS_PER_LEASE)
         self._links: dict[WorkerKey, WorkerLink] = {}
         self._pending: dict[CallKey, PendingCall] = {}
         self._asking: set[asyncio.Task[Any]] = set()
@@ -166,7 +169,7 @@ class WorkerHub:
             clock=self._clock,
             report=context.progress,
             silence_seconds=self._options.silence_seconds,
-            internal_seconds_max=self._options.internal_seconds_max,
+            retry=self._retry,
         )
         earlier = self._pending.get(pending.key)
         self._pending[pending.key] = pending
@@ -186,7 +189,7 @@ class WorkerHub:
         """Write a call down and, if a worker of this process is free, hand it over."""
         link = self._free_link(call)
         if link is None:
-            await self._reached(lambda: self._book.add(call, None), call.call_id)
+            await self._retry.until_answered(lambda: self._book.add(call, None), call=call.call_id)
             self._wake_group(call.store_id, call.group_name)
             return
         with link.reserved(1):
@@ -198,11 +201,12 @@ class WorkerHub:
 
     async def _add_held(self, call: WorkerCall, link: WorkerLink) -> int | None:
         try:
-            epoch = await self._reached(lambda: self._book.add(call, link.worker), call.call_id)
+            epoch = await self._retry.until_answered(lambda: self._book.add(call, link.worker), call=call.call_id)
         except asyncio.CancelledError:
             if call.call_id not in link.in_hand:
                 key = (call.store_id, call.call_id)
-                await self._reached(lambda: self._book.abandon(key, call.token, link.worker.key), call.call_id)
+                abandon = partial(self._book.abandon, key, call.token, link.worker.key)
+                await self._retry.until_answered(abandon, call=call.call_id)
             raise
         return epoch
 
@@ -224,7 +228,7 @@ class WorkerHub:
         if not link.hand(call):
             # Nothing was sent: it is safe for anybody to get it.
             key = (call.store_id, call.call_id)
-            await self._reached(lambda: self._book.put_back(key, call.lease_epoch), call.call_id)
+            await self._retry.until_answered(lambda: self._book.put_back(key, call.lease_epoch), call=call.call_id)
 
     async def serve(
         self,
@@ -362,10 +366,9 @@ class WorkerHub:
         key = link.worker.key
         link.mark_answered(result.call_id, result.lease_epoch)
         # Nothing is heard of the worker meanwhile. When this gives up it attaches again, and sends the result again.
-        status = await self._reached(
+        status = await self._retry_result.until_answered(
             lambda: self._book.finish(key, result.call_id, result.lease_epoch, bounded(result.answer)),
-            result.call_id,
-            internal_seconds_max=self._options.lease_seconds / _HEARTBEATS_PER_LEASE,
+            call=result.call_id,
         )
         link.send(ResultReceipt(call_id=result.call_id, lease_epoch=result.lease_epoch, status=status))
         if status is not ResultStatus.ACCEPTED:
@@ -457,19 +460,6 @@ class WorkerHub:
             except Exception:  # noqa: BLE001  # the next round may succeed
                 _log.exception("worker.loop_failed")
             await self._clock.sleep(seconds)
-
-    async def _reached(
-        self, ask: Callable[[], Awaitable[T]], call_id: str, *, internal_seconds_max: float | None = None
-    ) -> T:
-        """Ask the record; raises as `until_answered` does."""
-        seconds_max = self._options.internal_seconds_max
-        return await until_answered(
-            ask,
-            clock=self._clock,
-            internal_seconds_max=seconds_max if internal_seconds_max is None else internal_seconds_max,
-            event="worker.record_delayed",
-            call=call_id,
-        )
 
 
 def _invocation(call: WorkerCall, lease_epoch: int, context: ToolContext) -> Invocation:
