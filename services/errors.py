@@ -42,6 +42,7 @@ a reason that comes from a peer back into the same class.
         ApprovalRequired
         AttentionNotNeeded
         SourceChanged
+        NoTokenBudget
       OutOfRange
         SeqBeyondEnd
       Aborted
@@ -51,6 +52,7 @@ a reason that comes from a peer back into the same class.
         TooLarge
         Overloaded
         QueueFull
+        TokenCeiling
         SlowConsumer
       Unauthenticated
       PermissionDenied
@@ -68,10 +70,13 @@ The docstring of a concrete class is its message where the raiser gives none.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
+
+_WORDS_MEET: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 class Kind(StrEnum):
@@ -98,12 +103,18 @@ class PawlError(Exception):
 
     `kind` fixes the gRPC code, `reason` is what programs branch on, `metadata`
     are the values that the reason promises (`InvalidField(..., field="name")`).
+    The reason of a class below a kind is its name: RUN_NOT_FOUND of RunNotFound.
     """
 
     kind: ClassVar[Kind]
     reason: str = ""
     message: str
     metadata: Mapping[str, str]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.__base__ is not PawlError:
+            cls.reason = _WORDS_MEET.sub("_", cls.__name__).upper()
 
     def __init__(self, message: str = "", /, **metadata: str | int) -> None:
         self.message = message or _first_sentence(type(self))
@@ -132,55 +143,37 @@ class InvalidArgument(PawlError):
 class MalformedRequest(InvalidArgument):
     """The request bytes are not a message of the method's type."""
 
-    reason = "MALFORMED_REQUEST"
-
 
 class InvalidField(InvalidArgument):
     """A field is missing, out of range or of the wrong form. Metadata `field` names it."""
-
-    reason = "INVALID_FIELD"
 
 
 class InvalidId(InvalidArgument):
     """An id does not match ^[A-Za-z0-9_-]{1,64}$. Metadata `field` names it."""
 
-    reason = "INVALID_ID"
-
 
 class InvalidJson(InvalidArgument):
     """JSON bytes are not strict JSON. The message says where and why."""
-
-    reason = "INVALID_JSON"
 
 
 class InvalidSchema(InvalidArgument):
     """A JSON Schema is not valid 2020-12, or has remote references."""
 
-    reason = "INVALID_SCHEMA"
-
 
 class InvalidArguments(InvalidArgument):
     """Edited arguments do not fit the tool's schema. The message lists every violation."""
-
-    reason = "INVALID_ARGUMENTS"
 
 
 class InvalidPageToken(InvalidArgument):
     """A page token was not made by this method for this filter."""
 
-    reason = "INVALID_PAGE_TOKEN"
-
 
 class DigestRequired(InvalidArgument):
     """A decision came without the digest that was shown."""
 
-    reason = "DIGEST_REQUIRED"
-
 
 class HelloRequired(InvalidArgument):
     """The first frame of a Session must be `hello`, and only the first."""
-
-    reason = "HELLO_REQUIRED"
 
 
 class NotFound(PawlError):
@@ -192,49 +185,33 @@ class NotFound(PawlError):
 class RunNotFound(NotFound):
     """No such run, or none that the caller may see."""
 
-    reason = "RUN_NOT_FOUND"
-
 
 class ConversationNotFound(NotFound):
     """No such conversation, or none that the caller may see."""
-
-    reason = "CONVERSATION_NOT_FOUND"
 
 
 class CallNotFound(NotFound):
     """No such call, or none that the caller may see."""
 
-    reason = "CALL_NOT_FOUND"
-
 
 class ToolNotFound(NotFound):
     """No such tool or tool version in this store."""
-
-    reason = "TOOL_NOT_FOUND"
 
 
 class SourceNotFound(NotFound):
     """No such source of tools in this store."""
 
-    reason = "SOURCE_NOT_FOUND"
-
 
 class RuleNotFound(NotFound):
     """No such rule in this store, or none that the caller may see."""
-
-    reason = "RULE_NOT_FOUND"
 
 
 class DocumentNotFound(NotFound):
     """No such document in this store, or none that the caller may see."""
 
-    reason = "DOCUMENT_NOT_FOUND"
-
 
 class NotificationNotFound(NotFound):
     """No such notification, or none that the caller may see."""
-
-    reason = "NOTIFICATION_NOT_FOUND"
 
 
 class Unimplemented(PawlError):
@@ -246,8 +223,6 @@ class Unimplemented(PawlError):
 class MethodNotFound(Unimplemented):
     """No such method."""
 
-    reason = "METHOD_NOT_FOUND"
-
 
 class AlreadyExists(PawlError):
     """The name or request id is taken by something else."""
@@ -258,19 +233,13 @@ class AlreadyExists(PawlError):
 class RequestIdReused(AlreadyExists):
     """The request id was used before with another payload."""
 
-    reason = "REQUEST_ID_REUSED"
-
 
 class ToolExists(AlreadyExists):
     """A tool of that name is registered with another definition. Set `replace` to put this one in its place."""
 
-    reason = "TOOL_EXISTS"
-
 
 class SourceExists(AlreadyExists):
     """A source of that name is there with another configuration. Set `replace` to put this one in its place."""
-
-    reason = "SOURCE_EXISTS"
 
 
 class FailedPrecondition(PawlError):
@@ -282,31 +251,21 @@ class FailedPrecondition(PawlError):
 class RunEnded(FailedPrecondition):
     """The run has ended. Its state never changes again."""
 
-    reason = "RUN_ENDED"
-
 
 class RunNotEnded(FailedPrecondition):
     """The run has not ended: only one that has can be undone."""
-
-    reason = "RUN_NOT_ENDED"
 
 
 class NoTokenBudget(FailedPrecondition):
     """The run has no token budget, so there is nothing to add to."""
 
-    reason = "NO_TOKEN_BUDGET"
-
 
 class CallNotPending(FailedPrecondition):
     """The call is not waiting for what was sent."""
 
-    reason = "CALL_NOT_PENDING"
-
 
 class AlreadyDecided(FailedPrecondition):
     """The call was decided before, by another decision."""
-
-    reason = "ALREADY_DECIDED"
 
 
 class DigestMismatch(FailedPrecondition):
@@ -315,43 +274,29 @@ class DigestMismatch(FailedPrecondition):
     Read the call again and show it to the person again.
     """
 
-    reason = "DIGEST_MISMATCH"
-
 
 class IllegalTransition(FailedPrecondition):
     """The state tables do not allow the transition."""
-
-    reason = "ILLEGAL_TRANSITION"
 
 
 class ConversationBusy(FailedPrecondition):
     """The conversation has an active run and the policy asked for is REJECT."""
 
-    reason = "CONVERSATION_BUSY"
-
 
 class DeadlinePassed(FailedPrecondition):
     """The approval, question or offer has passed its deadline."""
-
-    reason = "DEADLINE_PASSED"
 
 
 class ApprovalRequired(FailedPrecondition):
     """The tool needs an approval that was not given."""
 
-    reason = "APPROVAL_REQUIRED"
-
 
 class AttentionNotNeeded(FailedPrecondition):
     """The run does not wait for an operator, or not for this."""
 
-    reason = "ATTENTION_NOT_NEEDED"
-
 
 class SourceChanged(FailedPrecondition):
     """The source describes its tools differently from what was shown: look at the changes again."""
-
-    reason = "SOURCE_CHANGED"
 
 
 class OutOfRange(PawlError):
@@ -363,8 +308,6 @@ class OutOfRange(PawlError):
 class SeqBeyondEnd(OutOfRange):
     """The position is beyond the end of the log. Metadata `last_seq` says where the log ends."""
 
-    reason = "SEQ_BEYOND_END"
-
 
 class Aborted(PawlError):
     """The caller works on an old view; it must read again or stop."""
@@ -375,16 +318,12 @@ class Aborted(PawlError):
 class LeaseLost(Aborted):
     """The caller no longer holds the lease of the run. Stop working on it: somebody else does."""
 
-    reason = "LEASE_LOST"
-
 
 class InboxChanged(Aborted):
     """A command arrived that the commit did not take into account.
 
     Read the inbox and decide again.
     """
-
-    reason = "INBOX_CHANGED"
 
 
 class ResourceExhausted(PawlError):
@@ -396,31 +335,21 @@ class ResourceExhausted(PawlError):
 class TooLarge(ResourceExhausted):
     """A message or field is over its size limit."""
 
-    reason = "TOO_LARGE"
-
 
 class Overloaded(ResourceExhausted):
     """Too many calls or streams at once. Try again later."""
-
-    reason = "OVERLOADED"
 
 
 class QueueFull(ResourceExhausted):
     """The conversation's queue of waiting messages, or the inbox of the run, is full."""
 
-    reason = "QUEUE_FULL"
-
 
 class TokenCeiling(ResourceExhausted):
     """The run's token budget may not become that large. Add fewer tokens."""
 
-    reason = "TOKEN_CEILING"
-
 
 class SlowConsumer(ResourceExhausted):
     """The watcher fell behind. Metadata `resume_after_seq` says where to attach again."""
-
-    reason = "SLOW_CONSUMER"
 
 
 class Unauthenticated(PawlError):
@@ -449,19 +378,13 @@ class DependencyUnavailable(Unavailable):
     Nothing was changed, or it is safe to send the same request id again.
     """
 
-    reason = "DEPENDENCY_UNAVAILABLE"
-
 
 class SourceUnreachable(Unavailable):
     """A source of tools does not answer, or not as it should. Look at the source, then try again."""
 
-    reason = "SOURCE_UNREACHABLE"
-
 
 class ShuttingDown(Unavailable):
     """The process is shutting down. Send again: another replica will answer."""
-
-    reason = "SHUTTING_DOWN"
 
 
 class DeadlineExceeded(PawlError):

@@ -51,7 +51,7 @@ from services.tool_registry.app.ports import Connector
 from services.tool_registry.app.rules import Rules
 from services.tool_registry.app.sources import Sources
 from services.tool_registry.app.worker_tools import WorkerTools
-from services.tool_registry.app.workers import WorkerHub, WorkerOptions
+from services.tool_registry.app.workers import WorkerHub
 from services.tool_registry.builtin.agents import agent_tools
 from services.tool_registry.builtin.calculator import calculator_tools
 from services.tool_registry.builtin.clock import clock_tools
@@ -92,13 +92,13 @@ async def main(stop: Stop) -> None:
 
         helpers = await service.enter(Helpers())
         book, worker_book = PostgresToolBook(database), PostgresWorkerBook(database, instance_id=instance_id)
-        options = WorkerOptions(lease_seconds=settings.worker_lease_seconds)
-        hub = await service.enter(WorkerHub(worker_book, clock=service.clock, stopping=stop.wait, options=options))
+        hub = WorkerHub(worker_book, clock=service.clock, stopping=stop.wait, options=settings.worker_options)
+        await service.enter(hub)
         source_store = PostgresSources(database)
         mcp, kinds = await _connectors(service, settings, source_store, secrets, egress=egress, helpers=helpers)
         catalog = Catalog(book, sources={WORKER: hub, **kinds}, helper=helpers)
         ledger = LedgerReads(await service.open_channel("job_store", settings.job_store_address, optional=True))
-        own = await _builtin_tools(service, settings, database=database, ledger=ledger, egress=egress, helpers=helpers)
+        own = _builtin_tools(service, settings, database=database, ledger=ledger, egress=egress, helpers=helpers)
         await catalog.load("builtin", own)
         for module in load_modules(module_names(settings.tools)):
             await catalog.load(f"module:{module.name}", module.tools)
@@ -119,10 +119,8 @@ async def main(stop: Stop) -> None:
         executor = Executor(
             catalog=catalog,
             permits=Permits(rules, journal),
-            journal=journal,
             parts=parts,
             observer=metrics,
-            clock=service.clock,
             stopping=stop.wait,
             options=settings.executor_options,
         )
@@ -148,7 +146,7 @@ async def main(stop: Stop) -> None:
         await service.serve(server, stop)
 
 
-async def _builtin_tools(
+def _builtin_tools(
     service: Service,
     settings: ToolRegistrySettings,
     *,

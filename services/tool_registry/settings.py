@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, SecretStr
 
 from services.chassis.settings import ListenAddress, PeerAddresses, ServiceSettings
 from services.tool_registry.app.executor import ExecutorOptions
+from services.tool_registry.app.workers import WorkerOptions
 from services.tool_registry.domain.definition import RATE_PER_MINUTE_MAX
 from services.tool_registry.domain.mail_server import read_smtp_url
 
@@ -92,3 +93,8 @@ class ToolRegistrySettings(ServiceSettings):
             renew_seconds=min(1.0, self.execution_lease_seconds / 4),
             retention_seconds=self.execution_retention_days * 86400,
         )
+
+    @property
+    def worker_options(self) -> WorkerOptions:
+        """What remote workers are held to."""
+        return WorkerOptions(lease_seconds=self.worker_lease_seconds)

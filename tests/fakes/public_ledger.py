@@ -1,4 +1,4 @@
-"""A ledger in memory, as the public side of agent-loop sees it, and live events that a test can lose.
+"""A ledger in memory, as the public side of agent-loop sees it.
 
 Only what clients can observe: a test plays the worker by calling `append`,
 `offer`, `settle` and `finish`.
@@ -6,9 +6,9 @@ Only what clients can observe: a test plays the worker by calling `append`,
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
@@ -25,7 +25,6 @@ from services.agent_loop.app.public_values import (
     DecisionCommand,
     EventPage,
     LeaseAnswer,
-    LoggedEvent,
     NewMessage,
     Outcome,
     Page,
@@ -56,8 +55,11 @@ from services.errors import (
     SeqBeyondEnd,
     TokenCeiling,
 )
+from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.undo_sources import sources
+
+T = TypeVar("T")
 
 ME = Caller(store_id="local", user_id="me", roles=frozenset({"member"}))
 PENDING = {call_pb2.CALL_STATE_OFFERED, call_pb2.CALL_STATE_AWAITING_APPROVAL, call_pb2.CALL_STATE_ASKED}
@@ -74,43 +76,6 @@ class StoredRun:
     replies: dict[str, tuple[object, Reply]] = field(default_factory=dict)
     sessions: dict[str, str] = field(default_factory=dict)
     trimmed_seq: int = 0
-
-
-class FakeLive:
-    """Live events. `connected = False` stops them; `lose` drops those that it returns True for."""
-
-    def __init__(self) -> None:
-        self.connected = True
-        self.lose: Callable[[int], bool] = lambda _seq: False
-        self.takers: defaultdict[str, list[Callable[[LoggedEvent], Awaitable[None]]]] = defaultdict(list)
-        self.subscriptions = 0
-
-    async def subscribe(
-        self, store_id: str, run_id: str, take: Callable[[LoggedEvent], Awaitable[None]]
-    ) -> FakeSubscription:
-        self.subscriptions += 1
-        self.takers[run_id].append(take)
-        return FakeSubscription(self, run_id, take)
-
-    @property
-    def subscriber_count(self) -> int:
-        return sum(len(takers) for takers in self.takers.values())
-
-    async def publish(self, event: event_pb2.RunEvent) -> None:
-        if self.connected and not self.lose(event.seq):
-            for take in list(self.takers[event.run_id]):
-                await take(logged_event(event_pb2.RunEvent.FromString(event.SerializeToString())))
-
-
-@dataclass(slots=True)
-class FakeSubscription:
-    live: FakeLive
-    run_id: str
-    take: Callable[[LoggedEvent], Awaitable[None]]
-
-    async def unsubscribe(self) -> None:
-        if self.take in self.live.takers[self.run_id]:
-            self.live.takers[self.run_id].remove(self.take)
 
 
 class FakeLedger:
@@ -264,23 +229,23 @@ class FakeLedger:
             return LeaseAnswer(granted=False, call=None)
         held = call.offer.client_id and call.offer.expire_time.seconds > self._clock.now()
         if call.state != call_pb2.CALL_STATE_OFFERED or (held and call.offer.client_id != client.client_id):
-            return LeaseAnswer(granted=False, call=call_view(_copy(call)))
+            return LeaseAnswer(granted=False, call=_shown(call))
         if held and client.session_id < stored.sessions[call_id]:
-            return LeaseAnswer(granted=False, call=call_view(_copy(call)), replaced=True)
+            return LeaseAnswer(granted=False, call=_shown(call), replaced=True)
         stored.sessions[call_id] = client.session_id
         self._extend(call, lease_seconds)
         if call.offer.client_id != client.client_id:
             call.offer.client_id = client.client_id
             call.offer.offer_epoch += 1
             await self._call_changed(stored, call)
-        return LeaseAnswer(granted=True, call=call_view(_copy(call)))
+        return LeaseAnswer(granted=True, call=_shown(call))
 
     async def renew_offers(self, caller: Caller, client: ClientSession, lease_seconds: float) -> tuple[CallView, ...]:
         self._check_up()
         held = [call for _, call in self._held(caller, client)]
         for call in held:
             self._extend(call, lease_seconds)
-        return tuple(call_view(_copy(call)) for call in held)
+        return tuple(_shown(call) for call in held)
 
     async def release_offers(self, caller: Caller, client: ClientSession, run_id: str = "") -> None:
         self._check_up()
@@ -302,7 +267,7 @@ class FakeLedger:
             is_gated = stored.calls[call_id].approval.digest != ""
             is_shown = for_approval and is_gated and stored.run.store_id == caller.store_id
             if is_shown or self._belongs(stored, caller):
-                return call_view(_copy(stored.calls[call_id]))
+                return _shown(stored.calls[call_id])
         raise CallNotFound
 
     async def list_events(self, caller: Caller, run_id: str, after_seq: int) -> EventPage:
@@ -332,14 +297,12 @@ class FakeLedger:
     async def list_runs(
         self, caller: Caller, *, page_size: int, page_token: str, conversation_id: str, states: tuple[RunState, ...]
     ) -> Page[RunView]:
-        self._check_page(page_token)
         runs = [self._view(stored) for stored in self.runs.values() if self._belongs(stored, caller)]
-        return Page(items=tuple(run for run in runs if not states or run.state in states), next_page_token="")
+        return self._page(page_token, (run for run in runs if not states or run.state in states))
 
     async def list_calls(self, caller: Caller, run_id: str, *, page_size: int, page_token: str) -> Page[CallView]:
-        self._check_page(page_token)
         stored = self._stored(caller, run_id)
-        return Page(items=tuple(call_view(_copy(call)) for call in stored.calls.values()), next_page_token="")
+        return self._page(page_token, (_shown(call) for call in stored.calls.values()))
 
     async def undo_sources(self, caller: Caller, run_id: str) -> tuple[UndoSource, ...]:
         everything = (call for each in self.runs.values() for call in each.calls.values())
@@ -348,24 +311,21 @@ class FakeLedger:
     async def list_messages(
         self, caller: Caller, conversation_id: str, *, page_size: int, page_token: str
     ) -> Page[object]:
-        self._check_page(page_token)
         if not any(self._belongs(run, caller) for run in self.runs.values()):
             raise ConversationNotFound
-        return Page(items=(message_pb2.Message(message_id="msg_1", text="Hello"),), next_page_token="")
+        return self._page(page_token, (message_pb2.Message(message_id="msg_1", text="Hello"),))
 
     async def list_attention(self, caller: Caller, *, run_id: str, page_size: int, page_token: str) -> Page[RunView]:
-        self._check_page(page_token)
         runs = [
             self._view(stored)
             for stored in self.runs.values()
             if stored.run.store_id == caller.store_id and stored.run.HasField("attention")
         ]
-        return Page(items=tuple(run for run in runs if run_id in {"", run.run_id}), next_page_token="")
+        return self._page(page_token, (run for run in runs if run_id in {"", run.run_id}))
 
     async def list_pending(
         self, caller: Caller, wanted: PendingFilter, *, page_size: int, page_token: str
     ) -> Page[CallView | RunView]:
-        self._check_page(page_token)
         stored = [each for each in self.runs.values() if each.run.store_id == caller.store_id]
         if not wanted.of_store:
             stored = [each for each in stored if self._belongs(each, caller)]
@@ -378,7 +338,7 @@ class FakeLedger:
             for call in calls
             if (not wanted.states or call.state in wanted.states) and wanted.tool_name in {"", call.tool_name}
         ]
-        return Page(items=(*chosen, *short), next_page_token="")
+        return self._page(page_token, (*chosen, *short))
 
     # Inside.
 
@@ -472,10 +432,11 @@ class FakeLedger:
         if self.down:
             raise DependencyUnavailable
 
-    def _check_page(self, page_token: str) -> None:
+    def _page(self, page_token: str, items: Iterable[T]) -> Page[T]:
         self._check_up()
         if page_token:
             raise InvalidPageToken
+        return Page(items=tuple(items), next_page_token="")
 
     async def _changed(self, stored: StoredRun, state: run_pb2.RunState.ValueType) -> None:
         before, stored.run.state = stored.run.state, state
@@ -494,7 +455,7 @@ class FakeLedger:
         await self._live.publish(event)
 
 
-def _copy(call: call_pb2.Call) -> call_pb2.Call:
+def _shown(call: call_pb2.Call) -> CallView:
     copy = call_pb2.Call()
     copy.CopyFrom(call)
-    return copy
+    return call_view(copy)

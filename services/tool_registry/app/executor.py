@@ -10,7 +10,6 @@ from functools import partial
 from typing import Final, Self, TypeVar
 
 from services.chassis import logs
-from services.chassis.clock import Clock
 from services.chassis.retry import ANY, INTERNAL_SECONDS_MAX, Retry
 from services.errors import (
     Cancelled,
@@ -27,7 +26,7 @@ from services.tool_registry.app.execution import CancelCause, Execution, wait_an
 from services.tool_registry.app.jobs import ExecuteRequest, Job, admit
 from services.tool_registry.app.outcome import ToolEnd
 from services.tool_registry.app.permits import Permits
-from services.tool_registry.app.ports import CallKey, HeldElsewhere, Journal, Observer
+from services.tool_registry.app.ports import CallKey, HeldElsewhere, Observer
 from services.tool_registry.domain.definition import Effect
 from services.tool_registry.domain.execution import NOT_STOPPED, ExecutionResult, Outcome, Progress, input_required
 from services.tool_registry.domain.question import given
@@ -69,23 +68,21 @@ class Executor:
         *,
         catalog: Catalog,
         permits: Permits,
-        journal: Journal,
         parts: AttemptParts,
         observer: Observer,
-        clock: Clock,
         stopping: Callable[[], Awaitable[object]],
         options: ExecutorOptions,
     ) -> None:
         self._catalog = catalog
         self._permits = permits
-        self._journal = journal
+        self._journal = parts.journal
         self._parts = parts
         self._observer = observer
-        self._clock = clock
+        self._clock = parts.clock
         self._stopping = stopping
         self._options = options
         self._retry = Retry(
-            clock, transient=ANY, internal_seconds_max=options.internal_seconds_max, event="journal.end_delayed"
+            parts.clock, transient=ANY, internal_seconds_max=options.internal_seconds_max, event="journal.end_delayed"
         )
         self._running: dict[CallKey, Execution] = {}
         self._tasks: set[asyncio.Task[None]] = set()

@@ -30,8 +30,9 @@ from services.chassis.ids import IdSource
 from services.chassis.metrics import Metrics
 from services.chassis.rpc_server import RpcServer
 from tests.fakes.checker import FakeChecker
+from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
-from tests.fakes.public_ledger import FakeLedger, FakeLive
+from tests.fakes.public_ledger import FakeLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub

@@ -35,9 +35,10 @@ from services.chassis.status import from_rpc_error
 from services.errors import SlowConsumer
 from tests.fakes import virtual_time
 from tests.fakes.checker import FakeChecker
+from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.public_ledger import ME as CALLER
-from tests.fakes.public_ledger import FakeLedger, FakeLive
+from tests.fakes.public_ledger import FakeLedger
 from tests.poll import until
 from tests.rpc.agent_loop.client import Client
 from tests.rpc.agent_loop.conftest import KEYS, ME

@@ -16,7 +16,8 @@ from services.agent_loop.domain.call import DecisionKind
 from services.agent_loop.domain.run import RunState
 from services.chassis.rpc_server import RpcServer
 from services.errors import InvalidArguments, InvalidField
-from tests.fakes.public_ledger import FakeLedger, FakeLive
+from tests.fakes.live_events import FakeLive
+from tests.fakes.public_ledger import FakeLedger
 from tests.rpc.agent_loop.conftest import ME, OPERATOR, STRANGERS
 from tests.rpc.agent_loop.errors import failure, reason
 

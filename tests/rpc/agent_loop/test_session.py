@@ -16,7 +16,8 @@ from services.agent_loop.app.public_values import CancelCommand, DecisionCommand
 from services.agent_loop.app.stream import SessionTimes
 from services.agent_loop.app.watch import Watches
 from services.chassis.rpc_server import RpcServer
-from tests.fakes.public_ledger import FakeLedger, FakeLive
+from tests.fakes.live_events import FakeLive
+from tests.fakes.public_ledger import FakeLedger
 from tests.rpc.agent_loop.client import ACCEPTED, REFUSED, Client
 from tests.rpc.agent_loop.conftest import STRANGERS
 from tests.rpc.agent_loop.errors import failure, reason

@@ -17,8 +17,9 @@ from services.agent_loop.app.public_values import EventPage, LogGap, LoggedEvent
 from services.agent_loop.app.watch import Watches
 from services.chassis.rpc_server import RpcServer
 from services.errors import DeadlineExceeded, Internal, Overloaded, PawlError, SeqBeyondEnd, SlowConsumer
+from tests.fakes.live_events import FakeLive
 from tests.fakes.public_ledger import ME as CALLER
-from tests.fakes.public_ledger import PAGE_EVENTS, FakeLedger, FakeLive
+from tests.fakes.public_ledger import PAGE_EVENTS, FakeLedger
 from tests.rpc.agent_loop.conftest import ME, STRANGERS
 from tests.rpc.agent_loop.errors import failure, reason
 

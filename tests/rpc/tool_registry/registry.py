@@ -325,10 +325,8 @@ def _executor(
     return Executor(
         catalog=catalog,
         permits=permits,
-        journal=parts.journal,
         parts=parts,
         observer=observer,
-        clock=parts.clock,
         stopping=stop.wait,
         options=options,
     )

@@ -29,8 +29,9 @@ from services.agent_loop.domain.call import DecisionKind
 from services.agent_loop.domain.options import AskedOptions
 from services.agent_loop.domain.run import RunOptions, StopCause, Undo
 from services.errors import PawlError
+from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
-from tests.fakes.public_ledger import FakeLedger, FakeLive
+from tests.fakes.public_ledger import FakeLedger
 from tests.system.agent_loop.worker import DIGEST, Worker
 
 Observations = list[Any]

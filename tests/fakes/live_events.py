@@ -1,0 +1,49 @@
+"""Live events that a test can lose."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from pawl.event.v1 import event_pb2
+
+from services.agent_loop.adapters.views import logged_event
+from services.agent_loop.app.public_values import LoggedEvent
+
+
+class FakeLive:
+    """Live events. `connected = False` stops them; `lose` drops those that it returns True for."""
+
+    def __init__(self) -> None:
+        self.connected = True
+        self.lose: Callable[[int], bool] = lambda _seq: False
+        self.takers: defaultdict[str, list[Callable[[LoggedEvent], Awaitable[None]]]] = defaultdict(list)
+        self.subscriptions = 0
+
+    async def subscribe(
+        self, store_id: str, run_id: str, take: Callable[[LoggedEvent], Awaitable[None]]
+    ) -> FakeSubscription:
+        self.subscriptions += 1
+        self.takers[run_id].append(take)
+        return FakeSubscription(self, run_id, take)
+
+    @property
+    def subscriber_count(self) -> int:
+        return sum(len(takers) for takers in self.takers.values())
+
+    async def publish(self, event: event_pb2.RunEvent) -> None:
+        if self.connected and not self.lose(event.seq):
+            for take in list(self.takers[event.run_id]):
+                await take(logged_event(event_pb2.RunEvent.FromString(event.SerializeToString())))
+
+
+@dataclass(slots=True)
+class FakeSubscription:
+    live: FakeLive
+    run_id: str
+    take: Callable[[LoggedEvent], Awaitable[None]]
+
+    async def unsubscribe(self) -> None:
+        if self.take in self.live.takers[self.run_id]:
+            self.live.takers[self.run_id].remove(self.take)
