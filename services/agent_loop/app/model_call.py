@@ -69,7 +69,7 @@ class ModelCall:
     async def stream(self, request: ModelRequest, random: Randomness) -> ModelAnswer | ModelFailed:
         """Return the whole answer, or how the call failed."""
         prompt_bytes = len(msgspec.json.encode((request.messages, request.tools)))
-        prompt_tokens = budget.estimate(prompt_bytes)
+        prompt_tokens = budget.prompt_tokens(self._state, prompt_bytes)
         if needed := budget.needed(self._state, prompt_tokens):
             return ModelFailed(error=budget.TOO_LITTLE, answer=self.answer(), jitter=random(), tokens_needed=needed)
         self._prompt_bytes = prompt_bytes

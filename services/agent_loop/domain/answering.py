@@ -12,7 +12,7 @@ from services.agent_loop.domain.call import Call, CallState
 from services.agent_loop.domain.event import OwnerEvent, RoundEnded, RoundRetrying, Warned
 from services.agent_loop.domain.fact import ModelAnswered, ModelCut, ModelFailed, Shown
 from services.agent_loop.domain.failure import FailureClass
-from services.agent_loop.domain.loop_state import LoopState, OpenModelCall
+from services.agent_loop.domain.loop_state import CountedPrompt, LoopState, OpenModelCall
 from services.agent_loop.domain.message import Message, Role
 from services.agent_loop.domain.model import CONTENT_FILTER, EMPTY_ANSWER, UsageReport
 from services.agent_loop.domain.run import RunFailure, Usage
@@ -36,6 +36,7 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
         run=replace(state.run, usage=opened.usage_before + usage),
         loop=replace(state.loop, model_call=None, partial_text=""),
     )
+    state = _with_counted_prompt(state, answer.usage, is_summary=opened.summary)
     if opened.summary:
         return _summarised(state, answer, opened.summarised_to_number), (ended,)
     limits = state.run.options.limits
@@ -178,6 +179,13 @@ def _summarised(state: State, answer: ModelAnswer, to_number: int) -> State:
     )
     kept = tuple(message for message in state.messages if message.number > to_number or not message.number)
     return replace(state, messages=(*kept, summary))
+
+
+def _with_counted_prompt(state: State, usage: UsageReport, *, is_summary: bool) -> State:
+    size_bytes, last = usage.prompt_bytes, state.loop.counted_prompt
+    if size_bytes:
+        last = CountedPrompt(size_bytes=size_bytes, tokens=usage.input_tokens)
+    return replace(state, loop=replace(state.loop, counted_prompt=None if is_summary else last))
 
 
 def _with_message(state: State, answer: ModelAnswer, shown: Shown, calls: tuple[Call, ...]) -> State:

@@ -18,6 +18,8 @@ from services.agent_loop.domain.state import State
 # Prose has four bytes and more to a token, code and most other scripts have about three: rather too many tokens than
 # too few, so that what nobody reports is no way round a budget.
 _BYTES_PER_TOKEN: Final = 3
+# So much has no text on average: a server that counts less leaves something out, as what it had in its cache.
+_BYTES_PER_TOKEN_MAX: Final = 8
 _CUT_SHORT: Final = frozenset({"length", "max_tokens"})
 
 
@@ -111,6 +113,18 @@ def estimate(size_bytes: int) -> int:
     return -(-size_bytes // _BYTES_PER_TOKEN)
 
 
+def prompt_tokens(state: State, prompt_bytes: int) -> int:
+    """Return how many tokens the next prompt is taken for.
+
+    What the model server counted of the last one, which the next one begins with, and an estimate of what came since.
+    """
+    last = state.loop.counted_prompt
+    if last is None:
+        return estimate(prompt_bytes)
+    tokens_min = -(-prompt_bytes // _BYTES_PER_TOKEN_MAX)
+    return max(tokens_min, last.tokens + estimate(max(0, prompt_bytes - last.size_bytes)))
+
+
 def counted(report: UsageReport, *, prompt_bytes: int, output_bytes: int) -> UsageReport:
     """Return what a call used: what was reported of it, and an estimate of what was not."""
     missing_input = 0 if report.input_tokens else estimate(prompt_bytes)
@@ -120,6 +134,7 @@ def counted(report: UsageReport, *, prompt_bytes: int, output_bytes: int) -> Usa
         input_tokens=report.input_tokens + missing_input,
         output_tokens=report.output_tokens + missing_output,
         estimated_tokens=missing_input + missing_output,
+        prompt_bytes=prompt_bytes if report.input_tokens else 0,
     )
 
 

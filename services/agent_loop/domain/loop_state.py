@@ -50,6 +50,13 @@ class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
         return self.summarised_to_number > 0
 
 
+class CountedPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """The size of a prompt, and the tokens that the model server counted in it."""
+
+    size_bytes: int
+    tokens: int
+
+
 class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     """See the module."""
 
@@ -81,6 +88,8 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     """What top-ups have added to the token budget."""
     top_up_deadline_time: float | None = None
     """Until when the run waits for a top-up; None if it does not."""
+    counted_prompt: CountedPrompt | None = None
+    """The last prompt of the run; None before there is one, and after a summary, which makes the next one another."""
     undo: UndoPlan | None = None
     """What the run takes back, once that is known; only in an undo."""
 

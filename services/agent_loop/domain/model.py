@@ -68,7 +68,8 @@ class ProviderState(msgspec.Struct, frozen=True, kw_only=True):
 class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of this call so far. A later report replaces an earlier one.
 
-    `estimated_tokens` are those that the model server did not report itself.
+    `estimated_tokens` are those that the model server did not report itself. `prompt_bytes` is the size of the prompt
+    whose tokens it did report, else 0.
     """
 
     input_tokens: int = 0
@@ -76,6 +77,7 @@ class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
     reasoning_tokens: int = 0
     estimated_tokens: int = 0
+    prompt_bytes: int = 0
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from services.agent_loop.domain import budget, loop_state
@@ -231,11 +233,13 @@ class TestAccounting:
             (UsageReport(), UsageReport(input_tokens=34, output_tokens=4, estimated_tokens=38)),
             (
                 UsageReport(input_tokens=30, cached_input_tokens=20),
-                UsageReport(input_tokens=30, cached_input_tokens=20, output_tokens=4, estimated_tokens=4),
+                UsageReport(
+                    input_tokens=30, cached_input_tokens=20, output_tokens=4, estimated_tokens=4, prompt_bytes=100
+                ),
             ),
             (
                 UsageReport(input_tokens=30, output_tokens=9, reasoning_tokens=7),
-                UsageReport(input_tokens=30, output_tokens=9, reasoning_tokens=7),
+                UsageReport(input_tokens=30, output_tokens=9, reasoning_tokens=7, prompt_bytes=100),
             ),
         ],
     )
@@ -243,6 +247,48 @@ class TestAccounting:
         self, report: UsageReport, counted: UsageReport
     ) -> None:
         assert budget.counted(report, prompt_bytes=100, output_bytes=12) == counted
+
+
+class TestWhatAPromptIsTakenFor:
+    def run(self, usage: UsageReport) -> Simulation:
+        """A run whose first answer reported this; its second prompt is due."""
+        run = Simulation([replace(answer("serial"), usage=usage)], RunOptions(limits=Limits(total_tokens_max=10_000)))
+        run.turn()
+        run.model_answers()
+        return run
+
+    def test_before_the_first_report_it_is_three_bytes_a_token(self) -> None:
+        assert budget.prompt_tokens(with_budget(1000).base, 301) == 101
+        silent = self.run(UsageReport(input_tokens=100, output_tokens=1, estimated_tokens=100))
+        assert budget.prompt_tokens(silent.base, 301) == 101
+
+    @pytest.mark.parametrize(
+        ("reported", "prompt_bytes", "tokens"),
+        [
+            (250, 1000, 250),
+            (250, 1300, 350),
+            (250, 900, 250),
+            (700, 1300, 800),
+            (5, 1000, 125),
+            (5, 1300, 163),
+        ],
+    )
+    def test_then_only_what_came_since_is_estimated(self, reported: int, prompt_bytes: int, tokens: int) -> None:
+        """A text of more tokens than usual counts as such, and a server that counts next to nothing is not believed."""
+        run = self.run(UsageReport(input_tokens=reported, output_tokens=1, prompt_bytes=1000))
+        assert budget.prompt_tokens(run.base, prompt_bytes) == tokens
+
+    @given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
+    def test_a_longer_prompt_is_never_taken_for_less(self, size: int, tokens: int, one: int, more: int) -> None:
+        counted = loop_state.CountedPrompt(size_bytes=size, tokens=tokens)
+        run = with_budget(1000)
+        state = replace(run.base, loop=replace(run.base.loop, counted_prompt=counted))
+        assert budget.prompt_tokens(state, one) <= budget.prompt_tokens(state, one + more)
+
+    def test_a_worker_that_takes_over_knows_it(self) -> None:
+        run = self.run(UsageReport(input_tokens=250, output_tokens=1, prompt_bytes=1000))
+        read = loop_state.read(loop_state.write(run.base.loop))
+        assert read.counted_prompt == loop_state.CountedPrompt(size_bytes=1000, tokens=250)
 
 
 class TestTheCallInFlight:

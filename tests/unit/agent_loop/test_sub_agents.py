@@ -142,17 +142,17 @@ def test_tokens_of_the_agent_count_for_its_parent() -> None:
 
 
 def test_the_agent_gets_what_is_left_of_the_budget_and_its_end_for_want_of_it_is_the_parents_to_wait_for() -> None:
-    """Every run calls the model for 15 tokens: 15 of 300 are used, so the agent may use 285, which its calls use up."""
+    """Every run calls the model for 15 tokens: 15 of 200 are used, so the agent may use 185, which its calls use up."""
 
     async def main() -> None:
-        limits = Limits(total_tokens_max=300)
+        limits = Limits(total_tokens_max=200)
         world = world_of(top=[calls(agent("part"))], part=[calls(f'look {{"n":{n}}}') for n in range(20)])
         key = world.ledger.submit("top", RunOptions(limits=limits))
 
         await finish(world, key, until=lambda: WaitKind.BUDGET in world.ledger.run(key).waits)
 
         child, run, call = child_of(world, key), world.ledger.run(key), the_call(world, key)
-        assert (child.options.limits.total_tokens_max, child.options.limits.topped_up_tokens_max) == (285, 285)
+        assert (child.options.limits.total_tokens_max, child.options.limits.topped_up_tokens_max) == (185, 185)
         assert child.options.token_budget_policy is TokenBudgetPolicy.FAIL
         assert (child.state, child.failure.reason if child.failure else "") == (RunState.FAILED, "BUDGET_EXHAUSTED")
         assert call.result is not None

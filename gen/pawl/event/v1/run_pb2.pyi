@@ -567,9 +567,10 @@ class RunLimits(_message.Message):
     """The token budget: tokens of all prompts and outputs of the run, cached ones
     and those of failed attempts included; default 0, which is no budget. No
     model call is begun once they are used up, or for which what is left does
-    not do: its prompt with the descriptions of all tools, estimated at three
-    bytes a token, is reserved, and its output limited to the rest. So the run
-    passes its budget by the call in flight at most. See TokenBudgetPolicy.
+    not do: its prompt with the descriptions of all tools is reserved (what
+    the model server counted in the prompt before, and three bytes a token for
+    what came since), and its output limited to the rest. So the run passes its
+    budget by the call in flight at most. See TokenBudgetPolicy.
     """
     topped_up_tokens_max: _builtins.int
     """Tokens that the budget can reach by AgentService.TopUpRun; default 0, which
