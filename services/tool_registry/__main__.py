@@ -92,7 +92,9 @@ async def main(stop: Stop) -> None:
 
         helpers = await service.enter(Helpers())
         book, worker_book = PostgresToolBook(database), PostgresWorkerBook(database, instance_id=instance_id)
-        hub = WorkerHub(worker_book, clock=service.clock, stopping=stop.wait, options=settings.worker_options)
+        policy = policy_parts(database, service.clock, store_calls_per_minute=settings.store_calls_per_minute)
+        options = settings.worker_options
+        hub = WorkerHub(worker_book, policy.audit, clock=service.clock, stopping=stop.wait, options=options)
         await service.enter(hub)
         source_store = PostgresSources(database)
         mcp, kinds = await _connectors(service, settings, source_store, secrets, egress=egress, helpers=helpers)
@@ -104,7 +106,6 @@ async def main(stop: Stop) -> None:
             await catalog.load(f"module:{module.name}", module.tools)
 
         metrics = RegistryMetrics(service.metrics)
-        policy = policy_parts(database, service.clock, store_calls_per_minute=settings.store_calls_per_minute)
         rules = Rules(
             PostgresRuleBook(database), catalog, runs=ledger, audit=policy.audit, ids=service.ids, clock=service.clock
         )

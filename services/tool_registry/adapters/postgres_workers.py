@@ -12,12 +12,13 @@ import msgspec
 from services.chassis.database import Database
 from services.tool_registry.adapters import worker_statements as sql
 from services.tool_registry.app.ports import CallKey
-from services.tool_registry.app.worker_ports import Attached, CallView, Listener, NewsKind
+from services.tool_registry.app.worker_ports import Attached, CallView, Finished, LateCall, Listener, NewsKind
 from services.tool_registry.domain.workers import (
     Answer,
     CallDetails,
     CallState,
     Invocation,
+    Origin,
     Progress,
     Purpose,
     ResultStatus,
@@ -94,6 +95,7 @@ class PostgresWorkerBook:
             self._instance_id,
             worker_id,
             "" if worker is None else worker.attachment,
+            None if call.origin is None else msgspec.msgpack.encode(call.origin),
         ) or await self._fetch(sql.ADDED_BEFORE, call.store_id, call.call_id, call.token, worker_id)
         if not rows or rows[0]["state"] != CallState.HELD:
             return None
@@ -113,15 +115,14 @@ class PostgresWorkerBook:
     async def report(self, worker: WorkerKey, call_id: str, lease_epoch: int, progress: Progress) -> None:
         await self._fetch(sql.REPORT, *worker, call_id, lease_epoch, msgspec.msgpack.encode(progress))
 
-    async def finish(self, worker: WorkerKey, call_id: str, lease_epoch: int, answer: Answer) -> ResultStatus:
+    async def finish(self, worker: WorkerKey, call_id: str, lease_epoch: int, answer: Answer) -> Finished:
         stored = msgspec.msgpack.encode(answer)
-        finished = await self._fetch(sql.FINISH, *worker, call_id, lease_epoch, stored, self._instance_id)
-        if finished:
-            return ResultStatus.ACCEPTED if finished[0]["is_accepted"] else ResultStatus.LATE
-        known = await self._fetch(sql.KNOWN, *worker, call_id, lease_epoch)
-        if not known:
-            return ResultStatus.UNKNOWN
-        return ResultStatus.ACCEPTED if known[0]["was_accepted"] else ResultStatus.LATE
+        rows = await self._fetch(sql.FINISH, *worker, call_id, lease_epoch, stored, self._instance_id)
+        rows = rows or await self._fetch(sql.KNOWN, *worker, call_id, lease_epoch)
+        return _finished(rows[0]) if rows else Finished(status=ResultStatus.UNKNOWN)
+
+    async def mark_told(self, call: CallKey, lease_epoch: int) -> None:
+        await self._fetch(sql.MARK_TOLD, *call, lease_epoch)
 
     async def look(self, call: CallKey, token: str) -> CallView | None:
         rows = await self._fetch(sql.LOOK, *call, token)
@@ -198,6 +199,14 @@ def _invocation(row: asyncpg.Record) -> Invocation:
         deadline=row["deadline"].timestamp(),
         attempt=row["attempt"],
     )
+
+
+def _finished(row: asyncpg.Record) -> Finished:
+    status, origin = ResultStatus.ACCEPTED if row["is_accepted"] else ResultStatus.LATE, row["late_origin"]
+    if origin is None:
+        return Finished(status=status)
+    late = LateCall(tool_name=row["tool_name"], origin=msgspec.msgpack.decode(origin, type=Origin))
+    return Finished(status=status, late=late)
 
 
 def _view(row: asyncpg.Record) -> CallView:

@@ -103,15 +103,19 @@ WITH me AS ({_ME.format("$13")}), given AS (
 ), added AS (
     INSERT INTO tool_registry.worker_calls AS c
         (store_id, call_id, group_name, tool_name, definition_hash, purpose, details, attempt, deadline, token,
-         asker_id, state, lease_epoch, worker_id)
+         asker_id, state, lease_epoch, worker_id, origin, told_epochs)
     SELECT $1, $2, $3, $4, $5, $6, $7, $8, clock_timestamp() + make_interval(secs => $9), $10, $11, given.state,
-        CASE WHEN given.state = 'HELD' THEN 1 ELSE 0 END, $12 FROM given
+        CASE WHEN given.state = 'HELD' THEN 1 ELSE 0 END, $12, $14,
+        CASE WHEN given.state = 'HELD' AND $6 = 'RECONCILE' THEN '{{1}}'::bigint[] ELSE '{{}}' END FROM given
     ON CONFLICT (store_id, call_id) DO UPDATE SET
         group_name = excluded.group_name, tool_name = excluded.tool_name, definition_hash = excluded.definition_hash,
         purpose = excluded.purpose, details = excluded.details, attempt = excluded.attempt,
         deadline = excluded.deadline, token = excluded.token, asker_id = excluded.asker_id, state = excluded.state,
         lease_epoch = c.lease_epoch + excluded.lease_epoch, worker_id = excluded.worker_id, is_lost = false,
-        cancel_requested = false, progress = NULL, answer = NULL, is_accepted = false
+        cancel_requested = false, progress = NULL, answer = NULL, is_accepted = false,
+        origin = coalesce(excluded.origin, c.origin),
+        told_epochs = CASE WHEN excluded.told_epochs = '{{}}' THEN c.told_epochs
+            ELSE c.told_epochs || (c.lease_epoch + 1) END
     WHERE c.token <> excluded.token
     RETURNING c.store_id, c.group_name, c.state, c.lease_epoch)
 SELECT state, lease_epoch,
@@ -130,7 +134,8 @@ WITH me AS ({_ME.format("$7")}), due AS (
         WHERE t.name = c.tool_name AND t.hash = c.definition_hash)
     AND {_ASKER_LIVES} AND EXISTS (SELECT FROM me)
     ORDER BY c.deadline LIMIT $6 FOR UPDATE OF c SKIP LOCKED)
-UPDATE tool_registry.worker_calls c SET state = 'HELD', lease_epoch = c.lease_epoch + 1, worker_id = $3
+UPDATE tool_registry.worker_calls c SET state = 'HELD', lease_epoch = c.lease_epoch + 1, worker_id = $3,
+    told_epochs = CASE WHEN c.purpose = 'RECONCILE' THEN c.told_epochs || (c.lease_epoch + 1) ELSE c.told_epochs END
 FROM due WHERE c.store_id = due.store_id AND c.call_id = due.call_id
 RETURNING c.*
 """
@@ -151,14 +156,21 @@ FINISH: Final = f"""
 WITH finished AS (
     UPDATE tool_registry.worker_calls c SET
         state = 'DONE', answer = $6, is_accepted = NOT c.cancel_requested AND {_ASKER_LIVES}
-    WHERE {_IN_HAND} RETURNING c.store_id, c.call_id, c.is_accepted, c.asker_id)
-SELECT is_accepted,
+    WHERE {_IN_HAND} RETURNING c.*)
+SELECT is_accepted, tool_name, CASE WHEN NOT is_accepted AND NOT $5 = ANY (told_epochs) THEN origin END AS late_origin,
     CASE WHEN asker_id <> $7 THEN {_notify("CALL", "store_id", "call_id")} END FROM finished
 """
 KNOWN: Final = """
-SELECT c.is_accepted AND c.worker_id = $3 AND c.lease_epoch = $5 AS was_accepted
-FROM tool_registry.worker_calls c WHERE c.store_id = $1 AND c.group_name = $2 AND c.call_id = $4
-AND c.lease_epoch >= $5
+WITH known AS (
+    SELECT c.*, c.is_accepted AND c.worker_id = $3 AND c.lease_epoch = $5 AS was_accepted
+    FROM tool_registry.worker_calls c WHERE c.store_id = $1 AND c.group_name = $2 AND c.call_id = $4
+    AND c.lease_epoch >= $5)
+SELECT was_accepted AS is_accepted, tool_name,
+    CASE WHEN NOT was_accepted AND NOT $5 = ANY (told_epochs) THEN origin END AS late_origin FROM known
+"""
+MARK_TOLD: Final = f"""
+UPDATE tool_registry.worker_calls c SET told_epochs = c.told_epochs || $3::bigint
+WHERE {_CALL} AND NOT $3 = ANY (c.told_epochs)
 """
 LOOK: Final = f"""
 SELECT c.state, c.purpose, c.progress, c.answer, {_IS_LOST} AS is_lost, c.is_lost AS is_given_up

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.chassis.strict_json import loads
+from services.chassis.strict_json import dumps_canonical, loads
 from services.errors import InvalidJson, TooLarge
 from services.tool_registry.domain.definition import ARGUMENTS_BYTES_MAX, RESULT_BYTES_MAX, ToolVersion
+from services.tool_registry.domain.execution import Outcome
 from services.tool_registry.domain.inverse import InverseCall
 from services.tool_registry.domain.workers import Answer, AnswerKind
 from services.tool_registry.sdk import (
@@ -48,6 +49,20 @@ def finding_of(entry: ToolVersion, answer: Answer) -> ReconcileResult:
             return did_not_happen()
         case AnswerKind.FAILED | AnswerKind.OUTCOME_UNKNOWN:
             return cannot_say()
+
+
+def late_end(answer: Answer) -> tuple[Outcome, bytes]:
+    """Return what a tool came to whose call had ended before, and the canonical JSON of what it returned."""
+    match answer.kind:
+        case AnswerKind.RETURNED:
+            try:
+                return Outcome.SUCCEEDED, dumps_canonical(loads(answer.content, bytes_max=RESULT_BYTES_MAX))
+            except (InvalidJson, TooLarge):
+                return Outcome.FAILED, b""
+        case AnswerKind.FAILED:
+            return Outcome.FAILED, b""
+        case AnswerKind.OUTCOME_UNKNOWN | AnswerKind.DID_NOT_HAPPEN:
+            return Outcome.UNKNOWN, b""
 
 
 def bounded(answer: Answer) -> Answer:

@@ -12,6 +12,7 @@ from services.tool_registry.domain.workers import (
     Answer,
     CallState,
     Invocation,
+    Origin,
     Progress,
     Purpose,
     ResultStatus,
@@ -41,6 +42,22 @@ class CallView:
     """It came back without the call."""
     progress: Progress | None
     answer: Answer | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateCall:
+    """A call that has ended without the result that a worker brought, as the audit names it."""
+
+    tool_name: str
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """What becomes of a result; `late` if it is one that the audit does not have yet."""
+
+    status: ResultStatus
+    late: LateCall | None = None
 
 
 class NewsKind(StrEnum):
@@ -116,8 +133,12 @@ class WorkerBook(Protocol):
         """Note progress of a call that the worker holds."""
         ...
 
-    async def finish(self, worker: WorkerKey, call_id: str, lease_epoch: int, answer: Answer) -> ResultStatus:
+    async def finish(self, worker: WorkerKey, call_id: str, lease_epoch: int, answer: Answer) -> Finished:
         """Note a worker's answer, and return what becomes of it. The same answer again gets the same status."""
+        ...
+
+    async def mark_told(self, call: CallKey, lease_epoch: int) -> None:
+        """Note that the audit has the late result of this hand-out. Idempotent."""
         ...
 
     async def look(self, call: CallKey, token: str) -> CallView | None:

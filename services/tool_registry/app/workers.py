@@ -15,7 +15,9 @@ from services.chassis.retry import ANY, INTERNAL_SECONDS_MAX, Retry
 from services.chassis.strict_json import dumps_canonical
 from services.chassis.tasks import end
 from services.errors import Cancelled, DeadlineExceeded, DependencyUnavailable, PawlError, ShuttingDown
+from services.tool_registry.app.audit import AuditTrail
 from services.tool_registry.app.execution import wait_any
+from services.tool_registry.app.late_results import LateResults
 from services.tool_registry.app.ports import CallKey
 from services.tool_registry.app.worker_answers import bounded, finding_of, value_of
 from services.tool_registry.app.worker_call import PendingCall
@@ -34,12 +36,14 @@ from services.tool_registry.app.worker_link import (
 )
 from services.tool_registry.app.worker_ports import Attached, NewsKind, WorkerBook
 from services.tool_registry.app.worker_tools import WorkerTools
+from services.tool_registry.domain.audit import sha256_hex
 from services.tool_registry.domain.definition import Caller, Effect, ToolVersion, definition_hash
 from services.tool_registry.domain.workers import (
     Answer,
     CallDetails,
     Hello,
     Invocation,
+    Origin,
     Purpose,
     ResultStatus,
     WorkerCall,
@@ -91,6 +95,7 @@ class WorkerHub:
     def __init__(
         self,
         book: WorkerBook,
+        audit: AuditTrail,
         *,
         clock: Clock,
         stopping: Callable[[], Awaitable[object]],
@@ -103,6 +108,7 @@ class WorkerHub:
         retry = partial(Retry, clock, transient=ANY, event="worker.record_delayed")
         self._retry = retry(internal_seconds_max=options.internal_seconds_max)
         self._retry_result = retry(internal_seconds_max=options.lease_seconds / _HEARTBEATS_PER_LEASE)
+        self._late = LateResults(book, audit, self._retry)
         self._links: dict[WorkerKey, WorkerLink] = {}
         self._pending: dict[CallKey, PendingCall] = {}
         self._asking: set[asyncio.Task[Any]] = set()
@@ -124,6 +130,7 @@ class WorkerHub:
 
     async def __aexit__(self, *_: object) -> None:
         await end([*self._loops, *self._asking])
+        await self._late.end()
 
     @property
     def attached_count(self) -> int:
@@ -161,6 +168,7 @@ class WorkerHub:
             attempt=context.attempt,
             seconds=max(0.0, context.deadline.timestamp() - self._clock.now()),
             token=secrets.token_hex(16),
+            origin=_origin(entry, arguments, context) if purpose is Purpose.RUN else None,
         )
         pending = PendingCall(
             call,
@@ -366,13 +374,15 @@ class WorkerHub:
         key = link.worker.key
         link.mark_answered(result.call_id, result.lease_epoch)
         # Nothing is heard of the worker meanwhile. When this gives up it attaches again, and sends the result again.
-        status = await self._retry_result.until_answered(
+        finished = await self._retry_result.until_answered(
             lambda: self._book.finish(key, result.call_id, result.lease_epoch, bounded(result.answer)),
             call=result.call_id,
         )
-        link.send(ResultReceipt(call_id=result.call_id, lease_epoch=result.lease_epoch, status=status))
-        if status is not ResultStatus.ACCEPTED:
-            _log.info("worker.result_refused", call=result.call_id, status=status)
+        link.send(ResultReceipt(call_id=result.call_id, lease_epoch=result.lease_epoch, status=finished.status))
+        if finished.status is not ResultStatus.ACCEPTED:
+            _log.info("worker.result_refused", call=result.call_id, status=finished.status)
+        if finished.late is not None:
+            self._late.tell((key.store_id, result.call_id), result.lease_epoch, finished.late, bounded(result.answer))
         pending = self._pending.get((key.store_id, result.call_id))
         if pending is not None:
             pending.wake()
@@ -460,6 +470,15 @@ class WorkerHub:
             except Exception:  # noqa: BLE001  # the next round may succeed
                 _log.exception("worker.loop_failed")
             await self._clock.sleep(seconds)
+
+
+def _origin(entry: ToolVersion, arguments: bytes, context: ToolContext) -> Origin:
+    return Origin(
+        user_id=context.user_id,
+        run_id=context.run_id,
+        tool_version=entry.version,
+        arguments_sha256=sha256_hex(arguments),
+    )
 
 
 def _invocation(call: WorkerCall, lease_epoch: int, context: ToolContext) -> Invocation:

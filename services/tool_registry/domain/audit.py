@@ -31,7 +31,7 @@ class AuditKind(StrEnum):
     EXECUTED = "EXECUTED"
     """It is about to begin: `verdict` is APPROVED if it had an approval, RULE if a rule stood for one, else empty."""
     RETURNED = "RETURNED"
-    """It has ended: `verdict` is the outcome, `reason` that of an error, or CACHED, or LATE for a tool that went on."""
+    """It has ended: `verdict` is the outcome, `reason` that of an error, or CACHED, or LATE for what went on."""
     RULE = "RULE"
     """Somebody made or revoked a rule: `verdict` is MADE or REVOKED, `reason` its id. The call is that whose approval
     made it, if one did."""

@@ -83,6 +83,15 @@ class CallDetails(msgspec.Struct, frozen=True, kw_only=True):
     arguments: bytes
 
 
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """What the audit says of a call."""
+
+    user_id: str
+    run_id: str
+    tool_version: int
+    arguments_sha256: str
+
+
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """What a tool says while it runs."""
 
@@ -106,6 +115,8 @@ class WorkerCall:
     """Until its deadline."""
     token: str
     """Unique for the execution that asks."""
+    origin: Origin | None
+    """None for a question about an earlier execution."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

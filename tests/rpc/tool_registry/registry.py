@@ -231,6 +231,9 @@ def _misfit(kinds: Mapping[str, Connector]) -> Callable[[str, bytes, str], Await
     return fits
 
 
+_WORKER_OPTIONS = WorkerOptions()
+
+
 @asynccontextmanager
 async def running(
     database_url: str,
@@ -244,7 +247,7 @@ async def running(
     processes_max: int = 2,
     connectors: Callable[[PostgresSources, FileSecrets], Mapping[str, Connector]] = lambda *_: {},
     drain_seconds: float = 1.0,
-    worker_options: WorkerOptions | None = None,
+    worker_options: WorkerOptions = _WORKER_OPTIONS,
     store_calls_per_minute: int = 0,
     wrap_journal: Callable[[Journal], Journal] = lambda journal: journal,
     watch_seconds: float = 1.0,
@@ -259,14 +262,14 @@ async def running(
         threads = PythonRunner(threads_max=threads_max)
         processes = ProcessRunner(threads, processes_max=processes_max)
         book, worker_book = PostgresToolBook(database), PostgresWorkerBook(database, instance_id=instance_id)
-        hub = WorkerHub(worker_book, clock=clock, stopping=stop.wait, options=worker_options or WorkerOptions())
+        policy = policy_parts(database, clock, store_calls_per_minute=store_calls_per_minute)
+        hub = WorkerHub(worker_book, policy.audit, clock=clock, stopping=stop.wait, options=worker_options)
         known_secrets = FileSecrets(secrets or {})
         source_store = PostgresSources(database)
         kinds = connectors(source_store, known_secrets)
         catalog = Catalog(book, sources={"worker": hub, **kinds}, helper=(helpers := Helpers()))
         await catalog.load("module:test", tools)
         observer = RegistryMetrics(metrics)
-        policy = policy_parts(database, clock, store_calls_per_minute=store_calls_per_minute)
         rules = Rules(PostgresRuleBook(database), catalog, runs=KnownRuns(), audit=policy.audit, ids=ids, clock=clock)
         parts = AttemptParts(
             journal=wrap_journal(journal),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import grpc
 import pytest
-from pawl.tool.v1 import execution_pb2, tool_pb2, worker_pb2
+from pawl.tool.v1 import audit_pb2, execution_pb2, tool_pb2, worker_pb2
 
 from services.tool_registry.adapters.postgres_workers import PostgresWorkerBook
 from services.tool_registry.app.workers import WorkerOptions
@@ -157,6 +158,77 @@ async def test_a_worker_that_comes_back_without_its_call_has_lost_it(lasting: Re
     async with attached(lasting, AT_MOST_ONCE) as back:
         assert outcome(await asked) == UNKNOWN
         assert await answer(back, call) == Status.RESULT_STATUS_LATE
+
+
+async def told_late(registry: Registry, count: int) -> list[audit_pb2.AuditEntry]:
+    """The entries of late results in the audit chain, once there are so many."""
+
+    async def entries() -> list[audit_pb2.AuditEntry]:
+        page = await registry.auditors["acme", "olga"].ListAudit(audit_pb2.ListAuditRequest(page_size=100))
+        return [entry for entry in reversed(page.entries) if entry.reason == "LATE"]
+
+    async def are_there() -> bool:
+        return len(await entries()) >= count
+
+    await until(are_there)
+    return await entries()
+
+
+async def ended_entries(registry: Registry) -> list[audit_pb2.AuditEntry]:
+    page = await registry.auditors["acme", "olga"].ListAudit(audit_pb2.ListAuditRequest(page_size=100))
+    return [entry for entry in page.entries if entry.kind == audit_pb2.AUDIT_KIND_RETURNED and entry.reason != "LATE"]
+
+
+async def test_what_a_worker_brings_after_its_call_was_given_up_is_in_the_audit(lasting: Registry) -> None:
+    async with attached(lasting, AT_MOST_ONCE) as first:
+        asked, call = await begun(lasting, first)
+        first.vanish()
+    async with attached(lasting, AT_MOST_ONCE) as back:
+        assert outcome(await asked) == UNKNOWN
+        assert await answer(back, call, content_json=b'  "late"') == Status.RESULT_STATUS_LATE
+        (entry,) = await told_late(lasting, 1)
+        (ended,) = await ended_entries(lasting)
+        assert (entry.verdict, entry.result_sha256) == ("SUCCEEDED", hashlib.sha256(b'"late"').hexdigest())
+        for name in ("user_id", "run_id", "call_id", "tool_name", "tool_version", "arguments_sha256"):
+            assert getattr(entry, name) == getattr(ended, name), name
+
+
+async def test_a_late_result_that_is_sent_again_is_told_once(lasting: Registry) -> None:
+    async with attached(lasting, AT_MOST_ONCE, calls_max=2) as worker:
+        for name in ("one", "two"):
+            asked = asyncio.ensure_future(lasting.run("charge", call=name, timeout_seconds=2))
+            call = await worker.invocation()
+            assert isinstance(await worker.next(), worker_pb2.InvocationCancel)
+            assert await answer(worker, call, error_message="too late") == Status.RESULT_STATUS_LATE
+            entries = await told_late(lasting, 1 if name == "one" else 2)
+            assert (entries[-1].call_id, entries[-1].verdict) == (name, "FAILED")
+            assert await answer(worker, call) == Status.RESULT_STATUS_LATE
+            assert outcome(await asked) == "FAILED TOOL_TIMEOUT"
+        assert len(await told_late(lasting, 2)) == 2
+
+
+async def test_a_late_result_is_told_by_any_replica_and_a_late_finding_by_none(
+    database_url: str, tmp_path: Path
+) -> None:
+    async with (
+        running(database_url, tmp_path, name="b", worker_options=LASTING) as there,
+        attached(there, RECONCILABLE, calls_max=2) as worker,
+    ):
+        async with running(database_url, tmp_path, drain_seconds=0, worker_options=LASTING) as here:
+            asked, call = await begun(here, worker)
+        assert await answer(worker, call) == Status.RESULT_STATUS_LATE
+        again = asyncio.ensure_future(there.run("charge", timeout_seconds=2))
+        question = await invocation(worker)
+        assert question.purpose == Purpose.INVOCATION_PURPOSE_RECONCILE
+        assert isinstance(await worker.next(), worker_pb2.InvocationCancel)
+        assert await answer(worker, question) == Status.RESULT_STATUS_LATE
+        assert outcome(await again) == UNKNOWN
+        other = asyncio.ensure_future(there.run("charge", call="other", timeout_seconds=2))
+        late = await invocation(worker)
+        assert isinstance(await worker.next(), worker_pb2.InvocationCancel)
+        assert await answer(worker, late) == Status.RESULT_STATUS_LATE
+        assert [entry.call_id for entry in await told_late(there, 2)] == ["call", "other"]
+        await asyncio.wait({asked, other})
 
 
 async def test_a_result_after_the_call_was_given_away_is_late(registry: Registry) -> None:

@@ -46,7 +46,8 @@ class _AuditKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AuditKind.V
     """It ended: `verdict` is an ExecutionOutcome, `reason` that of an error, or
     CACHED for a result that was given again. A tool that goes on after its
     call was ended (a thread that cannot be stopped) has one more when it ends
-    itself, with the reason LATE: what it did then happened, and is dropped.
+    itself, with the reason LATE: what it did then happened, and is dropped. So
+    has each result of a remote worker whose receipt says LATE.
     """
     AUDIT_KIND_RULE: _AuditKind.ValueType  # 5
     """Somebody made or revoked a rule: `verdict` is MADE or REVOKED, `reason` the
@@ -76,7 +77,8 @@ AUDIT_KIND_RETURNED: AuditKind.ValueType  # 4
 """It ended: `verdict` is an ExecutionOutcome, `reason` that of an error, or
 CACHED for a result that was given again. A tool that goes on after its
 call was ended (a thread that cannot be stopped) has one more when it ends
-itself, with the reason LATE: what it did then happened, and is dropped.
+itself, with the reason LATE: what it did then happened, and is dropped. So
+has each result of a remote worker whose receipt says LATE.
 """
 AUDIT_KIND_RULE: AuditKind.ValueType  # 5
 """Somebody made or revoked a rule: `verdict` is MADE or REVOKED, `reason` the

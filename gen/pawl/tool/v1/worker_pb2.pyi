@@ -63,8 +63,8 @@ class _ResultStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ResultSt
     RESULT_STATUS_ACCEPTED: _ResultStatus.ValueType  # 1
     """It is the result of the call. The same result sent again gets it again."""
     RESULT_STATUS_LATE: _ResultStatus.ValueType  # 2
-    """The call was cancelled, timed out, or given to another worker; nothing
-    changed.
+    """The call was cancelled, timed out, or given to another worker; nothing of
+    it changed. That there was a result is in the audit chain.
     """
     RESULT_STATUS_UNKNOWN: _ResultStatus.ValueType  # 3
     """No such call is known in this store, or not any more; nothing changed."""
@@ -77,8 +77,8 @@ RESULT_STATUS_UNSPECIFIED: ResultStatus.ValueType  # 0
 RESULT_STATUS_ACCEPTED: ResultStatus.ValueType  # 1
 """It is the result of the call. The same result sent again gets it again."""
 RESULT_STATUS_LATE: ResultStatus.ValueType  # 2
-"""The call was cancelled, timed out, or given to another worker; nothing
-changed.
+"""The call was cancelled, timed out, or given to another worker; nothing of
+it changed. That there was a result is in the audit chain.
 """
 RESULT_STATUS_UNKNOWN: ResultStatus.ValueType  # 3
 """No such call is known in this store, or not any more; nothing changed."""
