@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from services.errors import CallNotFound, ConversationNotFound, LeaseLost, RunNotFound
 from services.job_store.app.reading import Claimed, Loaded, LogPart, Page, PendingFilter, Renewed, RunView, view_of
-from services.job_store.domain.attention import GRACE
 from services.job_store.domain.offers import is_pending
 from services.job_store.domain.places import DueRun, Line, PlaceLimits, share_out
 from services.job_store.domain.rows import CallRow, CommandRow, MessageRow, RunKey, RunRow
@@ -140,13 +139,13 @@ class MemoryAttentionBook:
 
     async def doomed(self, *, crashes_max: int, runs_max: int) -> tuple[RunKey, ...]:
         await self._database.reach()
-        latest = self._database.now() - GRACE
+        now = self._database.now()
         doomed = [
             (row.claim_at, row.key)
             for row in self._database.tables.runs.values()
             if row.worker_id is not None
             and row.claim_at is not None
-            and row.claim_at <= latest
+            and row.claim_at <= now
             and _crashes(row) >= crashes_max
         ]
         return tuple(key for _, key in sorted(doomed)[:runs_max])

@@ -8,7 +8,6 @@ from typing import Final
 from services.chassis.database import Database
 from services.job_store.adapters import paging, tables
 from services.job_store.app.reading import Page, RunView
-from services.job_store.domain.attention import GRACE
 from services.job_store.domain.offers import is_pending
 from services.job_store.domain.rows import CallRow, RunKey
 
@@ -17,8 +16,8 @@ from services.job_store.domain.rows import CallRow, RunKey
 
 _DOOMED: Final = """
 SELECT store_id, run_id FROM job_store.runs
-WHERE claim_at <= now() - $1::interval AND crashes > 0 AND worker_id IS NOT NULL AND crashes + 1 >= $2
-ORDER BY claim_at LIMIT $3
+WHERE claim_at <= now() AND crashes > 0 AND worker_id IS NOT NULL AND crashes + 1 >= $1
+ORDER BY claim_at LIMIT $2
 """
 _CALL_BYTES: Final = "length(c.spec) + length(c.arguments)"
 _LISTED: Final = paging.statement(
@@ -52,7 +51,7 @@ class PostgresAttentionBook:
 
     async def doomed(self, *, crashes_max: int, runs_max: int) -> tuple[RunKey, ...]:
         async with self._database.acquire() as connection:
-            records = await connection.fetch(_DOOMED, GRACE, crashes_max, runs_max)
+            records = await connection.fetch(_DOOMED, crashes_max, runs_max)
         return tuple((record["store_id"], record["run_id"]) for record in records)
 
     async def listed(

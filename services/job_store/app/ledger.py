@@ -18,6 +18,7 @@ T = TypeVar("T")
 # So many calls are renewed or given back by one operation.
 _CALLS_PER_OPERATION: Final = 200
 _RUNS_PER_OPERATION: Final = 50
+_DOOMED_MAX: Final = 1000
 # What such an operation weighs in a group, at most.
 _SWEEP_BYTES: Final = 64 * 1024
 
@@ -60,12 +61,17 @@ class Ledger:
         report = ReportCrash(store_id=store_id, run_id=run_id, epoch=epoch, crashes_max=self._crashes_max)
         return await self.change(report, size_bytes=0)
 
-    async def quarantine(self) -> int:
-        """Put the runs under quarantine whose last allowed worker has died; returns how many."""
-        doomed = await self.attention_book.doomed(crashes_max=self._crashes_max, runs_max=_RUNS_PER_OPERATION)
-        if not doomed:
-            return 0
-        return await self.change(Quarantine(runs=doomed, crashes_max=self._crashes_max), size_bytes=_SWEEP_BYTES)
+    async def doomed(self) -> Sequence[RunKey]:
+        """Return the runs whose last allowed worker has lost its lease."""
+        return await self.attention_book.doomed(crashes_max=self._crashes_max, runs_max=_DOOMED_MAX)
+
+    async def quarantine(self, runs: Sequence[RunKey]) -> int:
+        """Put those of the runs under quarantine whose last allowed worker has died; returns how many."""
+        count, rest = 0, iter(runs)
+        while part := tuple(islice(rest, _RUNS_PER_OPERATION)):
+            operation = Quarantine(runs=part, crashes_max=self._crashes_max)
+            count += await self.change(operation, size_bytes=_SWEEP_BYTES)
+        return count
 
     async def renew_offers(
         self, store_id: str, user_id: str, client_id: str, session_id: str, *, lease_seconds: float

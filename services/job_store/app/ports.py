@@ -154,10 +154,7 @@ class AttentionBook(Protocol):
     """Finds runs that need an operator, or are about to."""
 
     async def doomed(self, *, crashes_max: int, runs_max: int) -> tuple[RunKey, ...]:
-        """Return runs whose last allowed worker has died, the longest ago first.
-
-        A worker that was only cut off from the ledger has a few seconds to come back.
-        """
+        """Return runs whose last allowed worker has lost its lease, the longest ago first. See `attention.Silence`."""
         ...
 
     async def listed(

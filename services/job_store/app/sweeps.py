@@ -11,6 +11,7 @@ from services.chassis import logs, tasks
 from services.job_store.app.ledger import Ledger
 from services.job_store.app.ports import Attic, Census, LifecycleStream, Meter, Outbox
 from services.job_store.app.reading import DueTimes
+from services.job_store.domain.attention import Silence
 
 _RELAY_BATCH: Final = 256
 _REMOVAL_BATCH: Final = 100
@@ -117,11 +118,13 @@ class QuarantineSweep:
         self._ledger = ledger
         self._meter = meter
         self._clock = clock
+        self._silence = Silence()
 
     async def run(self) -> None:
         """Sweep every second."""
         while True:
-            while count := await self._ledger.quarantine():
+            self._silence = self._silence.after(await self._ledger.doomed(), self._clock.monotonic())
+            if count := await self._ledger.quarantine(self._silence.believed):
                 self._meter.quarantined(count)
             await self._clock.sleep(_QUARANTINE_SECONDS)
 

@@ -8,7 +8,8 @@ its workers does not kill them for ever (I20).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -27,6 +28,29 @@ CRASH_PAUSE: Final = timedelta(seconds=2)
 
 GRACE: Final = timedelta(seconds=5)
 """So long after its lease the last allowed worker of a run may still come back: it was perhaps only cut off."""
+
+_PAUSE_SECONDS_MAX: Final = 2.5
+
+
+class Silence(msgspec.Struct, frozen=True, kw_only=True):
+    """Since when runs have been found doomed at every look, by a clock that does not jump.
+
+    A jump of the database's clock, or a database that was away, ends the leases of workers that are well. They renew
+    them within seconds; so the end of a lease is believed after GRACE, and looking begins anew after a long pause.
+    """
+
+    since: Mapping[RunKey, float] = {}
+    looked_at: float = -math.inf
+
+    def after(self, doomed: Iterable[RunKey], now: float) -> Silence:
+        """Return what is known after one more look."""
+        since = self.since if now - self.looked_at <= _PAUSE_SECONDS_MAX else {}
+        return Silence(since={key: since.get(key, now) for key in doomed}, looked_at=now)
+
+    @property
+    def believed(self) -> tuple[RunKey, ...]:
+        """The runs whose last allowed worker has died."""
+        return tuple(key for key, since in self.since.items() if self.looked_at - since >= GRACE.total_seconds())
 
 
 class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
