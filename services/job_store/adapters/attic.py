@@ -86,6 +86,11 @@ UPDATE job_store.conversations AS c SET user_id = '' FROM (
 WHERE c.store_id = old.store_id AND c.conversation_id = old.conversation_id
 RETURNING c.store_id, c.conversation_id
 """
+# So are they: nobody sees a part of a run, or undoes it again when the calls that have undone it are gone.
+_HIDDEN: Final = """
+UPDATE job_store.runs AS t SET user_id = '' FROM unnest($1::text[], $2::text[]) AS k (store_id, run_id)
+WHERE t.store_id = k.store_id AND t.run_id = k.run_id AND t.user_id <> ''
+"""
 _RUNS_OF: Final = """
 SELECT r.store_id, r.run_id FROM unnest($1::text[], $2::text[]) AS k (store_id, conversation_id)
 CROSS JOIN LATERAL (
@@ -161,6 +166,7 @@ class PostgresAttic:
             if not records:
                 return await _deleted(connection, _SWEPT, store_id, conversation_id, number)
             runs = _columns(records)
+            await _hide(connection, runs)
             removed = await _deleted(
                 connection, _SUMMARISED_MESSAGES, store_id, conversation_id, end, runs[1], rows_max
             )
@@ -174,6 +180,7 @@ class PostgresAttic:
                 return 0
             old = _columns(records)
             runs = _columns(await connection.fetch(_RUNS_OF, *old, _RUNS_AT_ONCE_MAX))
+            await _hide(connection, runs)
             removed = await _remove_runs(connection, runs, rows_max=rows_max)
             removed += await _deleted(connection, _MESSAGES, *old, _share(rows_max, old))
             return removed + await _deleted(connection, _EMPTY, *old)
@@ -183,9 +190,14 @@ class PostgresAttic:
             return await _deleted(connection, statement, *arguments)
 
 
+async def _hide(connection: Connection, runs: Sequence[list[str]]) -> None:
+    """Take runs from their user, and lock them."""
+    await connection.fetch(_LOCK_RUNS, *runs)
+    await connection.execute(_HIDDEN, *runs)
+
+
 async def _remove_runs(connection: Connection, runs: Sequence[list[str]], *, rows_max: int) -> int:
     """Remove what belongs to some runs, up to about so many rows of each kind, and them once nothing is left of it."""
-    await connection.fetch(_LOCK_RUNS, *runs)
     share = _share(rows_max, runs)
     counts = [await _deleted(connection, statement, *runs, share) for statement in _OF_RUNS]
     if any(count >= share for count in counts):

@@ -118,6 +118,21 @@ async def test_a_long_thread_goes_in_several_transactions_each_bounded(user: Use
     assert await attic.remove_summarised(older_than_seconds=30 * DAY_SECONDS, rows_max=6) == 0
 
 
+async def test_of_a_run_that_is_being_removed_nobody_sees_a_part(user: User, database: Database) -> None:
+    """Else a run could be undone again whose undo is half gone."""
+    old = [await talk(user, f"call_{number}") for number in range(5)]
+    await talk(user, "call_last", summarised_to=10)
+    await age(database)
+    await PostgresAttic(database).remove_summarised(older_than_seconds=30 * DAY_SECONDS, rows_max=6)
+    left = [owner for owner in old if (await rows_of(database, owner.run_id))["runs"]]
+    assert left
+    for owner in left:
+        with pytest.raises(RunNotFound):
+            await user.run(owner.run_id)
+        with pytest.raises(RunNotFound), translating():
+            await user.stub.ListCalls(pb.ListCallsRequest(store_id="acme", user_id="ann", run_id=owner.run_id))
+
+
 async def test_the_sweep_finds_old_summaries_by_an_index(database: Database) -> None:
     """There may be very many messages, and most summaries have been dealt with."""
     async with database.transaction() as connection:
