@@ -109,6 +109,10 @@ class PostgresWorkerBook:
         )
         return [_invocation(row) for row in rows]
 
+    async def held(self, attachments: Collection[str]) -> Collection[tuple[str, CallKey, int]]:
+        rows = await self._fetch(sql.HELD_BY, list(attachments))
+        return [(row["attachment"], (row["store_id"], row["call_id"]), row["lease_epoch"]) for row in rows]
+
     async def put_back(self, call: CallKey, lease_epoch: int) -> None:
         await self._fetch(sql.PUT_BACK, *call, lease_epoch)
 

@@ -79,6 +79,11 @@ HELD: Final = f"""
 SELECT c.call_id, c.lease_epoch FROM tool_registry.worker_calls c
 WHERE {_BY_WORKER} AND c.state = 'HELD' AND NOT c.is_lost
 """
+HELD_BY: Final = """
+SELECT w.attachment, c.store_id, c.call_id, c.lease_epoch
+FROM tool_registry.workers w JOIN tool_registry.worker_calls c USING (store_id, group_name, worker_id)
+WHERE w.attachment = ANY ($1) AND c.state = 'HELD' AND NOT c.is_lost
+"""
 RENEW: Final = """
 UPDATE tool_registry.workers w SET expires_at = clock_timestamp() + make_interval(secs => r.seconds)
 FROM unnest($1::text[], $2::double precision[]) AS r (attachment, seconds) WHERE w.attachment = r.attachment

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import math
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from services.errors import Overloaded, PawlError
-from services.tool_registry.app.worker_ports import Attached
+from services.tool_registry.app.worker_ports import Attached, WorkerBook
 from services.tool_registry.domain.workers import Answer, Invocation, Progress, ResultStatus
 
 _FRAMES_PER_CALL: Final = 4
 _FRAMES_BESIDES: Final = 64
+# A statement that broke off may still be carried out for so long.
+_DOUBT_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +93,7 @@ class WorkerLink:
         self.heard_at = heard_at
         self.in_hand: dict[str, int] = {}
         self.is_draining = False
+        self.doubted_until = -math.inf
         self.due = asyncio.Event()
         """Set when there may be a call for it."""
         self.ended: asyncio.Future[PawlError | None] = asyncio.get_running_loop().create_future()
@@ -106,6 +110,15 @@ class WorkerLink:
         if self.is_draining or self.ended.done():
             return 0
         return max(0, self._calls_max - len(self.in_hand) - self._reserved)
+
+    def doubt(self, now: float) -> None:
+        """Note that the answer to a claim was lost: it may hold calls that nobody here knows of."""
+        self.doubted_until = now + _DOUBT_SECONDS
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether it is attached, and no call is on its way to it."""
+        return not self._reserved and not self.ended.done()
 
     def keep(self, held: Mapping[str, int]) -> None:
         """Note the calls that it kept over a reconnect."""
@@ -178,3 +191,13 @@ class WorkerLink:
     async def next(self) -> RegistryFrame | None:
         """Return the next frame for the worker; None after the last."""
         return await self._outgoing.get()
+
+
+async def put_back_unsent(book: WorkerBook, links: Iterable[WorkerLink], now: float) -> None:
+    """Put back what workers hold and were never sent, because the answer to a claim was lost."""
+    doubted = {link.worker.attachment: link for link in links if now < link.doubted_until and link.is_at_rest}
+    for attachment, key, epoch in await book.held(list(doubted)) if doubted else ():
+        link = doubted[attachment]
+        # What is being claimed now may be among them.
+        if link.is_at_rest and link.in_hand.get(key[1]) != epoch:
+            await book.put_back(key, epoch)

@@ -125,6 +125,10 @@ class WorkerBook(Protocol):
         """Take waiting calls for a worker, those with the earliest deadlines; of several processes one gets each."""
         ...
 
+    async def held(self, attachments: Collection[str]) -> Collection[tuple[str, CallKey, int]]:
+        """Return the calls that attached workers hold, each behind the attachment and before its lease epoch."""
+        ...
+
     async def put_back(self, call: CallKey, lease_epoch: int) -> None:
         """Have a call wait again that was claimed and not sent to its worker."""
         ...

@@ -33,6 +33,7 @@ from services.tool_registry.app.worker_link import (
     Welcome,
     WorkerFrame,
     WorkerLink,
+    put_back_unsent,
 )
 from services.tool_registry.app.worker_ports import Attached, NewsKind, WorkerBook
 from services.tool_registry.app.worker_tools import WorkerTools
@@ -344,6 +345,7 @@ class WorkerHub:
                         calls = await self._claim(link, most)
                     except Exception as error:  # noqa: BLE001  # it is looked at again soon
                         _log.warning("worker.claim_failed", error=type(error).__name__)
+                        link.doubt(self._clock.monotonic())
                         break
                     for call in calls:
                         await self._hand(link, call)
@@ -413,6 +415,7 @@ class WorkerHub:
     async def _look_after(self) -> None:
         """Renew the leases of workers that were heard of, and find what nobody told."""
         await self._renew()
+        await put_back_unsent(self._book, list(self._links.values()), self._clock.monotonic())
         if self._pending:
             for key in await self._book.news():
                 self._wake_call(key)

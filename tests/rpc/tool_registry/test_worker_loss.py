@@ -325,6 +325,30 @@ async def test_a_worker_keeps_its_stream_when_a_claim_fails(lasting: Registry, m
         await worker.beat()
 
 
+async def test_a_call_is_not_lost_with_the_answer_to_a_claim(
+    lasting: Registry, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker lives, and holds a call by the record that it was never sent."""
+
+    async def is_waiting() -> bool:
+        statement = "SELECT count(*) FROM tool_registry.worker_calls WHERE state = 'WAITING'"
+        return bool(await connection.fetchval(statement))
+
+    connection = await asyncpg.connect(database_url)
+    async with attached(lasting, AT_MOST_ONCE) as worker:
+        asked, call = await begun(lasting, worker)
+        following = asyncio.ensure_future(lasting.run("charge", call="call_2"))
+        await until(is_waiting)
+        faults = break_statement(monkeypatch, "claim", is_done=True, times=1)
+        assert await worker.answer(call) == Status.RESULT_STATUS_ACCEPTED
+        assert outcome(await asked) == "SUCCEEDED"
+        later = await invocation(worker)
+        assert (later.call_id, faults) == ("call_2", [])
+        assert await answer(worker, later) == Status.RESULT_STATUS_ACCEPTED
+        assert outcome(await following) == "SUCCEEDED"
+    await connection.close()
+
+
 async def test_a_record_that_stays_broken_is_believed_in_the_end(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
