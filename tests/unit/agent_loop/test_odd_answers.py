@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
+from services.agent_loop.adapters.model import words
 from services.agent_loop.app.ports import RunKey
 from services.agent_loop.domain.call import CallState
 from services.agent_loop.domain.event import RoundRetrying, Warned
@@ -123,3 +124,9 @@ def test_fields_that_pawl_does_not_know_go_back_byte_for_byte_also_after_a_takeo
 
 def events(world: World, key: RunKey, kind: type[RoundRetrying | Warned]) -> list[RoundRetrying | Warned]:
     return [event for event in world.ledger.events(key) if isinstance(event, kind)]
+
+
+def test_of_what_a_server_says_only_the_beginning_is_looked_at() -> None:
+    """It may say megabytes, and all runs of this process would wait."""
+    assert words.on_one_line("no room " * 4) == ": no room no room no room no room"
+    assert words.on_one_line(" " * words.READ_BYTES_MAX + "late") == ""

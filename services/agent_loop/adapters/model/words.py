@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 READ_BYTES_MAX: Final = 16 * 1024
-"""Bytes of a body that are looked at."""
+"""Bytes of a body, and characters of what it says, that are looked at."""
 
 _CHARACTERS_MAX: Final = 300
 _DEPTH_MAX: Final = 5
@@ -80,7 +80,8 @@ def _status(code: Any) -> int | None:
 
 def on_one_line(words: str) -> str:
     """Return ": words" as one line of what a person reads; the caller ends the sentence. Nothing of nothing."""
-    line = " ".join("".join(letter if letter.isprintable() else " " for letter in words).split())
+    seen = words[:READ_BYTES_MAX]
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in seen).split())
     if len(line) > _CHARACTERS_MAX:
         line = line[:_CHARACTERS_MAX] + "..."
     return f": {line.rstrip('.')}" if line else ""
