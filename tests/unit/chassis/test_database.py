@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from services.chassis.database import Database
 from services.chassis.start import StartError
+from services.chassis.tasks import end
 from services.errors import DependencyUnavailable
 from tests.poll import until
 
@@ -240,14 +241,22 @@ async def _forwarding(database_url: str, port: int, answers: Pump) -> AsyncItera
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_unix_connection(socket_path)
-        await asyncio.gather(pump(reader, back), answers(there, writer))
-        writer.close()
+        try:
+            await asyncio.gather(pump(reader, back), answers(there, writer))
+        finally:
+            back.close()
+            writer.close()
 
-    server = await asyncio.start_server(forward, "127.0.0.1", port)
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.add(asyncio.ensure_future(forward(reader, writer)))
+
+    connections: set[asyncio.Task[None]] = set()
+    server = await asyncio.start_server(accept, "127.0.0.1", port)
     try:
         yield f"postgresql://postgres@127.0.0.1:{port}{address.path}"
     finally:
         server.close()
+        await end(connections)
 
 
 @pytest.fixture
