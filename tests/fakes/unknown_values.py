@@ -1,0 +1,77 @@
+"""Requests as a newer version may send them: whole, with one enum value that nobody here knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from google.protobuf import message_factory
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, ServiceDescriptor
+
+UNKNOWN: Final = 999
+_DEPTH_MAX: Final = 6
+
+Path = tuple[FieldDescriptor, ...]
+
+
+def calls(service: ServiceDescriptor) -> Iterator[tuple[str, str, Any]]:
+    """Give the method, the field and the request for each enum field of each request of a service."""
+    for method in service.methods:
+        for path in _enum_fields(method.input_type, ()):
+            request = message_factory.GetMessageClass(method.input_type)()
+            _fill(request, path)
+            yield method.name, ".".join(field.name for field in path), request
+
+
+def _enum_fields(message: Descriptor, above: Path) -> Iterator[Path]:
+    for field in message.fields:
+        path = (*above, field)
+        if field.enum_type is not None:
+            yield path
+        elif field.message_type is not None and _is_to_follow(field.message_type, above):
+            yield from _enum_fields(field.message_type, path)
+
+
+def _is_to_follow(kind: Descriptor, above: Path) -> bool:
+    if kind.GetOptions().map_entry or len(above) >= _DEPTH_MAX:
+        return False
+    return all(each.containing_type is not kind for each in above)
+
+
+def _fill(message: Any, path: Path) -> None:
+    """Set plain fields to what could be meant, and the enum at the end of the path to the unknown value."""
+    for field in message.DESCRIPTOR.fields:
+        if field.message_type is not None or field.containing_oneof is not None:
+            continue
+        value = _sample(field)
+        if field.is_repeated:
+            getattr(message, field.name).append(value)
+        else:
+            setattr(message, field.name, value)
+    field, *below = path
+    if below:
+        inner = getattr(message, field.name)
+        if field.is_repeated:
+            inner = inner.add()
+        inner.SetInParent()
+        _fill(inner, tuple(below))
+    elif field.is_repeated:
+        getattr(message, field.name)[:] = [UNKNOWN]
+    else:
+        setattr(message, field.name, UNKNOWN)
+
+
+def _sample(field: FieldDescriptor) -> Any:
+    if field.enum_type is not None:
+        return field.enum_type.values[-1].number
+    match field.cpp_type:
+        case FieldDescriptor.CPPTYPE_STRING if field.type == FieldDescriptor.TYPE_BYTES:
+            return b"{}"
+        case FieldDescriptor.CPPTYPE_STRING:
+            return "" if field.name in {"page_token", "idempotency_key"} else "x1"
+        case FieldDescriptor.CPPTYPE_BOOL:
+            return False
+        case FieldDescriptor.CPPTYPE_DOUBLE | FieldDescriptor.CPPTYPE_FLOAT:
+            return 2.0
+        case _:
+            return 1
