@@ -39,10 +39,12 @@ class PostgresWorkerBook:
         self._database = database
         self._instance_id = instance_id
 
-    async def owner(self, store_id: str, group_name: str, user_id: str) -> str:
-        (row,) = await self._fetch(sql.OWN_GROUP, store_id, group_name, user_id, source_of(group_name))
-        owner_id: str = row["user_id"]
-        return owner_id
+    async def owner(self, worker: WorkerKey, user_id: str, *, is_admin: bool) -> str | None:
+        store_id, group_name, worker_id = worker
+        rows = await self._fetch(
+            sql.OWN_GROUP, store_id, group_name, user_id, source_of(group_name), worker_id, is_admin
+        )
+        return rows[0]["user_id"] if rows else None
 
     async def unserved(self, attachments: Collection[str]) -> Collection[str]:
         return {row["attachment"] for row in await self._fetch(sql.UNSERVED, list(attachments))}

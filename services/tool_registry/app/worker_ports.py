@@ -82,8 +82,12 @@ class WorkerBook(Protocol):
     execution has taken over.
     """
 
-    async def owner(self, store_id: str, group_name: str, user_id: str) -> str:
-        """Return the user whose group it is: `user_id` if it is nobody's, or has no tool any more. Atomic."""
+    async def owner(self, worker: WorkerKey, user_id: str, *, is_admin: bool) -> str | None:
+        """Return the user whose group the worker's is: `user_id` if it is nobody's, or has no tool any more. Atomic.
+
+        None where it has tools from before owners were written down, the worker was
+        not attached in the last day, and the user is no admin.
+        """
         ...
 
     async def unserved(self, attachments: Collection[str]) -> Collection[str]:

@@ -44,28 +44,33 @@ class WorkerTools:
                 that source registers it at the same time.
         """
         await self._check(caller.store_id, hello.definitions)
-        registrant = await self._registrant(caller, hello.group_name)
+        worker = WorkerKey(caller.store_id, hello.group_name, hello.worker_id)
+        registrant = await self._registrant(caller, worker)
         store_id, source = caller.store_id, source_of(hello.group_name)
         hashes = {definition.name: definition_hash(definition) for definition in hello.definitions}
         current = {entry.definition.name: entry for entry in await self._book.current(store_id, set(hashes))}
         for name, entry in current.items():
             if entry.source != source:
                 raise ToolExists(f"{name!r} is a tool of the source {entry.source!r}")
-        worker = WorkerKey(store_id, hello.group_name, hello.worker_id)
         for definition in hello.definitions:
             if await self._is_due(worker, current.get(definition.name), hashes[definition.name]):
                 await self._book.register(store_id, definition, replace=True, source=source, registrant=registrant)
         return hashes
 
-    async def _registrant(self, caller: Caller, group_name: str) -> Registrant:
+    async def _registrant(self, caller: Caller, worker: WorkerKey) -> Registrant:
         """Return for whom a worker registers: the user whose group it is, with the rights of the caller."""
-        owner_id = await self._workers.owner(caller.store_id, group_name, caller.user_id)
-        registrant = replace(Registrant.of(caller), user_id=owner_id)
+        registrant = Registrant.of(caller)
+        owner_id = await self._workers.owner(worker, caller.user_id, is_admin=registrant.is_admin)
+        if owner_id is None:
+            raise PermissionDenied(
+                f"the group {worker.group_name!r} has tools from before groups had owners, and this worker was not"
+                " attached to it then: have an admin unregister them, or take another name"
+            )
         if owner_id != caller.user_id and not registrant.is_admin:
             raise PermissionDenied(
-                f"the group {group_name!r} is another user's: take another name for yours, or attach as an admin"
+                f"the group {worker.group_name!r} is another user's: take another name for yours, or attach as an admin"
             )
-        return registrant
+        return replace(registrant, user_id=owner_id)
 
     async def _is_due(self, worker: WorkerKey, current: ToolVersion | None, given: str) -> bool:
         if current is None:

@@ -11,6 +11,7 @@ import pytest
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2, tool_pb2, worker_pb2
 
+from services.chassis.database import Database
 from services.tool_registry.app.workers import WorkerOptions
 from services.tool_registry.sdk import Category, tool
 from tests.poll import until
@@ -339,6 +340,34 @@ async def test_a_group_is_the_users_who_had_it_first(registry: Registry) -> None
     async with attached(registry, definition("bill"), key="key-of-robot-of-acme"):
         found = (await registry.ann.GetTool(tool_pb2.GetToolRequest(name="bill"))).tool
     assert found.source == "worker:billing"
+
+
+@pytest.mark.parametrize(("worker", "key"), [("w1", "key-of-machine-of-acme"), ("new", "key-of-root-of-acme")])
+async def test_a_group_of_before_there_were_owners_is_for_its_workers_and_admins(
+    database_url: str, registry: Registry, worker: str, key: str
+) -> None:
+    """Not for who comes first after the deploy."""
+    async with attached(registry, definition(), worker="w1"):
+        pass
+    async with Database(database_url, application_name="test") as database, database.acquire() as connection:
+        await connection.execute("DELETE FROM tool_registry.worker_groups")
+        await connection.execute("UPDATE tool_registry.tool_versions SET user_id = ''")
+    for stranger in ("key-of-robot-of-acme", "key-of-machine-of-acme"):
+        async with stream(registry, stranger) as thief:
+            await thief.send(hello=hello([definition()], worker="thief"))
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await thief.next()
+        assert reason(error.value)[1] == "PERMISSION_DENIED"
+        assert "before groups had owners" in str(error.value.details())
+    async with attached(registry, definition(), worker=worker, key=key):
+        async with stream(registry, "key-of-robot-of-acme") as thief:
+            await thief.send(hello=hello([definition()], worker=worker))
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await thief.next()
+        assert reason(error.value)[1] == "PERMISSION_DENIED"
+    async with Database(database_url, application_name="test") as database, database.acquire() as connection:
+        owner = await connection.fetchval("SELECT user_id FROM tool_registry.worker_groups")
+    assert owner == key.split("-")[2]
 
 
 async def test_a_worker_makes_its_tool_laxer_only_as_an_admin(registry: Registry) -> None:
