@@ -295,7 +295,8 @@ class FakeLedger:
 
 def _call(row: CallRow) -> Call:
     call: Call = pickle.loads(row.spec)  # noqa: S301
-    return replace(call, state=CallState[row.state.name], attempt=row.attempt)
+    began = row.start_time and row.start_time.timestamp()
+    return replace(call, state=CallState[row.state.name], attempt=row.attempt, start_time=began)
 
 
 def _ended(row: CommandRow) -> AgentEnded:

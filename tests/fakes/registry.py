@@ -21,6 +21,7 @@ from services.agent_loop.domain.tool import (
     Outcome,
     ProposedCall,
     Resolved,
+    ResultNote,
     Stopped,
     Tool,
     Verdict,
@@ -53,6 +54,7 @@ class FakeRegistry:
     cancelled: list[str] = field(default_factory=list)
     asked: list[Execution] = field(default_factory=list)
     decisions: list[DecisionNote] = field(default_factory=list)
+    returned: list[ResultNote] = field(default_factory=list)
     _journal: dict[str, asyncio.Task[ExecutionResult]] = field(default_factory=dict)
 
     async def resolve(
@@ -81,6 +83,10 @@ class FakeRegistry:
     async def record_decisions(self, context: OnBehalfOf, decisions: Sequence[DecisionNote]) -> None:
         self._answer()
         self.decisions += decisions
+
+    async def record_results(self, context: OnBehalfOf, results: Sequence[ResultNote]) -> None:
+        self._answer()
+        self.returned += results
 
     async def execute(self, context: OnBehalfOf, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
         self._answer()

@@ -185,13 +185,13 @@ def gated_calls_run_as_approved(record: Record) -> Iterator[str]:
 
 
 def decisions_are_audited(record: Record) -> Iterator[str]:
-    """TOOL-6: whatever becomes of a gated call, everybody who decided about it is in the audit chain."""
+    """TOOL-6: whatever becomes of a call, who decided about it or brought its result is in the audit chain."""
     for sent in record.history.commands:
-        if not sent.taken or sent.kind not in {"APPROVE", "EDIT", "REJECT"}:
+        if not sent.taken or sent.kind not in {"APPROVE", "EDIT", "REJECT", "RESULT"}:
             continue
-        is_gated = bool(record.calls[sent.call_id].approval.digest)
-        if is_gated and (sent.call_id, sent.kind, sent.user_id) not in record.history.decided:
-            yield f"{sent.user_id} decided {sent.kind} about {sent.call_id}, and the audit chain does not say so"
+        is_audited = sent.kind == "RESULT" or bool(record.calls[sent.call_id].approval.digest)
+        if is_audited and (sent.call_id, sent.kind, sent.user_id) not in record.history.decided:
+            yield f"{sent.user_id} sent {sent.kind} about {sent.call_id}, and the audit chain does not say so"
 
 
 def one_front_end_result(record: Record) -> Iterator[str]:

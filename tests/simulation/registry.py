@@ -28,6 +28,7 @@ from services.agent_loop.domain.tool import (
     Outcome,
     ProposedCall,
     Resolved,
+    ResultNote,
     Stopped,
     Tool,
     Verdict,
@@ -106,6 +107,9 @@ class Server:
         self._journal.history.decided.update(
             (decision.call_id, decision.kind.value, decision.user_id) for decision in decisions
         )
+
+    async def record_results(self, results: Sequence[ResultNote]) -> None:
+        self._journal.history.decided.update((result.call_id, "RESULT", result.user_id) for result in results)
 
     async def execute(self, context: OnBehalfOf, execution: Execution) -> ExecutionResult:
         """Run a call, join it, or say what is in the journal."""
@@ -271,6 +275,10 @@ class Client:
     async def record_decisions(self, context: OnBehalfOf, decisions: Sequence[DecisionNote]) -> None:
         server = self._current[-1]
         await self._network.call(server.process, "record_decisions", lambda: server.record_decisions(decisions))
+
+    async def record_results(self, context: OnBehalfOf, results: Sequence[ResultNote]) -> None:
+        server = self._current[-1]
+        await self._network.call(server.process, "record_results", lambda: server.record_results(results))
 
     async def execute(self, context: OnBehalfOf, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
         server = self._current[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
@@ -22,6 +23,7 @@ from services.agent_loop.domain.tool import (
     Outcome,
     ProposedCall,
     Resolved,
+    ResultNote,
     Stopped,
     Tool,
     Verdict,
@@ -89,6 +91,27 @@ class RegistryClient:
         )
         with translating():
             await self._stub.RecordDecisions(request)
+
+    async def record_results(self, context: OnBehalfOf, results: Sequence[ResultNote]) -> None:
+        request = execution_pb2.RecordResultsRequest(
+            context=_context(context),
+            results=[
+                execution_pb2.RecordedResult(
+                    call_id=result.call_id,
+                    tool_name=result.tool_name,
+                    tool_version=result.tool_version,
+                    user_id=result.user_id,
+                    arguments_sha256=hashlib.sha256(result.arguments_json).hexdigest(),
+                    is_error=result.is_error,
+                    result_sha256=hashlib.sha256(result.content_json).hexdigest(),
+                    result_bytes=len(result.content_json),
+                    duration_seconds=result.duration_seconds,
+                )
+                for result in results
+            ],
+        )
+        with translating():
+            await self._stub.RecordResults(request)
 
     async def execute(self, context: OnBehalfOf, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
         request = execution_pb2.ExecuteToolRequest(

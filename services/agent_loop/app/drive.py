@@ -20,7 +20,13 @@ from services.agent_loop.app.jobs import Jobs, Workshop
 from services.agent_loop.app.ports import Claim, Loaded
 from services.agent_loop.domain import facts, planning, step
 from services.agent_loop.domain.call import CallResult
-from services.agent_loop.domain.commands import approvals_given, decisions, shared_decisions
+from services.agent_loop.domain.commands import (
+    approvals_given,
+    decisions,
+    others_change_calls,
+    results,
+    shared_decisions,
+)
 from services.agent_loop.domain.decision import Finish, Park, StartModel, StopModel, Wait
 from services.agent_loop.domain.event import OutputDelta, OwnerEvent
 from services.agent_loop.domain.fact import (
@@ -139,7 +145,7 @@ class Drive:
             # Cut first: then one step says all.
             await self._cut_model(plan.state.loop.failure)
             return None
-        await self._record_decisions()
+        await self._record_commands()
         planned = self._step(plan)
         if not planned.changes_nothing and not await self._commit(planned, plan.state, facts_taken=taken):
             return None
@@ -183,20 +189,17 @@ class Drive:
         part = planning.take_part(self._planning_base(0), self._now(), self._shop.step_bytes_max)
         if part is None:
             return False
-        await self._record_decisions()
+        await self._record_commands()
         await self._commit(step.between(self._base, part, self._outbox), part)
         return True
 
-    async def _record_decisions(self) -> None:
-        """Have the decisions written down that the next step consumes, and approvals among several, each once."""
+    async def _record_commands(self) -> None:
+        """Have decisions and results written down that the next step consumes, and approvals by several, each once."""
         commands = [command for command in self._base.commands if command.command_id not in self._recorded]
+        unrecorded = replace(self._base, commands=tuple(commands))
         given = approvals_given(self._base)
-        decided = (
-            *(note for note in given if note not in self._given),
-            *decisions(replace(self._base, commands=tuple(commands))),
-        )
-        if decided:
-            await self._jobs.record(decided)
+        decided = (*(note for note in given if note not in self._given), *decisions(unrecorded))
+        await self._jobs.record(decided, results(unrecorded))
         self._given = frozenset(given)
         self._recorded = {command.command_id for command in self._base.commands}
 
@@ -221,7 +224,7 @@ class Drive:
 
     async def _read_inbox(self) -> None:
         self._poked = False
-        if shared_decisions(self._base):
+        if others_change_calls(self._base):
             self._base = _state_of(await self._load())
             return
         commands = await self._answered(lambda: self._shop.ledger.list_commands(self.claim))
@@ -274,7 +277,7 @@ class Drive:
         while await self._take_part():
             pass
         if self._facts or self._outbox:
-            await self._record_decisions()
+            await self._record_commands()
             now = self._now()
             taken = self._fitting_facts()
             state, events = planning.take_in(self._planning_base(taken), now), list(self._outbox)

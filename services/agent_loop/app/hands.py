@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Final
 
@@ -20,6 +20,7 @@ from services.agent_loop.domain.tool import (
     Outcome,
     ProposedCall,
     Resolved,
+    ResultNote,
     Stopped,
     Tool,
     Verdict,
@@ -92,13 +93,15 @@ class Hands:
         found = {verdict.call_id: verdict for verdict in verdicts}
         return {call.call_id: found.get(call.call_id) or _no_verdict(call.call_id) for call in calls}
 
-    async def record(self, decisions: Sequence[DecisionNote]) -> None:
-        """Have decisions written to the audit chain, however long that takes: before that they have no effect."""
-        try:
-            await self._retry.until_answered(lambda: self._registry.record_decisions(self._context, decisions))
-        except MethodNotFound:
-            # While a deployment goes on: the registry before this version keeps no chain.
-            return
+    async def record(self, decisions: Sequence[DecisionNote], results: Sequence[ResultNote]) -> None:
+        """Have these written to the audit chain, however long that takes: before that they have no effect."""
+        # A method may be missing while a deployment goes on: the registry before this version does not write that.
+        if decisions:
+            with suppress(MethodNotFound):
+                await self._retry.until_answered(lambda: self._registry.record_decisions(self._context, decisions))
+        if results:
+            with suppress(MethodNotFound):
+                await self._retry.until_answered(lambda: self._registry.record_results(self._context, results))
 
     async def execute(
         self, call: Call, unknowns_resolved: int, on_progress: OnProgress, answers: Sequence[Answer] = ()

@@ -36,7 +36,15 @@ from services.agent_loop.domain.model import ModelPort
 from services.agent_loop.domain.planning import Work
 from services.agent_loop.domain.run import PinnedTool, Run, RunFailure, RunOptions, Usage
 from services.agent_loop.domain.state import MODEL, PIN_TOOLS, State, check_of, stop_of
-from services.agent_loop.domain.tool import TOOLS_MAX, DecisionNote, ExecutionProgress, ProposedCall, Resolved, Tool
+from services.agent_loop.domain.tool import (
+    TOOLS_MAX,
+    DecisionNote,
+    ExecutionProgress,
+    ProposedCall,
+    Resolved,
+    ResultNote,
+    Tool,
+)
 from services.chassis.clock import Clock
 from services.chassis.ids import IdSource
 from services.chassis.retry import Retry
@@ -140,9 +148,9 @@ class Jobs:
             case _:
                 assert_never(work)
 
-    async def record(self, decisions: Sequence[DecisionNote]) -> None:
-        """Have what people decided written to the audit chain."""
-        await self._hands.record(decisions)
+    async def record(self, decisions: Sequence[DecisionNote], results: Sequence[ResultNote]) -> None:
+        """Have what people decided and front ends returned written to the audit chain."""
+        await self._hands.record(decisions, results)
 
     async def cut_model(self) -> ModelCut | None:
         """Stop the model call; return what it had written, or None if it has ended by itself."""

@@ -12,7 +12,15 @@ from services.agent_loop.domain.loop_state import LoopState
 from services.agent_loop.domain.message import Message
 from services.agent_loop.domain.run import PinnedTool, Run, RunAbove, Usage
 from services.agent_loop.domain.step import Committed, Step
-from services.agent_loop.domain.tool import DecisionNote, ExecutionPiece, ProposedCall, Resolved, Stopped, Verdict
+from services.agent_loop.domain.tool import (
+    DecisionNote,
+    ExecutionPiece,
+    ProposedCall,
+    Resolved,
+    ResultNote,
+    Stopped,
+    Verdict,
+)
 from services.agent_loop.domain.undo import UndoSource
 
 Randomness = Callable[[], float]
@@ -165,6 +173,14 @@ class Registry(Protocol):
 
         Raises:
             MethodNotFound: the registry is of a version that keeps no chain.
+        """
+        ...
+
+    async def record_results(self, context: OnBehalfOf, results: Sequence[ResultNote]) -> None:
+        """Write to the audit chain what front ends returned, before it is used. Idempotent.
+
+        Raises:
+            MethodNotFound: the registry is of a version that does not write that.
         """
         ...
 

@@ -22,7 +22,7 @@ from services.agent_loop.domain.command import (
 )
 from services.agent_loop.domain.run import RunState
 from services.agent_loop.domain.state import State
-from services.agent_loop.domain.tool import DecisionNote
+from services.agent_loop.domain.tool import DecisionNote, ResultNote
 from services.chassis import strict_json
 
 _WITHDRAWN = "The user sent a new message before this call was made; it was not made."
@@ -72,6 +72,31 @@ def decisions(state: State) -> tuple[DecisionNote, ...]:
         and call.approval is not None
         and not call.asks_in_mid_execution
     )
+
+
+def results(state: State) -> tuple[ResultNote, ...]:
+    """Return what the unconsumed commands of a state bring for front-end calls."""
+    return tuple(
+        ResultNote(
+            call_id=call.call_id,
+            tool_name=call.tool_name,
+            tool_version=call.tool_version,
+            user_id=command.user_id,
+            arguments_json=call.arguments_json,
+            content_json=command.kind.result.content_json,
+            is_error=command.kind.result.is_error,
+            duration_seconds=0.0 if call.start_time is None else max(0.0, command.time - call.start_time),
+        )
+        for command in state.commands
+        if isinstance(command.kind, ToolResult)
+        and (call := state.calls.get(command.kind.call_id)) is not None
+        and call.state is CallState.OFFERED
+    )
+
+
+def others_change_calls(state: State) -> bool:
+    """Whether the ledger changes open calls by itself: approvals by several people are counted, offers are leased."""
+    return bool(shared_decisions(state)) or any(call.state is CallState.OFFERED for call in state.open_calls)
 
 
 def approvals_given(state: State) -> tuple[DecisionNote, ...]:

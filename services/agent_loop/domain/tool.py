@@ -62,6 +62,20 @@ class DecisionNote(msgspec.Struct, frozen=True, kw_only=True):
     """In place of the arguments."""
 
 
+class ResultNote(msgspec.Struct, frozen=True, kw_only=True):
+    """What a front end returned for a call, for the audit chain; who brought it, and after how long."""
+
+    call_id: str
+    tool_name: str
+    tool_version: int
+    user_id: str
+    arguments_json: bytes
+    content_json: bytes
+    is_error: bool
+    duration_seconds: float
+    """Since the lease; 0 without one."""
+
+
 class Disposition(StrEnum):
     """What may be done with a call."""
 

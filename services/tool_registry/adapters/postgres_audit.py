@@ -10,7 +10,7 @@ import asyncpg
 
 from services.chassis.database import Connection, Database
 from services.tool_registry.app.policy_ports import AuditFilter
-from services.tool_registry.domain.audit import AuditDraft, AuditEntry, AuditKind, Head, ToolFigures, chained
+from services.tool_registry.domain.audit import AuditDraft, AuditEntry, Head, ToolFigures, chained
 
 _HEADS_MAX: Final = 10_000
 _CONFLICTS_MAX: Final = 3
@@ -52,12 +52,17 @@ _MOVE_HEADS: Final = """
 UPDATE tool_registry.audit_heads h SET seq = m.seq, hash = m.hash
 FROM unnest($1::text[], $2::bigint[], $3::text[]) AS m (store_id, seq, hash) WHERE h.store_id = m.store_id
 """
-_KNOWN_DECISIONS: Final = """
-SELECT store_id, call_id, verdict, by_user_id, arguments_sha256 FROM tool_registry.audit
-JOIN unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[])
-    AS d (store_id, call_id, verdict, by_user_id, arguments_sha256)
-USING (store_id, call_id, verdict, by_user_id, arguments_sha256) WHERE kind = 'DECIDED'
-"""
+# In two parts, each with the condition of its index.
+_REPORTED: Final = "kind, store_id, call_id, verdict, by_user_id, arguments_sha256"
+_KNOWN_REPORTS: Final = f"""
+WITH reports AS (
+    SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[]) AS r ({_REPORTED})
+)
+SELECT {_REPORTED} FROM tool_registry.audit JOIN reports USING ({_REPORTED}) WHERE kind = 'DECIDED'
+UNION ALL
+SELECT {_REPORTED} FROM tool_registry.audit JOIN reports USING ({_REPORTED})
+WHERE kind = 'RETURNED' AND audit.by_user_id <> ''
+"""  # noqa: S608  # constants only
 _HEAD: Final = "SELECT seq, hash FROM tool_registry.audit_heads WHERE store_id = $1"
 _PAGE: Final = f"""
 SELECT {_COLUMNS} FROM tool_registry.audit
@@ -102,14 +107,14 @@ class PostgresAuditLog:
     async def append(self, drafts: Sequence[AuditDraft]) -> frozenset[str]:
         heads = {draft.store_id: self._heads.get(draft.store_id) for draft in drafts}
         known = {store_id: head for store_id, head in heads.items() if head is not None}
-        is_simple = len(known) == len(heads) and all(draft.kind != AuditKind.DECIDED for draft in drafts)
+        is_simple = len(known) == len(heads) and not any(draft.is_reported for draft in drafts)
         if is_simple and await self._append_at(known, drafts):
             return frozenset()
         for _ in range(_CONFLICTS_MAX):
             try:
                 await self._append_locked(sorted(heads), drafts)
             except asyncpg.UniqueViolationError:
-                # Somebody has written the same decision since, or put a row where the next entry goes.
+                # Somebody has written the same report since, or put a row where the next entry goes.
                 continue
             return frozenset()
         if len(heads) == 1:
@@ -169,7 +174,7 @@ class PostgresAuditLog:
             await connection.execute(_CREATE_HEADS, store_ids)
             rows = await connection.fetch(_LOCK_HEADS, store_ids)
             heads = {row["store_id"]: Head(seq=row["seq"], hash=row["hash"]) for row in rows}
-            new = await _without_known_decisions(connection, drafts)
+            new = await _without_known_reports(connection, drafts)
             entries, moved = _after(heads, new)
             if entries:
                 await connection.execute(_INSERT, *_arrays(entries))
@@ -196,20 +201,18 @@ def _after(heads: dict[str, Head], drafts: Sequence[AuditDraft]) -> tuple[list[A
     return entries, moved
 
 
-async def _without_known_decisions(connection: Connection, drafts: Sequence[AuditDraft]) -> list[AuditDraft]:
-    decisions = {_decision_key(draft): draft for draft in drafts if draft.kind == AuditKind.DECIDED}
-    if not decisions:
+async def _without_known_reports(connection: Connection, drafts: Sequence[AuditDraft]) -> list[AuditDraft]:
+    reports = {_report_key(draft): draft for draft in drafts if draft.is_reported}
+    if not reports:
         return list(drafts)
-    rows = await connection.fetch(_KNOWN_DECISIONS, *map(list, zip(*decisions, strict=True)))
+    rows = await connection.fetch(_KNOWN_REPORTS, *map(list, zip(*reports, strict=True)))
     for row in rows:
-        del decisions[tuple(row)]
-    return [
-        draft for draft in drafts if draft.kind != AuditKind.DECIDED or decisions.get(_decision_key(draft)) is draft
-    ]
+        del reports[tuple(row)]
+    return [draft for draft in drafts if not draft.is_reported or reports.get(_report_key(draft)) is draft]
 
 
-def _decision_key(draft: AuditDraft) -> tuple[str, ...]:
-    return (draft.store_id, draft.call_id, draft.verdict, draft.by_user_id, draft.arguments_sha256)
+def _report_key(draft: AuditDraft) -> tuple[str, ...]:
+    return (draft.kind, draft.store_id, draft.call_id, draft.verdict, draft.by_user_id, draft.arguments_sha256)
 
 
 def _arrays(entries: Sequence[AuditEntry]) -> list[list[Any]]:

@@ -8,7 +8,15 @@ from typing import Final
 
 from services.errors import DependencyUnavailable
 from services.tool_registry.app.policy_ports import AuditLog
-from services.tool_registry.domain.audit import AuditDraft, AuditKind, DecisionRecord, clean_name, sha256_hex
+from services.tool_registry.domain.audit import (
+    AuditDraft,
+    AuditKind,
+    DecisionRecord,
+    ResultRecord,
+    clean_name,
+    sha256_hex,
+)
+from services.tool_registry.domain.execution import Outcome
 from services.tool_registry.domain.rules import Rule, said_by
 from services.tool_registry.domain.verdict import CallIdentity, Verdict
 
@@ -91,6 +99,36 @@ class AuditTrail:
                     arguments_sha256=decision.arguments_sha256,
                 )
                 for identity, decision in decisions
+            ]
+        )
+
+    async def returned(self, results: Sequence[tuple[CallIdentity, ResultRecord]]) -> None:
+        """Write what front ends returned; what is there already is not written again.
+
+        Raises:
+            DependencyUnavailable: as `write`.
+        """
+        time_us = self.time_us()
+        await self.write(
+            [
+                AuditDraft(
+                    store_id=identity.store_id,
+                    kind=AuditKind.RETURNED,
+                    time_us=time_us,
+                    user_id=identity.user_id,
+                    run_id=identity.run_id,
+                    call_id=identity.call_id,
+                    tool_name=clean_name(result.tool_name),
+                    tool_version=result.tool_version,
+                    verdict=(Outcome.FAILED if result.is_error else Outcome.SUCCEEDED).value,
+                    reason="TOOL_ERROR" if result.is_error else "",
+                    by_user_id=result.by_user_id,
+                    arguments_sha256=result.arguments_sha256,
+                    result_sha256=result.result_sha256,
+                    result_bytes=result.result_bytes,
+                    duration_us=int(result.duration_seconds * 1_000_000),
+                )
+                for identity, result in results
             ]
         )
 

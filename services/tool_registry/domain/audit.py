@@ -31,7 +31,8 @@ class AuditKind(StrEnum):
     EXECUTED = "EXECUTED"
     """It is about to begin: `verdict` is APPROVED if it had an approval, RULE if a rule stood for one, else empty."""
     RETURNED = "RETURNED"
-    """It has ended: `verdict` is the outcome, `reason` that of an error, or CACHED, or LATE for what went on."""
+    """It has ended: `verdict` is the outcome, `reason` that of an error, or CACHED, or LATE for what went on.
+    Of a front-end call `by_user_id` is who brought the result."""
     RULE = "RULE"
     """Somebody made or revoked a rule: `verdict` is MADE or REVOKED, `reason` its id. The call is that whose approval
     made it, if one did."""
@@ -58,6 +59,11 @@ class AuditDraft:
     result_bytes: int = 0
     duration_us: int = 0
 
+    @property
+    def is_reported(self) -> bool:
+        """Whether another service told of it, and may tell again what is written once."""
+        return self.kind == AuditKind.DECIDED or (self.kind == AuditKind.RETURNED and self.by_user_id != "")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionRecord:
@@ -68,6 +74,20 @@ class DecisionRecord:
     kind: str
     by_user_id: str
     arguments_sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultRecord:
+    """What a front end returned, by whom, and how long after its lease."""
+
+    tool_name: str
+    tool_version: int
+    by_user_id: str
+    is_error: bool
+    arguments_sha256: str
+    result_sha256: str
+    result_bytes: int
+    duration_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

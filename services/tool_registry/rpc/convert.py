@@ -12,7 +12,7 @@ from pawl.tool.v1 import execution_pb2, tool_pb2
 from services.chassis.ids import check_id
 from services.chassis.strict_json import dumps_canonical, loads
 from services.errors import InvalidField, InvalidJson, InvalidSchema, TooLarge
-from services.tool_registry.domain.audit import DecisionRecord, sha256_hex
+from services.tool_registry.domain.audit import DecisionRecord, ResultRecord, sha256_hex
 from services.tool_registry.domain.definition import (
     VERSION_MAX,
     Caller,
@@ -31,6 +31,8 @@ from services.tool_registry.domain.verdict import CallIdentity, Verdict
 E = TypeVar("E", ExecutionContext, Category, Effect, OfferFallback)
 
 _SHA256: Final = re.compile("[0-9a-f]{64}")
+_DURATION_SECONDS_MAX: Final = 1e10
+_RESULT_BYTES_MAX: Final = (1 << 32) - 1
 
 # The names of the contract's enums, less their prefixes, are those of the domain.
 _WIRE: Final[dict[type[Any], tuple[Any, str]]] = {
@@ -181,17 +183,48 @@ def decision_from(message: execution_pb2.RecordedDecision) -> DecisionRecord:
     kind = name.removeprefix("DECISION_KIND_")
     if kind in {"", "UNSPECIFIED"}:
         raise InvalidField(f"kind: {message.kind} is not a value of it", field="kind")
-    if message.tool_version > VERSION_MAX:
-        raise InvalidField(f"tool_version: at most {VERSION_MAX}", field="tool_version")
-    if message.arguments_sha256 and not _SHA256.fullmatch(message.arguments_sha256):
-        raise InvalidField("arguments_sha256: must be 64 hex digits", field="arguments_sha256")
+    digest = message.arguments_sha256
     return DecisionRecord(
         tool_name=message.tool_name,
-        tool_version=message.tool_version,
+        tool_version=_version(message.tool_version),
         kind=kind,
         by_user_id=check_id(message.user_id, "user_id"),
-        arguments_sha256=message.arguments_sha256 or sha256_hex(message.arguments_json),
+        arguments_sha256=_sha256(digest, "arguments_sha256") if digest else sha256_hex(message.arguments_json),
     )
+
+
+def result_from(message: execution_pb2.RecordedResult) -> ResultRecord:
+    """Return what a front end returned.
+
+    Raises:
+        InvalidField, InvalidId: a digest or a number is not one, or the person's id is malformed.
+    """
+    if not 0 <= message.duration_seconds <= _DURATION_SECONDS_MAX:
+        raise InvalidField(f"duration_seconds: must be 0 to {_DURATION_SECONDS_MAX:g}", field="duration_seconds")
+    if message.result_bytes > _RESULT_BYTES_MAX:
+        raise InvalidField(f"result_bytes: at most {_RESULT_BYTES_MAX}", field="result_bytes")
+    return ResultRecord(
+        tool_name=message.tool_name,
+        tool_version=_version(message.tool_version),
+        by_user_id=check_id(message.user_id, "user_id"),
+        is_error=message.is_error,
+        arguments_sha256=_sha256(message.arguments_sha256, "arguments_sha256"),
+        result_sha256=_sha256(message.result_sha256, "result_sha256"),
+        result_bytes=message.result_bytes,
+        duration_seconds=message.duration_seconds,
+    )
+
+
+def _version(number: int) -> int:
+    if number > VERSION_MAX:
+        raise InvalidField(f"tool_version: at most {VERSION_MAX}", field="tool_version")
+    return number
+
+
+def _sha256(digest: str, field: str) -> str:
+    if not _SHA256.fullmatch(digest):
+        raise InvalidField(f"{field}: must be 64 hex digits", field=field)
+    return digest
 
 
 def verdict_message(verdict: Verdict) -> execution_pb2.Verdict:

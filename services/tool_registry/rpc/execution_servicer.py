@@ -99,6 +99,19 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
         )
         return execution_pb2.RecordDecisionsResponse()
 
+    async def RecordResults(
+        self, request: execution_pb2.RecordResultsRequest, context: Context
+    ) -> execution_pb2.RecordResultsResponse:
+        if not 1 <= len(request.results) <= CALLS_MAX:
+            raise InvalidField(f"results: must be 1 to {CALLS_MAX}", field="results")
+        await self._audit.returned(
+            [
+                (convert.identity_from(request.context, result.call_id), convert.result_from(result))
+                for result in request.results
+            ]
+        )
+        return execution_pb2.RecordResultsResponse()
+
     async def ExecuteTool(
         self, request: execution_pb2.ExecuteToolRequest, context: Context
     ) -> AsyncIterator[execution_pb2.ExecuteToolResponse]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -26,6 +27,7 @@ from services.agent_loop.domain.tool import (
     ExecutionResult,
     Outcome,
     ProposedCall,
+    ResultNote,
     Tool,
 )
 from services.chassis.clock import SystemClock
@@ -107,6 +109,10 @@ class StandIn(execution_pb2_grpc.ExecutionServiceServicer):
         self.asked.append(request)
         return execution_pb2.RecordDecisionsResponse()
 
+    async def RecordResults(self, request: Any, context: Any) -> execution_pb2.RecordResultsResponse:
+        self.asked.append(request)
+        return execution_pb2.RecordResultsResponse()
+
     async def CancelExecution(self, request: Any, context: Any) -> execution_pb2.CancelExecutionResponse:
         self.asked.append(request)
         return execution_pb2.CancelExecutionResponse(stopped=True)
@@ -174,6 +180,33 @@ async def test_decisions_are_reported_with_who_made_them(registry: RegistryClien
     await registry.record_decisions(CONTEXT, [note])
     (decision,) = stand_in.asked[0].decisions
     assert (decision.kind, decision.user_id, decision.tool_version) == (call_pb2.DECISION_KIND_EDIT, "bob", 2)
+
+
+async def test_results_of_front_ends_are_reported_by_digest(registry: RegistryClient, stand_in: StandIn) -> None:
+    note = ResultNote(
+        call_id="call_1",
+        tool_name="show",
+        tool_version=2,
+        user_id="bob",
+        arguments_json=b"{}",
+        content_json=b"[1]",
+        is_error=True,
+        duration_seconds=1.5,
+    )
+    await registry.record_results(CONTEXT, [note])
+    assert list(stand_in.asked[0].results) == [
+        execution_pb2.RecordedResult(
+            call_id="call_1",
+            tool_name="show",
+            tool_version=2,
+            user_id="bob",
+            arguments_sha256=hashlib.sha256(b"{}").hexdigest(),
+            is_error=True,
+            result_sha256=hashlib.sha256(b"[1]").hexdigest(),
+            result_bytes=3,
+            duration_seconds=1.5,
+        )
+    ]
 
 
 async def test_an_execution_gives_its_progress_and_its_result(registry: RegistryClient, stand_in: StandIn) -> None:

@@ -399,6 +399,66 @@ async def test_analytics_count_what_each_tool_did(database_url: str, tmp_path: P
     assert (gated.approval_asked_count, gated.approved_count, gated.edited_count, gated.rejected_count) == (5, 2, 1, 1)
 
 
+def returned(call: str, **changes: Any) -> execution_pb2.RecordResultsRequest:
+    fields: dict[str, Any] = {
+        "call_id": call,
+        "tool_name": "show",
+        "tool_version": 1,
+        "user_id": "bob",
+        "arguments_sha256": hashlib.sha256(b"{}").hexdigest(),
+        "result_sha256": hashlib.sha256(b'"shown"').hexdigest(),
+        "result_bytes": 7,
+        "duration_seconds": 1.5,
+    }
+    result = execution_pb2.RecordedResult(**{**fields, **changes})
+    return execution_pb2.RecordResultsRequest(context=context(), results=[result])
+
+
+async def test_what_front_ends_return_is_counted_once(database_url: str, tmp_path: Path) -> None:
+    """TOOL-6: also when it is told several times, at once."""
+    async with running(database_url, tmp_path, tools()) as registry:
+        await registry.check("look", call="c0")
+        for _ in range(2):  # Told again after a crash.
+            tellings = [returned("c1"), returned("c1"), returned("c2", is_error=True, duration_seconds=4)]
+            await asyncio.gather(*map(registry.execution.RecordResults, tellings))
+        _, *entries = sorted(await listed(registry), key=lambda entry: entry.call_id)
+        answer = await registry.auditors["acme", "olga"].GetToolAnalytics(
+            audit_pb2.GetToolAnalyticsRequest(tool_name="show")
+        )
+        assert not (await verified(registry)).HasField("problem")
+    assert said(entries) == [("RETURNED", "c1", "SUCCEEDED", ""), ("RETURNED", "c2", "FAILED", "TOOL_ERROR")]
+    assert (entries[0].user_id, entries[0].by_user_id) == ("ann", "bob")
+    assert entries[0].result_sha256 == hashlib.sha256(b'"shown"').hexdigest()
+    (figures,) = answer.tools
+    assert (figures.execution_count, figures.error_count, figures.result_bytes) == (2, 1, 14)
+    assert (figures.p50_seconds, figures.p95_seconds) == (1.5, 4)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"duration_seconds": -1},
+        {"duration_seconds": float("nan")},
+        {"duration_seconds": 1e11},
+        {"result_bytes": 1 << 63},
+        {"result_sha256": "x"},
+        {"arguments_sha256": ""},
+        {"user_id": ""},
+        {"call_id": ""},
+        {"tool_version": 1 << 31},
+    ],
+)
+async def test_a_bad_result_is_refused(database_url: str, tmp_path: Path, fields: dict[str, Any]) -> None:
+    async with running(database_url, tmp_path, tools()) as registry:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await registry.execution.RecordResults(returned("c1", **fields))
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await registry.execution.RecordResults(execution_pb2.RecordResultsRequest(context=context()))
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert await listed(registry) == []
+
+
 async def test_a_failed_append_leaves_the_chain_whole(database_url: str) -> None:
     """The process forgets where it thought the chain ends, and reads it anew."""
     async with Database(database_url, application_name="test") as database:

@@ -11,7 +11,8 @@ import pytest
 import pytest_asyncio
 from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.event.v1 import call_pb2, run_pb2
-from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
+from pawl.tool.v1 import audit_pb2, tool_pb2, tool_pb2_grpc
+from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub
 
 from services.launcher.suite import Suite
 from tests.keys import LOCAL_KEY, keyed_channel
@@ -63,6 +64,22 @@ async def forms(suite: Suite) -> None:
             )
             request = tool_pb2.RegisterToolRequest(definition=definition, replace=True)
             await tool_pb2_grpc.ToolServiceStub(channel).RegisterTool(request)
+
+
+async def test_what_a_front_end_returns_is_counted(suite: Suite, agent: Agent) -> None:
+    """TOOL-6: once, with who brought it."""
+    run = await agent.start('call form_that_fails with {"expression": "2 * 21"}')
+    call = await agent.until_pending(run.run_id, call_pb2.CALL_STATE_OFFERED)
+    await agent.submit(call, b"42")
+    assert (await agent.until_ended(run.run_id)).state == run_pb2.RUN_STATE_COMPLETED
+    async with keyed_channel(suite.endpoints.services["tool-registry"][0].grpc) as channel:
+        auditor = AuditServiceStub(channel)
+        wanted = audit_pb2.ListAuditRequest(call_id=call.call_id, kind=audit_pb2.AUDIT_KIND_RETURNED)
+        (entry,) = (await auditor.ListAudit(wanted)).entries
+        asked = audit_pb2.GetToolAnalyticsRequest(tool_name="form_that_fails")
+        (figures,) = (await auditor.GetToolAnalytics(asked)).tools
+    assert (entry.verdict, entry.by_user_id, entry.result_bytes) == ("SUCCEEDED", run.user_id, 2)
+    assert (figures.execution_count, figures.error_count, figures.result_bytes) == (1, 0, 2)
 
 
 async def test_a_call_that_nobody_ran_is_expired_and_a_later_result_is_late(agent: Agent) -> None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator, Sequence
 
+import msgspec
 import pytest
 
-from services.agent_loop.app.drive import Left
+from services.agent_loop.app.drive import Drive, Left
 from services.agent_loop.app.ports import Execution, OnBehalfOf
-from services.agent_loop.domain.call import CallState, DecisionKind
-from services.agent_loop.domain.command import Decide
+from services.agent_loop.domain.call import CallResult, CallState, DecisionKind
+from services.agent_loop.domain.command import Decide, ToolResult
 from services.agent_loop.domain.run import RunState
-from services.agent_loop.domain.tool import DecisionNote, ExecutionPiece
+from services.agent_loop.domain.tool import DecisionNote, ExecutionPiece, ResultNote
 from services.errors import DependencyUnavailable, LeaseLost, MethodNotFound, PawlError
 from tests.fakes import virtual_time
-from tests.fakes.ledger import transient
+from tests.fakes.ledger import STORE, transient
 from tests.fakes.loop_world import World
 from tests.fakes.model import calls, says
 from tests.fakes.registry import FakeRegistry
@@ -36,6 +38,9 @@ class OldRegistry(FakeRegistry):
     """One of a version that keeps no chain."""
 
     async def record_decisions(self, context: OnBehalfOf, decisions: Sequence[DecisionNote]) -> None:
+        raise MethodNotFound
+
+    async def record_results(self, context: OnBehalfOf, results: Sequence[ResultNote]) -> None:
         raise MethodNotFound
 
 
@@ -65,6 +70,19 @@ def test_it_is_recorded_whatever_commit_fails(error: type[PawlError], *, done: b
                 kind=DecisionKind.APPROVE,
                 user_id="user",
                 arguments_json=b'{"n":1}',
+            )
+        }
+        (show,) = (call for call in world.ledger.calls(key) if call.tool_name == "show")
+        assert set(world.registry.returned) == {
+            ResultNote(
+                call_id=show.call_id,
+                tool_name="show",
+                tool_version=1,
+                user_id="user",
+                arguments_json=b'{"n":1}',
+                content_json=b'"shown"',
+                is_error=False,
+                duration_seconds=0.0,
             )
         }
         return position < len(world.ledger.steps)
@@ -108,6 +126,51 @@ def test_every_kind_is_recorded(decision: Decide, state: CallState, arguments: b
         assert world.ledger.calls(key)[0].state is state
         recorded = [(note.call_id, note.kind, note.arguments_json) for note in world.registry.decisions]
         assert recorded == [(mail.call_id, decision.kind, arguments)]
+
+    virtual_time.run(main())
+
+
+def test_a_result_is_recorded_before_it_is_used() -> None:
+    """With the time since the lease, also in a run that was never parked meanwhile; not without a result."""
+
+    async def main() -> None:
+        world = World(VERDICTS, [calls('write {"n":1}', 'show {"n":1}'), says("Done.")], seconds=30.0)
+        key = world.ledger.submit("hello")
+        drive = Drive(await world.claim(), world.shop)
+        running = asyncio.create_task(drive.run())
+        await asyncio.sleep(3.0)
+        (show,) = (call for call in world.ledger.calls(key) if call.tool_name == "show")
+        row = world.ledger.book.calls.get((STORE, show.call_id))
+        assert row is not None
+        world.ledger.book.put_call(msgspec.structs.replace(row, start_time=world.ledger.time()))
+        await asyncio.sleep(5.0)
+        assert world.registry.returned == []
+
+        world.registry.unreachable = 1
+        failed = CallResult(content_json=b'"no"', is_error=True)
+        await world.ledger.send(key, ToolResult(call_id=show.call_id, result=failed))
+        drive.poke()
+        await asyncio.sleep(0.0)
+        assert not next(call for call in world.ledger.calls(key) if call.tool_name == "show").settled
+        assert await running is Left.ENDED
+
+        (note,) = world.registry.returned
+        assert (note.call_id, note.user_id, note.content_json, note.is_error) == (show.call_id, "user", b'"no"', True)
+        assert note.duration_seconds == pytest.approx(5.0)
+
+    virtual_time.run(main())
+
+
+def test_a_run_without_front_end_calls_reports_no_results() -> None:
+    async def main() -> None:
+        world = World(VERDICTS, [calls('write {"n":1}', 'mail {"n":1}', 'ask {"n":1}'), says("Done.")])
+        key = world.ledger.submit("hello")
+        world.registry.record_results = unexpected  # type: ignore[method-assign,assignment]
+        await world.finish(key)
+        assert world.ledger.run(key).state is RunState.COMPLETED
+
+    async def unexpected(*_: object) -> None:
+        raise AssertionError
 
     virtual_time.run(main())
 

@@ -48,6 +48,8 @@ class _AuditKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AuditKind.V
     call was ended (a thread that cannot be stopped) has one more when it ends
     itself, with the reason LATE: what it did then happened, and is dropped. So
     has each result of a remote worker whose receipt says LATE.
+    What a front end returned is here, too, without EXECUTED: SUCCEEDED or
+    FAILED, and `by_user_id` who brought it.
     """
     AUDIT_KIND_RULE: _AuditKind.ValueType  # 5
     """Somebody made or revoked a rule: `verdict` is MADE or REVOKED, `reason` the
@@ -79,6 +81,8 @@ CACHED for a result that was given again. A tool that goes on after its
 call was ended (a thread that cannot be stopped) has one more when it ends
 itself, with the reason LATE: what it did then happened, and is dropped. So
 has each result of a remote worker whose receipt says LATE.
+What a front end returned is here, too, without EXECUTED: SUCCEEDED or
+FAILED, and `by_user_id` who brought it.
 """
 AUDIT_KIND_RULE: AuditKind.ValueType  # 5
 """Somebody made or revoked a rule: `verdict` is MADE or REVOKED, `reason` the
@@ -128,7 +132,9 @@ class AuditEntry(_message.Message):
     reason: _builtins.str
     """See AuditKind; may be empty."""
     by_user_id: _builtins.str
-    """DECIDED: who decided; else empty."""
+    """DECIDED: who decided. RETURNED by a front end: who brought the result. RULE:
+    who made or revoked it. Else empty.
+    """
     arguments_sha256: _builtins.str
     """SHA-256, in hex, of the canonical arguments; empty if they were refused."""
     result_sha256: _builtins.str
@@ -136,7 +142,9 @@ class AuditEntry(_message.Message):
     result_bytes: _builtins.int
     """RETURNED: bytes of the result."""
     duration_seconds: _builtins.float
-    """RETURNED: seconds it took; 0 for a result from the cache."""
+    """RETURNED: seconds it took, of a front end from the lease on; 0 for a result
+    from the cache, and for one that a front end returned without a lease.
+    """
     prev_hash: _builtins.str
     """Hash of the entry before; empty for the first."""
     hash: _builtins.str
@@ -437,7 +445,9 @@ class ToolFigures(_message.Message):
     tool_name: _builtins.str
     """Name of the tool."""
     execution_count: _builtins.int
-    """Executions that ended in the registry, whatever came of them."""
+    """Executions that ended in the registry, whatever came of them, and results
+    that front ends returned.
+    """
     error_count: _builtins.int
     """Those of them that did not succeed."""
     cached_count: _builtins.int

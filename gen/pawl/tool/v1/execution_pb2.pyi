@@ -507,6 +507,109 @@ class RecordDecisionsResponse(_message.Message):
 Global___RecordDecisionsResponse: _TypeAlias = RecordDecisionsResponse  # noqa: Y015
 
 @_typing.final
+class RecordResultsRequest(_message.Message):
+    """RecordResultsRequest has results of front-end calls of one run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def context(self) -> Global___CallContext:
+        """On whose behalf the calls are made."""
+
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordedResult]:
+        """The results, 1 to 1000."""
+
+    def __init__(
+        self,
+        *,
+        context: Global___CallContext | None = ...,
+        results: _abc.Iterable[Global___RecordedResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordResultsRequest: _TypeAlias = RecordResultsRequest  # noqa: Y015
+
+@_typing.final
+class RecordedResult(_message.Message):
+    """RecordedResult is what a front end returned for a call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    TOOL_NAME_FIELD_NUMBER: _builtins.int
+    TOOL_VERSION_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_SHA256_FIELD_NUMBER: _builtins.int
+    IS_ERROR_FIELD_NUMBER: _builtins.int
+    RESULT_SHA256_FIELD_NUMBER: _builtins.int
+    RESULT_BYTES_FIELD_NUMBER: _builtins.int
+    DURATION_SECONDS_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.str
+    """The call."""
+    tool_name: _builtins.str
+    """Its tool."""
+    tool_version: _builtins.int
+    """The version of the tool."""
+    user_id: _builtins.str
+    """Who brought the result."""
+    arguments_sha256: _builtins.str
+    """SHA-256, in hex, of the canonical arguments."""
+    is_error: _builtins.bool
+    """True if the client said that the call failed."""
+    result_sha256: _builtins.str
+    """SHA-256, in hex, of the result."""
+    result_bytes: _builtins.int
+    """Bytes of the result."""
+    duration_seconds: _builtins.float
+    """Seconds from the lease of the client to the result, up to 1e10; 0 without a
+    lease.
+    """
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.str = ...,
+        tool_name: _builtins.str = ...,
+        tool_version: _builtins.int = ...,
+        user_id: _builtins.str = ...,
+        arguments_sha256: _builtins.str = ...,
+        is_error: _builtins.bool = ...,
+        result_sha256: _builtins.str = ...,
+        result_bytes: _builtins.int = ...,
+        duration_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_sha256", b"arguments_sha256", "call_id", b"call_id", "duration_seconds", b"duration_seconds", "is_error", b"is_error", "result_bytes", b"result_bytes", "result_sha256", b"result_sha256", "tool_name", b"tool_name", "tool_version", b"tool_version", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordedResult: _TypeAlias = RecordedResult  # noqa: Y015
+
+@_typing.final
+class RecordResultsResponse(_message.Message):
+    """RecordResultsResponse is empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordResultsResponse: _TypeAlias = RecordResultsResponse  # noqa: Y015
+
+@_typing.final
 class Verdict(_message.Message):
     """Verdict is what the registry says of a call."""
 

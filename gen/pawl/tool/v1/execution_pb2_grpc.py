@@ -56,6 +56,11 @@ class ExecutionServiceStub(object):
                 request_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.RecordDecisionsRequest.SerializeToString,
                 response_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.RecordDecisionsResponse.FromString,
                 _registered_method=True)
+        self.RecordResults = channel.unary_unary(
+                '/pawl.tool.v1.ExecutionService/RecordResults',
+                request_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.RecordResultsRequest.SerializeToString,
+                response_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.RecordResultsResponse.FromString,
+                _registered_method=True)
         self.ExecuteTool = channel.unary_stream(
                 '/pawl.tool.v1.ExecutionService/ExecuteTool',
                 request_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.ExecuteToolRequest.SerializeToString,
@@ -121,6 +126,16 @@ class ExecutionServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RecordResults(self, request, context):
+        """Writes what front ends returned to the audit chain, whence the analytics
+        count it. To be called before a result is used. Idempotent by call.
+
+        Errors: none of its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ExecuteTool(self, request, context):
         """Runs one call: progress as it comes, then exactly one result, last.
 
@@ -179,6 +194,11 @@ def add_ExecutionServiceServicer_to_server(servicer, server):
                     servicer.RecordDecisions,
                     request_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.RecordDecisionsRequest.FromString,
                     response_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.RecordDecisionsResponse.SerializeToString,
+            ),
+            'RecordResults': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecordResults,
+                    request_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.RecordResultsRequest.FromString,
+                    response_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.RecordResultsResponse.SerializeToString,
             ),
             'ExecuteTool': grpc.unary_stream_rpc_method_handler(
                     servicer.ExecuteTool,
@@ -301,6 +321,33 @@ class ExecutionService(object):
             '/pawl.tool.v1.ExecutionService/RecordDecisions',
             pawl_dot_tool_dot_v1_dot_execution__pb2.RecordDecisionsRequest.SerializeToString,
             pawl_dot_tool_dot_v1_dot_execution__pb2.RecordDecisionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecordResults(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.tool.v1.ExecutionService/RecordResults',
+            pawl_dot_tool_dot_v1_dot_execution__pb2.RecordResultsRequest.SerializeToString,
+            pawl_dot_tool_dot_v1_dot_execution__pb2.RecordResultsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -67,6 +67,12 @@ class ExecutionServiceStub:
 
     Errors: none of its own.
     """
+    RecordResults: _grpc.UnaryUnaryMultiCallable[_execution_pb2.RecordResultsRequest, _execution_pb2.RecordResultsResponse]
+    """Writes what front ends returned to the audit chain, whence the analytics
+    count it. To be called before a result is used. Idempotent by call.
+
+    Errors: none of its own.
+    """
     ExecuteTool: _grpc.UnaryStreamMultiCallable[_execution_pb2.ExecuteToolRequest, _execution_pb2.ExecuteToolResponse]
     """Runs one call: progress as it comes, then exactly one result, last.
 
@@ -132,6 +138,12 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     RecordDecisions: _aio.UnaryUnaryMultiCallable[_execution_pb2.RecordDecisionsRequest, _execution_pb2.RecordDecisionsResponse]  # type: ignore[assignment]
     """Writes what people decided about calls to the audit chain. To be called
     before a decision takes effect. Idempotent by call, kind and person.
+
+    Errors: none of its own.
+    """
+    RecordResults: _aio.UnaryUnaryMultiCallable[_execution_pb2.RecordResultsRequest, _execution_pb2.RecordResultsResponse]  # type: ignore[assignment]
+    """Writes what front ends returned to the audit chain, whence the analytics
+    count it. To be called before a result is used. Idempotent by call.
 
     Errors: none of its own.
     """
@@ -221,6 +233,18 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_execution_pb2.RecordDecisionsResponse, _abc.Awaitable[_execution_pb2.RecordDecisionsResponse]]:
         """Writes what people decided about calls to the audit chain. To be called
         before a decision takes effect. Idempotent by call, kind and person.
+
+        Errors: none of its own.
+        """
+
+    @_abc_1.abstractmethod
+    def RecordResults(
+        self,
+        request: _execution_pb2.RecordResultsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_execution_pb2.RecordResultsResponse, _abc.Awaitable[_execution_pb2.RecordResultsResponse]]:
+        """Writes what front ends returned to the audit chain, whence the analytics
+        count it. To be called before a result is used. Idempotent by call.
 
         Errors: none of its own.
         """
