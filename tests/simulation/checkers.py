@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from itertools import groupby
 
-from pawl.event.v1 import event_pb2, message_pb2
+from pawl.event.v1 import call_pb2, event_pb2, message_pb2
 
 from services.agent_loop.domain.call import EffectClass
 from tests.simulation.history import Sent
@@ -190,8 +190,20 @@ def decisions_are_audited(record: Record) -> Iterator[str]:
         if not sent.taken or sent.kind not in {"APPROVE", "EDIT", "REJECT", "RESULT"}:
             continue
         is_audited = sent.kind == "RESULT" or bool(record.calls[sent.call_id].approval.digest)
-        if is_audited and (sent.call_id, sent.kind, sent.user_id) not in record.history.decided:
+        said = "SUCCEEDED" if sent.kind == "RESULT" else sent.kind
+        if is_audited and (sent.call_id, said, sent.user_id) not in record.history.decided:
             yield f"{sent.user_id} sent {sent.kind} about {sent.call_id}, and the audit chain does not say so"
+
+
+def held_calls_are_audited(record: Record) -> Iterator[str]:
+    """TOOL-6: a front-end call that ended while a client held it is in the audit chain, if its run went on."""
+    for call in record.calls.values():
+        run, state = record.runs[call.run_id], call_state(call.state)
+        if run_state(run.state) != "COMPLETED" or call.HasField("question") or not call.HasField("start_time"):
+            continue
+        is_given_up = call.context == call_pb2.EXECUTION_CONTEXT_FRONTEND and state in {"EXPIRED", "CANCELLED"}
+        if is_given_up and (call.call_id, state, run.user_id) not in record.history.decided:
+            yield f"{call.call_id} {state} while a client held it, and the audit chain does not say so"
 
 
 def one_front_end_result(record: Record) -> Iterator[str]:
@@ -331,6 +343,7 @@ CHECKERS: tuple[Checker, ...] = (
     seqs_without_gaps,
     gated_calls_run_as_approved,
     decisions_are_audited,
+    held_calls_are_audited,
     one_front_end_result,
     *LEDGER_CHECKERS,
 )

@@ -91,7 +91,7 @@ class History:
     served: list[Served] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
     decided: set[tuple[str, str, str]] = field(default_factory=set)
-    """Call, kind and person of the decisions in the audit chain; the kind of a front end's result is RESULT."""
+    """Call, kind and person of the decisions in the audit chain; of a front-end call the state that it ended in."""
     violations: list[str] = field(default_factory=list)
     printed: Callable[[str], None] | None = None
     _hash: Any = field(default_factory=hashlib.sha256)

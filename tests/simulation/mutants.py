@@ -78,6 +78,13 @@ MUTANTS = (
         checker="decisions_are_audited",
     ),
     Mutant(
+        name="held_calls_are_not_audited",
+        module="services.agent_loop.domain.commands",
+        text="and call.state in {CallState.EXPIRED, CallState.CANCELLED}",
+        instead="and call.state is CallState.EXPIRED",
+        checker="held_calls_are_audited",
+    ),
+    Mutant(
         name="commands_come_again",
         module=_COMMAND,
         text="outcome = CommandOutcome.DUPLICATE if is_taken else earlier.outcome",

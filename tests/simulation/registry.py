@@ -109,7 +109,7 @@ class Server:
         )
 
     async def record_results(self, results: Sequence[ResultNote]) -> None:
-        self._journal.history.decided.update((result.call_id, "RESULT", result.user_id) for result in results)
+        self._journal.history.decided.update((result.call_id, result.state.value, result.user_id) for result in results)
 
     async def execute(self, context: OnBehalfOf, execution: Execution) -> ExecutionResult:
         """Run a call, join it, or say what is in the journal."""

@@ -102,7 +102,7 @@ class RegistryClient:
                     tool_version=result.tool_version,
                     user_id=result.user_id,
                     arguments_sha256=hashlib.sha256(result.arguments_json).hexdigest(),
-                    is_error=result.is_error,
+                    state=call_pb2.CallState.Value(f"CALL_STATE_{result.state}"),
                     result_sha256=hashlib.sha256(result.content_json).hexdigest(),
                     result_bytes=len(result.content_json),
                     duration_seconds=result.duration_seconds,

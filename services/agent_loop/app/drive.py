@@ -19,10 +19,11 @@ from msgspec.structs import replace
 from services.agent_loop.app.jobs import Jobs, Workshop
 from services.agent_loop.app.ports import Claim, Loaded
 from services.agent_loop.domain import facts, planning, step
-from services.agent_loop.domain.call import CallResult
+from services.agent_loop.domain.call import CallResult, CallState
 from services.agent_loop.domain.commands import (
     approvals_given,
     decisions,
+    given_up,
     others_change_calls,
     results,
     shared_decisions,
@@ -56,6 +57,8 @@ _REFUSALS_MAX: Final = 20
 _WAIT_SECONDS_MIN: Final = 0.001
 # A ledger that answers later than this was away.
 _AWAY_SECONDS: Final = 5.0
+# So long the end of a run waits for a registry that is away to count its front-end calls.
+_LAST_REPORT_SECONDS: Final = 5.0
 
 
 class Left(StrEnum):
@@ -84,6 +87,7 @@ class Drive:
         self._handing_over = False
         self._recorded: set[str] = set()
         self._given: frozenset[DecisionNote] = frozenset()
+        self._given_up: set[str] = set()
         self._refusals = 0
         self._has_written = False
         self._clock_offset = 0.0
@@ -130,7 +134,7 @@ class Drive:
         self._signal.clear()
         if self._handing_over:
             return await self._let_go()
-        if self._poked:
+        if self._poked or self._has_lapsed_offer():
             await self._read_inbox()
         self._collect(at_once=False)
         if await self._take_part():
@@ -145,7 +149,8 @@ class Drive:
             # Cut first: then one step says all.
             await self._cut_model(plan.state.loop.failure)
             return None
-        await self._record_commands()
+        await self._record()
+        await self._report(plan)
         planned = self._step(plan)
         if not planned.changes_nothing and not await self._commit(planned, plan.state, facts_taken=taken):
             return None
@@ -189,11 +194,11 @@ class Drive:
         part = planning.take_part(self._planning_base(0), self._now(), self._shop.step_bytes_max)
         if part is None:
             return False
-        await self._record_commands()
+        await self._record()
         await self._commit(step.between(self._base, part, self._outbox), part)
         return True
 
-    async def _record_commands(self) -> None:
+    async def _record(self) -> None:
         """Have decisions and results written down that the next step consumes, and approvals by several, each once."""
         commands = [command for command in self._base.commands if command.command_id not in self._recorded]
         unrecorded = replace(self._base, commands=tuple(commands))
@@ -202,6 +207,18 @@ class Drive:
         await self._jobs.record(decided, results(unrecorded))
         self._given = frozenset(given)
         self._recorded = {command.command_id for command in self._base.commands}
+
+    async def _report(self, plan: Plan) -> None:
+        """Have front-end calls counted that were given up.
+
+        Of a step it is told after it, when no result can have been faster, again until it is known, if need be by the
+        next worker. Nobody has a run that has ended: what its last step gives up is told before, with some patience.
+        """
+        is_last = isinstance(plan.rest, Finish)
+        lost = given_up(plan.state if is_last else self._base)
+        untold = [note for note in lost if note.call_id not in self._given_up]
+        if await self._jobs.report(untold, seconds_max=_LAST_REPORT_SECONDS if is_last else 0.0):
+            self._given_up.update(note.call_id for note in untold)
 
     # The ledger's side.
 
@@ -221,6 +238,12 @@ class Drive:
         loaded = await self._answered(lambda: self._shop.ledger.load(self.claim))
         self._set_time(loaded.now)
         return loaded
+
+    def _has_lapsed_offer(self) -> bool:
+        """Whether an offer is over, of which only the ledger knows since when a client holds it."""
+        now = self._now()
+        offered = (call for call in self._base.open_calls if call.state is CallState.OFFERED)
+        return any(call.deadline_time is not None and call.deadline_time <= now for call in offered)
 
     async def _read_inbox(self) -> None:
         self._poked = False
@@ -277,7 +300,7 @@ class Drive:
         while await self._take_part():
             pass
         if self._facts or self._outbox:
-            await self._record_commands()
+            await self._record()
             now = self._now()
             taken = self._fitting_facts()
             state, events = planning.take_in(self._planning_base(taken), now), list(self._outbox)

@@ -103,6 +103,18 @@ class Hands:
             with suppress(MethodNotFound):
                 await self._retry.until_answered(lambda: self._registry.record_results(self._context, results))
 
+    async def report(self, given_up: Sequence[ResultNote], *, seconds_max: float) -> bool:
+        """Have front-end calls counted that were given up; whether they are: nothing waits for that any longer."""
+        if not given_up:
+            return True
+        try:
+            await self._patience.until_answered(
+                lambda: self._registry.record_results(self._context, given_up), seconds_max=seconds_max
+            )
+        except PawlError:
+            return False
+        return True
+
     async def execute(
         self, call: Call, unknowns_resolved: int, on_progress: OnProgress, answers: Sequence[Answer] = ()
     ) -> ExecutionResult:

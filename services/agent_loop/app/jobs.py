@@ -152,6 +152,10 @@ class Jobs:
         """Have what people decided and front ends returned written to the audit chain."""
         await self._hands.record(decisions, results)
 
+    async def report(self, given_up: Sequence[ResultNote], *, seconds_max: float) -> bool:
+        """Have front-end calls counted that were given up; whether they are, after one attempt or so many seconds."""
+        return await self._hands.report(given_up, seconds_max=seconds_max)
+
     async def cut_model(self) -> ModelCut | None:
         """Stop the model call; return what it had written, or None if it has ended by itself."""
         call = self._model_call

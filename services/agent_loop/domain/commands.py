@@ -7,7 +7,15 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from services.agent_loop.domain import asking, delegation, order, proposals, settle
-from services.agent_loop.domain.call import ApprovalRequest, Call, CallResult, CallState, Decided, DecisionKind
+from services.agent_loop.domain.call import (
+    ApprovalRequest,
+    Call,
+    CallResult,
+    CallState,
+    Decided,
+    DecisionKind,
+    ExecutionContext,
+)
 from services.agent_loop.domain.command import (
     AgentEnded,
     CallResolution,
@@ -33,7 +41,11 @@ def apply_command(state: State, command: Command, now: float) -> State:
     """Return the state after `command`. One whose call is not pending any more changes nothing."""
     match command.kind:
         case ToolResult() as result:
-            return _with_result(state, result, now)
+            call = state.calls.get(result.call_id)
+            if call is None or call.state is not CallState.OFFERED:
+                return state
+            note = state.loop.notes.get(call.call_id, "")
+            return state.with_calls([_with_result(call, result, now, note)])
         case Decide() as decision:
             return _decided(state, command, decision, now)
         case Steer() as steer:
@@ -77,20 +89,40 @@ def decisions(state: State) -> tuple[DecisionNote, ...]:
 def results(state: State) -> tuple[ResultNote, ...]:
     """Return what the unconsumed commands of a state bring for front-end calls."""
     return tuple(
-        ResultNote(
-            call_id=call.call_id,
-            tool_name=call.tool_name,
-            tool_version=call.tool_version,
-            user_id=command.user_id,
-            arguments_json=call.arguments_json,
-            content_json=command.kind.result.content_json,
-            is_error=command.kind.result.is_error,
-            duration_seconds=0.0 if call.start_time is None else max(0.0, command.time - call.start_time),
-        )
+        _result_note(_with_result(call, command.kind, command.time), command.user_id)
         for command in state.commands
         if isinstance(command.kind, ToolResult)
         and (call := state.calls.get(command.kind.call_id)) is not None
         and call.state is CallState.OFFERED
+    )
+
+
+def given_up(state: State) -> tuple[ResultNote, ...]:
+    """Return the front-end calls of the last two rounds that ended while a client held them, without its result."""
+    return tuple(
+        _result_note(call, state.run.user_id)
+        for call in state.calls.values()
+        if call.run_id == state.run.run_id
+        # With the step that settles the last call of a round the next one begins.
+        and call.round >= state.run.round - 1
+        and call.context is ExecutionContext.FRONTEND
+        and call.state in {CallState.EXPIRED, CallState.CANCELLED}
+        and call.start_time is not None
+        and call.question is None
+    )
+
+
+def _result_note(call: Call, user_id: str) -> ResultNote:
+    began, ended = call.start_time, call.end_time
+    return ResultNote(
+        call_id=call.call_id,
+        tool_name=call.tool_name,
+        tool_version=call.tool_version,
+        user_id=user_id,
+        arguments_json=call.arguments_json,
+        content_json=call.result.content_json if call.result else b"",
+        state=call.state,
+        duration_seconds=0.0 if began is None or ended is None else max(0.0, ended - began),
     )
 
 
@@ -128,15 +160,12 @@ def shared_decisions(state: State) -> tuple[Call, ...]:
     )
 
 
-def _with_result(state: State, command: ToolResult, now: float) -> State:
-    call = state.calls.get(command.call_id)
-    if call is None or call.state is not CallState.OFFERED:
-        return state
+def _with_result(call: Call, command: ToolResult, now: float, note: str = "") -> Call:
     result = command.result
     if result.is_error and not result.error_reason:
         result = replace(result, error_reason="TOOL_ERROR")
     outcome = CallState.FAILED if result.is_error else CallState.SUCCEEDED
-    return state.with_calls([settle.settled(call, outcome, result, now, state.loop.notes.get(call.call_id, ""))])
+    return settle.settled(call, outcome, result, now, note)
 
 
 def _decided(state: State, command: Command, decision: Decide, now: float) -> State:

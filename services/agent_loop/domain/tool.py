@@ -9,6 +9,7 @@ import msgspec
 
 from services.agent_loop.domain.call import (
     CallResult,
+    CallState,
     DecisionKind,
     EffectClass,
     ExecutionContext,
@@ -63,7 +64,7 @@ class DecisionNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResultNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What a front end returned for a call, for the audit chain; who brought it, and after how long."""
+    """The end of a front-end call, for the audit chain; who brought the result or held the call, and how long."""
 
     call_id: str
     tool_name: str
@@ -71,7 +72,7 @@ class ResultNote(msgspec.Struct, frozen=True, kw_only=True):
     user_id: str
     arguments_json: bytes
     content_json: bytes
-    is_error: bool
+    state: CallState
     duration_seconds: float
     """Since the lease; 0 without one."""
 

@@ -9,6 +9,7 @@ from typing import Final
 from services.errors import DependencyUnavailable
 from services.tool_registry.app.policy_ports import AuditLog
 from services.tool_registry.domain.audit import (
+    ENDS,
     AuditDraft,
     AuditKind,
     DecisionRecord,
@@ -16,7 +17,6 @@ from services.tool_registry.domain.audit import (
     clean_name,
     sha256_hex,
 )
-from services.tool_registry.domain.execution import Outcome
 from services.tool_registry.domain.rules import Rule, said_by
 from services.tool_registry.domain.verdict import CallIdentity, Verdict
 
@@ -103,7 +103,7 @@ class AuditTrail:
         )
 
     async def returned(self, results: Sequence[tuple[CallIdentity, ResultRecord]]) -> None:
-        """Write what front ends returned; what is there already is not written again.
+        """Write how front-end calls ended; what is there already is not written again.
 
         Raises:
             DependencyUnavailable: as `write`.
@@ -120,8 +120,8 @@ class AuditTrail:
                     call_id=identity.call_id,
                     tool_name=clean_name(result.tool_name),
                     tool_version=result.tool_version,
-                    verdict=(Outcome.FAILED if result.is_error else Outcome.SUCCEEDED).value,
-                    reason="TOOL_ERROR" if result.is_error else "",
+                    verdict=ENDS[result.state][0].value,
+                    reason=ENDS[result.state][1],
                     by_user_id=result.by_user_id,
                     arguments_sha256=result.arguments_sha256,
                     result_sha256=result.result_sha256,

@@ -9,12 +9,13 @@ that is kept elsewhere shows that too.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from services.chassis.strict_json import dumps_canonical
+from services.tool_registry.domain.execution import Outcome
 
 TOOL_NAME_CHARACTERS_MAX: Final = 80
 
@@ -32,7 +33,7 @@ class AuditKind(StrEnum):
     """It is about to begin: `verdict` is APPROVED if it had an approval, RULE if a rule stood for one, else empty."""
     RETURNED = "RETURNED"
     """It has ended: `verdict` is the outcome, `reason` that of an error, or CACHED, or LATE for what went on.
-    Of a front-end call `by_user_id` is who brought the result."""
+    Of a front-end call `by_user_id` is who brought the result, or held the call."""
     RULE = "RULE"
     """Somebody made or revoked a rule: `verdict` is MADE or REVOKED, `reason` its id. The call is that whose approval
     made it, if one did."""
@@ -76,14 +77,23 @@ class DecisionRecord:
     arguments_sha256: str
 
 
+ENDS: Final[Mapping[str, tuple[Outcome, str]]] = {
+    "SUCCEEDED": (Outcome.SUCCEEDED, ""),
+    "FAILED": (Outcome.FAILED, "TOOL_ERROR"),
+    "EXPIRED": (Outcome.FAILED, "EXPIRED"),
+    "CANCELLED": (Outcome.CANCELLED, "CANCELLED"),
+}
+"""Outcome and reason of a front-end call, by the state that it ended in."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultRecord:
-    """What a front end returned, by whom, and how long after its lease."""
+    """The end of a front-end call, by whom, and how long after its lease; `state` is one of `ENDS`."""
 
     tool_name: str
     tool_version: int
     by_user_id: str
-    is_error: bool
+    state: str
     arguments_sha256: str
     result_sha256: str
     result_bytes: int

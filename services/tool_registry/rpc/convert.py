@@ -12,7 +12,7 @@ from pawl.tool.v1 import execution_pb2, tool_pb2
 from services.chassis.ids import check_id
 from services.chassis.strict_json import dumps_canonical, loads
 from services.errors import InvalidField, InvalidJson, InvalidSchema, TooLarge
-from services.tool_registry.domain.audit import DecisionRecord, ResultRecord, sha256_hex
+from services.tool_registry.domain.audit import ENDS, DecisionRecord, ResultRecord, sha256_hex
 from services.tool_registry.domain.definition import (
     VERSION_MAX,
     Caller,
@@ -194,11 +194,15 @@ def decision_from(message: execution_pb2.RecordedDecision) -> DecisionRecord:
 
 
 def result_from(message: execution_pb2.RecordedResult) -> ResultRecord:
-    """Return what a front end returned.
+    """Return how a front-end call ended.
 
     Raises:
-        InvalidField, InvalidId: a digest or a number is not one, or the person's id is malformed.
+        InvalidField, InvalidId: the state, a digest or a number is not one, or the person's id is malformed.
     """
+    name = call_pb2.CallState.Name(message.state) if message.state in call_pb2.CallState.values() else ""
+    state = name.removeprefix("CALL_STATE_")
+    if state not in ENDS:
+        raise InvalidField(f"state: must be one of {', '.join(ENDS)}", field="state")
     if not 0 <= message.duration_seconds <= _DURATION_SECONDS_MAX:
         raise InvalidField(f"duration_seconds: must be 0 to {_DURATION_SECONDS_MAX:g}", field="duration_seconds")
     if message.result_bytes > _RESULT_BYTES_MAX:
@@ -207,7 +211,7 @@ def result_from(message: execution_pb2.RecordedResult) -> ResultRecord:
         tool_name=message.tool_name,
         tool_version=_version(message.tool_version),
         by_user_id=check_id(message.user_id, "user_id"),
-        is_error=message.is_error,
+        state=state,
         arguments_sha256=_sha256(message.arguments_sha256, "arguments_sha256"),
         result_sha256=_sha256(message.result_sha256, "result_sha256"),
         result_bytes=message.result_bytes,

@@ -18,7 +18,7 @@ from services.agent_loop.adapters import views
 from services.agent_loop.adapters.call_checker import RegistryCallChecker
 from services.agent_loop.adapters.registry import RegistryClient
 from services.agent_loop.app.ports import Execution, OnBehalfOf
-from services.agent_loop.domain.call import DecisionKind, EffectClass, ExecutionContext
+from services.agent_loop.domain.call import CallState, DecisionKind, EffectClass, ExecutionContext
 from services.agent_loop.domain.run import PinnedTool
 from services.agent_loop.domain.tool import (
     DecisionNote,
@@ -182,7 +182,7 @@ async def test_decisions_are_reported_with_who_made_them(registry: RegistryClien
     assert (decision.kind, decision.user_id, decision.tool_version) == (call_pb2.DECISION_KIND_EDIT, "bob", 2)
 
 
-async def test_results_of_front_ends_are_reported_by_digest(registry: RegistryClient, stand_in: StandIn) -> None:
+async def test_ends_of_front_end_calls_are_reported_by_digest(registry: RegistryClient, stand_in: StandIn) -> None:
     note = ResultNote(
         call_id="call_1",
         tool_name="show",
@@ -190,7 +190,7 @@ async def test_results_of_front_ends_are_reported_by_digest(registry: RegistryCl
         user_id="bob",
         arguments_json=b"{}",
         content_json=b"[1]",
-        is_error=True,
+        state=CallState.EXPIRED,
         duration_seconds=1.5,
     )
     await registry.record_results(CONTEXT, [note])
@@ -201,7 +201,7 @@ async def test_results_of_front_ends_are_reported_by_digest(registry: RegistryCl
             tool_version=2,
             user_id="bob",
             arguments_sha256=hashlib.sha256(b"{}").hexdigest(),
-            is_error=True,
+            state=call_pb2.CALL_STATE_EXPIRED,
             result_sha256=hashlib.sha256(b"[1]").hexdigest(),
             result_bytes=3,
             duration_seconds=1.5,

@@ -406,6 +406,7 @@ def returned(call: str, **changes: Any) -> execution_pb2.RecordResultsRequest:
         "tool_version": 1,
         "user_id": "bob",
         "arguments_sha256": hashlib.sha256(b"{}").hexdigest(),
+        "state": call_pb2.CALL_STATE_SUCCEEDED,
         "result_sha256": hashlib.sha256(b'"shown"').hexdigest(),
         "result_bytes": 7,
         "duration_seconds": 1.5,
@@ -419,24 +420,37 @@ async def test_what_front_ends_return_is_counted_once(database_url: str, tmp_pat
     async with running(database_url, tmp_path, tools()) as registry:
         await registry.check("look", call="c0")
         for _ in range(2):  # Told again after a crash.
-            tellings = [returned("c1"), returned("c1"), returned("c2", is_error=True, duration_seconds=4)]
+            tellings = [
+                returned("c1"),
+                returned("c1"),
+                returned("c2", state=call_pb2.CALL_STATE_FAILED, duration_seconds=4),
+                returned("c3", state=call_pb2.CALL_STATE_EXPIRED, duration_seconds=9),
+                returned("c4", state=call_pb2.CALL_STATE_CANCELLED, duration_seconds=2),
+            ]
             await asyncio.gather(*map(registry.execution.RecordResults, tellings))
         _, *entries = sorted(await listed(registry), key=lambda entry: entry.call_id)
         answer = await registry.auditors["acme", "olga"].GetToolAnalytics(
             audit_pb2.GetToolAnalyticsRequest(tool_name="show")
         )
         assert not (await verified(registry)).HasField("problem")
-    assert said(entries) == [("RETURNED", "c1", "SUCCEEDED", ""), ("RETURNED", "c2", "FAILED", "TOOL_ERROR")]
+    assert said(entries) == [
+        ("RETURNED", "c1", "SUCCEEDED", ""),
+        ("RETURNED", "c2", "FAILED", "TOOL_ERROR"),
+        ("RETURNED", "c3", "FAILED", "EXPIRED"),
+        ("RETURNED", "c4", "CANCELLED", "CANCELLED"),
+    ]
     assert (entries[0].user_id, entries[0].by_user_id) == ("ann", "bob")
     assert entries[0].result_sha256 == hashlib.sha256(b'"shown"').hexdigest()
     (figures,) = answer.tools
-    assert (figures.execution_count, figures.error_count, figures.result_bytes) == (2, 1, 14)
-    assert (figures.p50_seconds, figures.p95_seconds) == (1.5, 4)
+    assert (figures.execution_count, figures.error_count, figures.result_bytes) == (4, 3, 28)
+    assert (figures.p50_seconds, figures.p95_seconds) == (2, 9)
 
 
 @pytest.mark.parametrize(
     "fields",
     [
+        {"state": call_pb2.CALL_STATE_UNSPECIFIED},
+        {"state": call_pb2.CALL_STATE_RUNNING},
         {"duration_seconds": -1},
         {"duration_seconds": float("nan")},
         {"duration_seconds": 1e11},

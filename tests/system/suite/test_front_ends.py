@@ -21,6 +21,7 @@ from tests.system.suite.client import Agent
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 NOBODY_RUNS_IT = run_pb2.RunOptions(limits=run_pb2.RunLimits(offer_deadline_seconds=0.5))
+HELD_TOO_LONG = run_pb2.RunOptions(limits=run_pb2.RunLimits(offer_deadline_seconds=8.0))
 
 _HOLDER = """
 import sys, time
@@ -66,12 +67,17 @@ async def forms(suite: Suite) -> None:
             await tool_pb2_grpc.ToolServiceStub(channel).RegisterTool(request)
 
 
-async def test_what_a_front_end_returns_is_counted(suite: Suite, agent: Agent) -> None:
-    """TOOL-6: once, with who brought it."""
+async def test_what_becomes_of_front_end_calls_is_counted(suite: Suite, agent: Agent) -> None:
+    """TOOL-6: a result once, with who brought it; a call that a client holds until it expires as an error."""
     run = await agent.start('call form_that_fails with {"expression": "2 * 21"}')
     call = await agent.until_pending(run.run_id, call_pb2.CALL_STATE_OFFERED)
     await agent.submit(call, b"42")
     assert (await agent.until_ended(run.run_id)).state == run_pb2.RUN_STATE_COMPLETED
+    async with agent.session("form_that_fails", client_id="idle") as idle:
+        held = await agent.start('call form_that_fails with {"expression": "2 * 21"}', options=HELD_TOO_LONG)
+        await idle.receipt(attach=session_pb2.Attach(run_id=held.run_id))
+        await idle.next("offer")
+        assert (await agent.until_ended(held.run_id)).state == run_pb2.RUN_STATE_COMPLETED
     async with keyed_channel(suite.endpoints.services["tool-registry"][0].grpc) as channel:
         auditor = AuditServiceStub(channel)
         wanted = audit_pb2.ListAuditRequest(call_id=call.call_id, kind=audit_pb2.AUDIT_KIND_RETURNED)
@@ -79,7 +85,8 @@ async def test_what_a_front_end_returns_is_counted(suite: Suite, agent: Agent) -
         asked = audit_pb2.GetToolAnalyticsRequest(tool_name="form_that_fails")
         (figures,) = (await auditor.GetToolAnalytics(asked)).tools
     assert (entry.verdict, entry.by_user_id, entry.result_bytes) == ("SUCCEEDED", run.user_id, 2)
-    assert (figures.execution_count, figures.error_count, figures.result_bytes) == (1, 0, 2)
+    assert (figures.execution_count, figures.error_count) == (2, 1)
+    assert figures.p50_seconds == 0.0 < figures.p95_seconds
 
 
 async def test_a_call_that_nobody_ran_is_expired_and_a_later_result_is_late(agent: Agent) -> None:

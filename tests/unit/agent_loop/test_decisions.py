@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator, Sequence
 
@@ -10,12 +11,13 @@ import msgspec
 import pytest
 
 from services.agent_loop.app.drive import Drive, Left
-from services.agent_loop.app.ports import Execution, OnBehalfOf
-from services.agent_loop.domain.call import CallResult, CallState, DecisionKind
-from services.agent_loop.domain.command import Decide, ToolResult
-from services.agent_loop.domain.run import RunState
+from services.agent_loop.app.ports import Execution, OnBehalfOf, RunKey
+from services.agent_loop.domain.call import Call, CallResult, CallState, DecisionKind
+from services.agent_loop.domain.command import Cancel, CommandKind, Decide, Steer, ToolResult
+from services.agent_loop.domain.limits import Limits
+from services.agent_loop.domain.run import ENDED, RunOptions, RunState, StopCause
 from services.agent_loop.domain.tool import DecisionNote, ExecutionPiece, ResultNote
-from services.errors import DependencyUnavailable, LeaseLost, MethodNotFound, PawlError
+from services.errors import DependencyUnavailable, LeaseLost, MethodNotFound, PawlError, RunEnded
 from tests.fakes import virtual_time
 from tests.fakes.ledger import STORE, transient
 from tests.fakes.loop_world import World
@@ -42,6 +44,18 @@ class OldRegistry(FakeRegistry):
 
     async def record_results(self, context: OnBehalfOf, results: Sequence[ResultNote]) -> None:
         raise MethodNotFound
+
+
+class AwayOnce(FakeRegistry):
+    """One that is away when the first result is told."""
+
+    is_back = False
+
+    async def record_results(self, context: OnBehalfOf, results: Sequence[ResultNote]) -> None:
+        if not self.is_back:
+            self.is_back = True
+            raise DependencyUnavailable("away")
+        await super().record_results(context, results)
 
 
 def with_registry(world: World, registry: FakeRegistry) -> World:
@@ -81,7 +95,7 @@ def test_it_is_recorded_whatever_commit_fails(error: type[PawlError], *, done: b
                 user_id="user",
                 arguments_json=b'{"n":1}',
                 content_json=b'"shown"',
-                is_error=False,
+                state=CallState.SUCCEEDED,
                 duration_seconds=0.0,
             )
         }
@@ -139,11 +153,7 @@ def test_a_result_is_recorded_before_it_is_used() -> None:
         drive = Drive(await world.claim(), world.shop)
         running = asyncio.create_task(drive.run())
         await asyncio.sleep(3.0)
-        (show,) = (call for call in world.ledger.calls(key) if call.tool_name == "show")
-        row = world.ledger.book.calls.get((STORE, show.call_id))
-        assert row is not None
-        world.ledger.book.put_call(msgspec.structs.replace(row, start_time=world.ledger.time()))
-        await asyncio.sleep(5.0)
+        show = await held(world, key)
         assert world.registry.returned == []
 
         world.registry.unreachable = 1
@@ -155,8 +165,134 @@ def test_a_result_is_recorded_before_it_is_used() -> None:
         assert await running is Left.ENDED
 
         (note,) = world.registry.returned
-        assert (note.call_id, note.user_id, note.content_json, note.is_error) == (show.call_id, "user", b'"no"', True)
-        assert note.duration_seconds == pytest.approx(5.0)
+        assert (note.call_id, note.user_id, note.content_json) == (show.call_id, "user", b'"no"')
+        assert note.state is CallState.FAILED
+        assert note.duration_seconds == pytest.approx(2.0)
+
+    virtual_time.run(main())
+
+
+async def held(world: World, key: RunKey, tool_name: str = "show") -> Call:
+    """A front-end call as a client holds it from now on."""
+    (call,) = (call for call in world.ledger.calls(key) if call.tool_name == tool_name)
+    row = world.ledger.book.calls.get((STORE, call.call_id))
+    assert row is not None
+    world.ledger.book.put_call(msgspec.structs.replace(row, start_time=world.ledger.time()))
+    await asyncio.sleep(2.0)
+    return call
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["not carried out", "carried out"])
+@pytest.mark.parametrize(
+    ("meanwhile", "state"),
+    [
+        (None, CallState.EXPIRED),
+        (Steer(text="in blue, please"), CallState.CANCELLED),
+        (Cancel(cause=StopCause.USER), CallState.CANCELLED),
+    ],
+    ids=["expires", "withdrawn", "run stopped"],
+)
+def test_a_call_that_a_client_holds_and_gives_up_is_recorded(
+    meanwhile: CommandKind | None, state: CallState, *, done: bool
+) -> None:
+    """However it ends, whatever commit the worker dies with; told again, the registry keeps it once."""
+
+    async def main(position: int) -> bool:
+        world = with_registry(
+            World(VERDICTS, [calls('write {"n":1}', 'show {"n":1}'), says("Done.")]), AwayOnce(VERDICTS)
+        )
+        options = RunOptions(limits=Limits(offer_deadline_seconds=60.0))
+        key = world.ledger.submit("hello", options=options)
+        assert await world.drive() is Left.PARKED
+        show = await held(world, key)
+        if meanwhile is not None:
+            await world.ledger.send(key, meanwhile)
+        first = len(world.ledger.steps)
+        world.ledger.fault = transient(LeaseLost, at=[position], name="commit", done=done)
+        for _ in range(10):
+            if world.ledger.run(key).state in ENDED:
+                break
+            with contextlib.suppress(LeaseLost, RunEnded):
+                await world.drive()
+        assert {(note.call_id, note.user_id, note.state) for note in world.registry.returned} == {
+            (show.call_id, "user", state)
+        }
+        assert all(note.duration_seconds >= 2.0 for note in world.registry.returned)
+        return position < len(world.ledger.steps) - first
+
+    position = 0
+    while virtual_time.run(main(position)):
+        position += 1
+    assert position > 0
+
+
+def test_a_call_that_expires_beside_another_one_is_recorded_with_its_time() -> None:
+    """The drive has the run all the while: it reads since when a client holds the call."""
+
+    async def main() -> None:
+        world = World(VERDICTS, [calls('write {"n":1}', 'show {"n":1}'), says("Done.")], seconds=30.0)
+        options = RunOptions(limits=Limits(offer_deadline_seconds=10.0))
+        key = world.ledger.submit("hello", options=options)
+        running = asyncio.create_task(Drive(await world.claim(), world.shop).run())
+        await asyncio.sleep(3.0)
+        await held(world, key)
+        assert await running is Left.ENDED
+        (note,) = world.registry.returned
+        assert note.state is CallState.EXPIRED
+        assert 5.0 < note.duration_seconds < 10.0
+
+    virtual_time.run(main())
+
+
+def test_a_result_that_was_faster_than_the_end_of_its_call_is_all_that_is_recorded() -> None:
+    async def main() -> None:
+        world = World(VERDICTS, [calls('show {"n":1}'), says("Done.")])
+        key = world.ledger.submit("hello")
+        assert await world.drive() is Left.PARKED
+        show = await held(world, key)
+        await world.ledger.send(key, Steer(text="in blue, please"))
+
+        async def submit(request: str, carried_out: bool) -> None:
+            if request == "commit" and not carried_out:
+                world.ledger.fault = None
+                await world.ledger.send(
+                    key, ToolResult(call_id=show.call_id, result=CallResult(content_json=b'"shown"'))
+                )
+
+        world.ledger.fault = submit
+        await world.finish(key)
+        assert [note.state for note in world.registry.returned] == [CallState.SUCCEEDED]
+
+    virtual_time.run(main())
+
+
+def test_a_run_ends_while_nobody_can_count_its_calls() -> None:
+    """A user's stop waits seconds, not for the registry to come back."""
+
+    async def main() -> None:
+        world = World(VERDICTS, [calls('show {"n":1}'), says("Done.")])
+        key = world.ledger.submit("hello")
+        assert await world.drive() is Left.PARKED
+        await held(world, key)
+        await world.ledger.send(key, Cancel(cause=StopCause.USER))
+        world.registry.unreachable = 1_000_000
+        began = world.clock.monotonic()
+        assert await world.drive() is Left.ENDED
+        assert world.ledger.run(key).state is RunState.CANCELLED
+        assert world.clock.monotonic() - began < 10.0
+        assert world.registry.returned == []
+
+    virtual_time.run(main())
+
+
+def test_a_call_that_no_client_held_is_not_recorded() -> None:
+    async def main() -> None:
+        world = World(VERDICTS, [calls('show {"n":1}'), says("Done.")])
+        key = world.ledger.submit("hello", options=RunOptions(limits=Limits(offer_deadline_seconds=10.0)))
+        assert await world.drive() is Left.PARKED
+        assert await world.drive() is Left.ENDED
+        assert [call.state for call in world.ledger.calls(key)] == [CallState.EXPIRED]
+        assert world.registry.returned == []
 
     virtual_time.run(main())
 

@@ -48,8 +48,9 @@ class _AuditKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AuditKind.V
     call was ended (a thread that cannot be stopped) has one more when it ends
     itself, with the reason LATE: what it did then happened, and is dropped. So
     has each result of a remote worker whose receipt says LATE.
-    What a front end returned is here, too, without EXECUTED: SUCCEEDED or
-    FAILED, and `by_user_id` who brought it.
+    How a front-end call ended is here, too, without EXECUTED: SUCCEEDED or
+    FAILED, and `by_user_id` who brought the result; or, if a client held the
+    call and brought none, FAILED with the reason EXPIRED, or CANCELLED.
     """
     AUDIT_KIND_RULE: _AuditKind.ValueType  # 5
     """Somebody made or revoked a rule: `verdict` is MADE or REVOKED, `reason` the
@@ -81,8 +82,9 @@ CACHED for a result that was given again. A tool that goes on after its
 call was ended (a thread that cannot be stopped) has one more when it ends
 itself, with the reason LATE: what it did then happened, and is dropped. So
 has each result of a remote worker whose receipt says LATE.
-What a front end returned is here, too, without EXECUTED: SUCCEEDED or
-FAILED, and `by_user_id` who brought it.
+How a front-end call ended is here, too, without EXECUTED: SUCCEEDED or
+FAILED, and `by_user_id` who brought the result; or, if a client held the
+call and brought none, FAILED with the reason EXPIRED, or CANCELLED.
 """
 AUDIT_KIND_RULE: AuditKind.ValueType  # 5
 """Somebody made or revoked a rule: `verdict` is MADE or REVOKED, `reason` the
@@ -132,8 +134,8 @@ class AuditEntry(_message.Message):
     reason: _builtins.str
     """See AuditKind; may be empty."""
     by_user_id: _builtins.str
-    """DECIDED: who decided. RETURNED by a front end: who brought the result. RULE:
-    who made or revoked it. Else empty.
+    """DECIDED: who decided. RETURNED of a front-end call: who brought the result,
+    or held the call. RULE: who made or revoked it. Else empty.
     """
     arguments_sha256: _builtins.str
     """SHA-256, in hex, of the canonical arguments; empty if they were refused."""
@@ -445,8 +447,9 @@ class ToolFigures(_message.Message):
     tool_name: _builtins.str
     """Name of the tool."""
     execution_count: _builtins.int
-    """Executions that ended in the registry, whatever came of them, and results
-    that front ends returned.
+    """Executions that ended, whatever came of them: in the registry, or at a front
+    end that returned a result or held the call until it expired or was
+    cancelled. A call that no front end had in hand is not one.
     """
     error_count: _builtins.int
     """Those of them that did not succeed."""

@@ -508,7 +508,7 @@ Global___RecordDecisionsResponse: _TypeAlias = RecordDecisionsResponse  # noqa: 
 
 @_typing.final
 class RecordResultsRequest(_message.Message):
-    """RecordResultsRequest has results of front-end calls of one run."""
+    """RecordResultsRequest has ends of front-end calls of one run."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -520,7 +520,7 @@ class RecordResultsRequest(_message.Message):
 
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordedResult]:
-        """The results, 1 to 1000."""
+        """The ends, 1 to 1000."""
 
     def __init__(
         self,
@@ -538,7 +538,7 @@ Global___RecordResultsRequest: _TypeAlias = RecordResultsRequest  # noqa: Y015
 
 @_typing.final
 class RecordedResult(_message.Message):
-    """RecordedResult is what a front end returned for a call."""
+    """RecordedResult is how a front-end call ended."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -547,7 +547,7 @@ class RecordedResult(_message.Message):
     TOOL_VERSION_FIELD_NUMBER: _builtins.int
     USER_ID_FIELD_NUMBER: _builtins.int
     ARGUMENTS_SHA256_FIELD_NUMBER: _builtins.int
-    IS_ERROR_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     RESULT_SHA256_FIELD_NUMBER: _builtins.int
     RESULT_BYTES_FIELD_NUMBER: _builtins.int
     DURATION_SECONDS_FIELD_NUMBER: _builtins.int
@@ -558,17 +558,19 @@ class RecordedResult(_message.Message):
     tool_version: _builtins.int
     """The version of the tool."""
     user_id: _builtins.str
-    """Who brought the result."""
+    """Who brought the result, or held the call without bringing one."""
     arguments_sha256: _builtins.str
     """SHA-256, in hex, of the canonical arguments."""
-    is_error: _builtins.bool
-    """True if the client said that the call failed."""
+    state: _call_pb2.CallState.ValueType
+    """SUCCEEDED or FAILED as the client said; EXPIRED or CANCELLED if it held the
+    call, and brought nothing.
+    """
     result_sha256: _builtins.str
     """SHA-256, in hex, of the result."""
     result_bytes: _builtins.int
     """Bytes of the result."""
     duration_seconds: _builtins.float
-    """Seconds from the lease of the client to the result, up to 1e10; 0 without a
+    """Seconds from the lease of the client to the end, up to 1e10; 0 without a
     lease.
     """
     def __init__(
@@ -579,14 +581,14 @@ class RecordedResult(_message.Message):
         tool_version: _builtins.int = ...,
         user_id: _builtins.str = ...,
         arguments_sha256: _builtins.str = ...,
-        is_error: _builtins.bool = ...,
+        state: _call_pb2.CallState.ValueType = ...,
         result_sha256: _builtins.str = ...,
         result_bytes: _builtins.int = ...,
         duration_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_sha256", b"arguments_sha256", "call_id", b"call_id", "duration_seconds", b"duration_seconds", "is_error", b"is_error", "result_bytes", b"result_bytes", "result_sha256", b"result_sha256", "tool_name", b"tool_name", "tool_version", b"tool_version", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_sha256", b"arguments_sha256", "call_id", b"call_id", "duration_seconds", b"duration_seconds", "result_bytes", b"result_bytes", "result_sha256", b"result_sha256", "state", b"state", "tool_name", b"tool_name", "tool_version", b"tool_version", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

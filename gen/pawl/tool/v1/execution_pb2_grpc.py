@@ -127,8 +127,9 @@ class ExecutionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RecordResults(self, request, context):
-        """Writes what front ends returned to the audit chain, whence the analytics
-        count it. To be called before a result is used. Idempotent by call.
+        """Writes to the audit chain, whence the analytics count it, what front ends
+        returned, and which calls ended while a client held them. To be called
+        before a result is used. Idempotent by call, state and person.
 
         Errors: none of its own.
         """

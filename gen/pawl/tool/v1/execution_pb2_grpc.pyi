@@ -68,8 +68,9 @@ class ExecutionServiceStub:
     Errors: none of its own.
     """
     RecordResults: _grpc.UnaryUnaryMultiCallable[_execution_pb2.RecordResultsRequest, _execution_pb2.RecordResultsResponse]
-    """Writes what front ends returned to the audit chain, whence the analytics
-    count it. To be called before a result is used. Idempotent by call.
+    """Writes to the audit chain, whence the analytics count it, what front ends
+    returned, and which calls ended while a client held them. To be called
+    before a result is used. Idempotent by call, state and person.
 
     Errors: none of its own.
     """
@@ -142,8 +143,9 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     Errors: none of its own.
     """
     RecordResults: _aio.UnaryUnaryMultiCallable[_execution_pb2.RecordResultsRequest, _execution_pb2.RecordResultsResponse]  # type: ignore[assignment]
-    """Writes what front ends returned to the audit chain, whence the analytics
-    count it. To be called before a result is used. Idempotent by call.
+    """Writes to the audit chain, whence the analytics count it, what front ends
+    returned, and which calls ended while a client held them. To be called
+    before a result is used. Idempotent by call, state and person.
 
     Errors: none of its own.
     """
@@ -243,8 +245,9 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.RecordResultsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.RecordResultsResponse, _abc.Awaitable[_execution_pb2.RecordResultsResponse]]:
-        """Writes what front ends returned to the audit chain, whence the analytics
-        count it. To be called before a result is used. Idempotent by call.
+        """Writes to the audit chain, whence the analytics count it, what front ends
+        returned, and which calls ended while a client held them. To be called
+        before a result is used. Idempotent by call, state and person.
 
         Errors: none of its own.
         """
