@@ -108,7 +108,7 @@ class Hands:
         if not given_up:
             return True
         try:
-            await self._patience.until_answered(
+            await self._retry.until_answered(
                 lambda: self._registry.record_results(self._context, given_up), seconds_max=seconds_max
             )
         except PawlError:

@@ -65,16 +65,11 @@ async def verified(registry: Registry, **known: Any) -> audit_pb2.VerifyAuditRes
 
 
 async def decide(registry: Registry, call: str, kind: Any, *, by: str = "bob", version: int = 1) -> None:
-    await registry.execution.RecordDecisions(
-        execution_pb2.RecordDecisionsRequest(
-            context=context(),
-            decisions=[
-                execution_pb2.RecordedDecision(
-                    call_id=call, tool_name="delete", tool_version=version, kind=kind, user_id=by, arguments_json=b"{}"
-                )
-            ],
-        )
+    decision = execution_pb2.RecordedDecision(
+        call_id=call, tool_name="delete", tool_version=version, kind=kind, user_id=by, arguments_json=b"{}"
     )
+    request = execution_pb2.RecordDecisionsRequest(context=context(), decisions=[decision])
+    await registry.execution.RecordDecisions(request)
 
 
 async def test_what_a_tool_does_after_its_call_has_ended_is_in_the_chain(database_url: str, tmp_path: Path) -> None:
