@@ -1,7 +1,7 @@
 # One image for the four services; the command names the module to run.
 #
 #   docker build -t pawl .
-#   docker run pawl services.job_store
+#   docker run pawl pawl.job_store
 
 FROM python:3.13-slim AS build
 COPY requirements/runtime.txt /tmp/
@@ -16,7 +16,7 @@ RUN useradd --system --uid 10001 --user-group --home-dir /nonexistent --no-creat
 RUN install -d -o pawl -g pawl /var/lib/pawl/outbox /var/lib/pawl/files
 COPY --from=build /opt/venv /opt/venv
 COPY gen/pawl /opt/pawl/pawl
-COPY services /opt/pawl/services
+COPY services/pawl /opt/pawl/pawl
 COPY deploy/healthcheck.py /opt/pawl/healthcheck.py
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/opt/pawl PYTHONUNBUFFERED=1
 # Bytecode is written here, because the process may not write anywhere.
@@ -25,4 +25,4 @@ ENV PYTHONDONTWRITEBYTECODE=1
 USER 10001:10001
 WORKDIR /opt/pawl
 ENTRYPOINT ["python", "-m"]
-CMD ["services.agent_loop"]
+CMD ["pawl.agent_loop"]

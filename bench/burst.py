@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pawl.event.v1 import run_pb2
-
 from bench import load
 from bench.figures import Figure, NotMeasured, at_least, at_most
 from bench.load import Outcome, Place
 from bench.options import Options
 from bench.percentiles import percentile
 from bench.world import pawl
+from pawl.event.v1 import run_pb2
 
 _RATE: Final = 500.0
 _P99_MAX_MS: Final = 100.0

@@ -19,16 +19,16 @@ from typing import Any, Final
 import asyncpg
 import grpc
 import uvloop
-from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
-from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
-from pawl.event.v1 import call_pb2, run_pb2
 
 from bench.copies import copied_id, copied_store, copy_conversation
 from bench.figures import Figure, NotMeasured
 from bench.processes import cpu_seconds, resident_mib
-from services.chassis.rpc_client import open_channel
-from services.launcher.options import SuiteOptions
-from services.launcher.suite import Suite
+from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
+from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
+from pawl.chassis.rpc_client import open_channel
+from pawl.event.v1 import call_pb2, run_pb2
+from pawl.launcher.options import SuiteOptions
+from pawl.launcher.suite import Suite
 
 STREAMS: Final = 2000
 STREAMS_MIB_MAX: Final = 120.0

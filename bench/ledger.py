@@ -20,18 +20,18 @@ from typing import Any, Final, Self
 import asyncpg
 import psutil
 import uvloop
-from pawl.event.v1 import event_pb2, run_pb2
-from pawl.job.v1 import ledger_pb2 as pb
-from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub
 
 from bench.copies import copy_conversation, forget_all
 from bench.figures import Figure, NotMeasured
 from bench.percentiles import percentile
 from bench.processes import cpu_seconds
-from services.chassis.rpc_client import open_channel
-from services.launcher.options import SuiteOptions
-from services.launcher.services import service
-from services.launcher.suite import Suite
+from pawl.chassis.rpc_client import open_channel
+from pawl.event.v1 import event_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2 as pb
+from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub
+from pawl.launcher.options import SuiteOptions
+from pawl.launcher.services import service
+from pawl.launcher.suite import Suite
 
 FSYNC_MILLISECONDS: Final = 2.0
 COMMIT_P99_MILLISECONDS_MAX: Final = 30.0

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, TypeVar
 
 import grpc
-from pawl.agent.v1 import agent_pb2, agent_pb2_grpc
-from pawl.event.v1 import run_pb2
 
 from bench.subjects import START
-from services.chassis.status import from_rpc_error
+from pawl.agent.v1 import agent_pb2, agent_pb2_grpc
+from pawl.chassis.status import from_rpc_error
+from pawl.event.v1 import run_pb2
 
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 _DEADLINE_SECONDS: Final = 120.0

@@ -19,9 +19,9 @@ import msgspec
 import openai
 import uvloop
 
-from services.agent_loop.adapters.model.answer import Answer
-from services.agent_loop.adapters.model.client import OpenAiModel
-from services.agent_loop.domain.model import ModelRequest
+from pawl.agent_loop.adapters.model.answer import Answer
+from pawl.agent_loop.adapters.model.client import OpenAiModel
+from pawl.agent_loop.domain.model import ModelRequest
 
 _USER: Final = {"role": "user", "content": "What is under item-1?"}
 _TOOL: Final = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from pawl.event.v1 import run_pb2
-
 from bench import load
 from bench.figures import Figure, NotMeasured, at_least, at_most
 from bench.load import Outcome, Place
@@ -23,6 +21,7 @@ from bench.options import Options
 from bench.percentiles import percentile
 from bench.subjects import Pawl
 from bench.world import pawl
+from pawl.event.v1 import run_pb2
 
 STORES: Final = 50
 DEFAULT_LIMITS: Final[Mapping[str, str]] = {"PAWL_ACTIVE_RUNS_PER_STORE": "20", "PAWL_ACTIVE_RUNS_PER_USER": "5"}

@@ -14,14 +14,14 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol, Self
 
 import asyncpg
-from pawl.agent.v1 import agent_pb2
-from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
-from pawl.event.v1 import run_pb2
 
 from bench import environments
-from services.chassis.rpc_client import open_channel
-from services.launcher.options import SuiteOptions
-from services.launcher.suite import Suite
+from pawl.agent.v1 import agent_pb2
+from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
+from pawl.chassis.rpc_client import open_channel
+from pawl.event.v1 import run_pb2
+from pawl.launcher.options import SuiteOptions
+from pawl.launcher.suite import Suite
 
 PEERS: Final = Path(__file__).parent / "peers"
 QUESTION: Final = "Look up three items, then tell me about them."

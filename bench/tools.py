@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from services.tool_registry.sdk import Category, Effect, tool
+from pawl.tools import Category, Effect, tool
 
 
 @tool(category=Category.SAFE, effect=Effect.IDEMPOTENT)

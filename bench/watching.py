@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from bench.subjects import START, Pawl
 from pawl.agent.v1 import agent_pb2
 from pawl.event.v1 import run_pb2
-
-from bench.subjects import START, Pawl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Final, TypeVar
 
-from services.job_store.domain import call_table, run_table
-from services.job_store.domain.states import CallState
+from pawl.job_store.domain import call_table, run_table
+from pawl.job_store.domain.states import CallState
 
 StateT = TypeVar("StateT", bound=Enum)
 

@@ -44,14 +44,15 @@ def main(target: Path) -> int:
 
 
 def make_packages(target: Path) -> None:
-    """Make every generated folder a package, and the whole typed."""
+    """Make every generated folder a typed package, but for `pawl`, which other distributions add to (PEP 420)."""
     for folder in sorted({path.parent for path in (target / "pawl").rglob("*.py")}):
         for package in (folder, *folder.parents):
-            if package == target:
+            if package == target / "pawl":
                 break
             source = package.relative_to(target).as_posix()
             (package / "__init__.py").write_text(BANNER.format(source=source))
-    (target / "pawl" / "py.typed").touch()
+    for package in (target / "pawl").iterdir():
+        (package / "py.typed").touch()
     # protoc writes an empty service module for a file without services.
     for module in (target / "pawl").rglob("*_pb2_grpc.py"):
         if "class " not in module.read_text():

@@ -13,7 +13,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from services.chassis.ids import IdSource
+from pawl.chassis.ids import IdSource
 from tests import servers
 from tests.fakes.manual_clock import ManualClock
 

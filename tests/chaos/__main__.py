@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from services.chassis import logs
+from pawl.chassis import logs
 from tests.chaos import nemesis, recovery
 from tests.chaos.faults import PHASES
 from tests.chaos.play import LEAST, Game, play

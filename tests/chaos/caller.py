@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 from typing import TypeAlias, TypeVar
 
 import grpc
-from pawl.agent.v1 import agent_pb2_grpc, types_pb2
-from pawl.event.v1 import run_pb2
 
-from services.chassis.status import from_rpc_error
+from pawl.agent.v1 import agent_pb2_grpc, types_pb2
+from pawl.chassis.status import from_rpc_error
+from pawl.event.v1 import run_pb2
 from tests.chaos.history import History, Kind, Operation, Outcome
 from tests.simulation.record import run_state
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.notify.v1 import notify_pb2
-
 from tests.chaos.faults import WIPE
 from tests.chaos.front_ends import digest
 from tests.chaos.history import MESSAGES, Kind, Operation, Outcome

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 
 from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.event.v1 import call_pb2, run_pb2
-
 from tests.chaos.caller import ATTEMPT_SECONDS, Caller, Stub, settled, status_name
 from tests.chaos.effects import EffectFile
 from tests.chaos.front_ends import FrontEnd

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import asyncpg
 
-from services.launcher.options import SuiteOptions
-from services.launcher.suite import Suite
+from pawl.launcher.options import SuiteOptions
+from pawl.launcher.suite import Suite
 from tests.chaos.world import World
 
 _SIZE = 2 << 30

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import grpc
+
 from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
 from pawl.event.v1 import event_pb2, run_pb2
-
 from tests.chaos.caller import ATTEMPT_SECONDS, Caller, Refused, Stub, settled, status_name
 from tests.chaos.history import Kind, Operation, Outcome, Seen
 from tests.chaos.prompts import PANEL

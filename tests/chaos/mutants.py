@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-from pawl.event.v1 import event_pb2, run_pb2
 
-from services.chassis import logs
+from pawl.chassis import logs
+from pawl.event.v1 import event_pb2, run_pb2
 from tests.chaos import nemesis, unmended
 from tests.chaos.checkers import judge
 from tests.chaos.faults import DEMOTE

@@ -6,7 +6,6 @@ import asyncio
 
 from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
 from pawl.event.v1 import run_pb2
-
 from tests.chaos.caller import ATTEMPT_SECONDS, Caller, Stub, settled
 from tests.chaos.desk import Desk
 from tests.chaos.effects import EffectFile

@@ -10,7 +10,6 @@ from typing import TypeVar
 from pawl.agent.v1 import agent_pb2
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.notify.v1 import notify_pb2, notify_pb2_grpc
-
 from tests.chaos.caller import Caller, Stub
 from tests.chaos.effects import Effect
 from tests.chaos.history import History

@@ -24,10 +24,10 @@ from typing import TypeVar
 import grpc
 import msgspec
 import psutil
+
 from pawl.agent.v1 import agent_pb2, agent_pb2_grpc
 from pawl.event.v1 import run_pb2
-
-from services.launcher.endpoints import Endpoints, read_endpoints
+from pawl.launcher.endpoints import Endpoints, read_endpoints
 from tests.chaos.caller import Metadata, Stub
 from tests.chaos.prompts import call
 from tests.chaos.tools import FILE_VARIABLE
@@ -108,7 +108,7 @@ async def _up(folder: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, E
         FILE_VARIABLE: str(folder / "effects.jsonl"),
     }
     replicas = [f"--replicas={service}={REPLICAS}" for service in SERVICES]
-    command = [sys.executable, "-m", "services.cli", f"--data={folder / 'data'}", "up", "--port=all=0", *replicas]
+    command = [sys.executable, "-m", "pawl.cli", f"--data={folder / 'data'}", "up", "--port=all=0", *replicas]
     with (folder / "up.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=log, stderr=log)
     found: list[Endpoints] = []

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 from google.protobuf.timestamp_pb2 import Timestamp
+
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.notify.v1 import notify_pb2
-
 from tests.chaos.effects import Effect
 from tests.chaos.front_ends import seen
 from tests.chaos.history import History, Kind, Outcome

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from services.tool_registry.sdk import (
+from pawl.tools import (
     Category,
     Effect,
     ReconcileResult,

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import services
-from services.agent_loop.app import drive, worker
-from services.chassis import database, database_heartbeat
-from services.errors import Cancelled, DeadlineExceeded, LeaseLost, Overloaded, RunEnded, RunNotFound, Unavailable
+import pawl.chassis
+from pawl.agent_loop.app import drive, worker
+from pawl.chassis import database, database_heartbeat
+from pawl.errors import Cancelled, DeadlineExceeded, LeaseLost, Overloaded, RunEnded, RunNotFound, Unavailable
 from tests.chaos.world import SERVICES
 
 VARIABLE = "CHAOS_UNMENDED"
@@ -28,7 +28,7 @@ def prepare(name: str, folder: Path) -> Mapping[str, Mapping[str, str]]:
     start = folder / "unmended"
     start.mkdir()
     (start / "sitecustomize.py").write_text(_START)
-    root = Path(services.__path__[0]).parent
+    root = Path(pawl.chassis.__path__[0]).parents[1]
     return {service: {VARIABLE: name, "PYTHONPATH": f"{start}:{root}"} for service in SERVICES}
 
 

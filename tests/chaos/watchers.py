@@ -7,8 +7,8 @@ import contextlib
 import random
 
 import grpc
-from pawl.agent.v1 import agent_pb2
 
+from pawl.agent.v1 import agent_pb2
 from tests.chaos.caller import Caller
 from tests.chaos.front_ends import seen
 from tests.chaos.people import Person

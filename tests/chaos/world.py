@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
+
 from pawl.agent.v1 import agent_pb2_grpc
 from pawl.event.v1 import call_pb2
+from pawl.launcher.options import SuiteOptions
+from pawl.launcher.suite import Suite
 from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
-
-from services.launcher.options import SuiteOptions
-from services.launcher.suite import Suite
 from tests.chaos.caller import Caller, Stub
 from tests.chaos.effects import EffectFile
 from tests.chaos.history import History

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from services.chassis.auth import SERVICE, KeyAuthenticator, Principal
+from pawl.chassis.auth import SERVICE, KeyAuthenticator, Principal
 
 _KEY = "the-only-key-there-is"
 

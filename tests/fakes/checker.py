@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.agent_loop.app.public_values import CallView, RunView, Verdict
-from services.errors import InvalidArguments
+from pawl.agent_loop.app.public_values import CallView, RunView, Verdict
+from pawl.errors import InvalidArguments
 
 
 class FakeChecker:

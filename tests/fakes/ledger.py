@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from services.agent_loop.app.ports import Claim, Loaded, Renewal, RunKey
-from services.agent_loop.domain import loop_state, undo
-from services.agent_loop.domain.call import Call, CallState
-from services.agent_loop.domain.child import Delegation
-from services.agent_loop.domain.command import (
+from pawl.agent_loop.app.ports import Claim, Loaded, Renewal, RunKey
+from pawl.agent_loop.domain import loop_state, undo
+from pawl.agent_loop.domain.call import Call, CallState
+from pawl.agent_loop.domain.child import Delegation
+from pawl.agent_loop.domain.command import (
     AgentEnded,
     Cancel,
     Command,
@@ -26,25 +26,25 @@ from services.agent_loop.domain.command import (
     ToolResult,
     TopUp,
 )
-from services.agent_loop.domain.event import OwnerEvent as DomainEvent
-from services.agent_loop.domain.event import RoundStarted
-from services.agent_loop.domain.message import Message, Role
-from services.agent_loop.domain.run import Run, RunFailure, RunOptions, RunState, StopCause, Undo, Usage, WaitKind
-from services.agent_loop.domain.step import Committed, Step
-from services.agent_loop.domain.undo import UndoSource
-from services.errors import LeaseLost, RunNotFound
-from services.job_store.domain import command as commands
-from services.job_store.domain import states
-from services.job_store.domain.attention import ReportCrash
-from services.job_store.domain.book import Book
-from services.job_store.domain.calls import CallChange
-from services.job_store.domain.commit import ROUND_STARTED, Commit, NewMessage
-from services.job_store.domain.delegation import Delegation as LedgerDelegation
-from services.job_store.domain.events import MessageAdded, OwnerEvent, RunChanged
-from services.job_store.domain.inbox import AGENT_ENDED
-from services.job_store.domain.rows import CallRow, CommandRow, RunRow
-from services.job_store.domain.stop import read_ending
-from services.job_store.domain.submit import Submit
+from pawl.agent_loop.domain.event import OwnerEvent as DomainEvent
+from pawl.agent_loop.domain.event import RoundStarted
+from pawl.agent_loop.domain.message import Message, Role
+from pawl.agent_loop.domain.run import Run, RunFailure, RunOptions, RunState, StopCause, Undo, Usage, WaitKind
+from pawl.agent_loop.domain.step import Committed, Step
+from pawl.agent_loop.domain.undo import UndoSource
+from pawl.errors import LeaseLost, RunNotFound
+from pawl.job_store.domain import command as commands
+from pawl.job_store.domain import states
+from pawl.job_store.domain.attention import ReportCrash
+from pawl.job_store.domain.book import Book
+from pawl.job_store.domain.calls import CallChange
+from pawl.job_store.domain.commit import ROUND_STARTED, Commit, NewMessage
+from pawl.job_store.domain.delegation import Delegation as LedgerDelegation
+from pawl.job_store.domain.events import MessageAdded, OwnerEvent, RunChanged
+from pawl.job_store.domain.inbox import AGENT_ENDED
+from pawl.job_store.domain.rows import CallRow, CommandRow, RunRow
+from pawl.job_store.domain.stop import read_ending
+from pawl.job_store.domain.submit import Submit
 
 # A request and its answer take this long each.
 _WAY_SECONDS = 0.001

@@ -6,10 +6,9 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from pawl.agent_loop.adapters.views import logged_event
+from pawl.agent_loop.app.public_values import LoggedEvent
 from pawl.event.v1 import event_pb2
-
-from services.agent_loop.adapters.views import logged_event
-from services.agent_loop.app.public_values import LoggedEvent
 
 
 class FakeLive:

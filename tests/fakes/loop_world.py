@@ -7,16 +7,16 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from services.agent_loop.app.drive import Drive, Left
-from services.agent_loop.app.jobs import Workshop
-from services.agent_loop.app.ports import Claim, RunKey
-from services.agent_loop.app.worker import Worker, WorkerLimits
-from services.agent_loop.domain.call import Call, CallResult, CallState, DecisionKind
-from services.agent_loop.domain.command import Decide, ToolResult
-from services.agent_loop.domain.history import Dialect
-from services.agent_loop.domain.run import ENDED, RunFailure, Usage
-from services.agent_loop.domain.tool import Verdict
-from services.errors import LeaseLost, RunEnded
+from pawl.agent_loop.app.drive import Drive, Left
+from pawl.agent_loop.app.jobs import Workshop
+from pawl.agent_loop.app.ports import Claim, RunKey
+from pawl.agent_loop.app.worker import Worker, WorkerLimits
+from pawl.agent_loop.domain.call import Call, CallResult, CallState, DecisionKind
+from pawl.agent_loop.domain.command import Decide, ToolResult
+from pawl.agent_loop.domain.history import Dialect
+from pawl.agent_loop.domain.run import ENDED, RunFailure, Usage
+from pawl.agent_loop.domain.tool import Verdict
+from pawl.errors import LeaseLost, RunEnded
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.model import FakeModel, Script
 from tests.fakes.registry import FakeRegistry

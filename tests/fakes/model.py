@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from services.agent_loop.domain.failure import FailureClass
-from services.agent_loop.domain.model import (
+from pawl.agent_loop.domain.failure import FailureClass
+from pawl.agent_loop.domain.model import (
     CallPiece,
     Finished,
     ModelError,

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from services.model_server.request import read_request
-from services.model_server.strict import check_request
+from pawl.model_server.request import read_request
+from pawl.model_server.strict import check_request
 
 
 def check_history(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> None:

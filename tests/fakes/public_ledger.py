@@ -11,12 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from google.protobuf.timestamp_pb2 import Timestamp
-from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 
-from services.agent_loop.adapters import wire
-from services.agent_loop.adapters.public_ledger import options_message
-from services.agent_loop.adapters.views import call_view, log_gap, logged_event, run_view
-from services.agent_loop.app.public_values import (
+from pawl.agent_loop.adapters import wire
+from pawl.agent_loop.adapters.public_ledger import options_message
+from pawl.agent_loop.adapters.views import call_view, log_gap, logged_event, run_view
+from pawl.agent_loop.app.public_values import (
     ActiveRunPolicy,
     Caller,
     CallView,
@@ -37,10 +36,10 @@ from services.agent_loop.app.public_values import (
     RunView,
     TopUpCommand,
 )
-from services.agent_loop.domain.call import CallState, DecisionKind
-from services.agent_loop.domain.run import ENDED, RunState
-from services.agent_loop.domain.undo import UndoSource
-from services.errors import (
+from pawl.agent_loop.domain.call import CallState, DecisionKind
+from pawl.agent_loop.domain.run import ENDED, RunState
+from pawl.agent_loop.domain.undo import UndoSource
+from pawl.errors import (
     AttentionNotNeeded,
     CallNotFound,
     CallNotPending,
@@ -55,6 +54,7 @@ from services.errors import (
     SeqBeyondEnd,
     TokenCeiling,
 )
+from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.undo_sources import sources

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from services.agent_loop.app.ports import Execution, OnBehalfOf
-from services.agent_loop.domain.call import REPEATABLE, CallResult, EffectClass, ExecutionContext
-from services.agent_loop.domain.run import PinnedTool
-from services.agent_loop.domain.tool import (
+from pawl.agent_loop.app.ports import Execution, OnBehalfOf
+from pawl.agent_loop.domain.call import REPEATABLE, CallResult, EffectClass, ExecutionContext
+from pawl.agent_loop.domain.run import PinnedTool
+from pawl.agent_loop.domain.tool import (
     DecisionNote,
     Disposition,
     ExecutionPiece,
@@ -26,7 +26,7 @@ from services.agent_loop.domain.tool import (
     Tool,
     Verdict,
 )
-from services.errors import DependencyUnavailable, PawlError, ToolNotFound
+from pawl.errors import DependencyUnavailable, PawlError, ToolNotFound
 
 CANCELLED = ExecutionResult(
     outcome=Outcome.CANCELLED,

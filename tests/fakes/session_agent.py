@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+
 from pawl.agent.v1 import agent_pb2_grpc, session_pb2, types_pb2
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
+from pawl.agent_loop.adapters import wire
+from pawl.agent_loop.domain.undo import UndoSource, undo_call_id
 from pawl.event.v1 import call_pb2
-
-from services.agent_loop.adapters import wire
-from services.agent_loop.domain.undo import UndoSource, undo_call_id
 
 
 def sources(calls: Iterable[call_pb2.Call], everything: Iterable[call_pb2.Call]) -> tuple[UndoSource, ...]:

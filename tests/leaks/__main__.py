@@ -11,9 +11,9 @@ from pathlib import Path
 
 import uvloop
 
-from services.chassis import logs
-from services.launcher.options import SuiteOptions
-from services.launcher.suite import Suite
+from pawl.chassis import logs
+from pawl.launcher.options import SuiteOptions
+from pawl.launcher.suite import Suite
 from tests.leaks.load import people
 from tests.leaks.measure import Sample, Tolerance, census, grown, growths, table, take
 from tests.leaks.world import running

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 import grpc
+
 from pawl.agent.v1 import agent_pb2, session_pb2
 from pawl.event.v1 import call_pb2
 from pawl.notify.v1 import notify_pb2, notify_pb2_grpc
-
 from tests.keys import keyed_channel
 from tests.leaks.world import Services
 from tests.system.suite.client import Agent

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from pawl.event.v1 import call_pb2
-from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
 
-from services.agent_loop.__main__ import main as agent_loop
-from services.chassis.lifecycle import Stop
-from services.job_store.__main__ import main as job_store
-from services.launcher.suite import Suite
-from services.notifier.__main__ import main as notifier
-from services.tool_registry.__main__ import main as tool_registry
+from pawl.agent_loop.__main__ import main as agent_loop
+from pawl.chassis.lifecycle import Stop
+from pawl.event.v1 import call_pb2
+from pawl.job_store.__main__ import main as job_store
+from pawl.launcher.suite import Suite
+from pawl.notifier.__main__ import main as notifier
+from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
+from pawl.tool_registry.__main__ import main as tool_registry
 from tests.keys import LOCAL_KEY, keyed_channel
 
 _START_SECONDS_MAX: Final = 30.0

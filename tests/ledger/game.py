@@ -10,8 +10,8 @@ from dataclasses import fields
 from random import Random
 from typing import Any
 
-from services.job_store.app.reading import PendingFilter
-from services.job_store.domain.states import CallState
+from pawl.job_store.app.reading import PendingFilter
+from pawl.job_store.domain.states import CallState
 from tests.ledger.commands import STORES, Chooser, Pick
 from tests.ledger.model import LIMITS, Model, Row
 from tests.ledger.product import Product, view_of_model, view_of_tables

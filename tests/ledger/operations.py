@@ -6,11 +6,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pawl.event.v1 import run_pb2
-
-from services.job_store.domain import inbox
-from services.job_store.domain.attention import ReportCrash
-from services.job_store.domain.calls import CallChange
-from services.job_store.domain.command import (
+from pawl.job_store.domain import inbox
+from pawl.job_store.domain.attention import ReportCrash
+from pawl.job_store.domain.calls import CallChange
+from pawl.job_store.domain.command import (
     Cancel,
     Command,
     Decide,
@@ -22,11 +21,11 @@ from services.job_store.domain.command import (
     ToolResult,
     TopUp,
 )
-from services.job_store.domain.commit import Commit, NewMessage
-from services.job_store.domain.delegation import Delegation
-from services.job_store.domain.events import OwnerEvent
-from services.job_store.domain.offers import LeaseOffer
-from services.job_store.domain.states import (
+from pawl.job_store.domain.commit import Commit, NewMessage
+from pawl.job_store.domain.delegation import Delegation
+from pawl.job_store.domain.events import OwnerEvent
+from pawl.job_store.domain.offers import LeaseOffer
+from pawl.job_store.domain.states import (
     ActiveRunPolicy,
     CallState,
     DecisionKind,
@@ -35,7 +34,7 @@ from services.job_store.domain.states import (
     RunState,
     StopCause,
 )
-from services.job_store.domain.submit import Submit
+from pawl.job_store.domain.submit import Submit
 from tests.ledger.commands import CALLS
 from tests.ledger.model import Row
 from tests.simulation.reference import ENDED

@@ -9,19 +9,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
+from pawl.errors import PawlError
 from pawl.event.v1 import event_pb2, run_pb2
-
-from services.errors import PawlError
-from services.job_store.app.group_commit import GroupCommit
-from services.job_store.app.ports import Operation
-from services.job_store.app.reading import Claimed
-from services.job_store.domain.attention import Quarantine
-from services.job_store.domain.book import Book, Ids, Names
-from services.job_store.domain.command import Receipt
-from services.job_store.domain.commit import Committed
-from services.job_store.domain.offers import Leased, ReleaseOffers, RenewOffers
-from services.job_store.domain.rows import CallRow, RunRow
-from services.job_store.domain.submit import Submitted
+from pawl.job_store.app.group_commit import GroupCommit
+from pawl.job_store.app.ports import Operation
+from pawl.job_store.app.reading import Claimed
+from pawl.job_store.domain.attention import Quarantine
+from pawl.job_store.domain.book import Book, Ids, Names
+from pawl.job_store.domain.command import Receipt
+from pawl.job_store.domain.commit import Committed
+from pawl.job_store.domain.offers import Leased, ReleaseOffers, RenewOffers
+from pawl.job_store.domain.rows import CallRow, RunRow
+from pawl.job_store.domain.submit import Submitted
 from tests.ledger.model import Model, Row
 from tests.ledger.operations import operation
 from tests.ledger.stores import Store

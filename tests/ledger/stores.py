@@ -15,19 +15,19 @@ from typing import Any
 import asyncpg
 from msgspec.structs import replace
 
-from services.chassis import database as postgres
-from services.chassis.ids import IdSource
-from services.job_store.adapters import tables as columns
-from services.job_store.adapters.attention import PostgresAttentionBook
-from services.job_store.adapters.journal import PostgresJournal
-from services.job_store.adapters.leases import PostgresLeases
-from services.job_store.adapters.reads import PostgresReads
-from services.job_store.adapters.upkeep import PostgresOfferBook
-from services.job_store.app.group_commit import GroupCommit
-from services.job_store.app.ports import AttentionBook, Journal, OfferBook
-from services.job_store.app.reading import Leases, Reads
-from services.job_store.domain.places import PlaceLimits
-from services.job_store.rpc.messages import encode_event
+from pawl.chassis import database as postgres
+from pawl.chassis.ids import IdSource
+from pawl.job_store.adapters import tables as columns
+from pawl.job_store.adapters.attention import PostgresAttentionBook
+from pawl.job_store.adapters.journal import PostgresJournal
+from pawl.job_store.adapters.leases import PostgresLeases
+from pawl.job_store.adapters.reads import PostgresReads
+from pawl.job_store.adapters.upkeep import PostgresOfferBook
+from pawl.job_store.app.group_commit import GroupCommit
+from pawl.job_store.app.ports import AttentionBook, Journal, OfferBook
+from pawl.job_store.app.reading import Leases, Reads
+from pawl.job_store.domain.places import PlaceLimits
+from pawl.job_store.rpc.messages import encode_event
 from tests.fakes.manual_clock import ManualClock
 from tests.simulation.chance import Chance
 from tests.simulation.cluster import Unmetered

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from services.chassis.database import Database
+from pawl.chassis.database import Database
 from tests.ledger.commands import Chooser
 from tests.ledger.game import MOVES, game, walk
 from tests.ledger.model import LIMITS, Model
@@ -25,7 +25,7 @@ _RACES = 12
 async def still_url(database_url: str) -> str:
     """The URL of a ledger whose clock stands still."""
     async with Database(database_url, application_name="test") as database:
-        await database.migrate("job_store", "services.job_store.adapters.sql.migrations")
+        await database.migrate("job_store", "pawl.job_store.adapters.sql.migrations")
     await stop_clock(database_url)
     return database_url
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.chassis.rpc_interceptor import Method
-from services.errors import PawlError
+from pawl.chassis.rpc_interceptor import Method
+from pawl.errors import PawlError
 from tests import contract
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import msgspec
-from pawl.event.v1 import call_pb2
 
+from pawl.event.v1 import call_pb2
 from tests.simulation.record import Record, call_state, run_state
 from tests.simulation.reference import ENDED
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from services.chassis.bus_subscription import Callback, Message
+from pawl.chassis.bus_subscription import Callback, Message
 from tests.simulation.chance import Chance
 from tests.simulation.process import Process
 

@@ -6,33 +6,33 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-from services.agent_loop.adapters.live import BusEvents
-from services.agent_loop.adapters.public_ledger import LedgerClient
-from services.agent_loop.adapters.wakeups import BusWakeups
-from services.agent_loop.adapters.worker_ledger import WorkerLedgerClient
-from services.agent_loop.app.drive import Drive
-from services.agent_loop.app.inbox import Inbox
-from services.agent_loop.app.jobs import Workshop
-from services.agent_loop.app.messages import Messages
-from services.agent_loop.app.operators import Operators
-from services.agent_loop.app.session import Sessions
-from services.agent_loop.app.stream import SessionTimes
-from services.agent_loop.app.watch import Watches
-from services.agent_loop.app.worker import Worker, WorkerLimits
-from services.agent_loop.domain.history import Dialect
-from services.agent_loop.domain.limits import Limits
-from services.agent_loop.domain.options import RunDefaults
-from services.agent_loop.domain.run import Usage
-from services.chassis.ids import IdSource
-from services.chassis.lifecycle import Background
-from services.errors import PawlError, TooLarge
-from services.job_store.adapters.announcer import NatsAnnouncer
-from services.job_store.app.group_commit import GroupCommit
-from services.job_store.app.ledger import Ledger
-from services.job_store.app.sweeps import ClockSweep, OfferSweep, QuarantineSweep
-from services.job_store.domain import inbox
-from services.job_store.domain.places import PlaceLimits
-from services.job_store.rpc.servicer import LedgerServicer
+from pawl.agent_loop.adapters.live import BusEvents
+from pawl.agent_loop.adapters.public_ledger import LedgerClient
+from pawl.agent_loop.adapters.wakeups import BusWakeups
+from pawl.agent_loop.adapters.worker_ledger import WorkerLedgerClient
+from pawl.agent_loop.app.drive import Drive
+from pawl.agent_loop.app.inbox import Inbox
+from pawl.agent_loop.app.jobs import Workshop
+from pawl.agent_loop.app.messages import Messages
+from pawl.agent_loop.app.operators import Operators
+from pawl.agent_loop.app.session import Sessions
+from pawl.agent_loop.app.stream import SessionTimes
+from pawl.agent_loop.app.watch import Watches
+from pawl.agent_loop.app.worker import Worker, WorkerLimits
+from pawl.agent_loop.domain.history import Dialect
+from pawl.agent_loop.domain.limits import Limits
+from pawl.agent_loop.domain.options import RunDefaults
+from pawl.agent_loop.domain.run import Usage
+from pawl.chassis.ids import IdSource
+from pawl.chassis.lifecycle import Background
+from pawl.errors import PawlError, TooLarge
+from pawl.job_store.adapters.announcer import NatsAnnouncer
+from pawl.job_store.app.group_commit import GroupCommit
+from pawl.job_store.app.ledger import Ledger
+from pawl.job_store.app.sweeps import ClockSweep, OfferSweep, QuarantineSweep
+from pawl.job_store.domain import inbox
+from pawl.job_store.domain.places import PlaceLimits
+from pawl.job_store.rpc.servicer import LedgerServicer
 from tests.fakes.virtual_time import VirtualClock
 from tests.simulation import registry
 from tests.simulation.bus import Broker, SimulatedBus

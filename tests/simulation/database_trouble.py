@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from services.errors import DependencyUnavailable, Internal
+from pawl.errors import DependencyUnavailable, Internal
 from tests.simulation.record import Record
 from tests.simulation.world import CHAOS_SECONDS, World
 

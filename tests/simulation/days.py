@@ -15,9 +15,9 @@ from random import Random
 
 from msgspec.structs import replace
 
-from services.errors import DependencyUnavailable
-from services.job_store.app.sweeps import Retention, RetentionSweep
-from services.job_store.domain.rows import ConversationKey, RunRow
+from pawl.errors import DependencyUnavailable
+from pawl.job_store.app.sweeps import Retention, RetentionSweep
+from pawl.job_store.domain.rows import ConversationKey, RunRow
 from tests.fakes.virtual_time import VirtualClock
 from tests.simulation.chance import Chance
 from tests.simulation.store import Tables

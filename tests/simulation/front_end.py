@@ -8,10 +8,10 @@ from contextlib import aclosing
 
 import msgspec
 
-from services.agent_loop.app import frames
-from services.agent_loop.app.frames import ClientFrame, ClientTool, Hello, ServerFrame, ToolResult
-from services.agent_loop.app.public_values import LoggedEvent
-from services.errors import PawlError
+from pawl.agent_loop.app import frames
+from pawl.agent_loop.app.frames import ClientFrame, ClientTool, Hello, ServerFrame, ToolResult
+from pawl.agent_loop.app.public_values import LoggedEvent
+from pawl.errors import PawlError
 from tests.simulation.cluster import AgentLoop
 from tests.simulation.history import Seen, Sent
 from tests.simulation.people import User

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from services.agent_loop.domain.failure import FailureClass
-from services.agent_loop.domain.model import (
+from pawl.agent_loop.domain.failure import FailureClass
+from pawl.agent_loop.domain.model import (
     CallPiece,
     Finished,
     ModelError,

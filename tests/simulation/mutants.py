@@ -24,62 +24,62 @@ from tests.simulation.planted_outages import OF_OUTAGES
 _SECONDS_MAX = 900
 
 
-_COMMIT = "services.job_store.domain.commit"
-_COMMAND = "services.job_store.domain.command"
+_COMMIT = "pawl.job_store.domain.commit"
+_COMMAND = "pawl.job_store.domain.command"
 
 MUTANTS = (
     Mutant(
         name="steers_are_dropped",
-        module="services.agent_loop.domain.planning",
+        module="pawl.agent_loop.domain.planning",
         text="messages = [Message(role=Role.USER, run_id=state.run.run_id, text=text) for text in state.loop.steers]",
         instead="messages = []",
         checker="accepted_messages_are_kept",
     ),
     Mutant(
         name="messages_withdraw_what_was_taken",
-        module="services.agent_loop.domain.planning",
+        module="pawl.agent_loop.domain.planning",
         text="else 2 if isinstance(command.kind, Steer) else 1",
         instead="else 1",
         checker="accepted_commands_have_their_effect",
     ),
     Mutant(
         name="requests_are_forgotten",
-        module="services.job_store.domain.submit",
+        module="pawl.job_store.domain.submit",
         text="if earlier is not None:",
         instead="if earlier is not None and False:",
         checker="accepted_messages_are_kept",
     ),
     Mutant(
         name="callers_sleep_on",
-        module="services.job_store.domain.stop",
+        module="pawl.job_store.domain.stop",
         text="    turn.wake(book, inbox.accept(book, parent, letter, now=now), now=now)",
         instead="    inbox.accept(book, parent, letter, now=now)",
         checker="runs_end",
     ),
     Mutant(
         name="agents_outlive_their_callers",
-        module="services.job_store.domain.delegation",
+        module="pawl.job_store.domain.delegation",
         text="    stop.request(book, inbox.accept(book, run, letter, now=now), StopCause.PARENT, now=now, ids=ids)",
         instead="",
         checker="callers_wait_for_their_agents",
     ),
     Mutant(
         name="agents_are_free",
-        module="services.agent_loop.domain.delegation",
+        module="pawl.agent_loop.domain.delegation",
         text="usage=state.run.usage + command.usage",
         instead="usage=state.run.usage",
         checker="callers_pay_for_their_agents",
     ),
     Mutant(
         name="approvals_among_several_are_not_audited",
-        module="services.agent_loop.domain.commands",
+        module="pawl.agent_loop.domain.commands",
         text="for given in (*call.approval.earlier_approvals, *call.approval.approvals)",
         instead="for given in ()",
         checker="decisions_are_audited",
     ),
     Mutant(
         name="held_calls_are_not_audited",
-        module="services.agent_loop.domain.commands",
+        module="pawl.agent_loop.domain.commands",
         text="and call.state in {CallState.EXPIRED, CallState.CANCELLED}",
         instead="and call.state is CallState.EXPIRED",
         checker="held_calls_are_audited",
@@ -114,21 +114,21 @@ MUTANTS = (
     ),
     Mutant(
         name="the_next_run_gets_no_turn",
-        module="services.job_store.domain.turn",
+        module="pawl.job_store.domain.turn",
         text="run = replace(run, queued_message=None, claim_at=now)",
         instead="run = replace(run, queued_message=None, claim_at=None if before == () else now)",
         checker="runs_end",
     ),
     Mutant(
         name="the_journal_runs_the_unknown_again",
-        module="services.tool_registry.domain.journal",
+        module="pawl.tool_registry.domain.journal",
         text="Step.RECONCILE if entry.effect is Effect.RECONCILABLE else Step.CONCLUDE_UNKNOWN",
         instead="Step.RUN",
         checker="effects_happen_once",
     ),
     Mutant(
         name="calls_run_before_the_commit",
-        module="services.agent_loop.app.drive",
+        module="pawl.agent_loop.app.drive",
         text="        planned = self._step(plan)\n",
         instead="        planned = self._step(plan)\n"
         "        for work in plan.work:\n"
@@ -139,14 +139,14 @@ MUTANTS = (
     ),
     Mutant(
         name="rounds_do_not_wait_for_calls",
-        module="services.agent_loop.domain.decide",
+        module="pawl.agent_loop.domain.decide",
         text="    if state.open_calls:\n        return _go_on_with_batch(state, now)",
         instead="    if len(state.open_calls) > 1:\n        return _go_on_with_batch(state, now)",
         checker="one_result_per_call",
     ),
     Mutant(
         name="feeds_give_what_they_did_not_see_in_order",
-        module="services.agent_loop.adapters.views",
+        module="pawl.agent_loop.adapters.views",
         text="seq=event.seq,",
         instead="seq=event.seq - event.seq // 7,",
         checker="seqs_without_gaps",
@@ -161,7 +161,7 @@ MUTANTS = (
     ),
     Mutant(
         name="edited_calls_run_unedited",
-        module="services.agent_loop.app.hands",
+        module="pawl.agent_loop.app.hands",
         text="arguments_json=call.arguments_json,",
         instead="arguments_json=call.proposed_arguments.encode(),",
         checker="gated_calls_run_as_approved",
@@ -190,7 +190,7 @@ MUTANTS = (
     ),
     Mutant(
         name="runs_that_are_stopped_come_from_nowhere",
-        module="services.job_store.domain.stop",
+        module="pawl.job_store.domain.stop",
         text="RunChanged(from_state=run.state, run=stopping)",
         instead="RunChanged(from_state=None, run=stopping)",
         checker="states_move_along_the_tables",
@@ -204,7 +204,7 @@ MUTANTS = (
     ),
     Mutant(
         name="messages_guess_their_seqs",
-        module="services.agent_loop.domain.step",
+        module="pawl.agent_loop.domain.step",
         text="after_seq=old.last_seq if names_own_seqs else None",
         instead="after_seq=None",
         checker="what_was_shown_was_said",
@@ -219,27 +219,27 @@ MUTANTS = (
     ),
     Mutant(
         name="rounds_are_left_out",
-        module="services.agent_loop.domain.planning",
+        module="pawl.agent_loop.domain.planning",
         text="run = replace(run, round=decision.round)",
         instead="run = replace(run, round=decision.round + (decision.round > 1))",
         checker="rounds_begin_in_order",
     ),
     Mutant(
         name="one_run_more_is_begun_than_there_are_places",
-        module="services.job_store.domain.places",
+        module="pawl.job_store.domain.places",
         text="if taken >= limits.per_store or",
         instead="if taken > limits.per_store or",
         checker="limits_hold",
     ),
     Mutant(
         name="budgets_are_not_looked_at",
-        module="services.agent_loop.domain.budget",
+        module="pawl.agent_loop.domain.budget",
         text="return rest is not None and rest < max(1, opened.tokens_needed if opened else 0)",
         instead="return False",
         checker="budgets_are_passed_by_one_call_at_most",
         also=(
             (
-                "services.agent_loop.domain.budget",
+                "pawl.agent_loop.domain.budget",
                 "return prompt_tokens + 1 if rest is not None and rest <= prompt_tokens else 0",
                 "return 0",
             ),
@@ -304,14 +304,14 @@ MUTANTS = (
     ),
     Mutant(
         name="older_streams_take_calls_back",
-        module="services.job_store.domain.offers",
+        module="pawl.job_store.domain.offers",
         text="if offer.is_held(now) and self.session_id < offer.session_id:",
         instead="if False:",
         checker=REFERENCE_MODEL,
     ),
     Mutant(
         name="one_approves_for_two",
-        module="services.job_store.domain.calls",
+        module="pawl.job_store.domain.calls",
         text="return len(people - {call.user_id}) >= call.approvals_required",
         instead="return True",
         checker=REFERENCE_MODEL,
@@ -340,7 +340,7 @@ MUTANTS = (
     ),
     Mutant(
         name="requests_escalate_for_ever",
-        module="services.job_store.domain.calls",
+        module="pawl.job_store.domain.calls",
         text="elif call.reserved_by or call.escalated or not change.escalated:",
         instead="elif call.reserved_by or not change.escalated:",
         checker=REFERENCE_MODEL,
@@ -361,35 +361,35 @@ MUTANTS = (
     ),
     Mutant(
         name="queues_are_one_too_long",
-        module="services.job_store.domain.submit",
+        module="pawl.job_store.domain.submit",
         text=">= self.store_queue_max:",
         instead="> self.store_queue_max:",
         checker=REFERENCE_MODEL,
     ),
     Mutant(
         name="users_have_one_run_too_many",
-        module="services.job_store.domain.places",
+        module="pawl.job_store.domain.places",
         text="taken_by_user[run.user_id] >= limits.per_user:",
         instead="taken_by_user[run.user_id] > limits.per_user:",
         checker=REFERENCE_MODEL,
     ),
     Mutant(
         name="workers_have_two_last_chances",
-        module="services.job_store.domain.places",
+        module="pawl.job_store.domain.places",
         text="if last_chances == last_chances_max:",
         instead="if last_chances > last_chances_max:",
         checker=REFERENCE_MODEL,
     ),
     Mutant(
         name="stopped_runs_are_let_go_on",
-        module="services.job_store.domain.attention",
+        module="pawl.job_store.domain.attention",
         text="RunState.QUEUED if run.stop_cause is None else RunState.CANCELLING",
         instead="RunState.QUEUED",
         checker=REFERENCE_MODEL,
     ),
     Mutant(
         name="quarantined_runs_keep_their_epoch",
-        module="services.job_store.domain.attention",
+        module="pawl.job_store.domain.attention",
         text="epoch=run.epoch + 1, claim_at=None",
         instead="epoch=run.epoch, claim_at=None",
         checker=REFERENCE_MODEL,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from services.errors import DeadlineExceeded, DependencyUnavailable, Internal, PawlError
+from pawl.errors import DeadlineExceeded, DependencyUnavailable, Internal, PawlError
 from tests.simulation.chance import Chance
 from tests.simulation.history import History
 from tests.simulation.process import Process

@@ -8,21 +8,21 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
-from pawl.event.v1 import run_pb2
 
-from services.agent_loop.app.frames import CallDecision, ToolResult
-from services.agent_loop.app.public_values import ActiveRunPolicy, Caller, CallView, PendingFilter, Reply, RunView
-from services.agent_loop.domain.call import CallState, DecisionKind
-from services.agent_loop.domain.command import CallResolution
-from services.agent_loop.domain.options import AskedOptions
-from services.agent_loop.domain.run import (
+from pawl.agent_loop.app.frames import CallDecision, ToolResult
+from pawl.agent_loop.app.public_values import ActiveRunPolicy, Caller, CallView, PendingFilter, Reply, RunView
+from pawl.agent_loop.domain.call import CallState, DecisionKind
+from pawl.agent_loop.domain.command import CallResolution
+from pawl.agent_loop.domain.options import AskedOptions
+from pawl.agent_loop.domain.run import (
     ENDED,
     ApprovalExpiryPolicy,
     BatchOrder,
     TokenBudgetPolicy,
     UnknownOutcomePolicy,
 )
-from services.errors import ConversationBusy, ConversationNotFound, PawlError, QueueFull
+from pawl.errors import ConversationBusy, ConversationNotFound, PawlError, QueueFull
+from pawl.event.v1 import run_pb2
 from tests.simulation.cluster import AgentLoop
 from tests.simulation.history import Message, Sent
 from tests.simulation.network import Network

@@ -25,12 +25,12 @@ class Mutant:
 REFERENCE_MODEL = "the reference model"
 """It is asked by games of tests/ledger, not by the simulation; `seeds` are theirs."""
 
-_COMMIT = "services.job_store.domain.commit"
+_COMMIT = "pawl.job_store.domain.commit"
 
 OF_THE_LEDGER = (
     Mutant(
         name="inboxes_take_one_message_too_many",
-        module="services.job_store.domain.inbox",
+        module="pawl.job_store.domain.inbox",
         text="if run.steers_waiting >= limits.commands_max or",
         instead="if run.steers_waiting > limits.commands_max or",
         checker=REFERENCE_MODEL,
@@ -45,21 +45,21 @@ OF_THE_LEDGER = (
     ),
     Mutant(
         name="inboxes_have_no_end",
-        module="services.job_store.domain.inbox",
+        module="pawl.job_store.domain.inbox",
         text="if run.steers_waiting >= limits.commands_max or size_bytes > limits.bytes_max:",
         instead="if False:",
         checker="no_crash",
     ),
     Mutant(
         name="refusals_have_no_end",
-        module="services.job_store.domain.inbox",
+        module="pawl.job_store.domain.inbox",
         text="    if run.idle_receipts >= limits.idle_receipts_max:",
         instead="    if False:",
         checker=REFERENCE_MODEL,
     ),
     Mutant(
         name="inboxes_are_taken_at_once",
-        module="services.agent_loop.domain.planning",
+        module="pawl.agent_loop.domain.planning",
         text="    if count == len(commands):",
         instead="    if True:",
         checker="no_crash",
@@ -67,21 +67,21 @@ OF_THE_LEDGER = (
     ),
     Mutant(
         name="a_step_of_the_sweep_stops_the_others",
-        module="services.job_store.app.sweeps",
+        module="pawl.job_store.app.sweeps",
         text="        except Exception:  # noqa: BLE001  # the next sweep tries it again\n",
         instead="        except ZeroDivisionError:\n",
         checker="what_is_old_goes",
     ),
     Mutant(
         name="a_conversation_in_use_keeps_everything",
-        module="services.job_store.app.sweeps",
+        module="pawl.job_store.app.sweeps",
         text="        await self._empty(attic.remove_summarised, keep.conversations_seconds, rows_max=_ROWS_BATCH)\n",
         instead="",
         checker="what_is_old_goes",
     ),
     Mutant(
         name="what_the_bus_did_not_take_waits_for_ever",
-        module="services.job_store.app.sweeps",
+        module="pawl.job_store.app.sweeps",
         text="        await self._empty(attic.remove_unsent, keep.unsent_seconds, rows_max=_SENT_BATCH)\n",
         instead="",
         checker="what_is_old_goes",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.simulation.planted import REFERENCE_MODEL, Mutant
 
-_WORKER = "services.agent_loop.app.worker"
-_DRIVE = "services.agent_loop.app.drive"
-_RETRY = "services.chassis.retry"
+_WORKER = "pawl.agent_loop.app.worker"
+_DRIVE = "pawl.agent_loop.app.drive"
+_RETRY = "pawl.chassis.retry"
 
 _TRANSIENT = (
     _RETRY,
@@ -67,14 +67,14 @@ OF_OUTAGES = (
     ),
     Mutant(
         name="what_is_due_waits_for_a_clock_that_went_back",
-        module="services.job_store.app.sweeps",
+        module="pawl.job_store.app.sweeps",
         text="if back_seconds > _BACK_SECONDS_MIN:",
         instead="if False:",
         checker="runs_end",
     ),
     Mutant(
         name="interrupts_take_their_turns_backwards",
-        module="services.job_store.domain.submit",
+        module="pawl.job_store.domain.submit",
         text="place = sum(waiting in interrupting for waiting in queue) if first else len(queue)",
         instead="place = 0 if first else len(queue)",
         checker=REFERENCE_MODEL,

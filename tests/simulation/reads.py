@@ -9,12 +9,12 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from services.errors import CallNotFound, ConversationNotFound, LeaseLost, RunNotFound
-from services.job_store.app.reading import Claimed, Loaded, LogPart, Page, PendingFilter, Renewed, RunView, view_of
-from services.job_store.domain.offers import is_pending
-from services.job_store.domain.places import DueRun, Line, PlaceLimits, share_out
-from services.job_store.domain.rows import CallRow, CommandRow, MessageRow, RunKey, RunRow
-from services.job_store.domain.states import CallState, RunState
+from pawl.errors import CallNotFound, ConversationNotFound, LeaseLost, RunNotFound
+from pawl.job_store.app.reading import Claimed, Loaded, LogPart, Page, PendingFilter, Renewed, RunView, view_of
+from pawl.job_store.domain.offers import is_pending
+from pawl.job_store.domain.places import DueRun, Line, PlaceLimits, share_out
+from pawl.job_store.domain.rows import CallRow, CommandRow, MessageRow, RunKey, RunRow
+from pawl.job_store.domain.states import CallState, RunState
 from tests.simulation.store import Database, with_lease
 
 R = TypeVar("R")

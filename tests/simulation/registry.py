@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec.structs import replace
 
-from services.agent_loop.app.ports import Execution, OnBehalfOf
-from services.agent_loop.app.public_values import CallView, RunView
-from services.agent_loop.app.public_values import Verdict as EditVerdict
-from services.agent_loop.domain.call import REPEATABLE, CallResult, EffectClass
-from services.agent_loop.domain.run import PinnedTool
-from services.agent_loop.domain.tool import (
+from pawl.agent_loop.app.ports import Execution, OnBehalfOf
+from pawl.agent_loop.app.public_values import CallView, RunView
+from pawl.agent_loop.app.public_values import Verdict as EditVerdict
+from pawl.agent_loop.domain.call import REPEATABLE, CallResult, EffectClass
+from pawl.agent_loop.domain.run import PinnedTool
+from pawl.agent_loop.domain.tool import (
     DecisionNote,
     Disposition,
     ExecutionPiece,
@@ -33,10 +33,10 @@ from services.agent_loop.domain.tool import (
     Tool,
     Verdict,
 )
-from services.errors import ApprovalRequired, DependencyUnavailable, InvalidArguments, ToolNotFound
-from services.tool_registry.domain import execution as recorded
-from services.tool_registry.domain.definition import Effect as EffectOf
-from services.tool_registry.domain.journal import Entry, Step, next_step
+from pawl.errors import ApprovalRequired, DependencyUnavailable, InvalidArguments, ToolNotFound
+from pawl.tool_registry.domain import execution as recorded
+from pawl.tool_registry.domain.definition import Effect as EffectOf
+from pawl.tool_registry.domain.journal import Entry, Step, next_step
 from tests.simulation.chance import Chance
 from tests.simulation.history import Effect, History
 from tests.simulation.network import Network

@@ -25,13 +25,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from services.chassis.ids import IdSource
-from services.errors import DependencyUnavailable, PawlError
-from services.job_store.app.ports import GroupConflict, LiveEvent, Operation, Written
-from services.job_store.domain.book import Book, Names
-from services.job_store.domain.commit import Commit
-from services.job_store.domain.events import Event, RunChanged
-from services.job_store.domain.rows import (
+from pawl.chassis.ids import IdSource
+from pawl.errors import DependencyUnavailable, PawlError
+from pawl.job_store.app.ports import GroupConflict, LiveEvent, Operation, Written
+from pawl.job_store.domain.book import Book, Names
+from pawl.job_store.domain.commit import Commit
+from pawl.job_store.domain.events import Event, RunChanged
+from pawl.job_store.domain.rows import (
     CallKey,
     CallRow,
     CommandKey,
@@ -45,8 +45,8 @@ from services.job_store.domain.rows import (
     RunKey,
     RunRow,
 )
-from services.job_store.domain.states import CallState
-from services.job_store.rpc.messages import encode_event
+from pawl.job_store.domain.states import CallState
+from pawl.job_store.rpc.messages import encode_event
 from tests.simulation.chance import Chance
 from tests.simulation.history import History
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from services.agent_loop.app.public_values import ActiveRunPolicy
+from pawl.agent_loop.app.public_values import ActiveRunPolicy
 from tests.simulation.people import STORE, User
 
 _TALKATIVE = 0.3

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.agent_loop.domain.call import EffectClass, OfferFallback, Question
-from services.agent_loop.domain.tool import Verdict
+from pawl.agent_loop.domain.call import EffectClass, OfferFallback, Question
+from pawl.agent_loop.domain.tool import Verdict
 from tests.fakes.registry import tool
 
 TOOLS: dict[str, Verdict] = {

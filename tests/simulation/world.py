@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from services.errors import Aborted, Cancelled, DeadlineExceeded, Internal, Overloaded, Unavailable
-from services.job_store.domain.places import PlaceLimits
+from pawl.errors import Aborted, Cancelled, DeadlineExceeded, Internal, Overloaded, Unavailable
+from pawl.job_store.domain.places import PlaceLimits
 from tests.simulation import registry
 from tests.simulation.bus import Broker
 from tests.simulation.chance import Chance

@@ -46,7 +46,9 @@ def distributions(modules: set[str]) -> set[str]:
             names.add("googleapis-common-protos")
         elif module.startswith("google.protobuf"):
             names.add("protobuf")
-        elif top not in sys.stdlib_module_names and top not in {"services", "tests"}:
+        elif module.startswith("pawl.") and (tree.ROOT / "gen/pawl" / module.split(".")[1]).is_dir():
+            names.add("pawl-proto")
+        elif top not in sys.stdlib_module_names and top not in {"pawl", "tests"}:
             names |= {normal(name) for name in found.get(top, [top])}
     return names
 
@@ -57,7 +59,7 @@ def test_services_import_what_the_project_declares_and_nothing_else() -> None:
     used = distributions(imported("services"))
     assert used - optional == declared - NOT_IMPORTED
     # These bring programs, which are run and not imported.
-    launcher = "".join(path.read_text() for path in tree.python("services/launcher"))
+    launcher = "".join(path.read_text() for path in tree.python("services/pawl/launcher"))
     assert [name for name in optional if name.removesuffix("-bin") not in launcher.replace("_", "-")] == []
 
 

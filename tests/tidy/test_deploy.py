@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from services.launcher import nats
-from services.launcher.services import DEFAULT_PORTS, STAGES
+from pawl.launcher import nats
+from pawl.launcher.services import DEFAULT_PORTS, STAGES
 from tests.tidy import tree
 
 COMPOSE = (tree.ROOT / "docker-compose.yml").read_text()

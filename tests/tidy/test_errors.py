@@ -1,13 +1,13 @@
-"""services/errors.py and pawl.error.v1 say the same."""
+"""services/pawl/errors.py and pawl.error.v1 say the same."""
 
 from __future__ import annotations
 
 import re
 
 import grpc
-from pawl.error.v1 import error_pb2
 
-from services.errors import Kind, by_reason
+from pawl.error.v1 import error_pb2
+from pawl.errors import Kind, by_reason
 from tests.tidy import tree
 
 PREFIX = "ERROR_REASON_"

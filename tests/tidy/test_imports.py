@@ -5,13 +5,21 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 
 from tests.tidy import tree
 
-LINT_IMPORTS = Path(sys.executable).parent / "lint-imports"
+LINT_IMPORTS = """
+import sys
+sys.path[:0] = sys.argv[1:]
+from importlinter.cli import lint_imports
+sys.exit(lint_imports(no_cache=True))
+"""
+# Run without the site module, for the `pawl` of this checkout would be merged with the model's.
+STUBS = ("agent", "batch", "error", "event", "job", "notify", "tool")
 SERVICES = ("agent_loop", "job_store", "notifier", "tool_registry")
 LAYERS = ("adapters", "app", "domain", "rpc")
 
@@ -21,19 +29,29 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A source tree with every package that the rules name and nothing in it."""
     root = tmp_path_factory.mktemp("model")
     shutil.copy(tree.ROOT / "pyproject.toml", root)
-    packages = ["", "chassis", "cli", "launcher", "model_server", *SERVICES]
+    packages = [
+        *STUBS,
+        *(f"{stub}/v1" for stub in STUBS),
+        "chassis",
+        "cli",
+        "launcher",
+        "model_server",
+        "worker",
+        *SERVICES,
+    ]
     packages += [f"{service}/{layer}" for service in SERVICES for layer in LAYERS]
     for package in packages:
-        folder = root / "services" / package
+        folder = root / "services/pawl" / package
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "__init__.py").touch()
     for module in ["errors", *(f"{service}/__main__" for service in SERVICES)]:
-        (root / f"services/{module}.py").touch()
+        (root / f"services/pawl/{module}.py").touch()
     return root
 
 
 def lint(root: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([LINT_IMPORTS, "--no-cache"], cwd=root, capture_output=True, text=True, check=False)
+    program = [sys.executable, "-S", "-c", LINT_IMPORTS, str(root / "services"), sysconfig.get_path("purelib")]
+    return subprocess.run(program, cwd=root, capture_output=True, text=True, check=False)
 
 
 def test_a_tree_that_keeps_the_rules_passes(model: Path) -> None:
@@ -48,20 +66,20 @@ def test_a_tree_that_keeps_the_rules_passes(model: Path) -> None:
         ("agent_loop/app/start", "from pawl.event.v1 import event_pb2"),
         ("agent_loop/domain/run", "import grpc"),
         ("notifier/app/inbox", "from google.protobuf import timestamp_pb2"),
-        ("agent_loop/domain/batch", "import services.agent_loop.app"),
-        ("tool_registry/app/check", "import services.tool_registry.adapters"),
-        ("tool_registry/rpc/servicer", "import services.tool_registry.adapters"),
-        ("agent_loop/adapters/ledger", "import services.job_store.domain"),
-        ("chassis/server", "import services.notifier"),
-        ("errors", "import services.chassis"),
-        ("cli/run", "import services.agent_loop.app"),
-        ("launcher/up", "import services.job_store.__main__"),
+        ("agent_loop/domain/batch", "import pawl.agent_loop.app"),
+        ("tool_registry/app/check", "import pawl.tool_registry.adapters"),
+        ("tool_registry/rpc/servicer", "import pawl.tool_registry.adapters"),
+        ("agent_loop/adapters/ledger", "import pawl.job_store.domain"),
+        ("chassis/server", "import pawl.notifier"),
+        ("errors", "import pawl.chassis"),
+        ("cli/run", "import pawl.agent_loop.app"),
+        ("launcher/up", "import pawl.job_store.__main__"),
         ("agent_loop/stray", ""),
         ("stray", ""),
     ],
 )
 def test_a_broken_rule_is_found(model: Path, module: str, code: str) -> None:
-    path = model / f"services/{module}.py"
+    path = model / f"services/pawl/{module}.py"
     existed = path.exists()
     path.write_text(f"{code}\n")
     try:

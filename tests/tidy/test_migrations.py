@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from services.chassis.migrations import read_migrations
+from pawl.chassis.migrations import read_migrations
 from tests.tidy import tree
 
-FOLDERS = sorted((tree.ROOT / "services").glob("*/adapters/sql/migrations"))
+FOLDERS = sorted((tree.PAWL).glob("*/adapters/sql/migrations"))
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.parents[2].name)

@@ -12,8 +12,8 @@ import pytest
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
-from services.chassis.settings import ServiceSettings
-from services.launcher.services import STAGES
+from pawl.chassis.settings import ServiceSettings
+from pawl.launcher.services import STAGES
 from tests.tidy import tree
 
 EXAMPLE = (tree.ROOT / ".env.example").read_text()
@@ -43,8 +43,8 @@ def default(field: FieldInfo) -> str:
 
 def classes() -> Iterator[tuple[str, type[BaseSettings]]]:
     """Every settings class of the services, by the name of its section."""
-    for path in sorted((tree.ROOT / "services").glob("*/settings.py")):
-        module = importlib.import_module(f"services.{path.parent.name}.settings")
+    for path in sorted(tree.PAWL.glob("*/settings.py")):
+        module = importlib.import_module(f"pawl.{path.parent.name}.settings")
         for cls in vars(module).values():
             if isinstance(cls, type) and issubclass(cls, BaseSettings) and cls.__module__ == module.__name__:
                 yield EVERY_SERVICE if cls is ServiceSettings else path.parent.name.replace("_", "-"), cls
@@ -69,13 +69,13 @@ def test_the_example_shows_every_variable_with_its_default() -> None:
     ],
 )
 def test_the_example_shows_what_is_read_without_a_settings_class(section: str, modules: list[str]) -> None:
-    source = "".join((tree.ROOT / "services" / module).read_text() for module in modules)
+    source = "".join((tree.PAWL / module).read_text() for module in modules)
     elsewhere = {*read_by(ServiceSettings), *(shown()["pawl up"] if section != "pawl up" else ())}
     assert set(shown()[section]) == set(re.findall(r'"(PAWL_[A-Z_]+)"', source)) - elsewhere
 
 
 def test_the_launcher_gives_each_service_what_it_reads_and_nothing_else() -> None:
-    """A new setting belongs into services/launcher/services.py too."""
+    """A new setting belongs into services/pawl/launcher/services.py too."""
     connections = {
         "PAWL_NATS_URL",
         "PAWL_SERVICE_KEY",

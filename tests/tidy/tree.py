@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+PAWL = ROOT / "services/pawl"
 GENERATED = ("gen/pawl", "proto/baseline.binpb", "requirements")
 HIDDEN_BUT_OURS = {".ci", ".editorconfig", ".env.example", ".dockerignore", ".gitignore"}
 

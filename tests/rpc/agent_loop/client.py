@@ -6,7 +6,6 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from pawl.agent.v1 import session_pb2, types_pb2
-
 from tests.rpc.agent_loop.conftest import ME
 
 if TYPE_CHECKING:

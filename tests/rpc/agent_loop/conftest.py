@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
+
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
 from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub, add_OperatorServiceServicer_to_server
-
-from services.agent_loop.adapters import step_log
-from services.agent_loop.app.inbox import Inbox
-from services.agent_loop.app.messages import Messages
-from services.agent_loop.app.operators import Operators
-from services.agent_loop.app.pending import Pending
-from services.agent_loop.app.run_steps import RunSteps
-from services.agent_loop.app.session import Sessions
-from services.agent_loop.app.stream import SessionTimes
-from services.agent_loop.app.undoing import Undoing
-from services.agent_loop.app.watch import Watches
-from services.agent_loop.domain.options import RunDefaults
-from services.agent_loop.rpc.operator_servicer import OperatorServicer
-from services.agent_loop.rpc.servicer import AgentServicer
-from services.chassis.auth import ApiKey, KeyAuthenticator
-from services.chassis.clock import SystemClock
-from services.chassis.ids import IdSource
-from services.chassis.metrics import Metrics
-from services.chassis.rpc_server import RpcServer
+from pawl.agent_loop.adapters import step_log
+from pawl.agent_loop.app.inbox import Inbox
+from pawl.agent_loop.app.messages import Messages
+from pawl.agent_loop.app.operators import Operators
+from pawl.agent_loop.app.pending import Pending
+from pawl.agent_loop.app.run_steps import RunSteps
+from pawl.agent_loop.app.session import Sessions
+from pawl.agent_loop.app.stream import SessionTimes
+from pawl.agent_loop.app.undoing import Undoing
+from pawl.agent_loop.app.watch import Watches
+from pawl.agent_loop.domain.options import RunDefaults
+from pawl.agent_loop.rpc.operator_servicer import OperatorServicer
+from pawl.agent_loop.rpc.servicer import AgentServicer
+from pawl.chassis.auth import ApiKey, KeyAuthenticator
+from pawl.chassis.clock import SystemClock
+from pawl.chassis.ids import IdSource
+from pawl.chassis.metrics import Metrics
+from pawl.chassis.rpc_server import RpcServer
 from tests.fakes.checker import FakeChecker
 from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
-from services.chassis.status import from_rpc_error
-from services.errors import PawlError
+from pawl.chassis.status import from_rpc_error
+from pawl.errors import PawlError
 
 
 async def failure(call: Awaitable[Any]) -> PawlError:

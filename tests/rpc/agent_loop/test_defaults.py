@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pawl.agent.v1 import agent_pb2
+from pawl.agent_loop.adapters.public_ledger import asked_message
+from pawl.agent_loop.app.messages import Messages
+from pawl.agent_loop.domain.limits import Limits
+from pawl.agent_loop.domain.options import RunDefaults
+from pawl.agent_loop.rpc import convert
+from pawl.agent_loop.rpc.servicer import AgentServicer
 from pawl.event.v1 import run_pb2
-
-from services.agent_loop.adapters.public_ledger import asked_message
-from services.agent_loop.app.messages import Messages
-from services.agent_loop.domain.limits import Limits
-from services.agent_loop.domain.options import RunDefaults
-from services.agent_loop.rpc import convert
-from services.agent_loop.rpc.servicer import AgentServicer
 from tests.fakes.public_ledger import FakeLedger
 from tests.rpc.agent_loop.conftest import ME
 from tests.rpc.agent_loop.errors import reason

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pawl.agent.v1 import agent_pb2, types_pb2
-from pawl.event.v1 import call_pb2, run_pb2
 
-from services.agent_loop.rpc import convert
+from pawl.agent.v1 import agent_pb2, types_pb2
+from pawl.agent_loop.rpc import convert
+from pawl.event.v1 import call_pb2, run_pb2
 from tests.fakes.public_ledger import FakeLedger
 from tests.rpc.agent_loop.conftest import ME
 from tests.rpc.agent_loop.errors import failure

@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
+
 from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
+from pawl.agent_loop.adapters import step_log
+from pawl.agent_loop.app.inbox import Inbox
+from pawl.agent_loop.app.messages import Messages
+from pawl.agent_loop.app.pending import Pending
+from pawl.agent_loop.app.public_values import ResultCommand
+from pawl.agent_loop.app.run_steps import RunSteps
+from pawl.agent_loop.app.session import Sessions
+from pawl.agent_loop.app.undoing import Undoing
+from pawl.agent_loop.app.watch import Watches
+from pawl.agent_loop.domain.options import RunDefaults
+from pawl.agent_loop.rpc.servicer import AgentServicer
+from pawl.chassis.auth import KeyAuthenticator
+from pawl.chassis.ids import IdSource
+from pawl.chassis.metrics import Metrics
+from pawl.chassis.rpc_server import RpcServer
 from pawl.event.v1 import call_pb2
-
-from services.agent_loop.adapters import step_log
-from services.agent_loop.app.inbox import Inbox
-from services.agent_loop.app.messages import Messages
-from services.agent_loop.app.pending import Pending
-from services.agent_loop.app.public_values import ResultCommand
-from services.agent_loop.app.run_steps import RunSteps
-from services.agent_loop.app.session import Sessions
-from services.agent_loop.app.undoing import Undoing
-from services.agent_loop.app.watch import Watches
-from services.agent_loop.domain.options import RunDefaults
-from services.agent_loop.rpc.servicer import AgentServicer
-from services.chassis.auth import KeyAuthenticator
-from services.chassis.ids import IdSource
-from services.chassis.metrics import Metrics
-from services.chassis.rpc_server import RpcServer
 from tests.fakes.checker import FakeChecker
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.public_ledger import FakeLedger

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pawl.agent.v1 import agent_pb2, operator_pb2
-from pawl.event.v1 import call_pb2, run_pb2
 
-from services.agent_loop.app.public_values import Caller, CancelCommand, RedriveCommand
-from services.agent_loop.domain.run import RunState, StopCause
+from pawl.agent.v1 import agent_pb2, operator_pb2
+from pawl.agent_loop.app.public_values import Caller, CancelCommand, RedriveCommand
+from pawl.agent_loop.domain.run import RunState, StopCause
+from pawl.event.v1 import call_pb2, run_pb2
 from tests.fakes.public_ledger import FakeLedger
 from tests.rpc.agent_loop.conftest import ADMIN, BOSS, FOREIGN_BOSS, ME, STRANGERS
 from tests.rpc.agent_loop.errors import failure, reason

@@ -6,10 +6,10 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pawl.agent.v1 import agent_pb2
-from pawl.event.v1 import call_pb2, run_pb2
 
-from services.agent_loop.domain.run import RunState
+from pawl.agent.v1 import agent_pb2
+from pawl.agent_loop.domain.run import RunState
+from pawl.event.v1 import call_pb2, run_pb2
 from tests.fakes.public_ledger import FakeLedger
 from tests.rpc.agent_loop.conftest import ADMIN, ME
 from tests.rpc.agent_loop.errors import reason

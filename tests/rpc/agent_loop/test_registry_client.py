@@ -11,16 +11,14 @@ from typing import Any
 
 import grpc
 import pytest
-from pawl.event.v1 import call_pb2, run_pb2
-from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
 
-from services.agent_loop.adapters import views
-from services.agent_loop.adapters.call_checker import RegistryCallChecker
-from services.agent_loop.adapters.registry import RegistryClient
-from services.agent_loop.app.ports import Execution, OnBehalfOf
-from services.agent_loop.domain.call import CallState, DecisionKind, EffectClass, ExecutionContext
-from services.agent_loop.domain.run import PinnedTool
-from services.agent_loop.domain.tool import (
+from pawl.agent_loop.adapters import views
+from pawl.agent_loop.adapters.call_checker import RegistryCallChecker
+from pawl.agent_loop.adapters.registry import RegistryClient
+from pawl.agent_loop.app.ports import Execution, OnBehalfOf
+from pawl.agent_loop.domain.call import CallState, DecisionKind, EffectClass, ExecutionContext
+from pawl.agent_loop.domain.run import PinnedTool
+from pawl.agent_loop.domain.tool import (
     DecisionNote,
     Disposition,
     ExecutionProgress,
@@ -30,12 +28,14 @@ from services.agent_loop.domain.tool import (
     ResultNote,
     Tool,
 )
-from services.chassis.clock import SystemClock
-from services.chassis.ids import IdSource
-from services.chassis.metrics import Metrics
-from services.chassis.rpc_client import open_channel
-from services.chassis.rpc_server import RpcServer
-from services.errors import InvalidArguments, MethodNotFound, ToolNotFound
+from pawl.chassis.clock import SystemClock
+from pawl.chassis.ids import IdSource
+from pawl.chassis.metrics import Metrics
+from pawl.chassis.rpc_client import open_channel
+from pawl.chassis.rpc_server import RpcServer
+from pawl.errors import InvalidArguments, MethodNotFound, ToolNotFound
+from pawl.event.v1 import call_pb2, run_pb2
+from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
 from tests.fakes.anybody import Anybody
 
 CONTEXT = OnBehalfOf(

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
-from pawl.agent.v1 import agent_pb2, types_pb2
-from pawl.event.v1 import call_pb2, run_pb2
 
-from services.agent_loop.app.public_values import Caller, DecisionCommand, DecisionRight, ResultCommand
-from services.agent_loop.domain.call import DecisionKind
-from services.agent_loop.domain.run import RunState
-from services.chassis.rpc_server import RpcServer
-from services.errors import InvalidArguments, InvalidField
+from pawl.agent.v1 import agent_pb2, types_pb2
+from pawl.agent_loop.app.public_values import Caller, DecisionCommand, DecisionRight, ResultCommand
+from pawl.agent_loop.domain.call import DecisionKind
+from pawl.agent_loop.domain.run import RunState
+from pawl.chassis.rpc_server import RpcServer
+from pawl.errors import InvalidArguments, InvalidField
+from pawl.event.v1 import call_pb2, run_pb2
 from tests.fakes.live_events import FakeLive
 from tests.fakes.public_ledger import FakeLedger
 from tests.rpc.agent_loop.conftest import ME, OPERATOR, STRANGERS

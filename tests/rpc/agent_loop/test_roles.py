@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from services.agent_loop.adapters.public_ledger import LedgerClient
-from services.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
-from services.agent_loop.app.public_values import ActiveRunPolicy, Caller, NewMessage
-from services.agent_loop.domain.options import AskedOptions
-from services.agent_loop.domain.run import RunOptions
-from services.chassis.rpc_client import open_channel
+from pawl.agent_loop.adapters.public_ledger import LedgerClient
+from pawl.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
+from pawl.agent_loop.app.public_values import ActiveRunPolicy, Caller, NewMessage
+from pawl.agent_loop.domain.options import AskedOptions
+from pawl.agent_loop.domain.run import RunOptions
+from pawl.chassis.rpc_client import open_channel
 from tests.rpc.job_store.conftest import Replica, database, replica, start
 
 __all__ = ["database", "replica", "start"]

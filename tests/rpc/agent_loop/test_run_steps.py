@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
+
 from pawl.agent.v1 import steps_pb2
 from pawl.event.v1 import call_pb2, event_pb2
-
 from tests.fakes.public_ledger import FakeLedger
 from tests.rpc.agent_loop.conftest import ME, STRANGERS
 from tests.rpc.agent_loop.errors import reason

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
-from pawl.agent.v1 import session_pb2, types_pb2
-from pawl.event.v1 import call_pb2, run_pb2
 
-from services.agent_loop.app.public_values import CancelCommand, DecisionCommand, ProgressCommand
-from services.agent_loop.app.stream import SessionTimes
-from services.agent_loop.app.watch import Watches
-from services.chassis.rpc_server import RpcServer
+from pawl.agent.v1 import session_pb2, types_pb2
+from pawl.agent_loop.app.public_values import CancelCommand, DecisionCommand, ProgressCommand
+from pawl.agent_loop.app.stream import SessionTimes
+from pawl.agent_loop.app.watch import Watches
+from pawl.chassis.rpc_server import RpcServer
+from pawl.event.v1 import call_pb2, run_pb2
 from tests.fakes.live_events import FakeLive
 from tests.fakes.public_ledger import FakeLedger
 from tests.rpc.agent_loop.client import ACCEPTED, REFUSED, Client

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pawl.agent.v1 import agent_pb2, types_pb2
 
-from services.agent_loop.app.public_values import TopUpCommand
-from services.agent_loop.domain.limits import TOKENS_MAX
+from pawl.agent.v1 import agent_pb2, types_pb2
+from pawl.agent_loop.app.public_values import TopUpCommand
+from pawl.agent_loop.domain.limits import TOKENS_MAX
 from tests.fakes.public_ledger import FakeLedger
 from tests.rpc.agent_loop.conftest import BOSS, ME, STRANGERS
 from tests.rpc.agent_loop.errors import failure, reason

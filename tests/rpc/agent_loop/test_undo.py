@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from pawl.agent.v1 import undo_pb2
-from pawl.event.v1 import call_pb2, run_pb2
 
-from services.agent_loop.domain.undo import undo_call_id
+from pawl.agent.v1 import undo_pb2
+from pawl.agent_loop.domain.undo import undo_call_id
+from pawl.event.v1 import call_pb2, run_pb2
 from tests.fakes.public_ledger import FakeLedger
 from tests.rpc.agent_loop.conftest import ADMIN, FOREIGN_BOSS, ME, OPERATOR, STRANGERS
 from tests.rpc.agent_loop.errors import reason

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pawl.agent.v1 import agent_pb2
-from pawl.event.v1 import event_pb2
 
-from services.agent_loop.app.feed import BEHIND_EVENTS_MAX
-from services.agent_loop.app.public_values import EventPage, LogGap, LoggedEvent
-from services.agent_loop.app.watch import Watches
-from services.chassis.rpc_server import RpcServer
-from services.errors import DeadlineExceeded, Internal, Overloaded, PawlError, SeqBeyondEnd, SlowConsumer
+from pawl.agent.v1 import agent_pb2
+from pawl.agent_loop.app.feed import BEHIND_EVENTS_MAX
+from pawl.agent_loop.app.public_values import EventPage, LogGap, LoggedEvent
+from pawl.agent_loop.app.watch import Watches
+from pawl.chassis.rpc_server import RpcServer
+from pawl.errors import DeadlineExceeded, Internal, Overloaded, PawlError, SeqBeyondEnd, SlowConsumer
+from pawl.event.v1 import event_pb2
 from tests.fakes.live_events import FakeLive
 from tests.fakes.public_ledger import ME as CALLER
 from tests.fakes.public_ledger import PAGE_EVENTS, FakeLedger

@@ -14,19 +14,19 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+
+from pawl.agent_loop.adapters.public_ledger import options_message
+from pawl.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
+from pawl.agent_loop.app.drive import Drive
+from pawl.agent_loop.app.ports import Claim, RunKey
+from pawl.agent_loop.domain.call import CallState, Question
+from pawl.agent_loop.domain.command import Cancel
+from pawl.agent_loop.domain.run import ENDED, RunOptions, RunState, StopCause
+from pawl.agent_loop.domain.step import LeaseAction, Step
+from pawl.chassis.rpc_client import open_channel
+from pawl.errors import LeaseLost
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
-
-from services.agent_loop.adapters.public_ledger import options_message
-from services.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
-from services.agent_loop.app.drive import Drive
-from services.agent_loop.app.ports import Claim, RunKey
-from services.agent_loop.domain.call import CallState, Question
-from services.agent_loop.domain.command import Cancel
-from services.agent_loop.domain.run import ENDED, RunOptions, RunState, StopCause
-from services.agent_loop.domain.step import LeaseAction, Step
-from services.chassis.rpc_client import open_channel
-from services.errors import LeaseLost
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import calls, says

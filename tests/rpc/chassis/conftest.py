@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from services.chassis.auth import Authenticator
-from services.chassis.ids import IdSource
-from services.chassis.metrics import Metrics
-from services.chassis.rpc_server import RpcServer
+from pawl.chassis.auth import Authenticator
+from pawl.chassis.ids import IdSource
+from pawl.chassis.metrics import Metrics
+from pawl.chassis.rpc_server import RpcServer
 from tests.fakes.anybody import Anybody
 from tests.rpc.chassis.echo import EchoServicer, Serve, add_echo_to_server
 

@@ -10,10 +10,10 @@ from typing import Any
 import grpc
 from google.protobuf.wrappers_pb2 import StringValue
 
-from services.chassis.auth import current_principal
-from services.chassis.rpc_interceptor import count_as_stream, current_request_id
-from services.chassis.rpc_server import RpcServer
-from services.errors import RunNotFound
+from pawl.chassis.auth import current_principal
+from pawl.chassis.rpc_interceptor import count_as_stream, current_request_id
+from pawl.chassis.rpc_server import RpcServer
+from pawl.errors import RunNotFound
 
 SERVICE = "test.v1.EchoService"
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
+
 from pawl.batch.v1 import batch_pb2
 from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
-
-from services.chassis import rpc_batch_client, rpc_client
-from services.chassis.health import HealthMonitor
-from services.chassis.metrics import Metrics
-from services.chassis.rpc_batch_client import REQUEST_BYTES_MAX
-from services.chassis.rpc_client import open_channel, translating
-from services.errors import (
+from pawl.chassis import rpc_batch_client, rpc_client
+from pawl.chassis.health import HealthMonitor
+from pawl.chassis.metrics import Metrics
+from pawl.chassis.rpc_batch_client import REQUEST_BYTES_MAX
+from pawl.chassis.rpc_client import open_channel, translating
+from pawl.errors import (
     DependencyUnavailable,
     Internal,
     MalformedRequest,

@@ -11,8 +11,8 @@ from urllib.parse import parse_qs, quote, urlsplit
 import asyncpg
 import pytest
 
-from services.chassis.database import Database
-from services.launcher.postgres import binaries
+from pawl.chassis.database import Database
+from pawl.launcher.postgres import binaries
 
 ROOT = Path(__file__).parents[3]
 SCHEMAS = ("job_store", "tool_registry", "notifier")
@@ -58,7 +58,7 @@ async def test_each_service_works_with_a_role_that_owns_its_schema_and_nothing_e
     """OPS-1."""
     for schema in SCHEMAS:
         async with Database(url_as(roles, schema), application_name="test") as database:
-            await database.migrate(schema, f"services.{schema}.adapters.sql.migrations")
+            await database.migrate(schema, f"pawl.{schema}.adapters.sql.migrations")
     for role in SCHEMAS:
         connection = await asyncpg.connect(url_as(roles, role))
         assert not await connection.fetchval(

@@ -11,9 +11,9 @@ import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
-from services.chassis.rpc_client import open_channel, translating
-from services.chassis.rpc_kinds import read_raw
-from services.errors import (
+from pawl.chassis.rpc_client import open_channel, translating
+from pawl.chassis.rpc_kinds import read_raw
+from pawl.errors import (
     Cancelled,
     Internal,
     MalformedRequest,

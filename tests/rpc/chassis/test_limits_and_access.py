@@ -11,14 +11,14 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.agent_loop.settings import AgentLoopSettings
-from services.chassis.auth import ApiKey, KeyAuthenticator
-from services.chassis.metrics import Metrics
-from services.chassis.rpc_client import open_channel, translating
-from services.chassis.rpc_limits import Limits
-from services.chassis.settings import ServiceSettings
-from services.errors import InvalidId, Overloaded, PermissionDenied, Unauthenticated
-from services.tool_registry.settings import ToolRegistrySettings
+from pawl.agent_loop.settings import AgentLoopSettings
+from pawl.chassis.auth import ApiKey, KeyAuthenticator
+from pawl.chassis.metrics import Metrics
+from pawl.chassis.rpc_client import open_channel, translating
+from pawl.chassis.rpc_limits import Limits
+from pawl.chassis.settings import ServiceSettings
+from pawl.errors import InvalidId, Overloaded, PermissionDenied, Unauthenticated
+from pawl.tool_registry.settings import ToolRegistrySettings
 from tests.keys import LOCAL_KEY
 from tests.rpc.chassis.echo import KINDS, SERVICE, EchoServicer, EchoStub, Serve
 from tests.tidy import tree

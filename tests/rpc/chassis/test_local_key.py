@@ -14,14 +14,14 @@ from typing import Any
 
 import grpc
 import pytest
-from pawl.agent.v1 import agent_pb2
 
-from services.chassis import local_key
-from services.chassis.local_key import LOCAL_KEY, users_at
-from services.cli.client import SessionClient
-from services.cli.target import Target, find
-from services.launcher.secrets import SecretFiles
-from services.worker import Worker
+from pawl.agent.v1 import agent_pb2
+from pawl.chassis import local_key
+from pawl.chassis.local_key import LOCAL_KEY, users_at
+from pawl.cli.client import SessionClient
+from pawl.cli.target import Target, find
+from pawl.launcher.secrets import SecretFiles
+from pawl.worker import Worker
 from tests.poll import until
 
 HEADER = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"

@@ -11,8 +11,8 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.chassis.rpc_interceptor import Interceptor
-from services.chassis.rpc_server import RpcServer
+from pawl.chassis.rpc_interceptor import Interceptor
+from pawl.chassis.rpc_server import RpcServer
 from tests.rpc.chassis.echo import KINDS, SERVICE, EchoServicer, EchoStub, Serve
 
 _TEXTS = ("hello", "crash", "not-found", "group", "abort", "wait", "long-poll", "turns:3", "big:300000", "timeout")

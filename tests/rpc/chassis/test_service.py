@@ -13,15 +13,15 @@ from urllib.request import urlopen
 
 import pytest
 
-from services.chassis.rpc_client import open_channel
+from pawl.chassis.rpc_client import open_channel
 from tests.keys import ENVIRONMENT, LOCAL_KEY
 from tests.rpc.chassis.echo import EchoStub
 from tests.rpc.chassis.waiting import wait_for_file
 
 PROGRAM = """
-from services.chassis.lifecycle import run_service
-from services.chassis.service import Service
-from services.chassis.settings import ServiceSettings, load
+from pawl.chassis.lifecycle import run_service
+from pawl.chassis.service import Service
+from pawl.chassis.settings import ServiceSettings, load
 from tests.rpc.chassis.echo import EchoServicer, add_echo_to_server
 
 async def main(stop):

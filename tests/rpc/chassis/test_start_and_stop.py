@@ -13,10 +13,10 @@ from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
-from services.chassis.health import HealthMonitor
-from services.chassis.rpc_client import open_channel, ping, translating
-from services.chassis.start import StartError
-from services.errors import DependencyUnavailable, RunNotFound, ShuttingDown, Unavailable
+from pawl.chassis.health import HealthMonitor
+from pawl.chassis.rpc_client import open_channel, ping, translating
+from pawl.chassis.start import StartError
+from pawl.errors import DependencyUnavailable, RunNotFound, ShuttingDown, Unavailable
 from tests.poll import until
 from tests.rpc.chassis.echo import SERVICE, EchoServicer, EchoStub, Serve
 

@@ -10,31 +10,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub, add_LedgerServiceServicer_to_server
 
-from services.chassis.bus import Bus
-from services.chassis.clock import SystemClock
-from services.chassis.database import Database
-from services.chassis.ids import IdSource
-from services.chassis.lifecycle import Background
-from services.chassis.metrics import Metrics
-from services.chassis.rpc_client import open_channel
-from services.chassis.rpc_server import RpcServer
-from services.job_store.adapters.announcer import NatsAnnouncer
-from services.job_store.adapters.attention import PostgresAttentionBook
-from services.job_store.adapters.journal import PostgresJournal
-from services.job_store.adapters.leases import PostgresLeases
-from services.job_store.adapters.lifecycle_stream import JetStreamLifecycle
-from services.job_store.adapters.metrics import PrometheusMeter
-from services.job_store.adapters.outbox import PostgresOutbox
-from services.job_store.adapters.reads import PostgresReads
-from services.job_store.adapters.upkeep import PostgresOfferBook
-from services.job_store.app.group_commit import GroupCommit
-from services.job_store.app.ledger import Ledger
-from services.job_store.app.sweeps import Relay
-from services.job_store.domain.places import PlaceLimits
-from services.job_store.rpc.messages import encode_event
-from services.job_store.rpc.servicer import LedgerServicer
+from pawl.chassis.bus import Bus
+from pawl.chassis.clock import SystemClock
+from pawl.chassis.database import Database
+from pawl.chassis.ids import IdSource
+from pawl.chassis.lifecycle import Background
+from pawl.chassis.metrics import Metrics
+from pawl.chassis.rpc_client import open_channel
+from pawl.chassis.rpc_server import RpcServer
+from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub, add_LedgerServiceServicer_to_server
+from pawl.job_store.adapters.announcer import NatsAnnouncer
+from pawl.job_store.adapters.attention import PostgresAttentionBook
+from pawl.job_store.adapters.journal import PostgresJournal
+from pawl.job_store.adapters.leases import PostgresLeases
+from pawl.job_store.adapters.lifecycle_stream import JetStreamLifecycle
+from pawl.job_store.adapters.metrics import PrometheusMeter
+from pawl.job_store.adapters.outbox import PostgresOutbox
+from pawl.job_store.adapters.reads import PostgresReads
+from pawl.job_store.adapters.upkeep import PostgresOfferBook
+from pawl.job_store.app.group_commit import GroupCommit
+from pawl.job_store.app.ledger import Ledger
+from pawl.job_store.app.sweeps import Relay
+from pawl.job_store.domain.places import PlaceLimits
+from pawl.job_store.rpc.messages import encode_event
+from pawl.job_store.rpc.servicer import LedgerServicer
 from tests.fakes.anybody import Anybody
 from tests.rpc.job_store.user import User
 
@@ -67,7 +67,7 @@ StartReplica = Callable[..., Awaitable[Replica]]
 @pytest.fixture
 async def database(database_url: str) -> AsyncIterator[Database]:
     async with Database(database_url, application_name="test") as database:
-        await database.migrate("job_store", "services.job_store.adapters.sql.migrations")
+        await database.migrate("job_store", "pawl.job_store.adapters.sql.migrations")
         yield database
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-
 from tests.rpc.job_store.user import User, result
 
 

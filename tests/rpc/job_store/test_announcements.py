@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 from nats.js.errors import NotFoundError
+
+from pawl.chassis.bus import Bus, Message
+from pawl.chassis.database import Database
+from pawl.chassis.metrics import Metrics
+from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-
-from services.chassis.bus import Bus, Message
-from services.chassis.database import Database
-from services.chassis.metrics import Metrics
-from services.errors import DependencyUnavailable
-from services.job_store.adapters.attic import PostgresAttic
-from services.job_store.adapters.outbox import PostgresOutbox
-from services.job_store.app.ports import Lifecycle, StreamEnd
+from pawl.job_store.adapters.attic import PostgresAttic
+from pawl.job_store.adapters.outbox import PostgresOutbox
+from pawl.job_store.app.ports import Lifecycle, StreamEnd
 from tests import servers
 from tests.rpc.job_store.conftest import StartReplica, eventually
 from tests.rpc.job_store.user import User

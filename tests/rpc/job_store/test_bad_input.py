@@ -8,11 +8,11 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
+
+from pawl.chassis.status import from_rpc_error
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-
-from services.chassis.status import from_rpc_error
-from services.job_store.app.pages import make_token
+from pawl.job_store.app.pages import make_token
 from tests.rpc.job_store.user import DIGEST, User, result
 
 CALL: dict[str, Any] = {"call_id": "call", "state": call_pb2.CALL_STATE_PROPOSED}

@@ -12,9 +12,9 @@ from pathlib import Path
 import asyncpg
 import psutil
 import pytest
-from pawl.event.v1 import event_pb2
 
-from services.errors import DependencyUnavailable
+from pawl.errors import DependencyUnavailable
+from pawl.event.v1 import event_pb2
 from tests import servers
 from tests.rpc.job_store.conftest import StartReplica
 from tests.rpc.job_store.user import Owner, User

@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
+
+from pawl.errors import InvalidField, InvalidId, RunNotFound
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-
-from services.errors import InvalidField, InvalidId, RunNotFound
 from tests.rpc.job_store.conftest import StartReplica
 from tests.rpc.job_store.user import DIGEST, Owner, User, result
 

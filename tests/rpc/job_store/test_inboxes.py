@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+
+from pawl.chassis.database import Database
+from pawl.errors import QueueFull
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-
-from services.chassis.database import Database
-from services.errors import QueueFull
-from services.job_store.domain import inbox
+from pawl.job_store.domain import inbox
 from tests.rpc.job_store.user import DIGEST, User, result
 
 STEER = pb.ACTIVE_RUN_POLICY_STEER

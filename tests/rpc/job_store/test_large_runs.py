@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pawl.event.v1 import call_pb2, message_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-
-from services.job_store.rpc.parts import PART_BYTES_MAX
+from pawl.job_store.rpc.parts import PART_BYTES_MAX
 from tests.rpc.job_store.user import User, result
 
 ARGUMENTS_BYTES = 256 * 1024

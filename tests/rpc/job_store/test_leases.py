@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
+
+from pawl.chassis.database import Database
+from pawl.errors import InvalidField, LeaseLost, RunNotFound
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-
-from services.chassis.database import Database
-from services.errors import InvalidField, LeaseLost, RunNotFound
-from services.job_store.adapters.leases import PostgresLeases
-from services.job_store.domain.places import PlaceLimits
+from pawl.job_store.adapters.leases import PostgresLeases
+from pawl.job_store.domain.places import PlaceLimits
 from tests.rpc.job_store.user import Owner, User
 
 

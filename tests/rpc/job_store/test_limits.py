@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from pawl.chassis.bus import Bus
+from pawl.chassis.database import Database
+from pawl.chassis.metrics import Metrics
+from pawl.errors import QueueFull
 from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-
-from services.chassis.bus import Bus
-from services.chassis.database import Database
-from services.chassis.metrics import Metrics
-from services.errors import QueueFull
-from services.job_store.adapters.upkeep import PostgresCensus
-from services.job_store.domain.places import PlaceLimits
+from pawl.job_store.adapters.upkeep import PostgresCensus
+from pawl.job_store.domain.places import PlaceLimits
 from tests import servers
 from tests.rpc.job_store.conftest import Replica, StartReplica, eventually
 from tests.rpc.job_store.user import Owner, User

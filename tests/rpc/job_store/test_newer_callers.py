@@ -8,8 +8,8 @@ from typing import Any
 
 import grpc
 import pytest
-from pawl.job.v1 import ledger_pb2
 
+from pawl.job.v1 import ledger_pb2
 from tests.fakes.unknown_values import calls
 from tests.rpc.job_store.user import User
 

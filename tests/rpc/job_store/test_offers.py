@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+
+from pawl.chassis.database import Database
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-
-from services.chassis.database import Database
 from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.user import Owner, User, result
 

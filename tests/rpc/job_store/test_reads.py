@@ -9,12 +9,12 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.message import Message
+
+from pawl.chassis.database import Database
+from pawl.errors import SeqBeyondEnd
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-
-from services.chassis.database import Database
-from services.errors import SeqBeyondEnd
-from services.job_store.adapters.reads import RUNS_IN_STATES
+from pawl.job_store.adapters.reads import RUNS_IN_STATES
 from tests.rpc.job_store.user import Owner, User, result
 
 Method = Callable[[Any], Awaitable[Any]]

@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
+
+from pawl.errors import IllegalTransition, InboxChanged, LeaseLost, RequestIdReused
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-
-from services.errors import IllegalTransition, InboxChanged, LeaseLost, RequestIdReused
 from tests.rpc.job_store.conftest import QUEUE_MAX, Replica, StartReplica
 from tests.rpc.job_store.user import Owner, User
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+
+from pawl.chassis.database import Database
+from pawl.chassis.rpc_client import translating
+from pawl.errors import RunNotFound, SeqBeyondEnd
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-
-from services.chassis.database import Database
-from services.chassis.rpc_client import translating
-from services.errors import RunNotFound, SeqBeyondEnd
-from services.job_store.adapters.attic import PostgresAttic
-from services.job_store.adapters.log_reads import SNAPSHOT_BYTES_MAX
+from pawl.job_store.adapters.attic import PostgresAttic
+from pawl.job_store.adapters.log_reads import SNAPSHOT_BYTES_MAX
 from tests.rpc.job_store.test_upkeep import DAY_SECONDS, sweep
 from tests.rpc.job_store.user import Owner, User, result
 

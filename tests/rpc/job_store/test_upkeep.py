@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pytest
+
+from pawl.chassis.clock import SystemClock
+from pawl.chassis.database import Database
+from pawl.chassis.ids import IdSource
+from pawl.errors import ConversationNotFound, DependencyUnavailable, PawlError, RunNotFound
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-
-from services.chassis.clock import SystemClock
-from services.chassis.database import Database
-from services.chassis.ids import IdSource
-from services.errors import ConversationNotFound, DependencyUnavailable, PawlError, RunNotFound
-from services.job_store.adapters.attic import PostgresAttic
-from services.job_store.adapters.journal import PostgresJournal
-from services.job_store.adapters.outbox import PostgresOutbox
-from services.job_store.adapters.upkeep import PostgresCensus
-from services.job_store.app.ports import Lifecycle, StreamEnd
-from services.job_store.app.sweeps import Retention, RetentionSweep
-from services.job_store.rpc.messages import encode_event
+from pawl.job_store.adapters.attic import PostgresAttic
+from pawl.job_store.adapters.journal import PostgresJournal
+from pawl.job_store.adapters.outbox import PostgresOutbox
+from pawl.job_store.adapters.upkeep import PostgresCensus
+from pawl.job_store.app.ports import Lifecycle, StreamEnd
+from pawl.job_store.app.sweeps import Retention, RetentionSweep
+from pawl.job_store.rpc.messages import encode_event
 from tests.rpc.job_store.conftest import PLACES, Replica
 from tests.rpc.job_store.user import Owner, User, result
 from tests.unit.job_store.world import submission

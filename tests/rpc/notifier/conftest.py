@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
-from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub, add_NotifyServiceServicer_to_server
 
-from services.chassis.database import Database
-from services.chassis.ids import IdSource
-from services.chassis.metrics import Metrics
-from services.chassis.rpc_server import RpcServer
-from services.notifier.adapters.metrics import PrometheusCounters
-from services.notifier.adapters.postgres import MIGRATIONS, SCHEMA, PostgresStore
-from services.notifier.app.subscription import Subscriptions
-from services.notifier.domain.announcement import notification_id
-from services.notifier.domain.notification import (
+from pawl.chassis.database import Database
+from pawl.chassis.ids import IdSource
+from pawl.chassis.metrics import Metrics
+from pawl.chassis.rpc_server import RpcServer
+from pawl.notifier.adapters.metrics import PrometheusCounters
+from pawl.notifier.adapters.postgres import MIGRATIONS, SCHEMA, PostgresStore
+from pawl.notifier.app.subscription import Subscriptions
+from pawl.notifier.domain.announcement import notification_id
+from pawl.notifier.domain.notification import (
     ConversationId,
     Draft,
     EventId,
@@ -30,7 +29,8 @@ from services.notifier.domain.notification import (
     StoreId,
     UserId,
 )
-from services.notifier.rpc.servicer import Notify
+from pawl.notifier.rpc.servicer import Notify
+from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub, add_NotifyServiceServicer_to_server
 from tests.fakes.anybody import Anybody
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
-from pawl.notify.v1 import notify_pb2
 
-from services.chassis.status import from_rpc_error
-from services.errors import PawlError
-from services.notifier.adapters.postgres import PostgresStore
-from services.notifier.app.ports import PoisonEvent
-from services.notifier.domain.notification import Draft
+from pawl.chassis.status import from_rpc_error
+from pawl.errors import PawlError
+from pawl.notifier.adapters.postgres import PostgresStore
+from pawl.notifier.app.ports import PoisonEvent
+from pawl.notifier.domain.notification import Draft
+from pawl.notify.v1 import notify_pb2
 
 if TYPE_CHECKING:
     from pawl.notify.v1.notify_pb2_grpc import NotifyServiceAsyncStub

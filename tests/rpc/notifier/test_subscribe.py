@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
-from pawl.notify.v1 import notify_pb2
 
-from services.chassis import auth
-from services.errors import SlowConsumer
-from services.notifier.adapters.postgres import PostgresStore
-from services.notifier.app.subscription import PAGE, Subscriptions
-from services.notifier.domain.notification import Draft
-from services.notifier.rpc.servicer import Notify
+from pawl.chassis import auth
+from pawl.errors import SlowConsumer
+from pawl.notifier.adapters.postgres import PostgresStore
+from pawl.notifier.app.subscription import PAGE, Subscriptions
+from pawl.notifier.domain.notification import Draft
+from pawl.notifier.rpc.servicer import Notify
+from pawl.notify.v1 import notify_pb2
 
 if TYPE_CHECKING:
     from pawl.notify.v1.notify_pb2_grpc import NotifyServiceAsyncStub

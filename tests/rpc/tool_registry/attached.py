@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+
+from pawl.chassis.rpc_client import open_channel
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import tool_pb2, worker_pb2
 from pawl.tool.v1.worker_pb2_grpc import WorkerServiceStub
-
-from services.chassis.rpc_client import open_channel
 from tests.poll import PATIENCE_SECONDS
 from tests.rpc.tool_registry.registry import Registry
 

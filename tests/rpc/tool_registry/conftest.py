@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from services.chassis.database import Database
+from pawl.chassis.database import Database
 
 
 async def _create(postgres_url: str) -> str:
@@ -21,7 +21,7 @@ async def _create(postgres_url: str) -> str:
         await admin.close()
     url = urlsplit(postgres_url)._replace(path=f"/{name}").geturl()
     async with Database(url, application_name="test") as database:
-        await database.migrate("tool_registry", "services.tool_registry.adapters.sql.migrations")
+        await database.migrate("tool_registry", "pawl.tool_registry.adapters.sql.migrations")
     return url
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import httpx2
 
-from services.tool_registry.adapters.egress import GuardedEgress
-from services.tool_registry.domain.egress import EgressRefused
-from services.tool_registry.domain.outbound import OutboundRequest
+from pawl.tool_registry.adapters.egress import GuardedEgress
+from pawl.tool_registry.domain.egress import EgressRefused
+from pawl.tool_registry.domain.outbound import OutboundRequest
 from tests.rpc.tool_registry.web_server import Asked, Names, Reply, web_server
 
 METADATA = "169.254.169.254"

@@ -10,14 +10,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.tool_registry.adapters.egress import GuardedEgress
-from services.tool_registry.adapters.helpers import Helpers
-from services.tool_registry.adapters.http_tools import KIND, HttpTools
-from services.tool_registry.domain.definition import RESULT_BYTES_MAX, ToolVersion
-from services.tool_registry.domain.egress import read_rules
-from services.tool_registry.domain.openapi_document import DOCUMENT_BYTES_MAX
-from services.tool_registry.domain.source import DiscoveredTool, Source
-from services.tool_registry.sdk import Tool, ToolContext
+from pawl.tool_registry.adapters.egress import GuardedEgress
+from pawl.tool_registry.adapters.helpers import Helpers
+from pawl.tool_registry.adapters.http_tools import KIND, HttpTools
+from pawl.tool_registry.domain.definition import RESULT_BYTES_MAX, ToolVersion
+from pawl.tool_registry.domain.egress import read_rules
+from pawl.tool_registry.domain.openapi_document import DOCUMENT_BYTES_MAX
+from pawl.tool_registry.domain.source import DiscoveredTool, Source
+from pawl.tools import Tool, ToolContext
 from tests.rpc.tool_registry.web_server import Reply, WebServer, pages, web_server
 
 SECRETS = {"token": "Bearer 0123456789abcdef", "broken": "0123456789\r\nX-Other: 1"}

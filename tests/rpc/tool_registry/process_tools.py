@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from services.tool_registry.sdk import (
+from pawl.tools import (
     Category,
     Effect,
     Inverse,

@@ -13,6 +13,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+
+from pawl.chassis.auth import ApiKey, KeyAuthenticator
+from pawl.chassis.clock import SystemClock
+from pawl.chassis.database import Database
+from pawl.chassis.ids import IdSource
+from pawl.chassis.metrics import Metrics
+from pawl.chassis.rpc_client import open_channel
+from pawl.chassis.rpc_server import RpcServer
 from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub, add_AuditServiceServicer_to_server
 from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub, add_ExecutionServiceServicer_to_server
@@ -20,45 +28,37 @@ from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub, add_RuleServiceServicer_
 from pawl.tool.v1.source_pb2_grpc import SourceServiceStub, add_SourceServiceServicer_to_server
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub, add_ToolServiceServicer_to_server
 from pawl.tool.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
-
-from services.chassis.auth import ApiKey, KeyAuthenticator
-from services.chassis.clock import SystemClock
-from services.chassis.database import Database
-from services.chassis.ids import IdSource
-from services.chassis.metrics import Metrics
-from services.chassis.rpc_client import open_channel
-from services.chassis.rpc_server import RpcServer
-from services.tool_registry.adapters.helpers import Helpers
-from services.tool_registry.adapters.mcp.connector import McpConnector
-from services.tool_registry.adapters.metrics import RegistryMetrics
-from services.tool_registry.adapters.policy import policy_parts
-from services.tool_registry.adapters.postgres_journal import PostgresJournal
-from services.tool_registry.adapters.postgres_locks import PostgresResourceLocks
-from services.tool_registry.adapters.postgres_rules import PostgresRuleBook
-from services.tool_registry.adapters.postgres_sources import PostgresSources
-from services.tool_registry.adapters.postgres_tools import PostgresToolBook
-from services.tool_registry.adapters.postgres_workers import PostgresWorkerBook
-from services.tool_registry.adapters.process_runner import ProcessRunner
-from services.tool_registry.adapters.python_runner import PythonRunner
-from services.tool_registry.adapters.secret_file import FileSecrets
-from services.tool_registry.app.attempt import AttemptParts
-from services.tool_registry.app.catalog import Catalog
-from services.tool_registry.app.checking import Checker
-from services.tool_registry.app.executor import Executor, ExecutorOptions
-from services.tool_registry.app.permits import Permits
-from services.tool_registry.app.ports import Connector, Journal
-from services.tool_registry.app.rules import Rules
-from services.tool_registry.app.sources import Sources
-from services.tool_registry.app.worker_tools import WorkerTools
-from services.tool_registry.app.workers import WorkerHub, WorkerOptions
-from services.tool_registry.domain.definition import Caller
-from services.tool_registry.rpc.audit_servicer import AuditServicer
-from services.tool_registry.rpc.execution_servicer import ExecutionServicer
-from services.tool_registry.rpc.rule_servicer import RuleServicer
-from services.tool_registry.rpc.source_servicer import SourceServicer
-from services.tool_registry.rpc.tool_servicer import ToolServicer
-from services.tool_registry.rpc.worker_servicer import WorkerServicer
-from services.tool_registry.sdk import Tool
+from pawl.tool_registry.adapters.helpers import Helpers
+from pawl.tool_registry.adapters.mcp.connector import McpConnector
+from pawl.tool_registry.adapters.metrics import RegistryMetrics
+from pawl.tool_registry.adapters.policy import policy_parts
+from pawl.tool_registry.adapters.postgres_journal import PostgresJournal
+from pawl.tool_registry.adapters.postgres_locks import PostgresResourceLocks
+from pawl.tool_registry.adapters.postgres_rules import PostgresRuleBook
+from pawl.tool_registry.adapters.postgres_sources import PostgresSources
+from pawl.tool_registry.adapters.postgres_tools import PostgresToolBook
+from pawl.tool_registry.adapters.postgres_workers import PostgresWorkerBook
+from pawl.tool_registry.adapters.process_runner import ProcessRunner
+from pawl.tool_registry.adapters.python_runner import PythonRunner
+from pawl.tool_registry.adapters.secret_file import FileSecrets
+from pawl.tool_registry.app.attempt import AttemptParts
+from pawl.tool_registry.app.catalog import Catalog
+from pawl.tool_registry.app.checking import Checker
+from pawl.tool_registry.app.executor import Executor, ExecutorOptions
+from pawl.tool_registry.app.permits import Permits
+from pawl.tool_registry.app.ports import Connector, Journal
+from pawl.tool_registry.app.rules import Rules
+from pawl.tool_registry.app.sources import Sources
+from pawl.tool_registry.app.worker_tools import WorkerTools
+from pawl.tool_registry.app.workers import WorkerHub, WorkerOptions
+from pawl.tool_registry.domain.definition import Caller
+from pawl.tool_registry.rpc.audit_servicer import AuditServicer
+from pawl.tool_registry.rpc.execution_servicer import ExecutionServicer
+from pawl.tool_registry.rpc.rule_servicer import RuleServicer
+from pawl.tool_registry.rpc.source_servicer import SourceServicer
+from pawl.tool_registry.rpc.tool_servicer import ToolServicer
+from pawl.tool_registry.rpc.worker_servicer import WorkerServicer
+from pawl.tools import Tool
 
 if TYPE_CHECKING:
     from pawl.tool.v1.audit_pb2_grpc import AuditServiceAsyncStub
@@ -257,7 +257,7 @@ async def running(
     clock, stop, metrics = SystemClock(), asyncio.Event(), Metrics(f"registry_{name}")
     instance_id = (ids := IdSource(clock)).new(name)
     async with Database(database_url, application_name="test", connections_max=8) as database:
-        await database.migrate("tool_registry", "services.tool_registry.adapters.sql.migrations")
+        await database.migrate("tool_registry", "pawl.tool_registry.adapters.sql.migrations")
         journal, locks = _journal(database, instance_id, options, watch_seconds)
         threads = PythonRunner(threads_max=threads_max)
         processes = ProcessRunner(threads, processes_max=processes_max)

@@ -9,14 +9,14 @@ from typing import Any
 
 import asyncpg
 import pytest
-from pawl.tool.v1 import execution_pb2
 
-from services.errors import DependencyUnavailable
-from services.tool_registry.app.executor import ExecutorOptions
-from services.tool_registry.app.ports import CallKey, Journal
-from services.tool_registry.domain.definition import Category, Effect
-from services.tool_registry.domain.question import Question
-from services.tool_registry.sdk import QuestionDeclined, Tool, ToolContext, tool
+from pawl.errors import DependencyUnavailable
+from pawl.tool.v1 import execution_pb2
+from pawl.tool_registry.app.executor import ExecutorOptions
+from pawl.tool_registry.app.ports import CallKey, Journal
+from pawl.tool_registry.domain.definition import Category, Effect
+from pawl.tool_registry.domain.question import Question
+from pawl.tools import QuestionDeclined, Tool, ToolContext, tool
 from tests.rpc.tool_registry.registry import Registry, content, outcome, running
 
 EFFECTS = [Effect.READ_ONLY, Effect.IDEMPOTENT, Effect.AT_MOST_ONCE]

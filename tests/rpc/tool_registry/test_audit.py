@@ -13,14 +13,14 @@ from typing import Any
 import asyncpg
 import grpc
 import pytest
+
+from pawl.chassis.database import Database
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import audit_pb2, execution_pb2
-
-from services.chassis.database import Database
-from services.tool_registry.adapters.postgres_audit import PostgresAuditLog
-from services.tool_registry.domain.audit import AuditDraft, AuditKind, Head, entry_hash
-from services.tool_registry.domain.definition import Effect
-from services.tool_registry.sdk import Category, Tool, ToolContext, tool
+from pawl.tool_registry.adapters.postgres_audit import PostgresAuditLog
+from pawl.tool_registry.domain.audit import AuditDraft, AuditKind, Head, entry_hash
+from pawl.tool_registry.domain.definition import Effect
+from pawl.tools import Category, Tool, ToolContext, tool
 from tests.poll import until
 from tests.rpc.tool_registry.registry import Registry, context, outcome, reason, running
 from tests.rpc.tool_registry.world import World, execute

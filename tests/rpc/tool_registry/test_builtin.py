@@ -13,24 +13,24 @@ from typing import Any
 import grpc
 import pytest
 from aiosmtpd.smtp import SMTP, Envelope
+
+from pawl.chassis.database import Database
+from pawl.chassis.ids import IdSource
+from pawl.chassis.metrics import Metrics
+from pawl.chassis.rpc_client import open_channel
+from pawl.chassis.rpc_server import RpcServer
+from pawl.errors import CallNotFound
 from pawl.event.v1 import call_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job.v1.ledger_pb2_grpc import LedgerServiceServicer, add_LedgerServiceServicer_to_server
-
-from services.chassis.database import Database
-from services.chassis.ids import IdSource
-from services.chassis.metrics import Metrics
-from services.chassis.rpc_client import open_channel
-from services.chassis.rpc_server import RpcServer
-from services.errors import CallNotFound
-from services.tool_registry.adapters.ledger import LedgerReads
-from services.tool_registry.adapters.mail import OutboxFolder, SmtpMailer
-from services.tool_registry.adapters.postgres_planning import PostgresPlanBook
-from services.tool_registry.builtin.clock import clock_tools
-from services.tool_registry.builtin.mail import Mailer, mail_tools
-from services.tool_registry.builtin.planning import planning_tools
-from services.tool_registry.builtin.stored_results import result_tools
-from services.tool_registry.domain.mail_server import read_smtp_url
+from pawl.tool_registry.adapters.ledger import LedgerReads
+from pawl.tool_registry.adapters.mail import OutboxFolder, SmtpMailer
+from pawl.tool_registry.adapters.postgres_planning import PostgresPlanBook
+from pawl.tool_registry.builtin.clock import clock_tools
+from pawl.tool_registry.builtin.mail import Mailer, mail_tools
+from pawl.tool_registry.builtin.planning import planning_tools
+from pawl.tool_registry.builtin.stored_results import result_tools
+from pawl.tool_registry.domain.mail_server import read_smtp_url
 from tests.fakes.anybody import Anybody
 from tests.fakes.manual_clock import ManualClock
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, reason, running

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from services.tool_registry.sdk import Category, Effect, ToolContext, happened, tool
+from pawl.tools import Category, Effect, ToolContext, happened, tool
 from tests.poll import until
 from tests.rpc.tool_registry.registry import Registry, content, outcome, reason, running
 from tests.rpc.tool_registry.world import World, database_is_told, dead_process

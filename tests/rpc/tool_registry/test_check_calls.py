@@ -7,12 +7,12 @@ from typing import Any
 
 import grpc
 import pytest
+
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2, tool_pb2
-
-from services.tool_registry.builtin.agents import agent_tools
-from services.tool_registry.builtin.question import question_tools
-from services.tool_registry.sdk import Category, Effect, Tool, tool
+from pawl.tool_registry.builtin.agents import agent_tools
+from pawl.tool_registry.builtin.question import question_tools
+from pawl.tools import Category, Effect, Tool, tool
 from tests.rpc.tool_registry.registry import Registry, context, front_end_tool, reason, running
 
 RUN, APPROVE, OFFER, ASK, REFUSE = (

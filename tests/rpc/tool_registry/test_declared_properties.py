@@ -11,9 +11,9 @@ from typing import Any
 
 import grpc
 import pytest
-from pawl.tool.v1 import audit_pb2, execution_pb2, tool_pb2
 
-from services.tool_registry.sdk import Category, Effect, Tool, ToolContext, tool
+from pawl.tool.v1 import audit_pb2, execution_pb2, tool_pb2
+from pawl.tools import Category, Effect, Tool, ToolContext, tool
 from tests.rpc.tool_registry.registry import KEYS, Registry, as_json, content, context, outcome, reason, running
 from tests.rpc.tool_registry.world import execute, refused
 

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
+
+from pawl.chassis.auth import ApiKey, KeyAuthenticator
+from pawl.chassis.database import Database
+from pawl.chassis.ids import IdSource
+from pawl.chassis.metrics import Metrics
+from pawl.chassis.rpc_client import open_channel
+from pawl.chassis.rpc_server import RpcServer
 from pawl.tool.v1 import document_pb2
 from pawl.tool.v1.document_pb2_grpc import DocumentServiceStub, add_DocumentServiceServicer_to_server
-
-from services.chassis.auth import ApiKey, KeyAuthenticator
-from services.chassis.database import Database
-from services.chassis.ids import IdSource
-from services.chassis.metrics import Metrics
-from services.chassis.rpc_client import open_channel
-from services.chassis.rpc_server import RpcServer
-from services.tool_registry.adapters import postgres_documents
-from services.tool_registry.adapters.postgres_documents import PostgresDocumentBook
-from services.tool_registry.app.documents import Documents
-from services.tool_registry.builtin import documents as tools
-from services.tool_registry.builtin.documents import document_tools
-from services.tool_registry.domain.document import PART_CHARACTERS_MAX, TEXT_BYTES_MAX
-from services.tool_registry.rpc.document_servicer import DocumentServicer
+from pawl.tool_registry.adapters import postgres_documents
+from pawl.tool_registry.adapters.postgres_documents import PostgresDocumentBook
+from pawl.tool_registry.app.documents import Documents
+from pawl.tool_registry.builtin import documents as tools
+from pawl.tool_registry.builtin.documents import document_tools
+from pawl.tool_registry.domain.document import PART_CHARACTERS_MAX, TEXT_BYTES_MAX
+from pawl.tool_registry.rpc.document_servicer import DocumentServicer
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, reason, running
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ import httpx2
 import pytest
 import trustme
 
-from services.chassis.start import StartError
-from services.tool_registry.adapters.content_coding import Unpacker
-from services.tool_registry.adapters.egress import GuardedEgress
-from services.tool_registry.adapters.egress_file import read_egress_file
-from services.tool_registry.domain.egress import EgressRefused, EgressRules, read_rules
-from services.tool_registry.domain.outbound import OutboundRequest, OutboundResponse, RequestFailed
+from pawl.chassis.start import StartError
+from pawl.tool_registry.adapters.content_coding import Unpacker
+from pawl.tool_registry.adapters.egress import GuardedEgress
+from pawl.tool_registry.adapters.egress_file import read_egress_file
+from pawl.tool_registry.domain.egress import EgressRefused, EgressRules, read_rules
+from pawl.tool_registry.domain.outbound import OutboundRequest, OutboundResponse, RequestFailed
 from tests.rpc.tool_registry.web_server import Names, Reply, WebServer, pages, web_server
 
 MIB = 1024 * 1024

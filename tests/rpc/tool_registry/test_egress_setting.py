@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from pawl.chassis.rpc_client import open_channel
 from pawl.tool.v1 import execution_pb2
 from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
-
-from services.chassis.rpc_client import open_channel
 from tests.keys import ENVIRONMENT, SERVICE_KEY
 from tests.rpc.tool_registry.registry import content, context, outcome
 from tests.rpc.tool_registry.test_process import process
@@ -49,7 +49,7 @@ def test_a_process_does_not_start_with_rules_that_cannot_be_used(database_url: s
     path = tmp_path / "egress.json"
     path.write_text('{"*": {"private": ["169.254.169.254:80"]}}')
     ended = subprocess.run(
-        [sys.executable, "-m", "services.tool_registry"],
+        [sys.executable, "-m", "pawl.tool_registry"],
         env=os.environ
         | ENVIRONMENT
         | {

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from services.chassis.clock import SystemClock
-from services.tool_registry.adapters.file_folders import FileFolders
-from services.tool_registry.builtin.files import file_tools
-from services.tool_registry.domain.files import FileLimits
+from pawl.chassis.clock import SystemClock
+from pawl.tool_registry.adapters.file_folders import FileFolders
+from pawl.tool_registry.builtin.files import file_tools
+from pawl.tool_registry.domain.files import FileLimits
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, running
 
 

@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.errors import DependencyUnavailable, InvalidSchema
-from services.tool_registry.adapters.helpers import Helpers
-from services.tool_registry.app.ports import TooCostly
-from services.tool_registry.builtin.web_text import read_page
-from services.tool_registry.domain.check import Refused, check_strange, schema_problem
-from services.tool_registry.domain.schema import PATTERNS_MAX, compile_schema
+from pawl.errors import DependencyUnavailable, InvalidSchema
+from pawl.tool_registry.adapters.helpers import Helpers
+from pawl.tool_registry.app.ports import TooCostly
+from pawl.tool_registry.builtin.web_text import read_page
+from pawl.tool_registry.domain.check import Refused, check_strange, schema_problem
+from pawl.tool_registry.domain.schema import PATTERNS_MAX, compile_schema
 
 ENDLESS = 10**8
 """Its factorial takes longer than anybody waits."""

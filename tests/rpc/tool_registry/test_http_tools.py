@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 from google.protobuf import json_format
+
+from pawl.errors import InvalidField, InvalidSchema, SourceUnreachable
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import source_pb2
-
-from services.errors import InvalidField, InvalidSchema, SourceUnreachable
-from services.tool_registry.adapters.egress import GuardedEgress
-from services.tool_registry.adapters.http_tools import KIND, HttpTools
-from services.tool_registry.domain.definition import Category, Effect
-from services.tool_registry.domain.egress import read_rules
-from services.tool_registry.sdk import OutcomeUnknown, ToolError
-from services.tool_registry.sdk.context import ResultTooLarge
+from pawl.tool_registry.adapters.egress import GuardedEgress
+from pawl.tool_registry.adapters.http_tools import KIND, HttpTools
+from pawl.tool_registry.domain.definition import Category, Effect
+from pawl.tool_registry.domain.egress import read_rules
+from pawl.tool_registry.sdk.context import ResultTooLarge
+from pawl.tools import OutcomeUnknown, ToolError
 from tests.rpc.tool_registry.http_world import JSON, SECRETS, World, document, encoded, http_world
 from tests.rpc.tool_registry.registry import content, outcome, running
 from tests.rpc.tool_registry.web_server import Reply, pages, web_server

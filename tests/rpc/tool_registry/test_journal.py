@@ -10,13 +10,13 @@ import asyncpg
 import grpc
 import pytest
 
-from services.chassis.database import Database
-from services.errors import DependencyUnavailable
-from services.tool_registry.adapters.postgres_journal import PostgresJournal
-from services.tool_registry.app.executor import ExecutorOptions
-from services.tool_registry.app.ports import Journal
-from services.tool_registry.domain.execution import Outcome, succeeded
-from services.tool_registry.sdk import ReconcileResult, cannot_say, did_not_happen, happened
+from pawl.chassis.database import Database
+from pawl.errors import DependencyUnavailable
+from pawl.tool_registry.adapters.postgres_journal import PostgresJournal
+from pawl.tool_registry.app.executor import ExecutorOptions
+from pawl.tool_registry.app.ports import Journal
+from pawl.tool_registry.domain.execution import Outcome, succeeded
+from pawl.tools import ReconcileResult, cannot_say, did_not_happen, happened
 from tests.poll import until
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, reason, running
 from tests.rpc.tool_registry.world import World, database_is_told, dead_process, execute, refused

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import structlog
-from pawl.event.v1 import call_pb2
 
+from pawl.event.v1 import call_pb2
 from tests.poll import until
 from tests.rpc.tool_registry.mcp_world import SAFE, FakeServer, McpRegistry, failure, mcp_registry, policy, refusal
 from tests.rpc.tool_registry.registry import content, outcome

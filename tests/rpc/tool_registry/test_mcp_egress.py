@@ -10,10 +10,10 @@ from typing import Any
 
 import grpc
 import pytest
-from pawl.tool.v1 import source_pb2
 
-from services.tool_registry.adapters.egress import GuardedEgress
-from services.tool_registry.domain.egress import EgressRules, read_rules
+from pawl.tool.v1 import source_pb2
+from pawl.tool_registry.adapters.egress import GuardedEgress
+from pawl.tool_registry.domain.egress import EgressRules, read_rules
 from tests.rpc.tool_registry.mcp_world import SAFE, McpRegistry, failure, mcp_registry, policy
 from tests.rpc.tool_registry.registry import content, outcome, reason
 from tests.rpc.tool_registry.web_server import Asked, Reply, web_server

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2, source_pb2
-
 from tests.poll import until
 from tests.rpc.tool_registry.mcp_world import SAFE, McpRegistry, failure, mcp_registry, policy, refusal
 from tests.rpc.tool_registry.registry import content, outcome

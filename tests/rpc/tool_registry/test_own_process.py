@@ -12,10 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
-from services.tool_registry.adapters.modules import load_modules
-from services.tool_registry.adapters.process_runner import ProcessRunner
-from services.tool_registry.adapters.python_runner import PythonRunner
-from services.tool_registry.sdk import Reversible, ToolContext, tool
+from pawl.tool_registry.adapters.modules import load_modules
+from pawl.tool_registry.adapters.process_runner import ProcessRunner
+from pawl.tool_registry.adapters.python_runner import PythonRunner
+from pawl.tools import Reversible, ToolContext, tool
 from tests.poll import until
 from tests.rpc.tool_registry import process_tools
 from tests.rpc.tool_registry.registry import Registry, content, outcome, running
@@ -182,7 +182,7 @@ async def test_a_tool_of_a_folder_is_found_by_its_process(kit: Path) -> None:
     kit.mkdir()
     (kit / "_shared.py").write_text("WORD = 'shared'\n")
     (kit / "email.py").write_text(
-        "from services.tool_registry.sdk import ProcessLimits, tool\n"
+        "from pawl.tools import ProcessLimits, tool\n"
         "from . import _shared\n"
         "@tool(process=ProcessLimits())\n"
         "def word() -> str:\n"

@@ -10,12 +10,12 @@ from typing import Any
 
 import grpc
 import pytest
-from pawl.tool.v1 import execution_pb2
 
-from services.chassis.database import Database
-from services.chassis.ids import IdSource
-from services.tool_registry.adapters.postgres_planning import PostgresPlanBook
-from services.tool_registry.builtin.planning import planning_tools
+from pawl.chassis.database import Database
+from pawl.chassis.ids import IdSource
+from pawl.tool.v1 import execution_pb2
+from pawl.tool_registry.adapters.postgres_planning import PostgresPlanBook
+from pawl.tool_registry.builtin.planning import planning_tools
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, reason, running
 from tests.rpc.tool_registry.world import execute
 

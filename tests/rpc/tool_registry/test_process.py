@@ -14,10 +14,10 @@ from typing import Any
 
 import grpc
 import pytest
+
+from pawl.chassis.rpc_client import open_channel
 from pawl.tool.v1 import execution_pb2
 from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
-
-from services.chassis.rpc_client import open_channel
 from tests.keys import ENVIRONMENT, SERVICE_KEY
 from tests.poll import until
 from tests.rpc.tool_registry.registry import context, outcome
@@ -29,7 +29,7 @@ import ctypes
 import os
 import subprocess
 from pathlib import Path
-from services.tool_registry.sdk import Category, ProcessLimits, ToolContext, tool
+from pawl.tools import Category, ProcessLimits, ToolContext, tool
 
 @tool(category=Category.SAFE, timeout_seconds=60)
 async def pay(path: str) -> str:
@@ -59,7 +59,7 @@ async def process(database_url: str, folder: Path, name: str) -> AsyncIterator[t
     started = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "services.tool_registry",
+        "pawl.tool_registry",
         env=os.environ
         | ENVIRONMENT
         | {

@@ -8,13 +8,13 @@ from typing import Any
 
 import grpc
 import pytest
+
+from pawl.chassis.rpc_client import open_channel
 from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
-
-from services.chassis.rpc_client import open_channel
-from services.tool_registry.domain import registering
-from services.tool_registry.sdk import Category, Effect, tool
+from pawl.tool_registry.domain import registering
+from pawl.tools import Category, Effect, tool
 from tests.rpc.tool_registry.registry import SERVICE_KEY, Registry, context, front_end_tool, reason, running
 
 

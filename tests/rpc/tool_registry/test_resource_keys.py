@@ -12,7 +12,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from services.tool_registry.sdk import Category, Effect, Tool, ToolContext, tool
+from pawl.tools import Category, Effect, Tool, ToolContext, tool
 from tests.poll import until
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, running
 

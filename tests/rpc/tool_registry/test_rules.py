@@ -10,11 +10,11 @@ from typing import Any
 
 import grpc
 import pytest
-from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2, tool_pb2
 
-from services.tool_registry.domain import rules
-from services.tool_registry.domain.definition import Category, Effect
-from services.tool_registry.sdk import Tool, tool
+from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2, tool_pb2
+from pawl.tool_registry.domain import rules
+from pawl.tool_registry.domain.definition import Category, Effect
+from pawl.tools import Tool, tool
 from tests.rpc.tool_registry.registry import Registry, as_json, context, front_end_tool, outcome, reason, running
 
 RUN, APPROVE, REFUSE = (

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import source_pb2, tool_pb2
-
-from services.tool_registry.domain.http_binding import without_values
-from services.tool_registry.rpc.source_servicer import hide_values
-from services.tool_registry.sdk import tool
+from pawl.tool_registry.domain.http_binding import without_values
+from pawl.tool_registry.rpc.source_servicer import hide_values
+from pawl.tools import tool
 from tests.rpc.tool_registry.mcp_world import (
     SAFE,
     FakeServer,

@@ -11,7 +11,7 @@ import pytest
 
 GOOD = '''
 from typing import Annotated
-from services.tool_registry.sdk import Category, Effect, ToolContext, ToolError, tool
+from pawl.tools import Category, Effect, ToolContext, ToolError, tool
 
 @tool(category=Category.SAFE, effect=Effect.READ_ONLY, preview=lambda amount, to: f"convert {amount}")
 def convert(amount: float, context: ToolContext, to: Annotated[str, "for example EUR"] = "EUR") -> dict[str, object]:
@@ -25,7 +25,7 @@ def convert(amount: float, context: ToolContext, to: Annotated[str, "for example
 '''
 
 TWINS = '''
-from services.tool_registry.sdk import ProcessLimits, tool
+from pawl.tools import ProcessLimits, tool
 
 @tool
 def convert(count: int = 3) -> int:
@@ -60,7 +60,7 @@ def check(folder: Path, *arguments: str, **environment: str) -> tuple[int, str, 
     """Run the command in a folder; gives its exit code and what it wrote."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PAWL_")}
     done = subprocess.run(
-        [sys.executable, "-m", "services.cli", "tools", "check", *arguments],
+        [sys.executable, "-m", "pawl.cli", "tools", "check", *arguments],
         cwd=folder,
         env=kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
         capture_output=True,
@@ -95,7 +95,7 @@ def test_broken_modules_and_names_taken_twice_are_errors(kit: Path) -> None:
 def test_a_tool_that_its_own_process_could_not_find_is_an_error(kit: Path) -> None:
     (kit / "kit/_plain.py").write_text('def far() -> int:\n    """Be far."""\n    return 1\n')
     (kit / "kit/b_near.py").write_text(
-        "from services.tool_registry.sdk import ProcessLimits, tool\n"
+        "from pawl.tools import ProcessLimits, tool\n"
         "from . import _plain\n"
         "near = tool(process=ProcessLimits())(_plain.far)\n"
     )

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from services.tool_registry.adapters.egress import GuardedEgress
-from services.tool_registry.adapters.helpers import Helpers
-from services.tool_registry.builtin.web import PAGE_BYTES_MAX, web_tools
-from services.tool_registry.domain.definition import Caller
-from services.tool_registry.domain.egress import read_rules
+from pawl.tool_registry.adapters.egress import GuardedEgress
+from pawl.tool_registry.adapters.helpers import Helpers
+from pawl.tool_registry.builtin.web import PAGE_BYTES_MAX, web_tools
+from pawl.tool_registry.domain.definition import Caller
+from pawl.tool_registry.domain.egress import read_rules
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, running
 from tests.rpc.tool_registry.web_server import Reply, WebServer, pages, web_server
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import grpc
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
-from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2, source_pb2, tool_pb2, worker_pb2
 
-from services.chassis.rpc_client import open_channel
-from services.tool_registry.sdk import tool
+from pawl.chassis.rpc_client import open_channel
+from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2, source_pb2, tool_pb2, worker_pb2
+from pawl.tools import tool
 from tests.rpc.tool_registry.registry import SERVICE_KEY, Registry, reason, running
 
 

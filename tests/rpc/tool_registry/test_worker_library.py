@@ -13,16 +13,16 @@ from typing import Any
 
 import grpc
 import pytest
+
+from pawl.chassis.local_key import LOCAL_KEY as LOCAL_KEY_FILE
+from pawl.chassis.local_key import find_key
+from pawl.chassis.rpc_client import open_channel
+from pawl.launcher.secrets import SecretFiles
 from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
-
-from services.chassis.local_key import LOCAL_KEY as LOCAL_KEY_FILE
-from services.chassis.local_key import find_key
-from services.chassis.rpc_client import open_channel
-from services.launcher.secrets import SecretFiles
-from services.tool_registry.app.workers import WorkerOptions
-from services.worker import DID_NOT_HAPPEN, CallContext, ToolError, Worker
+from pawl.tool_registry.app.workers import WorkerOptions
+from pawl.worker import DID_NOT_HAPPEN, CallContext, ToolError, Worker
 from tests.keys import LOCAL_KEY, SERVICE_KEY
 from tests.poll import until
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, running
@@ -188,7 +188,7 @@ async def test_a_worker_finds_the_key_of_the_suite_whose_folder_it_is_told(
             (tmp_path / "endpoints.json").write_text(json.dumps(endpoints))
         return find_key(*arguments, **named)
 
-    monkeypatch.setattr("services.worker.worker.find_key", look)
+    monkeypatch.setattr("pawl.worker.worker.find_key", look)
     monkeypatch.setenv("PAWL_DATA", str(tmp_path))
     async with process(database_url, tmp_path, "a") as (registry, address):
         worker = Worker(address, name="billing")

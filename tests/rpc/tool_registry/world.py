@@ -13,12 +13,12 @@ import grpc
 import psutil
 import pytest
 
-from services.chassis.database import Database
-from services.tool_registry.adapters.postgres_journal import PostgresJournal
-from services.tool_registry.app.ports import Begun, JournalCall
-from services.tool_registry.domain.definition import Effect
-from services.tool_registry.domain.digest import call_digest
-from services.tool_registry.sdk import Category, ReconcileResult, Tool, ToolContext, cannot_say, tool
+from pawl.chassis.database import Database
+from pawl.tool_registry.adapters.postgres_journal import PostgresJournal
+from pawl.tool_registry.app.ports import Begun, JournalCall
+from pawl.tool_registry.domain.definition import Effect
+from pawl.tool_registry.domain.digest import call_digest
+from pawl.tools import Category, ReconcileResult, Tool, ToolContext, cannot_say, tool
 from tests.rpc.tool_registry.registry import Registry, reason
 
 

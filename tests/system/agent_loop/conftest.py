@@ -17,27 +17,27 @@ from typing import TYPE_CHECKING
 import asyncpg
 import grpc
 import pytest
-from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
-from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub
 
-from services.agent_loop.adapters import step_log
-from services.agent_loop.adapters.live import BusEvents
-from services.agent_loop.adapters.public_ledger import LedgerClient
-from services.agent_loop.app.inbox import Inbox
-from services.agent_loop.app.messages import Messages
-from services.agent_loop.app.pending import Pending
-from services.agent_loop.app.run_steps import RunSteps
-from services.agent_loop.app.session import Sessions
-from services.agent_loop.app.undoing import Undoing
-from services.agent_loop.app.watch import Watches
-from services.agent_loop.domain.options import RunDefaults
-from services.agent_loop.rpc.servicer import AgentServicer
-from services.chassis.bus import Bus
-from services.chassis.clock import SystemClock
-from services.chassis.ids import IdSource
-from services.chassis.metrics import Metrics
-from services.chassis.rpc_client import open_channel
-from services.chassis.rpc_server import RpcServer
+from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
+from pawl.agent_loop.adapters import step_log
+from pawl.agent_loop.adapters.live import BusEvents
+from pawl.agent_loop.adapters.public_ledger import LedgerClient
+from pawl.agent_loop.app.inbox import Inbox
+from pawl.agent_loop.app.messages import Messages
+from pawl.agent_loop.app.pending import Pending
+from pawl.agent_loop.app.run_steps import RunSteps
+from pawl.agent_loop.app.session import Sessions
+from pawl.agent_loop.app.undoing import Undoing
+from pawl.agent_loop.app.watch import Watches
+from pawl.agent_loop.domain.options import RunDefaults
+from pawl.agent_loop.rpc.servicer import AgentServicer
+from pawl.chassis.bus import Bus
+from pawl.chassis.clock import SystemClock
+from pawl.chassis.ids import IdSource
+from pawl.chassis.metrics import Metrics
+from pawl.chassis.rpc_client import open_channel
+from pawl.chassis.rpc_server import RpcServer
+from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub
 from tests.fakes.anybody import Anybody
 from tests.fakes.checker import FakeChecker
 from tests.keys import ENVIRONMENT, SERVICE_KEY
@@ -62,7 +62,7 @@ def job_store(postgres_url: str, nats_url: str) -> Iterator[str]:
             "PAWL_METRICS_LISTEN": "127.0.0.1:0",
             "PAWL_ADDRESS_FILE": str(address_file),
         }
-        process = subprocess.Popen([sys.executable, "-m", "services.job_store"], env=environment)
+        process = subprocess.Popen([sys.executable, "-m", "pawl.job_store"], env=environment)
         try:
             yield asyncio.run(_address(address_file, process))
         finally:

@@ -7,11 +7,11 @@ from typing import Any
 
 import grpc
 import pytest
-from pawl.agent.v1 import agent_pb2, types_pb2
-from pawl.event.v1 import call_pb2
 
-from services.chassis.rpc_client import translating
-from services.errors import PawlError
+from pawl.agent.v1 import agent_pb2, types_pb2
+from pawl.chassis.rpc_client import translating
+from pawl.errors import PawlError
+from pawl.event.v1 import call_pb2
 from tests.system.agent_loop.conftest import Replica
 from tests.system.agent_loop.worker import DIGEST, Worker
 

@@ -8,11 +8,10 @@ from typing import Any, Protocol
 
 import grpc
 import pytest
-from pawl.event.v1 import call_pb2
 
-from services.agent_loop.adapters.public_ledger import LedgerClient
-from services.agent_loop.app.public_ports import PublicLedger
-from services.agent_loop.app.public_values import (
+from pawl.agent_loop.adapters.public_ledger import LedgerClient
+from pawl.agent_loop.app.public_ports import PublicLedger
+from pawl.agent_loop.app.public_values import (
     ActiveRunPolicy,
     Caller,
     CancelCommand,
@@ -24,11 +23,12 @@ from services.agent_loop.app.public_values import (
     Reply,
     ResultCommand,
 )
-from services.agent_loop.domain import undo
-from services.agent_loop.domain.call import DecisionKind
-from services.agent_loop.domain.options import AskedOptions
-from services.agent_loop.domain.run import RunOptions, StopCause, Undo
-from services.errors import PawlError
+from pawl.agent_loop.domain import undo
+from pawl.agent_loop.domain.call import DecisionKind
+from pawl.agent_loop.domain.options import AskedOptions
+from pawl.agent_loop.domain.run import RunOptions, StopCause, Undo
+from pawl.errors import PawlError
+from pawl.event.v1 import call_pb2
 from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.public_ledger import FakeLedger

@@ -9,9 +9,9 @@ from typing import Any
 
 import grpc
 import pytest
+
 from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
 from pawl.event.v1 import call_pb2, run_pb2
-
 from tests.rpc.agent_loop.client import ACCEPTED, Client
 from tests.system.agent_loop.conftest import Replica
 from tests.system.agent_loop.worker import DIGEST, Worker

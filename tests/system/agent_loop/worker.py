@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
+from pawl.agent_loop.adapters.public_ledger import options_message
+from pawl.agent_loop.domain.run import RunOptions
+from pawl.chassis.rpc_client import translating
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
-
-from services.agent_loop.adapters.public_ledger import options_message
-from services.agent_loop.domain.run import RunOptions
-from services.chassis.rpc_client import translating
 
 if TYPE_CHECKING:
     from pawl.job.v1.ledger_pb2_grpc import LedgerServiceAsyncStub

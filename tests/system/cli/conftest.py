@@ -33,7 +33,7 @@ class CommandLine:
     def run(self, *arguments: str, keyboard: str = "") -> tuple[int, str, str]:
         """Exit code, standard output and standard error of a command."""
         done = subprocess.run(
-            [sys.executable, "-m", "services.cli", *arguments],
+            [sys.executable, "-m", "pawl.cli", *arguments],
             env=self.environment(),
             input=keyboard,
             capture_output=True,
@@ -72,7 +72,7 @@ def _running(folder: Path, shop: Shop) -> Iterator[CommandLine]:
     screen = folder / "screen"
     with screen.open("wb") as output:
         suite = subprocess.Popen(
-            [sys.executable, "-m", "services.cli", "up", "--port", "all=0"],
+            [sys.executable, "-m", "pawl.cli", "up", "--port", "all=0"],
             env=line.environment() | {"PAWL_EGRESS_FILE": str(egress)},
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -301,7 +301,7 @@ def test_what_an_agent_waits_for_is_shown_at_the_top_and_decided_in_the_chat(paw
     output = pawl.succeed("chat", keyboard=f"{task}\ny\n")
     assert "⇉ run_agent" in output
     assert "✓ send_email" in output
-    command = [sys.executable, "-m", "services.cli", "run", task]
+    command = [sys.executable, "-m", "pawl.cli", "run", task]
     with subprocess.Popen(command, env=pawl.environment(), stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         shown = ""

@@ -11,7 +11,7 @@ import pytest
 @pytest.mark.timeout(150)
 def test_the_demo_plays_the_main_job_and_finds_all_of_it_in_the_ledger() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "services.cli", "demo"], capture_output=True, text=True, timeout=140, check=False
+        [sys.executable, "-m", "pawl.cli", "demo"], capture_output=True, text=True, timeout=140, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "All of it happened." in done.stdout

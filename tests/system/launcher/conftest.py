@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.launcher import SuiteOptions
+from pawl.launcher import SuiteOptions
 from tests.system.launcher.stand_ins import stand_in
 
 BARE: dict[str, Any] = {"database_url": "postgresql://nowhere", "nats_url": "nats://nowhere", "scripted_model": False}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from services.launcher.services import ServiceSpec
+from pawl.launcher.services import ServiceSpec
 
 _PROGRAM = Path(__file__).with_name("stand_in.py")
 

@@ -17,9 +17,9 @@ import pytest
 import pytest_asyncio
 from nats.aio.client import Client
 
-from services.chassis.start import StartError
-from services.launcher import Suite, SuiteOptions
-from services.launcher.nats import LIFECYCLE_STREAM
+from pawl.chassis.start import StartError
+from pawl.launcher import Suite, SuiteOptions
+from pawl.launcher.nats import LIFECYCLE_STREAM
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

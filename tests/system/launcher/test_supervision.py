@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from services.chassis.start import StartError
-from services.launcher import Suite, SuiteOptions, orphans
-from services.launcher.endpoints import read_endpoints
+from pawl.chassis.start import StartError
+from pawl.launcher import Suite, SuiteOptions, orphans
+from pawl.launcher.endpoints import read_endpoints
 
 Options = Callable[..., SuiteOptions]
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher import orphans
-from services.launcher.endpoints import Endpoints, read_endpoints
+from pawl.launcher import orphans
+from pawl.launcher.endpoints import Endpoints, read_endpoints
 
 PROGRAM = """
 import sys
 from pathlib import Path
 from tests.system.launcher.stand_ins import stand_in
-from services.launcher import SuiteOptions, read_options, up
+from pawl.launcher import SuiteOptions, read_options, up
 import dataclasses, os
 options = read_options(os.environ, data=Path(sys.argv[1]), ports=["all=0", *sys.argv[2:]])
 sys.exit(up(dataclasses.replace(options, stages=((stand_in("first"),),))))

@@ -12,8 +12,8 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
-from services.model_server.script import Script, parse_script
-from services.model_server.server import ModelServer
+from pawl.model_server.script import Script, parse_script
+from pawl.model_server.server import ModelServer
 
 CALCULATE: Any = {
     "type": "function",

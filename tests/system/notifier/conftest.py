@@ -17,10 +17,10 @@ import nats
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.notify.v1 import notify_pb2
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
-
 from tests.keys import ENVIRONMENT, keyed_channel
 from tests.servers import NatsServer
 
@@ -41,7 +41,7 @@ class Replica:
         self._addresses.unlink(missing_ok=True)
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(  # noqa: ASYNC220  # returns as soon as it is forked
-                [sys.executable, "-m", "services.notifier"],
+                [sys.executable, "-m", "pawl.notifier"],
                 env=self._environment | {"PAWL_ADDRESS_FILE": str(self._addresses)},
                 stderr=log,
             )

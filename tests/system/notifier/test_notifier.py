@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pawl.notify.v1 import notify_pb2
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
-
 from tests.keys import keyed_channel
 from tests.system.notifier.conftest import Suite, inbox, listen
 

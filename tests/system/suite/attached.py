@@ -10,8 +10,7 @@ from pathlib import Path
 
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import source_pb2, source_pb2_grpc, tool_pb2, tool_pb2_grpc
-
-from services.worker import Worker
+from pawl.worker import Worker
 from tests.fakes.mcp_program import stdio_config
 from tests.keys import LOCAL_KEY, keyed_channel
 from tests.poll import until

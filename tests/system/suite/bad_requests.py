@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+
 from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.notify.v1 import notify_pb2

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest_asyncio
-from pawl.event.v1 import call_pb2
-from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
 
-from services.launcher.options import SuiteOptions
-from services.launcher.suite import Suite
+from pawl.event.v1 import call_pb2
+from pawl.launcher.options import SuiteOptions
+from pawl.launcher.suite import Suite
+from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
 from tests.keys import LOCAL_KEY, keyed_channel
 from tests.system.suite.client import Agent
 

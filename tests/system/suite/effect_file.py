@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from services.tool_registry.sdk import ToolError
+from pawl.tools import ToolError
 
 
 def effect_file(path: str) -> Path:

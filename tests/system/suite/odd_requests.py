@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
+
 from pawl.agent.v1 import agent_pb2, operator_pb2, types_pb2
 from pawl.event.v1 import call_pb2
 from pawl.notify.v1 import notify_pb2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from services.tool_registry.sdk import Category, Effect, ToolContext, tool
+from pawl.tools import Category, Effect, ToolContext, tool
 from tests.system.suite.effect_file import effect_file
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import grpc
 import pytest
-from pawl.event.v1 import call_pb2, run_pb2
 
-from services.launcher.suite import Suite
+from pawl.event.v1 import call_pb2, run_pb2
+from pawl.launcher.suite import Suite
 from tests.system.suite.client import ENDED, Agent
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -13,11 +13,11 @@ import grpc
 import pytest
 import pytest_asyncio
 from google.protobuf.message import Message
+
 from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
 from pawl.event.v1 import call_pb2, run_pb2
+from pawl.launcher.suite import Suite
 from pawl.notify.v1 import notify_pb2
-
-from services.launcher.suite import Suite
 from tests.keys import keyed_channel
 from tests.system.suite import bad_requests, refusals
 from tests.system.suite.client import Agent, Session

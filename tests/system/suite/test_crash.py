@@ -11,9 +11,9 @@ from pathlib import Path
 import grpc
 import httpx2
 import pytest
-from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 
-from services.launcher.suite import Suite
+from pawl.event.v1 import call_pb2, event_pb2, run_pb2
+from pawl.launcher.suite import Suite
 from tests.poll import until
 from tests.system.suite.client import Agent
 

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 
-from services.launcher.suite import Suite
+from pawl.event.v1 import call_pb2, event_pb2, run_pb2
+from pawl.launcher.suite import Suite
 from tests.poll import until
 from tests.system.suite.client import Agent
 
@@ -25,7 +25,7 @@ async def _pawl(suite: Suite, *arguments: str) -> str:
     """The output of a command that must work."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "services.cli", "--data", suite.endpoints.data, *arguments),
+        *("-m", "pawl.cli", "--data", suite.endpoints.data, *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 import pytest_asyncio
+
 from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.event.v1 import call_pb2, run_pb2
+from pawl.launcher.suite import Suite
 from pawl.tool.v1 import audit_pb2, tool_pb2, tool_pb2_grpc
 from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub
-
-from services.launcher.suite import Suite
 from tests.keys import LOCAL_KEY, keyed_channel
 from tests.system.suite.client import Agent
 

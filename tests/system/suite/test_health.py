@@ -10,10 +10,10 @@ import httpx2
 import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from pawl.agent.v1 import agent_pb2, agent_pb2_grpc
 
-from services.launcher.endpoints import Replica
-from services.launcher.suite import Suite
+from pawl.agent.v1 import agent_pb2, agent_pb2_grpc
+from pawl.launcher.endpoints import Replica
+from pawl.launcher.suite import Suite
 from tests.keys import keyed_channel
 from tests.poll import until
 

@@ -8,19 +8,19 @@ from typing import Any
 
 import grpc
 import pytest
+
 from pawl.agent.v1 import agent_pb2
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
 from pawl.event.v1 import call_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub
+from pawl.launcher.suite import Suite
 from pawl.notify.v1 import notify_pb2
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
 from pawl.tool.v1 import execution_pb2, source_pb2, source_pb2_grpc
 from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
 from pawl.tool.v1.source_pb2_grpc import SourceServiceStub
-
-from services.launcher.suite import Suite
 from tests.fakes.mcp_program import stdio_config
 from tests.keys import METADATA, keyed_channel
 from tests.system.suite.client import Agent

@@ -9,11 +9,11 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
+
 from pawl.agent.v1 import types_pb2
 from pawl.event.v1 import call_pb2, run_pb2
+from pawl.launcher.suite import Suite
 from pawl.tool.v1 import source_pb2, source_pb2_grpc
-
-from services.launcher.suite import Suite
 from tests.fakes.mcp_program import stdio_config
 from tests.keys import keyed_channel
 from tests.system.suite.client import Agent

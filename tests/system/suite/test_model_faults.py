@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 import httpx2
 import pytest
 import pytest_asyncio
+
 from pawl.agent.v1 import agent_pb2
 from pawl.event.v1 import call_pb2, run_pb2
-
-from services.launcher.suite import Suite
+from pawl.launcher.suite import Suite
 from tests.system.suite.client import Agent
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncpg
 import pytest
-from pawl.event.v1 import call_pb2, run_pb2
-from pawl.notify.v1 import notify_pb2, notify_pb2_grpc
 
-from services.launcher.suite import Suite
+from pawl.event.v1 import call_pb2, run_pb2
+from pawl.launcher.suite import Suite
+from pawl.notify.v1 import notify_pb2, notify_pb2_grpc
 from tests.keys import keyed_channel
 from tests.poll import until
 from tests.system.suite.client import Agent

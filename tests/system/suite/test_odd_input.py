@@ -7,7 +7,7 @@ import asyncio
 import grpc
 import pytest
 
-from services.launcher.suite import Suite
+from pawl.launcher.suite import Suite
 from tests.keys import keyed_channel
 from tests.system.suite import odd_requests, refusals
 from tests.system.suite.refusals import TAKEN, Refusal

@@ -11,11 +11,11 @@ import httpx2
 import nats
 import pytest
 from nats.aio.msg import Msg
+
 from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
+from pawl.launcher.suite import Suite
 from pawl.notify.v1 import notify_pb2
-
-from services.launcher.suite import Suite
 from tests.system.suite.client import PATIENCE_SECONDS, Agent
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -9,11 +9,11 @@ import hashlib
 import json
 
 import pytest
+
 from pawl.event.v1 import call_pb2, run_pb2
+from pawl.launcher.suite import Suite
 from pawl.tool.v1 import audit_pb2
 from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub
-
-from services.launcher.suite import Suite
 from tests.keys import keyed_channel
 from tests.system.suite import refusals
 from tests.system.suite.client import Agent

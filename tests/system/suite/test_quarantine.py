@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+
 from pawl.agent.v1 import operator_pb2, operator_pb2_grpc
 from pawl.event.v1 import event_pb2, run_pb2
-
-from services.launcher.options import SuiteOptions
-from services.launcher.suite import Suite
+from pawl.launcher.options import SuiteOptions
+from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
 from tests.system.suite.client import Agent
 from tests.system.suite.poison import POISON, PoisonousModel
@@ -135,7 +135,7 @@ async def _pawl(suite: Suite, *arguments: str) -> str:
     """The output of a command that must work."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "services.cli", "--data", suite.endpoints.data, *arguments),
+        *("-m", "pawl.cli", "--data", suite.endpoints.data, *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )

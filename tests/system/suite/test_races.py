@@ -9,10 +9,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
 from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
-
-from services.launcher.suite import Suite
+from pawl.launcher.suite import Suite
 from tests.poll import until
 from tests.system.suite import refusals
 from tests.system.suite.client import Agent

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from pawl.agent.v1 import agent_pb2
 from pawl.event.v1 import call_pb2, run_pb2
-
-from services.launcher.suite import Suite
+from pawl.launcher.suite import Suite
 from tests.system.suite.client import Agent
 from tests.system.suite.test_crash import owner
 

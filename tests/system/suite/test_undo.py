@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+
 from pawl.agent.v1 import steps_pb2, undo_pb2
 from pawl.event.v1 import call_pb2, run_pb2
-
-from services.launcher.suite import Suite
+from pawl.launcher.suite import Suite
 from tests.poll import until
 from tests.system.suite.client import Agent
 from tests.system.suite.test_crash import owner

@@ -8,9 +8,9 @@ import random
 
 import grpc
 import pytest
+
 from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
 from pawl.event.v1 import event_pb2
-
 from tests.system.suite.client import Agent
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -12,10 +12,10 @@ from typing import Any
 import httpx2
 import pytest
 import pytest_asyncio
-from pawl.event.v1 import call_pb2, run_pb2
-from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
 
-from services.launcher.suite import Suite
+from pawl.event.v1 import call_pb2, run_pb2
+from pawl.launcher.suite import Suite
+from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
 from tests.keys import keyed_channel
 from tests.system.suite import attached
 from tests.system.suite.client import ENDED, Agent

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from services.agent_loop.domain import budget, history, planning, proposals, step
-from services.agent_loop.domain.assembly import ModelAnswer, RawCall
-from services.agent_loop.domain.call import (
+from pawl.agent_loop.domain import budget, history, planning, proposals, step
+from pawl.agent_loop.domain.assembly import ModelAnswer, RawCall
+from pawl.agent_loop.domain.call import (
     Call,
     CallResult,
     CallState,
@@ -20,7 +20,7 @@ from services.agent_loop.domain.call import (
     OfferFallback,
     Question,
 )
-from services.agent_loop.domain.command import (
+from pawl.agent_loop.domain.command import (
     CallResolution,
     Cancel,
     Command,
@@ -31,7 +31,7 @@ from services.agent_loop.domain.command import (
     ToolResult,
     TopUp,
 )
-from services.agent_loop.domain.decision import (
+from pawl.agent_loop.domain.decision import (
     CheckFallback,
     Execute,
     Finish,
@@ -41,8 +41,8 @@ from services.agent_loop.domain.decision import (
     StopCalls,
     StopModel,
 )
-from services.agent_loop.domain.event import OwnerEvent, RoundStarted
-from services.agent_loop.domain.fact import (
+from pawl.agent_loop.domain.event import OwnerEvent, RoundStarted
+from pawl.agent_loop.domain.fact import (
     CallExecuted,
     CallStopped,
     Fact,
@@ -52,13 +52,13 @@ from services.agent_loop.domain.fact import (
     ModelFailed,
     ToolsPinned,
 )
-from services.agent_loop.domain.failure import FailureClass
-from services.agent_loop.domain.message import Message, Role
-from services.agent_loop.domain.model import UsageReport
-from services.agent_loop.domain.retry import Problem
-from services.agent_loop.domain.run import ENDED, Run, RunOptions, RunState, StopCause
-from services.agent_loop.domain.state import MODEL, State
-from services.agent_loop.domain.tool import Disposition, ExecutionResult, Outcome, Stopped, Verdict
+from pawl.agent_loop.domain.failure import FailureClass
+from pawl.agent_loop.domain.message import Message, Role
+from pawl.agent_loop.domain.model import UsageReport
+from pawl.agent_loop.domain.retry import Problem
+from pawl.agent_loop.domain.run import ENDED, Run, RunOptions, RunState, StopCause
+from pawl.agent_loop.domain.state import MODEL, State
+from pawl.agent_loop.domain.tool import Disposition, ExecutionResult, Outcome, Stopped, Verdict
 from tests.fakes.provider import check_history
 from tests.simulation.reference import CALL_MOVES, ONCE_BEGUN
 

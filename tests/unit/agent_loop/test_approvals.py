@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from services.agent_loop.app import approvers
-from services.agent_loop.app.drive import Left
-from services.agent_loop.app.public_values import Caller, DecisionRight
-from services.agent_loop.domain import options, proposals
-from services.agent_loop.domain.call import CallResult, CallState, DecisionKind
-from services.agent_loop.domain.command import ToolResult, TopUp
-from services.agent_loop.domain.limits import Limits
-from services.agent_loop.domain.run import ApprovalExpiryPolicy, RunOptions, RunState, WaitKind
-from services.agent_loop.domain.state import MODEL
-from services.agent_loop.domain.tool import Disposition, Verdict
-from services.errors import InvalidField, PermissionDenied
+from pawl.agent_loop.app import approvers
+from pawl.agent_loop.app.drive import Left
+from pawl.agent_loop.app.public_values import Caller, DecisionRight
+from pawl.agent_loop.domain import options, proposals
+from pawl.agent_loop.domain.call import CallResult, CallState, DecisionKind
+from pawl.agent_loop.domain.command import ToolResult, TopUp
+from pawl.agent_loop.domain.limits import Limits
+from pawl.agent_loop.domain.run import ApprovalExpiryPolicy, RunOptions, RunState, WaitKind
+from pawl.agent_loop.domain.state import MODEL
+from pawl.agent_loop.domain.tool import Disposition, Verdict
+from pawl.errors import InvalidField, PermissionDenied
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import calls, says

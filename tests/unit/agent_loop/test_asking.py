@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from services.agent_loop.domain.call import Call, CallState, DecisionKind
-from services.agent_loop.domain.command import Cancel, Decide
-from services.agent_loop.domain.run import RunState, StopCause
+from pawl.agent_loop.domain.call import Call, CallState, DecisionKind
+from pawl.agent_loop.domain.command import Cancel, Decide
+from pawl.agent_loop.domain.run import RunState, StopCause
 from tests.unit.agent_loop.simulation import ASKS, Simulation, answer
 
 

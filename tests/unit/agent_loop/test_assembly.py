@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.agent_loop.domain.assembly import Assembly, RawCall
-from services.agent_loop.domain.model import CallPiece, Finished, Piece, ReasoningPiece, RefusalPiece, TextPiece
+from pawl.agent_loop.domain.assembly import Assembly, RawCall
+from pawl.agent_loop.domain.model import CallPiece, Finished, Piece, ReasoningPiece, RefusalPiece, TextPiece
 
 
 def piece(index: int | None = None, call_id: str = "", name: str = "", arguments: str = "") -> CallPiece:

@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from services.agent_loop.app.ports import Execution, OnBehalfOf
-from services.agent_loop.domain.tool import ExecutionPiece
-from services.errors import DependencyUnavailable, Internal, Overloaded, PawlError
+from pawl.agent_loop.app.ports import Execution, OnBehalfOf
+from pawl.agent_loop.domain.tool import ExecutionPiece
+from pawl.errors import DependencyUnavailable, Internal, Overloaded, PawlError
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import calls

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.agent_loop.domain.coalesce import OUTPUT_CHARACTERS_MAX, Coalescer, Output
-from services.agent_loop.domain.event import CallFragment
-from services.agent_loop.domain.model import (
+from pawl.agent_loop.domain.coalesce import OUTPUT_CHARACTERS_MAX, Coalescer, Output
+from pawl.agent_loop.domain.event import CallFragment
+from pawl.agent_loop.domain.model import (
     CallPiece,
     Finished,
     Piece,

@@ -10,14 +10,14 @@ from collections.abc import AsyncGenerator, Sequence
 import msgspec
 import pytest
 
-from services.agent_loop.app.drive import Drive, Left
-from services.agent_loop.app.ports import Execution, OnBehalfOf, RunKey
-from services.agent_loop.domain.call import Call, CallResult, CallState, DecisionKind
-from services.agent_loop.domain.command import Cancel, CommandKind, Decide, Steer, ToolResult
-from services.agent_loop.domain.limits import Limits
-from services.agent_loop.domain.run import ENDED, RunOptions, RunState, StopCause
-from services.agent_loop.domain.tool import DecisionNote, ExecutionPiece, ResultNote
-from services.errors import DependencyUnavailable, LeaseLost, MethodNotFound, PawlError, RunEnded
+from pawl.agent_loop.app.drive import Drive, Left
+from pawl.agent_loop.app.ports import Execution, OnBehalfOf, RunKey
+from pawl.agent_loop.domain.call import Call, CallResult, CallState, DecisionKind
+from pawl.agent_loop.domain.command import Cancel, CommandKind, Decide, Steer, ToolResult
+from pawl.agent_loop.domain.limits import Limits
+from pawl.agent_loop.domain.run import ENDED, RunOptions, RunState, StopCause
+from pawl.agent_loop.domain.tool import DecisionNote, ExecutionPiece, ResultNote
+from pawl.errors import DependencyUnavailable, LeaseLost, MethodNotFound, PawlError, RunEnded
 from tests.fakes import virtual_time
 from tests.fakes.ledger import STORE, transient
 from tests.fakes.loop_world import World

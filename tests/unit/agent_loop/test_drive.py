@@ -7,14 +7,14 @@ import json
 
 import pytest
 
-from services.agent_loop.app.drive import Drive, Left
-from services.agent_loop.domain.call import CallResult, CallState
-from services.agent_loop.domain.command import CallResolution, Cancel, Resolve
-from services.agent_loop.domain.event import OutputDelta, ToolProgress, Warned
-from services.agent_loop.domain.limits import Limits
-from services.agent_loop.domain.message import Role
-from services.agent_loop.domain.model import ModelRequest
-from services.agent_loop.domain.run import (
+from pawl.agent_loop.app.drive import Drive, Left
+from pawl.agent_loop.domain.call import CallResult, CallState
+from pawl.agent_loop.domain.command import CallResolution, Cancel, Resolve
+from pawl.agent_loop.domain.event import OutputDelta, ToolProgress, Warned
+from pawl.agent_loop.domain.limits import Limits
+from pawl.agent_loop.domain.message import Role
+from pawl.agent_loop.domain.model import ModelRequest
+from pawl.agent_loop.domain.run import (
     RoundLimitPolicy,
     RunOptions,
     RunState,

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from services.agent_loop.app.drive import Drive, Left
-from services.agent_loop.app.ports import Claim
-from services.agent_loop.domain.command import Cancel, Steer
-from services.agent_loop.domain.event import TAKEOVER, OutputDelta, RoundRetrying
-from services.agent_loop.domain.message import Role
-from services.agent_loop.domain.run import (
+from pawl.agent_loop.app.drive import Drive, Left
+from pawl.agent_loop.app.ports import Claim
+from pawl.agent_loop.domain.command import Cancel, Steer
+from pawl.agent_loop.domain.event import TAKEOVER, OutputDelta, RoundRetrying
+from pawl.agent_loop.domain.message import Role
+from pawl.agent_loop.domain.run import (
     RunState,
     StopCause,
 )
-from services.agent_loop.domain.step import Committed, Step
-from services.errors import DependencyUnavailable, Internal, LeaseLost, PawlError, RunEnded
+from pawl.agent_loop.domain.step import Committed, Step
+from pawl.errors import DependencyUnavailable, Internal, LeaseLost, PawlError, RunEnded
 from tests.fakes import virtual_time
 from tests.fakes.ledger import transient
 from tests.fakes.loop_world import World

@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from services.agent_loop.adapters import wire
-from services.agent_loop.domain import history, settle
-from services.agent_loop.domain.call import Call, CallResult, CallState, ExecutionContext, OfferFallback
-from services.agent_loop.domain.fact import FallbackChecked
-from services.agent_loop.domain.facts import apply_fact
-from services.agent_loop.domain.history import Dialect, ReasoningEcho
-from services.agent_loop.domain.limits import Limits
-from services.agent_loop.domain.message import Message, Role
-from services.agent_loop.domain.results import contents
-from services.agent_loop.domain.run import Run, RunOptions
-from services.agent_loop.domain.state import State
-from services.agent_loop.domain.tool import Disposition, Verdict
+from pawl.agent_loop.adapters import wire
+from pawl.agent_loop.domain import history, settle
+from pawl.agent_loop.domain.call import Call, CallResult, CallState, ExecutionContext, OfferFallback
+from pawl.agent_loop.domain.fact import FallbackChecked
+from pawl.agent_loop.domain.facts import apply_fact
+from pawl.agent_loop.domain.history import Dialect, ReasoningEcho
+from pawl.agent_loop.domain.limits import Limits
+from pawl.agent_loop.domain.message import Message, Role
+from pawl.agent_loop.domain.results import contents
+from pawl.agent_loop.domain.run import Run, RunOptions
+from pawl.agent_loop.domain.state import State
+from pawl.agent_loop.domain.tool import Disposition, Verdict
 from tests.fakes.provider import check_history
 
 RUN = Run(store_id="s", user_id="u", conversation_id="c", run_id="r")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.agent_loop.domain.call import CallState, DecisionKind
-from services.agent_loop.domain.command import CallResolution
-from services.agent_loop.domain.event import RoundStarted
-from services.agent_loop.domain.limits import Limits
-from services.agent_loop.domain.run import (
+from pawl.agent_loop.domain.call import CallState, DecisionKind
+from pawl.agent_loop.domain.command import CallResolution
+from pawl.agent_loop.domain.event import RoundStarted
+from pawl.agent_loop.domain.limits import Limits
+from pawl.agent_loop.domain.run import (
     ENDED,
     BatchOrder,
     RunOptions,
@@ -17,7 +17,7 @@ from services.agent_loop.domain.run import (
     TokenBudgetPolicy,
     UnknownOutcomePolicy,
 )
-from services.agent_loop.domain.state import MODEL
+from pawl.agent_loop.domain.state import MODEL
 from tests.unit.agent_loop.simulation import ASKS, BROKEN, OK, PENDING, UNKNOWN, VERDICTS, Simulation, answer
 
 BATCHES = st.lists(st.lists(st.sampled_from(sorted(VERDICTS)), min_size=1, max_size=4), min_size=1, max_size=2)

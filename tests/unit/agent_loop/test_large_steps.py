@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from services.agent_loop.app.drive import Drive
-from services.agent_loop.app.ports import RunKey
-from services.agent_loop.domain.call import CallResult, CallState
-from services.agent_loop.domain.command import Cancel, Steer, ToolResult
-from services.agent_loop.domain.failure import FailureClass
-from services.agent_loop.domain.run import RunFailure, RunState, StopCause
-from services.agent_loop.domain.step import Step
+from pawl.agent_loop.app.drive import Drive
+from pawl.agent_loop.app.ports import RunKey
+from pawl.agent_loop.domain.call import CallResult, CallState
+from pawl.agent_loop.domain.command import Cancel, Steer, ToolResult
+from pawl.agent_loop.domain.failure import FailureClass
+from pawl.agent_loop.domain.run import RunFailure, RunState, StopCause
+from pawl.agent_loop.domain.step import Step
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import calls, says

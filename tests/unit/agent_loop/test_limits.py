@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from pawl.event.v1 import run_pb2
 
-from services.agent_loop.adapters import wire
-from services.agent_loop.domain.limits import CEILINGS, Limits, read_ceilings
-from services.agent_loop.settings import AgentLoopSettings
-from services.errors import InvalidField
+from pawl.agent_loop.adapters import wire
+from pawl.agent_loop.domain.limits import CEILINGS, Limits, read_ceilings
+from pawl.agent_loop.settings import AgentLoopSettings
+from pawl.errors import InvalidField
+from pawl.event.v1 import run_pb2
 
 
 def settings(ceilings: str) -> AgentLoopSettings:

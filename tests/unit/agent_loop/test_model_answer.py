@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.agent_loop.adapters.model.answer import ANSWER_BYTES_MAX, Answer
-from services.agent_loop.domain.assembly import Assembly, ModelAnswer
-from services.agent_loop.domain.failure import FailureClass
-from services.agent_loop.domain.model import (
+from pawl.agent_loop.adapters.model.answer import ANSWER_BYTES_MAX, Answer
+from pawl.agent_loop.domain.assembly import Assembly, ModelAnswer
+from pawl.agent_loop.domain.failure import FailureClass
+from pawl.agent_loop.domain.model import (
     CallPiece,
     Finished,
     ModelError,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.agent_loop.adapters.model.names import Names, names_of, renamed
-from services.agent_loop.domain import text
-from services.agent_loop.domain.model import CallPiece, Finished, ModelRequest, Piece, TextPiece
+from pawl.agent_loop.adapters.model.names import Names, names_of, renamed
+from pawl.agent_loop.domain import text
+from pawl.agent_loop.domain.model import CallPiece, Finished, ModelRequest, Piece, TextPiece
 
 ALLOWED = re.compile(r"[a-zA-Z0-9_-]{1,64}", re.ASCII)
 PART = st.text("ab_-.", min_size=1, max_size=62)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from services.agent_loop.domain import loop_state, proposals
-from services.agent_loop.domain.call import CallState, DecisionKind
-from services.agent_loop.domain.command import (
+from pawl.agent_loop.domain import loop_state, proposals
+from pawl.agent_loop.domain.call import CallState, DecisionKind
+from pawl.agent_loop.domain.command import (
     CallResolution,
 )
-from services.agent_loop.domain.event import RoundRetrying, RoundStarted, Warned
-from services.agent_loop.domain.fact import CallExecuted
-from services.agent_loop.domain.failure import FailureClass
-from services.agent_loop.domain.limits import Limits
-from services.agent_loop.domain.message import Role
-from services.agent_loop.domain.retry import Problem, delay
-from services.agent_loop.domain.run import (
+from pawl.agent_loop.domain.event import RoundRetrying, RoundStarted, Warned
+from pawl.agent_loop.domain.fact import CallExecuted
+from pawl.agent_loop.domain.failure import FailureClass
+from pawl.agent_loop.domain.limits import Limits
+from pawl.agent_loop.domain.message import Role
+from pawl.agent_loop.domain.retry import Problem, delay
+from pawl.agent_loop.domain.run import (
     BatchOrder,
     RoundLimitPolicy,
     RunOptions,
@@ -24,8 +24,8 @@ from services.agent_loop.domain.run import (
     UnknownOutcomePolicy,
     WaitKind,
 )
-from services.agent_loop.domain.state import MODEL
-from services.agent_loop.domain.tool import Disposition, Verdict
+from pawl.agent_loop.domain.state import MODEL
+from pawl.agent_loop.domain.tool import Disposition, Verdict
 from tests.unit.agent_loop.simulation import OK, UNKNOWN, Simulation, answer
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.agent_loop.adapters.model.sse import EVENT_BYTES_MAX, EventTooLargeError, SseDecoder
+from pawl.agent_loop.adapters.model.sse import EVENT_BYTES_MAX, EventTooLargeError, SseDecoder
 
 LINES = st.sampled_from(
     [b"data: one", b"data:two", b"data:  three", b"data", b": a comment", b":", b"event: x", b"id: 7", b"", b"", b"x"]

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from services.agent_loop.domain import planning, step
-from services.agent_loop.domain.call import CallResult, CallState, DecisionKind
-from services.agent_loop.domain.command import (
+from pawl.agent_loop.domain import planning, step
+from pawl.agent_loop.domain.call import CallResult, CallState, DecisionKind
+from pawl.agent_loop.domain.command import (
     CallResolution,
     Cancel,
     Command,
@@ -19,10 +19,10 @@ from services.agent_loop.domain.command import (
     Steer,
     ToolResult,
 )
-from services.agent_loop.domain.decision import StartModel, StopCalls
-from services.agent_loop.domain.message import Message, Role
-from services.agent_loop.domain.run import RunOptions, RunState, StopCause, UnknownOutcomePolicy
-from services.agent_loop.domain.state import State
+from pawl.agent_loop.domain.decision import StartModel, StopCalls
+from pawl.agent_loop.domain.message import Message, Role
+from pawl.agent_loop.domain.run import RunOptions, RunState, StopCause, UnknownOutcomePolicy
+from pawl.agent_loop.domain.state import State
 from tests.unit.agent_loop.simulation import UNKNOWN, Simulation, answer
 
 

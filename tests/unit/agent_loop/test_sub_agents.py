@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 import pytest
 
-from services.agent_loop.app.drive import Drive
-from services.agent_loop.app.ports import RunKey
-from services.agent_loop.domain.call import Call, CallState
-from services.agent_loop.domain.command import Cancel
-from services.agent_loop.domain.delegation import OUTPUT_BYTES_MAX
-from services.agent_loop.domain.limits import Limits
-from services.agent_loop.domain.model import ModelRequest
-from services.agent_loop.domain.run import (
+from pawl.agent_loop.app.drive import Drive
+from pawl.agent_loop.app.ports import RunKey
+from pawl.agent_loop.domain.call import Call, CallState
+from pawl.agent_loop.domain.command import Cancel
+from pawl.agent_loop.domain.delegation import OUTPUT_BYTES_MAX
+from pawl.agent_loop.domain.limits import Limits
+from pawl.agent_loop.domain.model import ModelRequest
+from pawl.agent_loop.domain.run import (
     ENDED,
     Run,
     RunOptions,
@@ -25,7 +25,7 @@ from services.agent_loop.domain.run import (
     Usage,
     WaitKind,
 )
-from services.errors import DependencyUnavailable, LeaseLost, RunEnded
+from pawl.errors import DependencyUnavailable, LeaseLost, RunEnded
 from tests.fakes import virtual_time
 from tests.fakes.ledger import STORE, states_told
 from tests.fakes.loop_world import LEASE_SECONDS, World

@@ -8,21 +8,21 @@ from collections import Counter
 
 import pytest
 
-from services.agent_loop.app.drive import Left
-from services.agent_loop.app.ports import RunKey
-from services.agent_loop.domain import undo
-from services.agent_loop.domain.call import (
+from pawl.agent_loop.app.drive import Left
+from pawl.agent_loop.app.ports import RunKey
+from pawl.agent_loop.domain import undo
+from pawl.agent_loop.domain.call import (
     CallResult,
     CallState,
     DecisionKind,
     Inverse,
     Question,
 )
-from services.agent_loop.domain.command import Cancel, Decide, Steer
-from services.agent_loop.domain.message import Role
-from services.agent_loop.domain.run import ENDED, RunState, StopCause, Undo
-from services.agent_loop.domain.undo import UndoState
-from services.errors import DependencyUnavailable, RunNotFound
+from pawl.agent_loop.domain.command import Cancel, Decide, Steer
+from pawl.agent_loop.domain.message import Role
+from pawl.agent_loop.domain.run import ENDED, RunState, StopCause, Undo
+from pawl.agent_loop.domain.undo import UndoState
+from pawl.errors import DependencyUnavailable, RunNotFound
 from tests.fakes import virtual_time
 from tests.fakes.ledger import STORE, USER
 from tests.fakes.loop_world import World

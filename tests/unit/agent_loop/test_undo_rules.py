@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from services.agent_loop.domain import undo
-from services.agent_loop.domain.call import (
+from pawl.agent_loop.domain import undo
+from pawl.agent_loop.domain.call import (
     ApprovalRequest,
     Call,
     CallResult,
@@ -19,12 +19,12 @@ from services.agent_loop.domain.call import (
     Inverse,
     Question,
 )
-from services.agent_loop.domain.fact import InverseChecked
-from services.agent_loop.domain.facts import apply_fact
-from services.agent_loop.domain.loop_state import LoopState
-from services.agent_loop.domain.run import Run, Undo
-from services.agent_loop.domain.state import State
-from services.agent_loop.domain.undo import CallUndo, PlannedUndo, UndoPlan, UndoSource, UndoState
+from pawl.agent_loop.domain.fact import InverseChecked
+from pawl.agent_loop.domain.facts import apply_fact
+from pawl.agent_loop.domain.loop_state import LoopState
+from pawl.agent_loop.domain.run import Run, Undo
+from pawl.agent_loop.domain.state import State
+from pawl.agent_loop.domain.undo import CallUndo, PlannedUndo, UndoPlan, UndoSource, UndoState
 from tests.fakes.registry import tool
 
 DIGEST = "d" * 64

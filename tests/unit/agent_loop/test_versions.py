@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from pawl.event.v1 import run_pb2
 
-from services.agent_loop.adapters import wire
-from services.agent_loop.domain import loop_state
-from services.agent_loop.domain.loop_state import NewerVersion
+from pawl.agent_loop.adapters import wire
+from pawl.agent_loop.domain import loop_state
+from pawl.agent_loop.domain.loop_state import NewerVersion
+from pawl.event.v1 import run_pb2
 
 
 def test_a_run_with_a_state_of_a_newer_version_is_said_to_be_of_one() -> None:

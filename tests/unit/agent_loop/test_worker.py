@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from msgspec.structs import replace
 
-from services.agent_loop.app.drive import Drive, Left
-from services.agent_loop.app.ports import Claim, RunKey
-from services.agent_loop.app.worker import Worker, WorkerLimits
-from services.agent_loop.domain.call import CallState, Question
-from services.agent_loop.domain.command import Cancel
-from services.agent_loop.domain.loop_state import NewerVersion
-from services.agent_loop.domain.run import ENDED, RunFailure, RunState, StopCause
-from services.errors import DependencyUnavailable, Internal
+from pawl.agent_loop.app.drive import Drive, Left
+from pawl.agent_loop.app.ports import Claim, RunKey
+from pawl.agent_loop.app.worker import Worker, WorkerLimits
+from pawl.agent_loop.domain.call import CallState, Question
+from pawl.agent_loop.domain.command import Cancel
+from pawl.agent_loop.domain.loop_state import NewerVersion
+from pawl.agent_loop.domain.run import ENDED, RunFailure, RunState, StopCause
+from pawl.errors import DependencyUnavailable, Internal
 from tests.fakes import virtual_time
 from tests.fakes.ledger import transient
 from tests.fakes.loop_world import World
@@ -77,7 +77,7 @@ def test_a_run_that_a_newer_version_has_written_waits_for_a_worker_of_that_versi
 
 def test_a_run_that_no_worker_can_read_comes_before_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a way back from a newer version: it must not go round for ever, unseen."""
-    monkeypatch.setattr("services.agent_loop.app.worker._NEWER_SECONDS_MAX", 60.0)
+    monkeypatch.setattr("pawl.agent_loop.app.worker._NEWER_SECONDS_MAX", 60.0)
 
     async def main() -> None:
         world = World(VERDICTS, [])

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from services.chassis import auth
-from services.chassis.auth import ApiKey, KeyAuthenticator, Principal, PrincipalKind, read_keys
-from services.chassis.start import StartError
-from services.errors import PermissionDenied, Unauthenticated
+from pawl.chassis import auth
+from pawl.chassis.auth import ApiKey, KeyAuthenticator, Principal, PrincipalKind, read_keys
+from pawl.chassis.start import StartError
+from pawl.errors import PermissionDenied, Unauthenticated
 
 USER = Principal(kind=PrincipalKind.USER, store_id="acme", user_id="ann")
 ENTRY = '{"key": "0123456789abcdef", "store_id": "acme", "user_id": "ann", "roles": ["member"]}'

@@ -10,9 +10,9 @@ import nats
 import pytest
 from nats.js.api import StreamConfig
 
-from services.chassis.bus import Bus, Message
-from services.chassis.metrics import Metrics
-from services.errors import DependencyUnavailable
+from pawl.chassis.bus import Bus, Message
+from pawl.chassis.metrics import Metrics
+from pawl.errors import DependencyUnavailable
 from tests.servers import NatsServer
 
 

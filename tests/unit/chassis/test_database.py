@@ -12,10 +12,10 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
-from services.chassis.database import Database
-from services.chassis.start import StartError
-from services.chassis.tasks import end
-from services.errors import DependencyUnavailable
+from pawl.chassis.database import Database
+from pawl.chassis.start import StartError
+from pawl.chassis.tasks import end
+from pawl.errors import DependencyUnavailable
 from tests.poll import until
 
 

@@ -11,9 +11,9 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
-from services.chassis.database import Database
-from services.chassis.durability import require_durable
-from services.chassis.start import StartError
+from pawl.chassis.database import Database
+from pawl.chassis.durability import require_durable
+from pawl.chassis.start import StartError
 from tests import servers
 from tests.poll import until
 

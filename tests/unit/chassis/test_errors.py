@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.errors import InvalidField, Kind, NotFound, PawlError, RunNotFound, by_kind, by_reason
+from pawl.errors import InvalidField, Kind, NotFound, PawlError, RunNotFound, by_kind, by_reason
 
 
 @pytest.mark.parametrize("error", by_reason.values())

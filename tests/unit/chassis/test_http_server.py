@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from services.chassis.http_server import HttpServer, Response
-from services.chassis.start import StartError
+from pawl.chassis.http_server import HttpServer, Response
+from pawl.chassis.start import StartError
 
 
 def fail() -> Response:

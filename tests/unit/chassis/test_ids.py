@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from services.chassis.ids import IdSource, check_id, is_id
-from services.errors import InvalidId
+from pawl.chassis.ids import IdSource, check_id, is_id
+from pawl.errors import InvalidId
 from tests.fakes.manual_clock import ManualClock
 
 

@@ -10,15 +10,15 @@ import sys
 import pytest
 import structlog
 
-from services.chassis.lifecycle import Background, Stop
-from services.errors import DeadlineExceeded, DependencyUnavailable, Internal, PawlError
+from pawl.chassis.lifecycle import Background, Stop
+from pawl.errors import DeadlineExceeded, DependencyUnavailable, Internal, PawlError
 from tests.fakes import virtual_time
 
 PROGRAM = """
 import asyncio
-from services.chassis import logs
-from services.chassis.lifecycle import run_service
-from services.chassis.start import StartError
+from pawl.chassis import logs
+from pawl.chassis.lifecycle import run_service
+from pawl.chassis.start import StartError
 
 async def main(stop):
     logs.configure(service="test", instance_id="i-1", level="info", log_format="json")

@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import asyncio, logging, warnings
-from services.chassis import logs
+from pawl.chassis import logs
 log = logs.get_logger("early")
 logs.configure(service="test", instance_id="i-1", level="info", log_format="{log_format}")
 {body}

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.chassis.retry import ANY, TRANSIENT, Failures, Retry, pause_seconds
-from services.errors import (
+from pawl.chassis.retry import ANY, TRANSIENT, Failures, Retry, pause_seconds
+from pawl.errors import (
     DeadlineExceeded,
     DependencyUnavailable,
     Internal,

@@ -7,10 +7,10 @@ import asyncio
 import grpc
 import pytest
 
-from services.chassis import rpc_limits
-from services.chassis.auth import SERVICE, Principal, PrincipalKind
-from services.chassis.rpc_limits import Arrivals, Crowd
-from services.errors import DeadlineExceeded, MalformedRequest, PawlError
+from pawl.chassis import rpc_limits
+from pawl.chassis.auth import SERVICE, Principal, PrincipalKind
+from pawl.chassis.rpc_limits import Arrivals, Crowd
+from pawl.errors import DeadlineExceeded, MalformedRequest, PawlError
 
 
 class Slow:

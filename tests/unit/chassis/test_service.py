@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from services.chassis import logs
-from services.chassis.lifecycle import Stop
-from services.chassis.rpc_server import RpcServer
-from services.chassis.service import Service
-from services.chassis.settings import ServiceSettings
+from pawl.chassis import logs
+from pawl.chassis.lifecycle import Stop
+from pawl.chassis.rpc_server import RpcServer
+from pawl.chassis.service import Service
+from pawl.chassis.settings import ServiceSettings
 from tests.keys import ENVIRONMENT
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from pydantic import Field, SecretStr
 
-from services.agent_loop.settings import AgentLoopSettings
-from services.chassis.settings import PeerAddresses, ServiceSettings, SettingsError, is_loopback, load, read
-from services.job_store.settings import JobStoreSettings
-from services.tool_registry.settings import ToolRegistrySettings
+from pawl.agent_loop.settings import AgentLoopSettings
+from pawl.chassis.settings import PeerAddresses, ServiceSettings, SettingsError, is_loopback, load, read
+from pawl.job_store.settings import JobStoreSettings
+from pawl.tool_registry.settings import ToolRegistrySettings
 from tests.keys import LOCAL_KEY
 
 

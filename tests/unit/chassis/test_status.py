@@ -8,8 +8,8 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.chassis import status
-from services.errors import (
+from pawl.chassis import status
+from pawl.errors import (
     DependencyUnavailable,
     InvalidField,
     NotFound,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.chassis.strict_json import JsonValue, dumps_canonical, loads
-from services.errors import InvalidJson, TooLarge
+from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
+from pawl.errors import InvalidJson, TooLarge
 
 LIMIT = 100_000
 

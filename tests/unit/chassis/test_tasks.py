@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from services.chassis import tasks
+from pawl.chassis import tasks
 
 
 async def test_a_task_that_loses_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:

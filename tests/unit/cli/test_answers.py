@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pawl.event.v1 import call_pb2
 
-from services.cli import answers
+from pawl.cli import answers
+from pawl.event.v1 import call_pb2
 
 GATED = call_pb2.Call(
     run_id="run_1",

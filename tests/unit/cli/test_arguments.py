@@ -8,17 +8,17 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-from pawl.agent.v1 import types_pb2
 from typer.testing import CliRunner
 
-from services.chassis.local_key import LOCAL_KEY
-from services.cli.__main__ import app
-from services.cli.client import Refused
-from services.cli.failure import CommandError, explain
-from services.cli.target import find
-from services.errors import AttentionNotNeeded, Internal, RunNotFound, Unauthenticated
-from services.launcher.endpoints import Endpoints, Replica, write_endpoints
-from services.launcher.secrets import SecretFiles
+from pawl.agent.v1 import types_pb2
+from pawl.chassis.local_key import LOCAL_KEY
+from pawl.cli.__main__ import app
+from pawl.cli.client import Refused
+from pawl.cli.failure import CommandError, explain
+from pawl.cli.target import find
+from pawl.errors import AttentionNotNeeded, Internal, RunNotFound, Unauthenticated
+from pawl.launcher.endpoints import Endpoints, Replica, write_endpoints
+from pawl.launcher.secrets import SecretFiles
 
 NOBODY = "127.0.0.1:1"
 
@@ -50,7 +50,7 @@ def invoke(*arguments: str, input_text: str = "") -> tuple[int, str]:
 def test_without_a_suite_a_command_says_so_in_one_sentence_and_ends_with_2(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.cli.watching._GIVE_UP_SECONDS", 0.0)
+    monkeypatch.setattr("pawl.cli.watching._GIVE_UP_SECONDS", 0.0)
     code, output = invoke(*command)
     assert output.splitlines()[-1] == f"No Pawl suite answers at {NOBODY}. Start one with `pawl up`."
     assert "Traceback" not in output

@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 from typing import Any, Self
 
 import pytest
-from pawl.agent.v1 import agent_pb2, session_pb2
-from pawl.event.v1 import event_pb2, run_pb2
 from rich.console import Console
 
-from services.cli import chat as chat_module
-from services.cli.chat import Chat
-from services.cli.target import Target
-from services.cli.transcript import Transcript
+from pawl.agent.v1 import agent_pb2, session_pb2
+from pawl.cli import chat as chat_module
+from pawl.cli.chat import Chat
+from pawl.cli.target import Target
+from pawl.cli.transcript import Transcript
+from pawl.event.v1 import event_pb2, run_pb2
 
 
 class Session:

@@ -9,10 +9,10 @@ from typing import Any
 
 import grpc
 import pytest
-from pawl.agent.v1 import session_pb2, types_pb2
-from pawl.event.v1 import call_pb2
 
-from services.cli.client import Refused, SessionClient
+from pawl.agent.v1 import session_pb2, types_pb2
+from pawl.cli.client import Refused, SessionClient
+from pawl.event.v1 import call_pb2
 from tests.fakes.session_agent import RUN, Book, Replica, serve
 
 

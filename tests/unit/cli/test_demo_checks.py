@@ -10,11 +10,11 @@ from dataclasses import replace
 from email.message import EmailMessage
 
 import pytest
+
+from pawl.cli.demo_ledger import CHECKS, Ledger, verdicts
+from pawl.cli.demo_story import Evidence
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.notify.v1 import notify_pb2
-
-from services.cli.demo_ledger import CHECKS, Ledger, verdicts
-from services.cli.demo_story import Evidence
 
 
 def _settled(tool: str, result: object, context: call_pb2.ExecutionContext.ValueType) -> call_pb2.Call:

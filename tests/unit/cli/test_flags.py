@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.cli.__main__ import flags_first
+from pawl.cli.__main__ import flags_first
 
 
 @pytest.mark.parametrize(

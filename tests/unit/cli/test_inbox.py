@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from pawl.agent.v1 import agent_pb2, types_pb2
-from pawl.event.v1 import call_pb2, run_pb2
-from pawl.tool.v1 import rule_pb2
 from rich.console import Console
 
-from services.cli.inbox import Desk
-from services.cli.lines import LineReader
-from services.cli.target import Target
-from services.errors import AlreadyDecided, PermissionDenied
+from pawl.agent.v1 import agent_pb2, types_pb2
+from pawl.cli.inbox import Desk
+from pawl.cli.lines import LineReader
+from pawl.cli.target import Target
+from pawl.errors import AlreadyDecided, PermissionDenied
+from pawl.event.v1 import call_pb2, run_pb2
+from pawl.tool.v1 import rule_pb2
 
 AWAITING, OFFERED, ASKED = (
     call_pb2.CALL_STATE_AWAITING_APPROVAL,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 
-from services.cli.lines import LineReader
+from pawl.cli.lines import LineReader
 
 
 async def test_a_line_that_nobody_waited_for_any_more_goes_to_the_next_who_asks() -> None:

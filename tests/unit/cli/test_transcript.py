@@ -6,11 +6,11 @@ import io
 from typing import Any
 
 import pytest
-from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from rich.console import Console
 
-from services.cli import wording
-from services.cli.transcript import REASONING_CHARACTERS_MAX, Transcript, decides, hint
+from pawl.cli import wording
+from pawl.cli.transcript import REASONING_CHARACTERS_MAX, Transcript, decides, hint
+from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 
 
 def shown(*events: event_pb2.RunEvent | gap_pb2.Gap, terminal: bool = False, **options: bool) -> str:

@@ -6,12 +6,12 @@ import io
 from datetime import UTC, datetime
 
 import pytest
-from pawl.agent.v1 import steps_pb2, undo_pb2
-from pawl.event.v1 import call_pb2
 from rich.console import Console
 
-from services.cli import steps, wording
-from services.cli.undoing import undo_line
+from pawl.agent.v1 import steps_pb2, undo_pb2
+from pawl.cli import steps, wording
+from pawl.cli.undoing import undo_line
+from pawl.event.v1 import call_pb2
 
 
 def shown(step: steps_pb2.Step, *, full: bool = False) -> str:

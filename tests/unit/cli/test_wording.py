@@ -7,9 +7,9 @@ import unicodedata
 from datetime import UTC, datetime
 
 import pytest
-from pawl.event.v1 import call_pb2
 
-from services.cli import wording
+from pawl.cli import wording
+from pawl.event.v1 import call_pb2
 
 HIDDEN = {
     "override": "\u202e",

@@ -7,12 +7,12 @@ import io
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pawl.event.v1 import event_pb2
 from rich.cells import cell_len
 from rich.console import Console
 
-from services.cli.transcript import Transcript
-from services.cli.wrapping import WordWrap
+from pawl.cli.transcript import Transcript
+from pawl.cli.wrapping import WordWrap
+from pawl.event.v1 import event_pb2
 
 
 def wrapped(*pieces: str, width: int = 10) -> str:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.errors import IllegalTransition, RequestIdReused
-from services.job_store.domain.command import Decide, Receipt
-from services.job_store.domain.states import CallState, CommandOutcome, DecisionKind, DecisionRight
+from pawl.errors import IllegalTransition, RequestIdReused
+from pawl.job_store.domain.command import Decide, Receipt
+from pawl.job_store.domain.states import CallState, CommandOutcome, DecisionKind, DecisionRight
 from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, World, change
 
 EDIT: dict[str, Any] = {"arguments": b'{"to":"bob"}', "edited_digest": EDITED_DIGEST}

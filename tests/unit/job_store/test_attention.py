@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from services.errors import AttentionNotNeeded, CallNotPending, IllegalTransition, InboxChanged, InvalidField, LeaseLost
-from services.job_store.domain.attention import CRASH_PAUSE, GRACE, Quarantine, ReportCrash
-from services.job_store.domain.command import Cancel, Receipt, Redrive, Resolve
-from services.job_store.domain.commit import NewMessage
-from services.job_store.domain.events import OperatorActed
-from services.job_store.domain.states import (
+from pawl.errors import AttentionNotNeeded, CallNotPending, IllegalTransition, InboxChanged, InvalidField, LeaseLost
+from pawl.job_store.domain.attention import CRASH_PAUSE, GRACE, Quarantine, ReportCrash
+from pawl.job_store.domain.command import Cancel, Receipt, Redrive, Resolve
+from pawl.job_store.domain.commit import NewMessage
+from pawl.job_store.domain.events import OperatorActed
+from pawl.job_store.domain.states import (
     ActiveRunPolicy,
     AttentionReason,
     CallState,

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from services.errors import DependencyUnavailable
-from services.job_store.app.sweeps import ClockSweep
+from pawl.errors import DependencyUnavailable
+from pawl.job_store.app.sweeps import ClockSweep
 from tests.fakes import virtual_time
 from tests.fakes.virtual_time import VirtualClock
 

@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from services.errors import RequestIdReused
-from services.job_store.domain.command import Cancel, Progress, Resolve, Steer
-from services.job_store.domain.states import (
+from pawl.errors import RequestIdReused
+from pawl.job_store.domain.command import Cancel, Progress, Resolve, Steer
+from pawl.job_store.domain.states import (
     CallState,
     CommandOutcome,
     DecisionKind,

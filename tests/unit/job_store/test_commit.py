@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from services.errors import IllegalTransition, InboxChanged, InvalidField, LeaseLost, RunEnded, RunNotFound
-from services.job_store.domain.commit import NewMessage
-from services.job_store.domain.events import OwnerEvent
-from services.job_store.domain.states import CallState, LeaseAction, RunState
+from pawl.errors import IllegalTransition, InboxChanged, InvalidField, LeaseLost, RunEnded, RunNotFound
+from pawl.job_store.domain.commit import NewMessage
+from pawl.job_store.domain.events import OwnerEvent
+from pawl.job_store.domain.states import CallState, LeaseAction, RunState
 from tests.unit.job_store.world import World, change
 
 OUTPUT = OwnerEvent(type="output.delta", body=b"text")

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from services.errors import IllegalTransition, InboxChanged, InvalidField
-from services.job_store.domain import inbox, stop
-from services.job_store.domain.attention import ReportCrash
-from services.job_store.domain.calls import CallChange
-from services.job_store.domain.command import Redrive, Resolve
-from services.job_store.domain.states import (
+from pawl.errors import IllegalTransition, InboxChanged, InvalidField
+from pawl.job_store.domain import inbox, stop
+from pawl.job_store.domain.attention import ReportCrash
+from pawl.job_store.domain.calls import CallChange
+from pawl.job_store.domain.command import Redrive, Resolve
+from pawl.job_store.domain.states import (
     ActiveRunPolicy,
     CallState,
     CommandOutcome,

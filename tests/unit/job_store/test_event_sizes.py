@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-from pawl.event.v1 import call_pb2
 
-from services.job_store.domain.rows import CallRow
-from services.job_store.domain.states import CallState
-from services.job_store.rpc import messages
+from pawl.event.v1 import call_pb2
+from pawl.job_store.domain.rows import CallRow
+from pawl.job_store.domain.states import CallState
+from pawl.job_store.rpc import messages
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

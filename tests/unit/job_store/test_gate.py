@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.errors import IllegalTransition, InboxChanged, InvalidField
-from services.job_store.domain import call_table
-from services.job_store.domain.states import CallState, DecisionKind
+from pawl.errors import IllegalTransition, InboxChanged, InvalidField
+from pawl.job_store.domain import call_table
+from pawl.job_store.domain.states import CallState, DecisionKind
 from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, World, change
 
 STARTS = [CallState.RUNNABLE, CallState.RUNNING, CallState.OFFERED]

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from services.errors import DependencyUnavailable, LeaseLost, Overloaded, PawlError, RunNotFound, ShuttingDown
-from services.job_store.app import group_commit
-from services.job_store.app.group_commit import GroupCommit
-from services.job_store.app.ports import GroupConflict, LiveEvent, Operation, Written
-from services.job_store.domain.book import Book, Ids, Names, Poke
+from pawl.errors import DependencyUnavailable, LeaseLost, Overloaded, PawlError, RunNotFound, ShuttingDown
+from pawl.job_store.app import group_commit
+from pawl.job_store.app.group_commit import GroupCommit
+from pawl.job_store.app.ports import GroupConflict, LiveEvent, Operation, Written
+from pawl.job_store.domain.book import Book, Ids, Names, Poke
 
 
 @dataclass(frozen=True)

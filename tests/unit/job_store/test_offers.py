@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from services.job_store.domain.offers import ReleaseOffers, RenewOffers
-from services.job_store.domain.states import CallState, DecisionKind
+from pawl.job_store.domain.offers import ReleaseOffers, RenewOffers
+from pawl.job_store.domain.states import CallState, DecisionKind
 from tests.unit.job_store.world import DIGEST, STORE, World, change
 
 

@@ -8,13 +8,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from services.errors import LeaseLost, PawlError, RunEnded
-from services.job_store.domain import call_table
-from services.job_store.domain.commit import Commit, NewMessage
-from services.job_store.domain.events import CallChanged, MessageAdded, OwnerEvent, RunChanged
-from services.job_store.domain.offers import ReleaseOffers
-from services.job_store.domain.rows import CallRow, RunRow
-from services.job_store.domain.states import (
+from pawl.errors import LeaseLost, PawlError, RunEnded
+from pawl.job_store.domain import call_table
+from pawl.job_store.domain.commit import Commit, NewMessage
+from pawl.job_store.domain.events import CallChanged, MessageAdded, OwnerEvent, RunChanged
+from pawl.job_store.domain.offers import ReleaseOffers
+from pawl.job_store.domain.rows import CallRow, RunRow
+from pawl.job_store.domain.states import (
     ActiveRunPolicy,
     CallState,
     CommandOutcome,

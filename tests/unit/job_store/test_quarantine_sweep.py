@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from services.job_store.app.sweeps import QuarantineSweep
-from services.job_store.domain.attention import GRACE, Quarantine, Silence
-from services.job_store.domain.rows import RunKey
+from pawl.job_store.app.sweeps import QuarantineSweep
+from pawl.job_store.domain.attention import GRACE, Quarantine, Silence
+from pawl.job_store.domain.rows import RunKey
 from tests.fakes import virtual_time
 from tests.unit.job_store.world import World
 

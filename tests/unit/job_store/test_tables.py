@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+
+from pawl.errors import IllegalTransition, InboxChanged, RunEnded
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
-
-from services.errors import IllegalTransition, InboxChanged, RunEnded
-from services.job_store.domain import call_table, run_table, states
-from services.job_store.domain.states import CallState, LeaseAction, RunState, StopCause
+from pawl.job_store.domain import call_table, run_table, states
+from pawl.job_store.domain.states import CallState, LeaseAction, RunState, StopCause
 from tests.unit.job_store.world import STORE, World, change, delegation
 
 RUN_MOVES = {

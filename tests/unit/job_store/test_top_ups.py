@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from services.errors import InboxChanged, RequestIdReused
-from services.job_store.domain.command import Receipt, TopUp
-from services.job_store.domain.events import ToppedUp
-from services.job_store.domain.rows import TOKENS_MAX
-from services.job_store.domain.states import CommandOutcome, LeaseAction, RunState
+from pawl.errors import InboxChanged, RequestIdReused
+from pawl.job_store.domain.command import Receipt, TopUp
+from pawl.job_store.domain.events import ToppedUp
+from pawl.job_store.domain.rows import TOKENS_MAX
+from pawl.job_store.domain.states import CommandOutcome, LeaseAction, RunState
 from tests.unit.job_store.world import World
 
 ACCEPTED, DUPLICATE, LATE = CommandOutcome.ACCEPTED, CommandOutcome.DUPLICATE, CommandOutcome.LATE

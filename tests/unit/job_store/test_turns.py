@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.errors import ConversationBusy, ConversationNotFound, InboxChanged, QueueFull, RequestIdReused
-from services.job_store.domain.states import ActiveRunPolicy, RunState, StopCause
+from pawl.errors import ConversationBusy, ConversationNotFound, InboxChanged, QueueFull, RequestIdReused
+from pawl.job_store.domain.states import ActiveRunPolicy, RunState, StopCause
 from tests.unit.job_store.world import STORE, World
 
 

@@ -9,15 +9,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from services.job_store.domain.book import Book
-from services.job_store.domain.calls import CallChange
-from services.job_store.domain.command import Cancel, Command, Decide, Receipt, Send, Steer, ToolResult
-from services.job_store.domain.commit import Commit, Committed
-from services.job_store.domain.delegation import Delegation
-from services.job_store.domain.offers import Leased, LeaseOffer
-from services.job_store.domain.rows import CallRow, Queue, RunRow
-from services.job_store.domain.states import ActiveRunPolicy, CallState, DecisionKind, RunState, StopCause
-from services.job_store.domain.submit import Submit, Submitted
+from pawl.job_store.domain.book import Book
+from pawl.job_store.domain.calls import CallChange
+from pawl.job_store.domain.command import Cancel, Command, Decide, Receipt, Send, Steer, ToolResult
+from pawl.job_store.domain.commit import Commit, Committed
+from pawl.job_store.domain.delegation import Delegation
+from pawl.job_store.domain.offers import Leased, LeaseOffer
+from pawl.job_store.domain.rows import CallRow, Queue, RunRow
+from pawl.job_store.domain.states import ActiveRunPolicy, CallState, DecisionKind, RunState, StopCause
+from pawl.job_store.domain.submit import Submit, Submitted
 
 DIGEST = "ab" * 32
 EDITED_DIGEST = "cd" * 32

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.folder import DataFolder
-from services.launcher.options import SuiteOptions, read_options
-from services.launcher.plan import Surroundings, model_process, service_process
-from services.launcher.secrets import SecretFiles
-from services.launcher.services import STAGES, ServiceSpec
+from pawl.launcher.folder import DataFolder
+from pawl.launcher.options import SuiteOptions, read_options
+from pawl.launcher.plan import Surroundings, model_process, service_process
+from pawl.launcher.secrets import SecretFiles
+from pawl.launcher.services import STAGES, ServiceSpec
 
 SECRETS: Mapping[str, frozenset[str]] = {
     "OPENAI_API_KEY": frozenset({"agent-loop"}),

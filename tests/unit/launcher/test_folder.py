@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from services.chassis.start import StartError
-from services.launcher.folder import DataFolder
-from services.launcher.lock import DataLock
-from services.launcher.secrets import SecretFiles
+from pawl.chassis.start import StartError
+from pawl.launcher.folder import DataFolder
+from pawl.launcher.lock import DataLock
+from pawl.launcher.secrets import SecretFiles
 
 
 def mode(path: Path) -> int:

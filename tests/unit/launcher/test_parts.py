@@ -14,21 +14,21 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from services.chassis.start import StartError
-from services.launcher import logfile, orphans
-from services.launcher.endpoints import (
+from pawl.chassis.start import StartError
+from pawl.launcher import logfile, orphans
+from pawl.launcher.endpoints import (
     Endpoints,
     Replica,
     read_endpoints,
     remove_endpoints,
     write_endpoints,
 )
-from services.launcher.logfile import LogFile
-from services.launcher.nats import USERS, Nats
-from services.launcher.ports import check_port, free_port
-from services.launcher.processes import next_delay
-from services.launcher.screen import commands, show
-from services.launcher.secrets import SecretFiles
+from pawl.launcher.logfile import LogFile
+from pawl.launcher.nats import USERS, Nats
+from pawl.launcher.ports import check_port, free_port
+from pawl.launcher.processes import next_delay
+from pawl.launcher.screen import commands, show
+from pawl.launcher.secrets import SecretFiles
 
 
 def test_backoff_doubles_up_to_ten_seconds_and_starts_afresh_after_a_long_life() -> None:

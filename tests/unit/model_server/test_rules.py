@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from services.model_server.intents import STORY_LINES
-from services.model_server.reply import Reply
-from services.model_server.request import ChatRequest, Tool
-from services.model_server.rules import reply_for
-from services.model_server.wire import arguments_text
+from pawl.model_server.intents import STORY_LINES
+from pawl.model_server.reply import Reply
+from pawl.model_server.request import ChatRequest, Tool
+from pawl.model_server.rules import reply_for
+from pawl.model_server.wire import arguments_text
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "calculate": {"expression": {"type": "string"}},

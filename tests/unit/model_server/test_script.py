@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.model_server.reply import Status
-from services.model_server.request import ChatRequest
-from services.model_server.script import Player, Script, ScriptError, load_script, parse_script
+from pawl.model_server.reply import Status
+from pawl.model_server.request import ChatRequest
+from pawl.model_server.script import Player, Script, ScriptError, load_script, parse_script
 
 
 def player(*steps: dict[str, Any]) -> Player:

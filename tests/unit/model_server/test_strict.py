@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.model_server.request import RefusedRequest, read_request
-from services.model_server.strict import check_request
+from pawl.model_server.request import RefusedRequest, read_request
+from pawl.model_server.strict import check_request
 
 USER = {"role": "user", "content": "hi"}
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from services.chassis.ids import is_id
-from services.notifier.domain.announcement import (
+from pawl.chassis.ids import is_id
+from pawl.notifier.domain.announcement import (
     BODY_BYTES_MAX,
     TITLE_BYTES_MAX,
     RunChange,
@@ -16,7 +16,7 @@ from services.notifier.domain.announcement import (
     draft_notification,
     notification_id,
 )
-from services.notifier.domain.notification import (
+from pawl.notifier.domain.notification import (
     ConversationId,
     EventId,
     Inbox,

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from services.errors import DependencyUnavailable
-from services.notifier.app.intake import ATTEMPTS_MAX, Intake
-from services.notifier.app.ports import Delivery, PoisonEvent
-from services.notifier.domain.announcement import RunChange
-from services.notifier.domain.notification import ConversationId, Draft, EventId, Inbox, RunId, StoreId, UserId
+from pawl.errors import DependencyUnavailable
+from pawl.notifier.app.intake import ATTEMPTS_MAX, Intake
+from pawl.notifier.app.ports import Delivery, PoisonEvent
+from pawl.notifier.domain.announcement import RunChange
+from pawl.notifier.domain.notification import ConversationId, Draft, EventId, Inbox, RunId, StoreId, UserId
 
 
 def change(name: str, event_type: str = "run.completed") -> RunChange:

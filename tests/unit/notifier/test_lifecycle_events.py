@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-from pawl.event.v1 import event_pb2, run_pb2
 
-from services.notifier.adapters.lifecycle import read_change
-from services.notifier.app.ports import PoisonEvent
-from services.notifier.domain.announcement import Wait
+from pawl.event.v1 import event_pb2, run_pb2
+from pawl.notifier.adapters.lifecycle import read_change
+from pawl.notifier.app.ports import PoisonEvent
+from pawl.notifier.domain.announcement import Wait
 
 SUBJECT = "pawl.v1.acme.lifecycle.waiting"
 

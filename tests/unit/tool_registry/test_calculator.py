@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.tool_registry.builtin.calculator import EXPRESSION_CHARACTERS_MAX, evaluate
-from services.tool_registry.sdk import ToolError
+from pawl.tool_registry.builtin.calculator import EXPRESSION_CHARACTERS_MAX, evaluate
+from pawl.tools import ToolError
 
 
 @pytest.mark.parametrize(

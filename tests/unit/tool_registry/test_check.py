@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from services.chassis.strict_json import dumps_canonical
-from services.errors import InvalidSchema
-from services.tool_registry.app.catalog import ArgumentsSchema
-from services.tool_registry.domain.check import Accepted, Refused, check_arguments
-from services.tool_registry.domain.definition import ARGUMENTS_BYTES_MAX, ToolDefinition
-from services.tool_registry.domain.names import did_you_mean, near_matches
-from services.tool_registry.domain.schema import compile_schema, weigh
-from services.tool_registry.domain.violations import VIOLATIONS_MAX
+from pawl.chassis.strict_json import dumps_canonical
+from pawl.errors import InvalidSchema
+from pawl.tool_registry.app.catalog import ArgumentsSchema
+from pawl.tool_registry.domain.check import Accepted, Refused, check_arguments
+from pawl.tool_registry.domain.definition import ARGUMENTS_BYTES_MAX, ToolDefinition
+from pawl.tool_registry.domain.names import did_you_mean, near_matches
+from pawl.tool_registry.domain.schema import compile_schema, weigh
+from pawl.tool_registry.domain.violations import VIOLATIONS_MAX
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.errors import InvalidField, TooLarge
-from services.tool_registry.domain.document import (
+from pawl.errors import InvalidField, TooLarge
+from pawl.tool_registry.domain.document import (
     PART_CHARACTERS_MAX,
     TEXT_BYTES_MAX,
     check_document,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.tool_registry.domain.addresses import Reach, plain_address, reach_of
-from services.tool_registry.domain.egress import EgressRefused, EgressRules, Target, read_rules, read_target, rules_of
+from pawl.tool_registry.domain.addresses import Reach, plain_address, reach_of
+from pawl.tool_registry.domain.egress import EgressRefused, EgressRules, Target, read_rules, read_target, rules_of
 
 REFUSED_IPV4 = [
     "0.0.0.0",  # noqa: S104  # one that must not be reached

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import mcp.types
 import pytest
 
-from services.tool_registry.adapters.mcp.elicitation import SCHEMA_BYTES_MAX, Reader, Unaskable, put
-from services.tool_registry.app.ports import TooCostly
-from services.tool_registry.sdk import QuestionDeclined, ToolError
+from pawl.tool_registry.adapters.mcp.elicitation import SCHEMA_BYTES_MAX, Reader, Unaskable, put
+from pawl.tool_registry.app.ports import TooCostly
+from pawl.tools import QuestionDeclined, ToolError
 
 T = TypeVar("T")
 

@@ -19,10 +19,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.tool_registry.adapters.file_folders import RECORD_SECONDS, FileFolders
-from services.tool_registry.builtin.files import TAKEN_BACK_BYTES_MAX, file_tools
-from services.tool_registry.domain.files import FileLimits
-from services.tool_registry.sdk import Reversible, ToolCancelled, ToolContext, ToolError
+from pawl.tool_registry.adapters.file_folders import RECORD_SECONDS, FileFolders
+from pawl.tool_registry.builtin.files import TAKEN_BACK_BYTES_MAX, file_tools
+from pawl.tool_registry.domain.files import FileLimits
+from pawl.tools import Reversible, ToolCancelled, ToolContext, ToolError
 
 KEYS = (f"call_{number}" for number in itertools.count())
 SECRET = "of the machine, and nobody's business"

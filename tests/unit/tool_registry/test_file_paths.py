@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.tool_registry.domain.files import path_problem
+from pawl.tool_registry.domain.files import path_problem
 
 
 @pytest.mark.parametrize(

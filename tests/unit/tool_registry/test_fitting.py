@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.chassis.strict_json import JsonValue, dumps_canonical, loads
-from services.tool_registry.domain.check import Accepted, check_arguments
-from services.tool_registry.domain.definition import ToolDefinition
-from services.tool_registry.domain.fitting import fit
-from services.tool_registry.domain.schema import compile_schema
+from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
+from pawl.tool_registry.domain.check import Accepted, check_arguments
+from pawl.tool_registry.domain.definition import ToolDefinition
+from pawl.tool_registry.domain.fitting import fit
+from pawl.tool_registry.domain.schema import compile_schema
 
 
 def one(schema: dict[str, Any], value: JsonValue) -> JsonValue:

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from services.tool_registry.domain.definition import Effect
-from services.tool_registry.domain.execution import ExecutionResult, Outcome
-from services.tool_registry.domain.journal import Entry, Step, next_step
+from pawl.tool_registry.domain.definition import Effect
+from pawl.tool_registry.domain.execution import ExecutionResult, Outcome
+from pawl.tool_registry.domain.journal import Entry, Step, next_step
 
 JOURNALED = (Effect.AT_MOST_ONCE, Effect.RECONCILABLE)
 BOTH = (False, True)

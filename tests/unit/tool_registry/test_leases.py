@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from services.tool_registry.domain.leases import LeaseWatch
+from pawl.tool_registry.domain.leases import LeaseWatch
 
 END = datetime(2026, 1, 1, tzinfo=UTC)
 JUMP = timedelta(seconds=130)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.tool_registry.adapters.mcp.pool import SESSIONS_MAX, SESSIONS_OF_USER_MAX, crowd
+from pawl.tool_registry.adapters.mcp.pool import SESSIONS_MAX, SESSIONS_OF_USER_MAX, crowd
 
 
 @dataclass(eq=False)

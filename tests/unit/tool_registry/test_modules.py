@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from services.tool_registry.adapters.modules import ToolModule, load_modules
-from services.tool_registry.adapters.tool_folders import folder_of, folder_package
+from pawl.tool_registry.adapters.modules import ToolModule, load_modules
+from pawl.tool_registry.adapters.tool_folders import folder_of, folder_package
 
 TOOL = '''
-from services.tool_registry.sdk import tool
+from pawl.tools import tool
 {before}
 
 @tool

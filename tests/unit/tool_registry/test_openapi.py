@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.tool_registry.domain.check import Accepted, check_arguments
-from services.tool_registry.domain.http_binding import (
+from pawl.tool_registry.domain.check import Accepted, check_arguments
+from pawl.tool_registry.domain.http_binding import (
     Binding,
     BuiltRequest,
     UnusableArgument,
@@ -17,10 +17,10 @@ from services.tool_registry.domain.http_binding import (
     may_be_header,
     may_be_header_value,
 )
-from services.tool_registry.domain.openapi import LeftOut, Service, read_operations
-from services.tool_registry.domain.openapi_document import DOCUMENT_BYTES_MAX, UnusableDocument, read_document
-from services.tool_registry.domain.schema import compile_schema
-from services.tool_registry.domain.source import DiscoveredTool
+from pawl.tool_registry.domain.openapi import LeftOut, Service, read_operations
+from pawl.tool_registry.domain.openapi_document import DOCUMENT_BYTES_MAX, UnusableDocument, read_document
+from pawl.tool_registry.domain.schema import compile_schema
+from pawl.tool_registry.domain.source import DiscoveredTool
 
 PETS = """
 openapi: 3.0.3

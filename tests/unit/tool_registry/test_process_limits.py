@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.tool_registry.sdk import ExecutionContext, ProcessLimits, ToolDefinitionError, tool
+from pawl.tools import ExecutionContext, ProcessLimits, ToolDefinitionError, tool
 
 
 @pytest.mark.parametrize(

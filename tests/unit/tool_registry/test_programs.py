@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from services.chassis.start import StartError
-from services.tool_registry.adapters.mcp.permission import read_programs_file
-from services.tool_registry.domain.programs import ProgramRule, WantedProgram, objection
+from pawl.chassis.start import StartError
+from pawl.tool_registry.adapters.mcp.permission import read_programs_file
+from pawl.tool_registry.domain.programs import ProgramRule, WantedProgram, objection
 
 TIME = ProgramRule(command=("/opt/time", "--utc"), variables=("TZ",), paths=("/srv/data",))
 ANY = ProgramRule(command=("/opt/any", "*"))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.tool_registry.app.jobs import Job
-from services.tool_registry.app.result_cache import ResultCache
-from services.tool_registry.domain.definition import Effect
-from services.tool_registry.domain.execution import Outcome, ended_badly, succeeded
-from services.tool_registry.domain.verdict import CallIdentity
-from services.tool_registry.sdk import tool
+from pawl.tool_registry.app.jobs import Job
+from pawl.tool_registry.app.result_cache import ResultCache
+from pawl.tool_registry.domain.definition import Effect
+from pawl.tool_registry.domain.execution import Outcome, ended_badly, succeeded
+from pawl.tool_registry.domain.verdict import CallIdentity
+from pawl.tools import tool
 from tests.fakes.manual_clock import ManualClock
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.chassis.strict_json import JsonValue, loads
-from services.errors import InvalidField
-from services.tool_registry.domain.definition import (
+from pawl.chassis.strict_json import JsonValue, loads
+from pawl.errors import InvalidField
+from pawl.tool_registry.domain.definition import (
     Category,
     Effect,
     ExecutionContext,
@@ -23,9 +23,9 @@ from services.tool_registry.domain.definition import (
     definition_hash,
     encode_definition,
 )
-from services.tool_registry.domain.digest import call_digest
-from services.tool_registry.domain.gate import approval_cause, count_at, longest_array, may_be_count_path
-from services.tool_registry.domain.resources import KEYS_MAX, check_template, resource_keys
+from pawl.tool_registry.domain.digest import call_digest
+from pawl.tool_registry.domain.gate import approval_cause, count_at, longest_array, may_be_count_path
+from pawl.tool_registry.domain.resources import KEYS_MAX, check_template, resource_keys
 
 SAFE = ToolDefinition(
     name="tool",

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.errors import InvalidField
-from services.tool_registry.domain.definition import Category
-from services.tool_registry.domain.patterns import (
+from pawl.errors import InvalidField
+from pawl.tool_registry.domain.definition import Category
+from pawl.tool_registry.domain.patterns import (
     Act,
     ArgumentKind,
     ArgumentPattern,
@@ -31,7 +31,7 @@ from services.tool_registry.domain.patterns import (
     glob_reaches,
     piles_marks,
 )
-from services.tool_registry.domain.rules import (
+from pawl.tool_registry.domain.rules import (
     Rule,
     RuledCall,
     RuleEffect,

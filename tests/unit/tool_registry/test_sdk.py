@@ -12,8 +12,10 @@ import msgspec
 import pydantic
 import pytest
 
-from services.tool_registry.domain.schema import compile_schema
-from services.tool_registry.sdk import (
+from pawl.tool_registry.domain.schema import compile_schema
+from pawl.tool_registry.sdk.docstring import read_docstring
+from pawl.tool_registry.sdk.values import plain, without
+from pawl.tools import (
     Category,
     Effect,
     SecretNotFound,
@@ -24,8 +26,6 @@ from services.tool_registry.sdk import (
     cannot_say,
     tool,
 )
-from services.tool_registry.sdk.docstring import read_docstring
-from services.tool_registry.sdk.values import plain, without
 
 
 class Color(enum.Enum):

@@ -28,9 +28,9 @@ import pydantic
 import pytest
 import typing_extensions
 
-from services.tool_registry.domain.check import Accepted, Refused, check_arguments
-from services.tool_registry.domain.schema import compile_schema
-from services.tool_registry.sdk import Tool, ToolContext, ToolDefinitionError, tool
+from pawl.tool_registry.domain.check import Accepted, Refused, check_arguments
+from pawl.tool_registry.domain.schema import compile_schema
+from pawl.tools import Tool, ToolContext, ToolDefinitionError, tool
 
 if TYPE_CHECKING:
     from fractions import Fraction

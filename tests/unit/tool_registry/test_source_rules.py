@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.errors import InvalidField
-from services.tool_registry.domain.definition import Category, Effect, ToolDefinition, can_exist
-from services.tool_registry.domain.source import (
+from pawl.errors import InvalidField
+from pawl.tool_registry.domain.definition import Category, Effect, ToolDefinition, can_exist
+from pawl.tool_registry.domain.source import (
     DiscoveredTool,
     ToolPolicy,
     changes,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.tool_registry.builtin.web_text import ELEMENTS_MAX, LINKS_MAX, NotText, Page, read_page
+from pawl.tool_registry.builtin.web_text import ELEMENTS_MAX, LINKS_MAX, NotText, Page, read_page
 
 URL = "https://a.example/dir/page"
 ARTICLE = """<!DOCTYPE html><html><head><title>The  &amp;

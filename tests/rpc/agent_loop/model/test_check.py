@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from services.agent_loop.check import Report, check
-from services.model_server.script import parse_script
-from services.model_server.server import ModelServer
+from pawl.agent_loop.check import Report, check
+from pawl.model_server.script import parse_script
+from pawl.model_server.server import ModelServer
 from tests.rpc.agent_loop.model.model_http import Exchange, model_http
 
 CALL = {"index": 0, "id": "c", "function": {"name": "add_numbers", "arguments": '{"a":2,"b":3}'}}

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import trustme
 
-from services.agent_loop.adapters.model import direct
-from services.agent_loop.adapters.model.client import OpenAiModel
-from services.agent_loop.domain.model import Finished, ModelError, ModelRequest, Piece, TextPiece
+from pawl.agent_loop.adapters.model import direct
+from pawl.agent_loop.adapters.model.client import OpenAiModel
+from pawl.agent_loop.domain.model import Finished, ModelError, ModelRequest, Piece, TextPiece
 from tests.rpc.agent_loop.model.model_http import Exchange, answer, model_http
 
 ANSWER = [TextPiece(text="Hi"), Finished(reason="stop")]

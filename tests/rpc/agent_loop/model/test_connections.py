@@ -10,11 +10,11 @@ from contextlib import aclosing
 import pytest
 from msgspec.structs import replace
 
-from services.agent_loop.adapters.model import failure, pool
-from services.agent_loop.adapters.model.client import OpenAiModel
-from services.agent_loop.adapters.model.connection import HEAD_BYTES_MAX, Connection
-from services.agent_loop.adapters.model.pool import IDLE_MAX, Origin, Pool
-from services.agent_loop.domain.model import Finished, ModelError, ModelRequest, Piece, TextPiece
+from pawl.agent_loop.adapters.model import failure, pool
+from pawl.agent_loop.adapters.model.client import OpenAiModel
+from pawl.agent_loop.adapters.model.connection import HEAD_BYTES_MAX, Connection
+from pawl.agent_loop.adapters.model.pool import IDLE_MAX, Origin, Pool
+from pawl.agent_loop.domain.model import Finished, ModelError, ModelRequest, Piece, TextPiece
 from tests.rpc.agent_loop.model.model_http import HI, STOP, Exchange, ModelHttp, Script, answer, model_http
 
 ANSWER = [TextPiece(text="Hi"), Finished(reason="stop")]

@@ -1,1 +1,0 @@
-"""Generated from proto/pawl by `make proto`. Do not edit."""

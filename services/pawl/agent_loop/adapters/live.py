@@ -1,0 +1,43 @@
+"""The live events of runs, from NATS."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from google.protobuf.message import DecodeError
+
+from pawl.agent_loop.adapters.views import logged_event
+from pawl.agent_loop.app.public_ports import LiveSubscription
+from pawl.agent_loop.app.public_values import LoggedEvent
+from pawl.chassis import logs
+from pawl.chassis.bus import Bus, Message
+from pawl.event.v1 import event_pb2
+
+_log = logs.get_logger(__name__)
+
+
+class BusEvents:
+    """`LiveEvents` of the bus: best effort, in the order in which NATS gives them."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    @property
+    def connected(self) -> bool:
+        return self._bus.connected
+
+    async def subscribe(
+        self, store_id: str, run_id: str, take: Callable[[LoggedEvent], Awaitable[None]]
+    ) -> LiveSubscription:
+        async def deliver(message: Message) -> None:
+            try:
+                events = event_pb2.RunEvents.FromString(message.data).events
+            except DecodeError:
+                _log.warning("live.garbled", subject=message.subject)
+                return
+            # A subject says where an event was sent; only the event says whose it is.
+            for event in events:
+                if event.store_id == store_id and event.run_id == run_id:
+                    await take(logged_event(event))
+
+        return await self._bus.subscribe(f"pawl.v1.{store_id}.run.{run_id}.events", deliver)

@@ -1,0 +1,151 @@
+"""What went wrong with a model call, by status code and kind of fault, never by text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from typing import Any, Final
+
+from pawl.agent_loop.adapters.model import words
+from pawl.agent_loop.domain import model
+from pawl.agent_loop.domain.failure import FailureClass
+from pawl.agent_loop.domain.model import ModelError
+
+_AUTH: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+# Those that say that the same request may be taken later.
+_LATER: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT)
+
+
+def http_status(status: int, *, error: Any = "", retry_after_seconds: float | None = None) -> ModelError:
+    """Return the error for a response that is not a success; `error` is what it says, in any form.
+
+    408, 409, 429 and 5xx are worth another attempt. A code that says that the
+    credential is wrong counts more than the status.
+    """
+    if words.status_of(error) == HTTPStatus.UNAUTHORIZED and status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        status = HTTPStatus.UNAUTHORIZED
+    said = words.on_one_line(words.of_json(error))
+    group, retryable, message = FailureClass.PROVIDER, False, f"The model server refused the request (HTTP {status})"
+    if status in _AUTH:
+        group, message = FailureClass.AUTH, f"The model server refused the credential (HTTP {status})"
+        # What it says about a credential that it does not know may repeat it.
+        said = said if status == HTTPStatus.FORBIDDEN else ""
+    elif status == HTTPStatus.TOO_MANY_REQUESTS:
+        group, retryable, message = FailureClass.RATE, True, "The model server is at its rate limit (HTTP 429)"
+    elif status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        retryable, message = True, f"The model server failed (HTTP {status})"
+    elif status in _LATER:
+        retryable, message = True, f"The model server could not take the request now (HTTP {status})"
+    return ModelError(
+        reason=f"HTTP_{int(status)}",
+        failure_class=group,
+        retryable=retryable,
+        message=f"{message}{said}.",
+        retry_after_seconds=retry_after_seconds if retryable else None,
+    )
+
+
+def reported(error: Any) -> ModelError:
+    """Return the error for one that the server reports inside a stream.
+
+    A code that is an HTTP status, or stands for one, counts like it; anything
+    else is a failure of the server.
+    """
+    status = words.status_of(error)
+    if status is not None:
+        return http_status(status, error=error)
+    said = words.on_one_line(words.of_json(error))
+    return _provider(model.STREAM_ERROR, f"The model server reported an error{said}.")
+
+
+def garbled(data: bytes = b"") -> ModelError:
+    """Return the error for bytes that are no chunk; plain text among them is what the server says."""
+    said = words.on_one_line(words.of_json(words.error_of(data.decode(errors="replace"))))
+    return _provider(model.STREAM_GARBLED, f"The model server sent data that cannot be read{said}.")
+
+
+def truncated() -> ModelError:
+    """Return the error for a stream without its end."""
+    return _provider(model.STREAM_TRUNCATED, "The model server's answer broke off.")
+
+
+def empty() -> ModelError:
+    """Return the error for a stream with nothing in it."""
+    return _provider(model.EMPTY_STREAM, "The model server's answer was empty.")
+
+
+def network() -> ModelError:
+    """Return the error for a connection that could not be made, or was lost."""
+    return _provider(model.NETWORK, "The model server cannot be reached.")
+
+
+def too_large() -> ModelError:
+    """Return the error for an answer that does not fit; asking again would give the like."""
+    return ModelError(
+        reason=model.STREAM_TOO_LARGE,
+        failure_class=FailureClass.PROVIDER,
+        retryable=False,
+        message="The model server's answer is too large.",
+    )
+
+
+def headers_timeout(seconds: float) -> ModelError:
+    """Return the error for a server that does not begin to answer."""
+    return _provider(model.HEADERS_TIMEOUT, f"The model server did not answer within {seconds:g} s.")
+
+
+def idle_timeout(seconds: float) -> ModelError:
+    """Return the error for a stream that fell silent."""
+    return _provider(model.IDLE_TIMEOUT, f"The model server was silent for {seconds:g} s.")
+
+
+def round_timeout() -> ModelError:
+    """Return the error for an answer that took all that the round had left."""
+    return ModelError(
+        reason=model.ROUND_TIMEOUT,
+        failure_class=FailureClass.LIMIT,
+        retryable=False,
+        message="The round took longer than it may.",
+    )
+
+
+def content_filter() -> ModelError:
+    """Return the error for an answer that the server withheld."""
+    return ModelError(
+        reason=model.CONTENT_FILTER,
+        failure_class=FailureClass.CONTENT_FILTER,
+        retryable=False,
+        message="The model server withheld the answer (content filter).",
+    )
+
+
+def retry_after_seconds(headers: Mapping[str, str], *, now: float) -> float | None:
+    """Return how long a response asks to wait: `retry-after-ms`, or Retry-After in seconds or as a date.
+
+    `now` is the time of day in seconds since 1970. None where neither header is
+    there (RFC 9110, 10.2.3), or says no such thing.
+    """
+    seconds = _seconds(headers.get("retry-after-ms"), per_second=1000, now=None)
+    return _seconds(headers.get("retry-after"), per_second=1, now=now) if seconds is None else seconds
+
+
+def _seconds(value: str | None, *, per_second: int, now: float | None) -> float | None:
+    """Return the seconds that a header says; it may be a date if there is a `now`."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value) / per_second
+    except ValueError:
+        if now is None:
+            return None
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - now
+        except ValueError:
+            return None
+    return max(seconds, 0.0) if math.isfinite(seconds) else None
+
+
+def _provider(reason: str, message: str) -> ModelError:
+    return ModelError(reason=reason, failure_class=FailureClass.PROVIDER, retryable=True, message=message)

@@ -1,0 +1,63 @@
+"""Reading from the ledger what an undo is about."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Final
+
+from pawl.agent_loop.adapters import wire
+from pawl.agent_loop.domain import undo
+from pawl.agent_loop.domain.call import Call
+from pawl.agent_loop.domain.undo import UndoSource
+from pawl.chassis.rpc_client import translating
+from pawl.errors import CallNotFound
+from pawl.job.v1 import ledger_pb2, ledger_pb2_grpc
+
+_CALLS_PER_PAGE: Final = 200
+_READS_AT_ONCE_MAX: Final = 16
+
+
+async def sources(
+    stub: ledger_pb2_grpc.LedgerServiceAsyncStub, store_id: str, user_id: str, run_id: str
+) -> tuple[UndoSource, ...]:
+    """Return the calls of a run, each with the calls that have tried to undo it, without the contents of results.
+
+    Raises:
+        RunNotFound: the user has no such run.
+    """
+    calls: list[Call] = []
+    request = ledger_pb2.ListCallsRequest(store_id=store_id, user_id=user_id, run_id=run_id, page_size=_CALLS_PER_PAGE)
+    while True:
+        with translating():
+            page = await stub.ListCalls(request)
+        calls += (undo.slim(wire.call(call)) for call in page.calls)
+        request.page_token = page.next_page_token
+        if not page.next_page_token:
+            break
+    places = asyncio.Semaphore(_READS_AT_ONCE_MAX)
+
+    async def source(call: Call) -> UndoSource:
+        if undo.inverse_of(call) is None:
+            return UndoSource(call=call)
+        async with places:
+            return UndoSource(call=call, tries=await _tries(stub, store_id, user_id, call.call_id))
+
+    return tuple(await asyncio.gather(*map(source, calls)))
+
+
+async def _tries(
+    stub: ledger_pb2_grpc.LedgerServiceAsyncStub, store_id: str, user_id: str, call_id: str
+) -> tuple[Call, ...]:
+    tries: list[Call] = []
+    for attempt in itertools.count(1):
+        request = ledger_pb2.GetCallRequest(
+            store_id=store_id, user_id=user_id, call_id=undo.undo_call_id(call_id, attempt)
+        )
+        try:
+            with translating():
+                response = await stub.GetCall(request)
+        except CallNotFound:
+            break
+        tries.append(undo.slim(wire.call(response.call)))
+    return tuple(tries)

@@ -1,0 +1,82 @@
+"""What the public use cases look at in the contract's messages."""
+
+from __future__ import annotations
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from pawl.agent_loop.adapters import wire
+from pawl.agent_loop.app.public_values import CallView, LogGap, LoggedEvent, RunView
+from pawl.agent_loop.domain.call import CallState
+from pawl.agent_loop.domain.run import RunState
+from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
+
+_CALL_STATES = {
+    number: CallState[name.removeprefix("CALL_STATE_")]
+    for name, number in call_pb2.CallState.items()
+    if number != call_pb2.CALL_STATE_UNSPECIFIED
+}
+_RUN_STATES = {
+    number: RunState[name.removeprefix("RUN_STATE_")]
+    for name, number in run_pb2.RunState.items()
+    if number != run_pb2.RUN_STATE_UNSPECIFIED
+}
+
+
+def call_view(call: call_pb2.Call) -> CallView:
+    """Return the view of a call."""
+    return CallView(
+        run_id=call.run_id,
+        call_id=call.call_id,
+        conversation_id=call.conversation_id,
+        tool_name=call.tool_name,
+        tool_version=call.tool_version,
+        state=_CALL_STATES.get(call.state, CallState.PROPOSED),
+        holder_client_id=call.offer.client_id,
+        offer_epoch=call.offer.offer_epoch,
+        offer_expire_time=_seconds(call.offer.expire_time),
+        user_id=call.user_id,
+        approval_digest=call.approval.digest,
+        approval_count=len(call.approval.approvals),
+        deadline_time=_seconds(call.deadline_time),
+        document=call,
+        answer_schema_json=call.question.answer_schema_json,
+    )
+
+
+def run_view(run: run_pb2.Run) -> RunView:
+    """Return the view of a run."""
+    return RunView(
+        run_id=run.run_id,
+        conversation_id=run.conversation_id,
+        user_id=run.user_id,
+        state=_RUN_STATES.get(run.state, RunState.QUEUED),
+        last_seq=run.last_seq,
+        undo=wire.undo(run.undo) if run.HasField("undo") else None,
+        pending_calls=tuple(call_view(call) for call in run.pending_calls),
+        token_budget=run.token_budget,
+        tokens_used=run.usage.input_tokens + run.usage.output_tokens,
+        document=run,
+        user_roles=frozenset(run.user_roles),
+        approvals_required=run.options.approvals_required,
+    )
+
+
+def logged_event(event: event_pb2.RunEvent) -> LoggedEvent:
+    """Return the view of an event."""
+    kind = event.WhichOneof("kind")
+    return LoggedEvent(
+        seq=event.seq,
+        size_bytes=event.ByteSize(),
+        run_state=_RUN_STATES.get(event.run_changed.run.state) if kind == "run_changed" else None,
+        call=call_view(event.call_changed.call) if kind == "call_changed" else None,
+        document=event,
+    )
+
+
+def log_gap(gap: gap_pb2.Gap) -> LogGap:
+    """Return the view of a gap."""
+    return LogGap(to_seq=gap.to_seq, document=gap)
+
+
+def _seconds(time: Timestamp) -> float:
+    return time.seconds + time.nanos / 1e9

@@ -1,0 +1,28 @@
+"""Hints from NATS that there is something to do."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from pawl.agent_loop.app.ports import RunKey
+from pawl.chassis.bus import Bus, Message
+
+
+class BusWakeups:
+    """`Wakeups` of the bus: without it, none come."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def subscribe(
+        self, worker_id: str, *, on_work: Callable[[], Awaitable[None]], on_command: Callable[[RunKey], Awaitable[None]]
+    ) -> None:
+        async def work(_: Message) -> None:
+            await on_work()
+
+        async def command(message: Message) -> None:
+            store_id, _, run_id = message.data.decode(errors="replace").partition("/")
+            await on_command(RunKey(store_id=store_id, run_id=run_id))
+
+        await self._bus.subscribe("pawl.internal.v1.work", work)
+        await self._bus.subscribe(f"pawl.internal.v1.worker.{worker_id}", command)

@@ -1,0 +1,32 @@
+"""Who may decide what (settled points 6 and 7)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pawl.agent_loop.app.public_values import Caller, DecisionRight
+from pawl.errors import PermissionDenied
+
+_ROLES: Final = frozenset({"approver", "admin"})
+
+
+def decision_right(caller: Caller) -> DecisionRight:
+    """Return what the caller may decide.
+
+    Approvers and admins decide gated calls of their whole store. Who has other
+    roles and not these decides none; who has no roles at all decides about their
+    own runs. The questions of a run are its user's in any case.
+    """
+    if caller.roles & _ROLES:
+        return DecisionRight.STORE
+    return DecisionRight.QUESTIONS if caller.roles else DecisionRight.OWN_RUNS
+
+
+def require_approver(caller: Caller) -> None:
+    """Return if the caller may see what awaits an approval in the store.
+
+    Raises:
+        PermissionDenied: the caller is neither approver nor admin.
+    """
+    if not caller.roles & _ROLES:
+        raise PermissionDenied("this needs the role approver or admin")

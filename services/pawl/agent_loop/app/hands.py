@@ -1,0 +1,202 @@
+"""The registry, as the loop uses it: asked again and again, and always with an answer for the model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import Final
+
+from pawl.agent_loop.app.ports import Execution, OnBehalfOf, Registry
+from pawl.agent_loop.domain import settle
+from pawl.agent_loop.domain.call import REPEATABLE, Answer, Call, CallResult
+from pawl.agent_loop.domain.run import PinnedTool, Run
+from pawl.agent_loop.domain.tool import (
+    DecisionNote,
+    Disposition,
+    ExecutionProgress,
+    ExecutionResult,
+    Outcome,
+    ProposedCall,
+    Resolved,
+    ResultNote,
+    Stopped,
+    Tool,
+    Verdict,
+)
+from pawl.chassis.clock import Clock
+from pawl.chassis.retry import TRANSIENT, Retry
+from pawl.errors import DependencyUnavailable, MethodNotFound, Overloaded, PawlError, ToolNotFound
+
+_PATIENCE_SECONDS: Final = 30.0
+_STOP_SECONDS: Final = 2.0
+# The registry keeps the timeout. This is for one that does not answer at all.
+_GRACE_SECONDS: Final = 30.0
+_UNREACHABLE: Final = "The tool registry was away, or failed."
+_NULL: Final = CallResult(content_json=b"null")
+
+OnProgress = Callable[[ExecutionProgress], None]
+
+
+class Hands:
+    """Checks, runs and stops the calls of one run."""
+
+    def __init__(self, run: Run, *, registry: Registry, retry: Retry, clock: Clock) -> None:
+        self._context = OnBehalfOf(
+            store_id=run.store_id,
+            user_id=run.user_id,
+            conversation_id=run.conversation_id,
+            run_id=run.run_id,
+            user_roles=run.user_roles,
+            approvals_required=run.options.approvals_required,
+            above=run.above,
+        )
+        self._registry = registry
+        self._retry = retry
+        self._clock = clock
+
+    async def resolve(self, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0) -> Resolved:
+        """Return tools, and those that they fall back to; `most` 0 means any number.
+
+        Raises:
+            ToolNotFound: there is no such tool for this user.
+        """
+        found = await self._retry.until_answered(
+            lambda: self._registry.resolve(self._context, names, pinned, most=most)
+        )
+        tools = found.tools
+        known = {tool.name for tool in tools}
+        missing = {tool.fallback_tool_name for tool in tools} - known - {""}
+        if not missing or pinned:
+            return _cut(tools, found.left_out, most)
+        try:
+            more = await self._retry.until_answered(
+                lambda: self._registry.resolve(self._context, sorted(missing)),
+            )
+            tools = (*tools, *more.tools)
+        except ToolNotFound:
+            # The check of the call will say so when it comes to it.
+            pass
+        return _cut(tools, found.left_out, most)
+
+    async def check(self, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]) -> dict[str, Verdict]:
+        """Return a verdict on each call; a refusal if the registry is away or fails."""
+        if not calls:
+            return {}
+        try:
+            verdicts = await self._retry.until_answered(
+                lambda: self._registry.check(self._context, calls, known_tool_names), seconds_max=_PATIENCE_SECONDS
+            )
+        except TRANSIENT:
+            verdicts = ()
+        found = {verdict.call_id: verdict for verdict in verdicts}
+        return {call.call_id: found.get(call.call_id) or _no_verdict(call.call_id) for call in calls}
+
+    async def record(self, decisions: Sequence[DecisionNote], results: Sequence[ResultNote]) -> None:
+        """Have these written to the audit chain, however long that takes: before that they have no effect."""
+        # A method may be missing while a deployment goes on: the registry before this version does not write that.
+        if decisions:
+            with suppress(MethodNotFound):
+                await self._retry.until_answered(lambda: self._registry.record_decisions(self._context, decisions))
+        if results:
+            with suppress(MethodNotFound):
+                await self._retry.until_answered(lambda: self._registry.record_results(self._context, results))
+
+    async def report(self, given_up: Sequence[ResultNote], *, seconds_max: float) -> bool:
+        """Have front-end calls counted that were given up; whether they are: nothing waits for that any longer."""
+        if not given_up:
+            return True
+        try:
+            await self._retry.until_answered(
+                lambda: self._registry.record_results(self._context, given_up), seconds_max=seconds_max
+            )
+        except PawlError:
+            return False
+        return True
+
+    async def execute(
+        self, call: Call, unknowns_resolved: int, on_progress: OnProgress, answers: Sequence[Answer] = ()
+    ) -> ExecutionResult:
+        """Run a call and return how it ended; never raises for the tool's or the registry's sake."""
+        execution = Execution(
+            call_id=call.call_id,
+            tool_name=call.tool_name,
+            tool_version=call.tool_version,
+            arguments_json=call.arguments_json,
+            earlier_attempts=call.attempt - 1,
+            unknowns_resolved=unknowns_resolved,
+            timeout_seconds=call.timeout_seconds,
+            approved_digest=call.approved_digest,
+            rule_id=call.rule_id,
+            answers=tuple(answers),
+        )
+        began, failures, lost = self._clock.monotonic(), 0, 0
+        while True:
+            left = began + call.timeout_seconds + _GRACE_SECONDS - self._clock.monotonic()
+            asked = replace(execution, earlier_attempts=execution.earlier_attempts + lost)
+            ended = await self._attempt(call, asked, on_progress, left, failures)
+            if isinstance(ended, ExecutionResult):
+                return ended
+            failures += 1
+            # What was refused for want of room has not begun; of what broke off nobody knows.
+            lost += not isinstance(ended, Overloaded)
+
+    async def stop(self, call: Call) -> Stopped:
+        """Stop a call and return what it came to; not stopped if nobody can say."""
+        try:
+            return await self._retry.until_answered(
+                lambda: self._registry.cancel(self._context, call.call_id, wait_seconds=_STOP_SECONDS),
+                seconds_max=_STOP_SECONDS,
+            )
+        except PawlError:
+            return Stopped(stopped=False)
+
+    async def _attempt(
+        self, call: Call, execution: Execution, on_progress: OnProgress, left: float, failures: int
+    ) -> ExecutionResult | PawlError:
+        """Return how the call ended, or why it is to be asked for again by the same id."""
+        try:
+            async with asyncio.timeout(left), aclosing(self._registry.execute(self._context, execution)) as pieces:
+                async for piece in pieces:
+                    if isinstance(piece, ExecutionResult):
+                        return piece
+                    on_progress(piece)
+            raise DependencyUnavailable("the execution ended without a result")
+        except TimeoutError:
+            return await self._give_up(call)
+        except TRANSIENT as error:
+            try:
+                await self._retry.pause(error, failures + 1, left=left)
+            except PawlError:
+                return _unreachable(call)
+            return error
+        except PawlError as error:
+            return ExecutionResult(outcome=Outcome.FAILED, result=settle.error(error.reason, error.message))
+
+    async def _give_up(self, call: Call) -> ExecutionResult:
+        answer = await self.stop(call)
+        if answer.result is not None:
+            return answer.result
+        if answer.stopped:
+            message = f"The call took more than {call.timeout_seconds:g} seconds."
+            return ExecutionResult(outcome=Outcome.FAILED, result=settle.error("TOOL_TIMEOUT", message))
+        return _unreachable(call)
+
+
+def _cut(tools: tuple[Tool, ...], left_out: int, most: int) -> Resolved:
+    """Return no more than `most`, also of what they fall back to, and of a registry that knows no bound yet."""
+    kept = tools[:most] if most else tools
+    return Resolved(tools=kept, left_out=left_out + len(tools) - len(kept))
+
+
+def _no_verdict(call_id: str) -> Verdict:
+    return Verdict(
+        call_id=call_id, disposition=Disposition.REFUSE, error_reason="TOOL_ERROR", error_message=_UNREACHABLE
+    )
+
+
+def _unreachable(call: Call) -> ExecutionResult:
+    if call.effect_class in REPEATABLE:
+        return ExecutionResult(outcome=Outcome.FAILED, result=settle.error("TOOL_ERROR", _UNREACHABLE))
+    return ExecutionResult(outcome=Outcome.UNKNOWN, result=_NULL)

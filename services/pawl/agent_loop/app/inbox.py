@@ -1,0 +1,309 @@
+"""Commands of users to runs: results, decisions, stops, findings.
+
+Each is checked here for what can be seen without the run, and by the ledger for
+the rest; the ledger's word on it is final.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+from pawl.agent_loop.app import approvers, operators
+from pawl.agent_loop.app.frames import CallDecision, ToolProgress, ToolResult
+from pawl.agent_loop.app.public_ports import CallChecker, PublicLedger
+from pawl.agent_loop.app.public_values import (
+    Caller,
+    CancelCommand,
+    DecisionCommand,
+    DecisionRight,
+    Outcome,
+    ProgressCommand,
+    Reply,
+    ResolveCommand,
+    ResultCommand,
+    RunView,
+    TopUpCommand,
+    Verdict,
+)
+from pawl.agent_loop.domain import checks
+from pawl.agent_loop.domain.call import CallState, DecisionKind
+from pawl.agent_loop.domain.command import CallResolution
+from pawl.agent_loop.domain.limits import TOKENS_MAX
+from pawl.agent_loop.domain.run import StopCause
+from pawl.chassis.ids import IdSource
+from pawl.errors import (
+    AlreadyExists,
+    CallNotFound,
+    CallNotPending,
+    FailedPrecondition,
+    InvalidArgument,
+    InvalidField,
+    NotFound,
+    OutOfRange,
+    PawlError,
+    PermissionDenied,
+    ResourceExhausted,
+    RunEnded,
+    RunNotFound,
+)
+
+REFUSALS: Final = (
+    InvalidArgument,
+    NotFound,
+    AlreadyExists,
+    FailedPrecondition,
+    OutOfRange,
+    PermissionDenied,
+    ResourceExhausted,
+)
+"""Errors that are about what was sent alone: where several things are sent, they become receipts."""
+
+_DIGEST_BYTES_MAX: Final = 128
+
+
+def derived_id(*parts: str) -> str:
+    """Return the id that always stands for these parts together."""
+    return "d_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40]
+
+
+class Inbox:
+    """Sends commands to runs."""
+
+    def __init__(self, *, ledger: PublicLedger, checker: CallChecker, ids: IdSource) -> None:
+        self._ledger = ledger
+        self._checker = checker
+        self._ids = ids
+
+    async def submit_results(
+        self, caller: Caller, *, request_id: str, run_id: str, results: Sequence[ToolResult]
+    ) -> tuple[list[Reply], RunView]:
+        """Bring results without a stream; return one reply each, in order, and the run after them.
+
+        A result that is wrong is refused alone. Idempotent by request id and call.
+
+        Raises:
+            RunNotFound
+        """
+        replies = await asyncio.gather(
+            *(
+                self._submit_one(caller, run_id, derived_id(request_id, result.call_id) if request_id else "", result)
+                for result in results
+            )
+        )
+        if any(reply.reason == RunNotFound.reason for reply in replies):
+            raise RunNotFound
+        runs = [reply.run for reply in replies if reply.run is not None]
+        return replies, max(runs, key=lambda run: run.last_seq) if runs else await self._ledger.get_run(caller, run_id)
+
+    async def _submit_one(self, caller: Caller, run_id: str, command_id: str, result: ToolResult) -> Reply:
+        try:
+            return await self.submit_result(caller, command_id, run_id, result, client_id="")
+        except REFUSALS as error:
+            return refusal(error)
+
+    async def submit_result(
+        self, caller: Caller, command_id: str, run_id: str, result: ToolResult, *, client_id: str, session_id: str = ""
+    ) -> Reply:
+        """Bring one result; with a client id, under the lease that the result names.
+
+        With a session id, only if this session holds the call.
+
+        Raises:
+            InvalidJson, TooLarge: the content is wrong.
+            RequestIdReused
+        """
+        command = ResultCommand(
+            call_id=result.call_id,
+            content_json=checks.result_json(result.content_json),
+            is_error=result.is_error,
+            client_id=client_id,
+            offer_epoch=result.offer_epoch if client_id else 0,
+            session_id=session_id,
+        )
+        return await self._ledger.send_command(caller, run_id, command_id or self._ids.new("cmd"), command)
+
+    async def report_progress(
+        self, caller: Caller, command_id: str, progress: ToolProgress, *, client_id: str, session_id: str
+    ) -> Reply:
+        """Bring progress of an offered call.
+
+        Raises:
+            InvalidField, TooLarge
+        """
+        command = ProgressCommand(
+            call_id=progress.call_id,
+            client_id=client_id,
+            offer_epoch=progress.offer_epoch,
+            session_id=session_id,
+            fraction=checks.fraction(progress.fraction),
+            message=checks.text(progress.message, "message", bytes_max=checks.PROGRESS_BYTES_MAX, may_be_empty=True),
+        )
+        return await self._ledger.send_command(caller, progress.run_id, command_id, command)
+
+    async def decide(self, caller: Caller, command_id: str, decision: CallDecision) -> Reply:
+        """Bring a decision. Edited arguments are validated and checked again first, an answer as its question says.
+
+        Raises:
+            InvalidField, TooLarge, InvalidJson: the decision itself is wrong.
+            CallNotFound: an edit names no call of the run.
+            InvalidArguments: the edited arguments may not run, or the answer does not fit; the message lists why.
+        """
+        _check_decision(decision)
+        right = approvers.decision_right(caller)
+        verdict = Verdict(arguments_json=b"", digest="")
+        if decision.kind is DecisionKind.EDIT:
+            for_approval = right is DecisionRight.STORE
+            call = await self._ledger.get_call(caller, decision.call_id, for_approval=for_approval)
+            if call.run_id != decision.run_id:
+                raise CallNotFound
+            # The run as a service reads it: who edits may be no more than an approver to it.
+            run = await self._ledger.get_run(Caller(store_id=caller.store_id, user_id=""), call.run_id)
+            verdict = await self._checker.check_edit(caller.store_id, run, call, decision.arguments_json)
+        elif decision.kind is DecisionKind.ANSWER:
+            await self._check_answer(caller, decision)
+        command = DecisionCommand(
+            call_id=decision.call_id,
+            kind=decision.kind,
+            digest=decision.digest,
+            arguments_json=verdict.arguments_json,
+            edited_digest=verdict.digest,
+            reason=decision.reason,
+            answer=decision.answer,
+            edited_preview=verdict.preview,
+            right=right,
+        )
+        # Request ids are known per run, and several people decide about one: each has ids of their own.
+        command_id = derived_id(caller.user_id, command_id) if command_id else self._ids.new("cmd")
+        return await self._ledger.send_command(caller, decision.run_id, command_id, command)
+
+    async def _check_answer(self, caller: Caller, decision: CallDecision) -> None:
+        """Check an answer to an open question of the caller; of all others the ledger has the word."""
+        try:
+            call = await self._ledger.get_call(caller, decision.call_id)
+        except NotFound:
+            return
+        if call.run_id == decision.run_id and call.state is CallState.ASKED and call.answer_schema_json:
+            await self._checker.check_answer(caller.store_id, call.answer_schema_json, decision.answer)
+
+    async def decide_calls(self, caller: Caller, *, request_id: str, decisions: Sequence[CallDecision]) -> list[Reply]:
+        """Bring several decisions; return one reply each, in order.
+
+        A decision that is wrong is refused alone. Idempotent by request id and call.
+        """
+        return await asyncio.gather(
+            *(
+                self._decide_one(caller, derived_id(request_id, decision.call_id) if request_id else "", decision)
+                for decision in decisions
+            )
+        )
+
+    async def _decide_one(self, caller: Caller, command_id: str, decision: CallDecision) -> Reply:
+        try:
+            return await self.decide(caller, command_id, decision)
+        except REFUSALS as error:
+            return refusal(error)
+
+    async def cancel(self, caller: Caller, command_id: str, run_id: str, reason: str) -> Reply:
+        """Stop a run. A run that has ended stays as it is: the outcome is LATE.
+
+        Raises:
+            InvalidField, TooLarge
+        """
+        checks.text(reason, "reason", bytes_max=checks.REASON_BYTES_MAX, may_be_empty=True)
+        command = CancelCommand(cause=StopCause.USER, reason=reason)
+        return await self._ledger.send_command(caller, run_id, command_id or self._ids.new("cmd"), command)
+
+    async def resolve(
+        self,
+        caller: Caller,
+        command_id: str,
+        *,
+        run_id: str,
+        call_id: str,
+        resolution: CallResolution,
+        content_json: bytes,
+    ) -> Reply:
+        """Say what became of a call in doubt, of a run of any user of the store.
+
+        Raises:
+            PermissionDenied: the caller is neither operator nor admin.
+            InvalidField, InvalidJson, TooLarge
+        """
+        operators.require_operator(caller)
+        if resolution is CallResolution.HAPPENED:
+            checks.result_json(content_json)
+        elif content_json:
+            raise InvalidField("content_json goes with HAPPENED only", field="content_json")
+        command = ResolveCommand(call_id=call_id, resolution=resolution, content_json=content_json)
+        return await operators.send(
+            self._ledger, caller, run_id, command_id or self._ids.new("cmd"), command, act="resolved"
+        )
+
+    async def top_up(self, caller: Caller, command_id: str, run_id: str, tokens: int) -> Reply:
+        """Add to the token budget of a run.
+
+        Raises:
+            InvalidField: no number of tokens that a budget can have.
+            RequestIdReused
+        """
+        if not 1 <= tokens <= TOKENS_MAX:
+            raise InvalidField(f"tokens must be from 1 to {TOKENS_MAX}", field="tokens")
+        command = TopUpCommand(tokens=tokens)
+        return await self._ledger.send_command(caller, run_id, command_id or self._ids.new("cmd"), command)
+
+
+def refusal(error: PawlError) -> Reply:
+    """Return the reply that says what an error says."""
+    outcome = Outcome.UNKNOWN if isinstance(error, NotFound) else Outcome.REFUSED
+    return Reply(outcome=outcome, reason=error.reason, message=error.message)
+
+
+def decided(reply: Reply) -> RunView:
+    """Return the run after a command that was taken.
+
+    Raises:
+        RunNotFound, CallNotFound, or the error that the outcome names.
+    """
+    if reply.taken and reply.run is not None:
+        return reply.run
+    error = reply.error(CallNotPending if reply.outcome is not Outcome.UNKNOWN else RunNotFound)
+    raise CallNotPending(error.message) if isinstance(error, RunEnded) else error
+
+
+def topped_up(reply: Reply) -> RunView:
+    """Return the run after a top-up that was taken.
+
+    Raises:
+        RunNotFound, or the error that the outcome names.
+    """
+    if reply.taken and reply.run is not None:
+        return reply.run
+    raise reply.error(RunNotFound)
+
+
+def stopped(reply: Reply) -> RunView:
+    """Return the run after a cancel, whatever state it was in.
+
+    Raises:
+        RunNotFound
+    """
+    if reply.run is not None:
+        return reply.run
+    raise reply.error(RunNotFound)
+
+
+def _check_decision(decision: CallDecision) -> None:
+    kind = decision.kind
+    checks.text(decision.digest, "decision.digest", bytes_max=_DIGEST_BYTES_MAX, may_be_empty=True)
+    if kind is DecisionKind.EDIT:
+        checks.arguments_json(decision.arguments_json)
+    elif decision.arguments_json:
+        raise InvalidField("arguments_json goes with EDIT only", field="decision.arguments_json")
+    if kind is DecisionKind.ANSWER:
+        checks.text(decision.answer, "decision.answer", bytes_max=checks.ANSWER_BYTES_MAX)
+    elif decision.answer:
+        raise InvalidField("answer goes with ANSWER only", field="decision.answer")
+    checks.text(decision.reason, "decision.reason", bytes_max=checks.REASON_BYTES_MAX, may_be_empty=True)

@@ -1,0 +1,264 @@
+"""The work of one run beside its drive, and what it has come to so far."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from pawl.agent_loop.app.hands import Hands
+from pawl.agent_loop.app.model_call import ModelCall, request_of
+from pawl.agent_loop.app.ports import Meter, Randomness, Registry, WorkerLedger
+from pawl.agent_loop.app.tasks import Tasks
+from pawl.agent_loop.app.unwinding import Unwinding
+from pawl.agent_loop.domain import delegation, proposals, step
+from pawl.agent_loop.domain.answering import usage_of
+from pawl.agent_loop.domain.call import ExecutionContext
+from pawl.agent_loop.domain.decision import CheckFallback, CheckInverse, Execute, PinTools, StartModel, StopCalls
+from pawl.agent_loop.domain.event import OutputDelta, ToolProgress
+from pawl.agent_loop.domain.fact import (
+    CallExecuted,
+    CallStopped,
+    Fact,
+    FallbackChecked,
+    ModelAnswered,
+    ModelCut,
+    ModelFailed,
+    RunRefused,
+    ToolsPinned,
+)
+from pawl.agent_loop.domain.failure import FailureClass
+from pawl.agent_loop.domain.history import Dialect
+from pawl.agent_loop.domain.model import ModelPort
+from pawl.agent_loop.domain.planning import Work
+from pawl.agent_loop.domain.run import PinnedTool, Run, RunFailure, RunOptions, Usage
+from pawl.agent_loop.domain.state import MODEL, PIN_TOOLS, State, check_of, stop_of
+from pawl.agent_loop.domain.tool import (
+    TOOLS_MAX,
+    DecisionNote,
+    ExecutionProgress,
+    ProposedCall,
+    Resolved,
+    ResultNote,
+    Tool,
+)
+from pawl.chassis.clock import Clock
+from pawl.chassis.ids import IdSource
+from pawl.chassis.retry import Retry
+from pawl.errors import ToolNotFound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workshop:
+    """What all runs of a worker share."""
+
+    ledger: WorkerLedger
+    registry: Registry
+    model: ModelPort
+    clock: Clock
+    ids: IdSource
+    random: Randomness
+    meter: Meter
+    default_model: str
+    dialect: Dialect
+    step_bytes_max: int = step.BYTES_MAX
+
+
+class Jobs:
+    """Does the work that plans ask for; `signal` is set when there is something to collect.
+
+    `now` gives the database's time, `active_seconds` how long the run has been active.
+    """
+
+    def __init__(
+        self,
+        shop: Workshop,
+        run: Run,
+        *,
+        retry: Retry,
+        signal: asyncio.Event,
+        now: Callable[[], float],
+        active_seconds: Callable[[], float],
+    ) -> None:
+        self._shop = shop
+        self._signal = signal
+        self._now = now
+        self._active_seconds = active_seconds
+        self._hands = Hands(run, registry=shop.registry, retry=retry, clock=shop.clock)
+        self._tasks = Tasks(signal)
+        self._progress: dict[str, ToolProgress] = {}
+        self._unwinding = Unwinding(run, ledger=shop.ledger, hands=self._hands, retry=retry)
+        self._tools: tuple[Tool, ...] | None = None
+        self._model_call: ModelCall | None = None
+
+    @property
+    def under_way(self) -> frozenset[str]:
+        """The names of the work that is going on."""
+        return self._tasks.names
+
+    def facts(self) -> tuple[Fact, ...]:
+        """Return and forget what work has come to."""
+        return self._tasks.facts()
+
+    def progress(self) -> tuple[ToolProgress, ...]:
+        """Return and forget the last progress of each call."""
+        progress = tuple(self._progress.values())
+        self._progress.clear()
+        return progress
+
+    def output(self, *, at_once: bool) -> tuple[OutputDelta, ...]:
+        """Return and forget the model's output if it is time to show it, or `at_once`."""
+        due = self.output_due_at()
+        if self._model_call is None or due is None:
+            return ()
+        return self._model_call.take_output() if at_once or due <= self._shop.clock.monotonic() else ()
+
+    def output_due_at(self) -> float | None:
+        """Return when, by the monotonic clock, output is to be shown; None if there is none."""
+        return self._model_call.output_due_at() if self._model_call else None
+
+    def model_usage(self) -> Usage | None:
+        """Return what the last model call has used so far, as far as that is known; None if there was none."""
+        return usage_of(self._model_call.usage()) if self._model_call else None
+
+    def start(self, work: Work, state: State) -> None:
+        """Begin what `state`, which is durable, has announced."""
+        start = self._tasks.start
+        match work:
+            case PinTools():
+                start(PIN_TOOLS, self._pin_tools(state) if state.run.undo is None else self._unwinding.plan())
+            case StartModel():
+                self._model_call = ModelCall(
+                    state, model=self._shop.model, monotonic=self._shop.clock.monotonic, on_output=self._signal.set
+                )
+                start(MODEL, self._call_model(self._model_call, state, work.delay_seconds))
+            case Execute():
+                for call_id in work.call_ids:
+                    start(call_id, self._execute(call_id, state))
+            case CheckFallback():
+                start(check_of(work.call_id), self._check_fallback(work.call_id, state))
+            case CheckInverse():
+                start(check_of(work.step.undo_call_id), self._unwinding.check(work.step, state.run, self._now()))
+            case StopCalls():
+                for call_id in work.call_ids:
+                    start(stop_of(call_id), self._stop(call_id, state))
+            case _:
+                assert_never(work)
+
+    async def record(self, decisions: Sequence[DecisionNote], results: Sequence[ResultNote]) -> None:
+        """Have what people decided and front ends returned written to the audit chain."""
+        await self._hands.record(decisions, results)
+
+    async def report(self, given_up: Sequence[ResultNote], *, seconds_max: float) -> bool:
+        """Have front-end calls counted that were given up; whether they are, after one attempt or so many seconds."""
+        return await self._hands.report(given_up, seconds_max=seconds_max)
+
+    async def cut_model(self) -> ModelCut | None:
+        """Stop the model call; return what it had written, or None if it has ended by itself."""
+        call = self._model_call
+        if call is None or not await self._tasks.cut(MODEL):
+            return None
+        self._shop.meter.model_called("cut", usage_of(call.answer().usage))
+        return ModelCut(answer=call.answer())
+
+    async def cut_all(self) -> None:
+        """Stop all work here. What the registry runs detached goes on."""
+        await self._tasks.cut_all()
+
+    async def _pin_tools(self, state: State) -> Fact:
+        options = state.run.options
+        chosen = options.tool_choice.tool_name
+        try:
+            found = await self._resolved(options)
+        except ToolNotFound as error:
+            return _no_tool(error.metadata.get("tool_name", ""))
+        # At the limit of their depth runs do without the tool that starts further ones.
+        may_delegate = delegation.may_delegate(state.run)
+        self._tools = tuple(tool for tool in found.tools if may_delegate or tool.context is not ExecutionContext.AGENT)
+        if chosen and all(tool.name != chosen for tool in self._tools):
+            return _no_tool(chosen)
+        pinned = tuple(PinnedTool(name=tool.name, version=tool.version) for tool in self._tools)
+        return ToolsPinned(tools=pinned, left_out=found.left_out)
+
+    async def _resolved(self, options: RunOptions) -> Resolved:
+        """Return the tools of a run: the one that the model must call is among them, however many there are."""
+        if options.without_tools:
+            return Resolved(tools=())
+        found = await self._hands.resolve(options.tool_names, most=TOOLS_MAX)
+        chosen = options.tool_choice.tool_name
+        if not chosen or not found.left_out or any(tool.name == chosen for tool in found.tools):
+            return found
+        wanted = await self._hands.resolve([chosen])
+        return replace(found, tools=(*wanted.tools, *found.tools)[:TOOLS_MAX])
+
+    async def _call_model(self, call: ModelCall, state: State, delay_seconds: float) -> Fact:
+        if delay_seconds:
+            await self._shop.clock.sleep(delay_seconds)
+        tools = await self._pinned_tools(state)
+        request = request_of(
+            replace(state, active_seconds=self._active_seconds()),
+            tools,
+            default_model=self._shop.default_model,
+            dialect=self._shop.dialect,
+        )
+        ended = await call.stream(request, self._shop.random)
+        failed = isinstance(ended, ModelFailed)
+        self._shop.meter.model_called("failed" if failed else "answered", usage_of(call.answer().usage))
+        if isinstance(ended, ModelFailed):
+            return ended
+        opened = state.loop.model_call
+        if opened is None or opened.summary:
+            return ModelAnswered(answer=ended)
+        calls = proposals.draft(
+            state.run,
+            ended,
+            without_tools=opened.without_tools,
+            now=self._now(),
+            new_call_id=lambda: self._shop.ids.new("call"),
+        )
+        known = [tool.name for tool in state.run.tools]
+        verdicts = await self._hands.check(proposals.to_check(state.run, calls), known)
+        return ModelAnswered(answer=ended, calls=calls, verdicts=verdicts)
+
+    async def _pinned_tools(self, state: State) -> tuple[Tool, ...]:
+        pinned = state.run.tools
+        if self._tools is None:
+            self._tools = (await self._hands.resolve([tool.name for tool in pinned], pinned)).tools if pinned else ()
+        return self._tools
+
+    async def _execute(self, call_id: str, state: State) -> Fact:
+        call = state.calls[call_id]
+
+        def on_progress(said: ExecutionProgress) -> None:
+            self._progress[call_id] = ToolProgress(
+                call_id=call_id, tool_name=call.tool_name, fraction=said.fraction, message=said.message
+            )
+            self._signal.set()
+
+        unknowns, answers = state.loop.unknowns_resolved.get(call_id, 0), state.loop.answers.get(call_id, ())
+        ended = await self._hands.execute(call, unknowns, on_progress, answers)
+        self._shop.meter.call_executed(ended.outcome)
+        return CallExecuted(call_id=call_id, ended=ended)
+
+    async def _stop(self, call_id: str, state: State) -> Fact:
+        await self._tasks.cut(call_id)
+        return CallStopped(call_id=call_id, answer=await self._hands.stop(state.calls[call_id]))
+
+    async def _check_fallback(self, call_id: str, state: State) -> Fact:
+        call = state.calls[call_id]
+        proposed = ProposedCall(
+            call_id=call_id,
+            tool_name=call.fallback_tool_name,
+            tool_version=state.run.tool_version(call.fallback_tool_name),
+            arguments_json=call.arguments_json,
+        )
+        verdicts = await self._hands.check([proposed], [tool.name for tool in state.run.tools])
+        return FallbackChecked(call_id=call_id, verdict=verdicts[call_id])
+
+
+def _no_tool(name: str) -> RunRefused:
+    message = f"There is no tool {name} that you may use."
+    return RunRefused(failure=RunFailure(failure_class=FailureClass.LIMIT, reason=ToolNotFound.reason, message=message))

@@ -1,0 +1,94 @@
+"""What operators of a store do about its runs, whoever they belong to (settled point 9)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pawl.agent_loop.app.public_ports import PublicLedger
+from pawl.agent_loop.app.public_values import (
+    Caller,
+    CancelCommand,
+    Page,
+    PublicCommand,
+    RedriveCommand,
+    Reply,
+    RunView,
+)
+from pawl.agent_loop.domain import checks
+from pawl.agent_loop.domain.run import StopCause
+from pawl.chassis import logs
+from pawl.chassis.ids import IdSource
+from pawl.errors import AttentionNotNeeded, PermissionDenied, RunNotFound
+
+_ROLES: Final = frozenset({"operator", "admin"})
+
+_log = logs.get_logger(__name__)
+
+
+def require_operator(caller: Caller) -> None:
+    """Return if the caller may act for all users of the store.
+
+    Raises:
+        PermissionDenied: the caller is neither operator nor admin.
+    """
+    if not caller.roles & _ROLES:
+        raise PermissionDenied("this needs the role operator or admin")
+
+
+async def send(
+    ledger: PublicLedger, caller: Caller, run_id: str, command_id: str, command: PublicCommand, *, act: str
+) -> Reply:
+    """Send what an operator does about a run, and write down who did it. The log of the run says it too, if taken."""
+    reply = await ledger.send_command(caller, run_id, command_id, command, as_operator=True)
+    _log.info(
+        "operator.acted", act=act, store=caller.store_id, user=caller.user_id, run=run_id, outcome=reply.outcome.value
+    )
+    return reply
+
+
+class Operators:
+    """Shows the runs of a store that need attention, and mends them."""
+
+    def __init__(self, *, ledger: PublicLedger, ids: IdSource) -> None:
+        self._ledger = ledger
+        self._ids = ids
+
+    async def list_attention(self, caller: Caller, *, run_id: str, page_size: int, page_token: str) -> Page[RunView]:
+        """Return the runs of the store that need attention, with their calls in doubt, the longest waiting first.
+
+        Raises:
+            PermissionDenied, InvalidPageToken
+        """
+        require_operator(caller)
+        return await self._ledger.list_attention(caller, run_id=run_id, page_size=page_size, page_token=page_token)
+
+    async def redrive(self, caller: Caller, command_id: str, run_id: str, reason: str) -> RunView:
+        """Let a quarantined run go on; return it.
+
+        Raises:
+            PermissionDenied, RunNotFound, RunEnded, InvalidField, TooLarge
+            AttentionNotNeeded: it is not quarantined.
+        """
+        require_operator(caller)
+        command = RedriveCommand(reason=_reason(reason))
+        reply = await send(self._ledger, caller, run_id, command_id or self._ids.new("cmd"), command, act="redriven")
+        if reply.taken and reply.run is not None:
+            return reply.run
+        raise reply.error(AttentionNotNeeded if reply.run is not None else RunNotFound)
+
+    async def end(self, caller: Caller, command_id: str, run_id: str, reason: str) -> RunView:
+        """Stop a run of any user of the store; return it. One that has ended stays as it is.
+
+        Raises:
+            PermissionDenied, RunNotFound, InvalidField, TooLarge
+        """
+        require_operator(caller)
+        command = CancelCommand(cause=StopCause.OPERATOR, reason=_reason(reason))
+        reply = await send(self._ledger, caller, run_id, command_id or self._ids.new("cmd"), command, act="ended")
+        if reply.run is None:
+            raise reply.error(RunNotFound)
+        return reply.run
+
+
+def _reason(reason: str) -> str:
+    return checks.text(reason, "reason", bytes_max=checks.REASON_BYTES_MAX, may_be_empty=True)

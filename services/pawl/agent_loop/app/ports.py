@@ -1,0 +1,230 @@
+"""What driving runs needs from outside."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pawl.agent_loop.domain.call import Answer, Call
+from pawl.agent_loop.domain.command import Command
+from pawl.agent_loop.domain.loop_state import LoopState
+from pawl.agent_loop.domain.message import Message
+from pawl.agent_loop.domain.run import PinnedTool, Run, RunAbove, Usage
+from pawl.agent_loop.domain.step import Committed, Step
+from pawl.agent_loop.domain.tool import (
+    DecisionNote,
+    ExecutionPiece,
+    ProposedCall,
+    Resolved,
+    ResultNote,
+    Stopped,
+    Verdict,
+)
+from pawl.agent_loop.domain.undo import UndoSource
+
+Randomness = Callable[[], float]
+"""Gives numbers from 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunKey:
+    """Which run."""
+
+    store_id: str
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A run that this worker holds; the epoch fences its commits."""
+
+    key: RunKey
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A run as the ledger has it at `now`, by the database's clock."""
+
+    run: Run
+    messages: tuple[Message, ...]
+    calls: tuple[Call, ...]
+    commands: tuple[Command, ...]
+    loop: LoopState
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewal:
+    """What the worker still holds, and which of that has unread commands."""
+
+    held: frozenset[Claim]
+    with_commands: frozenset[Claim]
+
+
+class WorkerLedger(Protocol):
+    """The ledger, for a worker. Every method may raise DependencyUnavailable and then be called again."""
+
+    async def claim(self, worker_id: str, *, runs_max: int, lease_seconds: float) -> tuple[Claim, ...]:
+        """Get runs to work on; none if there are none now."""
+        ...
+
+    async def load(self, claim: Claim) -> Loaded:
+        """Read all that is known of a claimed run.
+
+        Raises:
+            LeaseLost, RunNotFound: it is not this worker's to drive.
+        """
+        ...
+
+    async def renew(self, worker_id: str, *, lease_seconds: float) -> Renewal:
+        """Renew the leases of all runs of the worker."""
+        ...
+
+    async def release(self, worker_id: str) -> None:
+        """Give all runs of the worker back. Idempotent."""
+        ...
+
+    async def report_crash(self, claim: Claim) -> bool:
+        """Give a run back that can neither be driven nor ended here; whether it is quarantined.
+
+        Raises:
+            LeaseLost, RunEnded, RunNotFound: the run is not this worker's any more.
+        """
+        ...
+
+    async def commit(self, claim: Claim, commit_id: str, step: Step) -> Committed:
+        """Write one step. The same commit id again gets the same answer.
+
+        Raises:
+            LeaseLost, RunEnded, RunNotFound: the run is not this worker's any more.
+            InboxChanged, IllegalTransition: nothing was written; read again and plan again.
+        """
+        ...
+
+    async def list_commands(self, claim: Claim) -> tuple[Command, ...]:
+        """Read the unconsumed commands of a run, in order of arrival."""
+        ...
+
+    async def undo_sources(self, store_id: str, user_id: str, run_id: str) -> tuple[UndoSource, ...]:
+        """Read the calls of a run, each with the calls that have tried to undo it.
+
+        Raises:
+            RunNotFound: the user has no such run.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnBehalfOf:
+    """Whose run a registry call is about."""
+
+    store_id: str
+    user_id: str
+    conversation_id: str
+    run_id: str
+    user_roles: tuple[str, ...] = ()
+    """Those that the user had when the run was started."""
+    approvals_required: int = 0
+    """People who must approve each gated call of the run; 0 means one."""
+    above: tuple[RunAbove, ...] = ()
+    """The runs above it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """A call to be run. The registry knows it by its id, whoever asks and however often."""
+
+    call_id: str
+    tool_name: str
+    tool_version: int
+    arguments_json: bytes
+    earlier_attempts: int
+    unknowns_resolved: int
+    timeout_seconds: float
+    approved_digest: str
+    rule_id: str
+    answers: tuple[Answer, ...] = ()
+    """What became of the questions that its tool has asked so far."""
+
+
+class Registry(Protocol):
+    """The tool registry. Every method may raise DependencyUnavailable and then be called again."""
+
+    async def resolve(
+        self, context: OnBehalfOf, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0
+    ) -> Resolved:
+        """Return tools by name (none: all that the user may call), pinned ones in their version; `most` 0 means any.
+
+        Raises:
+            ToolNotFound: one does not exist for this user; metadata `tool_name` says which.
+        """
+        ...
+
+    async def check(
+        self, context: OnBehalfOf, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]
+    ) -> tuple[Verdict, ...]:
+        """Return a verdict on each call, in order. Executes nothing."""
+        ...
+
+    async def record_decisions(self, context: OnBehalfOf, decisions: Sequence[DecisionNote]) -> None:
+        """Write to the audit chain what people decided, before it takes effect. Idempotent.
+
+        Raises:
+            MethodNotFound: the registry is of a version that keeps no chain.
+        """
+        ...
+
+    async def record_results(self, context: OnBehalfOf, results: Sequence[ResultNote]) -> None:
+        """Write to the audit chain what front ends returned, before it is used. Idempotent.
+
+        Raises:
+            MethodNotFound: the registry is of a version that does not write that.
+        """
+        ...
+
+    def execute(self, context: OnBehalfOf, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
+        """Run a call: progress, then its result, last. Consume it inside `contextlib.aclosing`.
+
+        Raises:
+            ToolNotFound, ApprovalRequired, InvalidArguments: it may not run.
+        """
+        ...
+
+    async def cancel(self, context: OnBehalfOf, call_id: str, *, wait_seconds: float) -> Stopped:
+        """Stop a call wherever it runs, and wait for its end. Idempotent."""
+        ...
+
+
+class Meter(Protocol):
+    """Counts what the loop does."""
+
+    def model_called(self, outcome: str, usage: Usage) -> None:
+        """Count a model call that ended: `answered`, `failed` or `cut`."""
+        ...
+
+    def call_executed(self, outcome: str) -> None:
+        """Count an execution that ended, by its outcome."""
+        ...
+
+    def runs_held(self, count: int) -> None:
+        """Set how many runs this worker drives."""
+        ...
+
+    def run_left(self, how: str) -> None:
+        """Count a run that this worker let go of.
+
+        `parked`, `ended`, `handed_over`, `lost`, `failed`, `given_up` or `crashed`.
+        """
+        ...
+
+
+class Wakeups(Protocol):
+    """Hints that there is something to do; any of them may be missing."""
+
+    async def subscribe(
+        self, worker_id: str, *, on_work: Callable[[], Awaitable[None]], on_command: Callable[[RunKey], Awaitable[None]]
+    ) -> None:
+        """Call `on_work` when runs may be claimed, `on_command` when a run of the worker got a command."""
+        ...

@@ -1,0 +1,298 @@
+"""What goes between the use cases that serve clients and their ports.
+
+`document` fields hold a thing as the contract words it. The use cases pass them
+on and never look inside, so a client sees all that the ledger said, also what
+this version knows nothing about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from pawl.agent_loop.domain.call import CallState, DecisionKind
+from pawl.agent_loop.domain.command import CallResolution
+from pawl.agent_loop.domain.options import AskedOptions
+from pawl.agent_loop.domain.run import RunOptions, RunState, StopCause, Undo
+from pawl.errors import PawlError, by_reason
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """The authenticated user on whose behalf something is done."""
+
+    store_id: str
+    user_id: str
+    roles: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSession:
+    """One stream of a client: it holds offers, and gives back only its own."""
+
+    client_id: str
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallView:
+    """What the use cases look at in a call. Times are seconds since 1970."""
+
+    run_id: str
+    call_id: str
+    conversation_id: str
+    tool_name: str
+    tool_version: int
+    state: CallState
+    holder_client_id: str
+    offer_epoch: int
+    offer_expire_time: float
+    user_id: str
+    approval_digest: str
+    approval_count: int
+    deadline_time: float
+    document: object = field(repr=False)
+    answer_schema_json: bytes = b""
+    """The schema of the answer to its question; empty if any will do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """What the use cases look at in a run. `pending_calls` wait for someone."""
+
+    run_id: str
+    conversation_id: str
+    user_id: str
+    state: RunState
+    last_seq: int
+    undo: Undo | None
+    pending_calls: tuple[CallView, ...]
+    token_budget: int
+    tokens_used: int
+    document: object = field(repr=False)
+    user_roles: frozenset[str] = frozenset()
+    """Roles that its user had when it was started; only in runs that were read for their user or for a service."""
+    approvals_required: int = 0
+    """People who must approve each of its gated calls; 0 means one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedEvent:
+    """One entry of a run's log. Equal seq, equal document: all watchers share it."""
+
+    seq: int
+    size_bytes: int
+    run_state: RunState | None
+    """The state that the run changed to with this event."""
+    call: CallView | None
+    """The call that changed with this event."""
+    document: object = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogGap:
+    """What stands in place of the events up to `to_seq`, which are not kept any more."""
+
+    to_seq: int
+    document: object = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventPage:
+    """A part of a run's log: perhaps a gap, then events without gaps among them.
+
+    `ended`: nothing comes after `last_seq`.
+    """
+
+    events: tuple[LoggedEvent, ...]
+    last_seq: int
+    ended: bool
+    gap: LogGap | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page(Generic[T]):
+    """A page of a list; the token is empty after the last."""
+
+    items: tuple[T, ...]
+    next_page_token: str
+
+
+class ActiveRunPolicy(StrEnum):
+    """What a message does while a run of its conversation is active."""
+
+    QUEUE = "QUEUE"
+    STEER = "STEER"
+    INTERRUPT = "INTERRUPT"
+    REJECT = "REJECT"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewMessage:
+    """A message of a user, checked, with options complete; `asked` is what the user said of them.
+
+    With `undo` the run that it starts takes another one back.
+    """
+
+    request_id: str
+    conversation_id: str
+    conversation_must_exist: bool
+    text: str
+    asked: AskedOptions
+    options: RunOptions
+    policy: ActiveRunPolicy
+    undo: Undo | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseAnswer:
+    """Whether the session now holds the call it asked for, and the call if there is one.
+
+    `replaced` if a newer session of the same client holds it.
+    """
+
+    granted: bool
+    call: CallView | None
+    replaced: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultCommand:
+    """A result of a front-end call. Without a stream there is no client and no lease.
+
+    `session_id` is the stream that leased the call; empty where the client sends a
+    result again that it has of an earlier one.
+    """
+
+    call_id: str
+    content_json: bytes
+    is_error: bool
+    client_id: str = ""
+    offer_epoch: int = 0
+    session_id: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressCommand:
+    """Progress of a front-end call; `session_id` as in a result."""
+
+    call_id: str
+    client_id: str
+    offer_epoch: int
+    fraction: float | None
+    message: str
+    session_id: str = field(default="", compare=False)
+
+
+class DecisionRight(StrEnum):
+    """What a user may decide."""
+
+    OWN_RUNS = "OWN_RUNS"
+    STORE = "STORE"
+    QUESTIONS = "QUESTIONS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionCommand:
+    """A decision, of somebody with `right`. `arguments_json`, `edited_digest` and `edited_preview` go with EDIT."""
+
+    call_id: str
+    kind: DecisionKind
+    digest: str
+    arguments_json: bytes
+    edited_digest: str
+    reason: str
+    answer: str
+    edited_preview: str = ""
+    right: DecisionRight = DecisionRight.OWN_RUNS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingFilter:
+    """The part of all that waits: the caller's own, or with `of_store` all of the store that approvers may see.
+
+    Empty fields leave all; states and a tool's name leave no run.
+    """
+
+    of_store: bool = False
+    states: tuple[CallState, ...] = ()
+    tool_name: str = ""
+    conversation_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelCommand:
+    """A stop."""
+
+    cause: StopCause
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolveCommand:
+    """An operator's finding; `content_json` goes with HAPPENED."""
+
+    call_id: str
+    resolution: CallResolution
+    content_json: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopUpCommand:
+    """More tokens for a run."""
+
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedriveCommand:
+    """An operator lets a quarantined run go on."""
+
+    reason: str
+
+
+PublicCommand = (
+    ResultCommand | ProgressCommand | DecisionCommand | CancelCommand | ResolveCommand | RedriveCommand | TopUpCommand
+)
+
+
+class Outcome(StrEnum):
+    """The final word on a command or a frame."""
+
+    ACCEPTED = "ACCEPTED"
+    DUPLICATE = "DUPLICATE"
+    LATE = "LATE"
+    WRONG_HOLDER = "WRONG_HOLDER"
+    UNKNOWN = "UNKNOWN"
+    REFUSED = "REFUSED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What the ledger said to a command: the outcome, and the run after it unless UNKNOWN."""
+
+    outcome: Outcome
+    reason: str = ""
+    message: str = ""
+    run: RunView | None = None
+
+    @property
+    def taken(self) -> bool:
+        """Whether the command is in effect, now or since before."""
+        return self.outcome in {Outcome.ACCEPTED, Outcome.DUPLICATE}
+
+    def error(self, default: type[PawlError]) -> PawlError:
+        """Return the outcome as an error, for methods that answer with one; `default` if it names no reason."""
+        return by_reason.get(self.reason, default)(self.message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the registry says of edited arguments: canonical, with their digest."""
+
+    arguments_json: bytes
+    digest: str
+    preview: str = ""

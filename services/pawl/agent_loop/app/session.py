@@ -1,0 +1,94 @@
+"""The Session stream: one client's frames in, events, offers and receipts out.
+
+A session owns nothing. When its stream ends, for whatever reason, its tasks end
+with it, the calls that the client held are given back, and runs go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from pawl.agent_loop.app import frames
+from pawl.agent_loop.app.frames import ClientFrame
+from pawl.agent_loop.app.inbox import Inbox
+from pawl.agent_loop.app.messages import Messages
+from pawl.agent_loop.app.public_ports import PublicLedger
+from pawl.agent_loop.app.public_values import Caller, ClientSession
+from pawl.agent_loop.app.stream import Parts, Send, SessionTimes, Stream
+from pawl.agent_loop.app.watch import Watches
+from pawl.chassis.clock import Clock
+from pawl.chassis.ids import IdSource
+from pawl.errors import DeadlineExceeded, HelloRequired
+
+
+class Sessions:
+    """All sessions of this replica.
+
+    One stream a client: when a client id opens another, the earlier one ends
+    with CANCELLED, and what it held goes over to the new one. If that is on
+    another replica, the earlier one ends when the ledger says so: as soon as it
+    asks for a call of the new one, or says something of one.
+    """
+
+    def __init__(
+        self,
+        *,
+        ledger: PublicLedger,
+        watches: Watches,
+        messages: Messages,
+        inbox: Inbox,
+        clock: Clock,
+        ids: IdSource,
+        times: SessionTimes | None = None,
+    ) -> None:
+        self._parts = Parts(
+            ledger=ledger, watches=watches, messages=messages, inbox=inbox, clock=clock, times=times or SessionTimes()
+        )
+        self._ids = ids
+        self._open: dict[tuple[str, str, str], Stream] = {}
+
+    async def serve(self, caller: Caller, incoming: AsyncIterator[ClientFrame], send: Send) -> None:
+        """Serve one stream until it ends; `send` is called by one task at a time and may wait.
+
+        When the client has closed its side (or vanished: then the task is about
+        to be cancelled), events go on until every attached run has ended or the
+        silence limit strikes.
+
+        Raises:
+            HelloRequired, InvalidId, InvalidField: the stream does not begin as it must.
+            SlowConsumer: the client fell behind; metadata says in which run and where to attach again.
+            DeadlineExceeded: no frame came for the silence limit.
+            Cancelled: the client opened another stream.
+            DependencyUnavailable: a frame could not be answered; send it again after a reconnect.
+        """
+        hello_frame, hello = await self._hello(incoming)
+        client_id = hello.client_id or self._ids.new("cli")
+        key = (caller.store_id, caller.user_id, client_id)
+        client = ClientSession(client_id=client_id, session_id=self._ids.new("ses"))
+        stream = Stream(self._parts, caller, client, hello, send)
+        earlier = self._open.get(key)
+        self._open[key] = stream
+        if earlier is not None:
+            earlier.superseded.set()
+        try:
+            await stream.serve(hello_frame.frame_id, incoming)
+        finally:
+            if self._open.get(key) is stream:
+                del self._open[key]
+                if not stream.superseded.is_set():
+                    await stream.give_back()
+
+    async def _hello(self, incoming: AsyncIterator[ClientFrame]) -> tuple[ClientFrame, frames.Hello]:
+        try:
+            async with asyncio.timeout(self._parts.times.silence_max_seconds):
+                frame = await anext(aiter(incoming), None)
+        except TimeoutError:
+            raise DeadlineExceeded("no frame came") from None
+        if frame is None:
+            raise HelloRequired
+        if isinstance(frame.content, Exception):
+            raise frame.content
+        if not isinstance(frame.content, frames.Hello):
+            raise HelloRequired
+        return frame, frame.content

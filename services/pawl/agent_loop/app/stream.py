@@ -1,0 +1,326 @@
+"""One stream of one client, from its hello to its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+from pawl.agent_loop.app import frames
+from pawl.agent_loop.app.frames import ClientFrame, Receipt, ServerFrame
+from pawl.agent_loop.app.inbox import REFUSALS, Inbox, derived_id, refusal
+from pawl.agent_loop.app.messages import Messages
+from pawl.agent_loop.app.offers import Offers
+from pawl.agent_loop.app.public_ports import PublicLedger
+from pawl.agent_loop.app.public_values import Caller, ClientSession, LogGap, LoggedEvent, Outcome, Reply, RunView
+from pawl.agent_loop.app.watch import Watches
+from pawl.agent_loop.domain.run import ENDED, RunState
+from pawl.chassis.clock import Clock
+from pawl.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    HelloRequired,
+    InvalidField,
+    Overloaded,
+    PawlError,
+    SlowConsumer,
+)
+
+ATTACHMENTS_MAX: Final = 64
+
+_OUTGOING_FRAMES_MAX: Final = 64
+_RELEASE_SECONDS: Final = 0.4
+
+Send = Callable[[ServerFrame], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionTimes:
+    """How long a session is patient, in seconds."""
+
+    offer_lease_seconds: float = 30.0
+    heartbeat_seconds: float = 15.0
+    silence_max_seconds: float = 45.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What all streams of a replica work with."""
+
+    ledger: PublicLedger
+    watches: Watches
+    messages: Messages
+    inbox: Inbox
+    clock: Clock
+    times: SessionTimes
+
+
+class Stream:
+    """One stream, after its hello: its tasks, its attachments and the calls that its client holds."""
+
+    def __init__(self, parts: Parts, caller: Caller, client: ClientSession, hello: frames.Hello, send: Send) -> None:
+        self._parts = parts
+        self._caller = caller
+        self._client_id = client.client_id
+        self._send = send
+        self._outgoing: asyncio.Queue[ServerFrame] = asyncio.Queue(_OUTGOING_FRAMES_MAX)
+        self._sent_seqs: dict[str, int] = {}
+        self._attachments: dict[str, asyncio.Task[None]] = {}
+        self._tasks = asyncio.TaskGroup()
+        self._heard_at = 0.0
+        self._busy = False
+        self.superseded = asyncio.Event()
+        self._offers = Offers(
+            ledger=parts.ledger,
+            clock=parts.clock,
+            caller=caller,
+            client=client,
+            tools=hello.tools,
+            calls_max=hello.calls_max or 1,
+            lease_seconds=parts.times.offer_lease_seconds,
+            show=self._outgoing.put,
+            replaced=self.superseded.set,
+        )
+
+    async def serve(self, hello_frame_id: str, incoming: AsyncIterator[ClientFrame]) -> None:
+        times = self._parts.times
+        welcome = frames.Welcome(
+            client_id=self._client_id,
+            offer_lease_seconds=times.offer_lease_seconds,
+            silence_max_seconds=times.silence_max_seconds,
+        )
+        self._heard_at = asyncio.get_running_loop().time()
+        async with self._tasks:
+            background = [
+                self._tasks.create_task(self._write(), name="session.write"),
+                self._tasks.create_task(self._offers.run(), name="session.offers"),
+                self._tasks.create_task(self._watch_over(), name="session.watch_over"),
+            ]
+            await self._outgoing.put(welcome)
+            await self._outgoing.put(Receipt(frame_id=hello_frame_id, status=Outcome.ACCEPTED))
+            async for frame in incoming:
+                self._heard_at, self._busy = asyncio.get_running_loop().time(), True
+                await self._handle(frame)
+                self._busy = False
+            while self._attachments:
+                await asyncio.wait(self._attachments.values())
+            await self._outgoing.join()
+            for task in background:
+                task.cancel()
+
+    async def give_back(self) -> None:
+        """Release what the client holds; if that takes long, the leases end by themselves."""
+        try:
+            async with asyncio.timeout(_RELEASE_SECONDS):
+                await self._offers.release_all()
+        except TimeoutError:
+            return
+
+    async def _write(self) -> None:
+        heartbeat_seconds = self._parts.times.heartbeat_seconds
+        while True:
+            try:
+                async with asyncio.timeout(heartbeat_seconds):
+                    frame = await self._outgoing.get()
+            except TimeoutError:
+                await self._send(frames.ServerHeartbeat())
+                continue
+            await self._send(frame)
+            if isinstance(frame, frames.Event):
+                self._sent_seqs[frame.run_id] = frame.event.seq
+            elif isinstance(frame, frames.Gap):
+                self._sent_seqs[frame.run_id] = frame.gap.to_seq
+            self._outgoing.task_done()
+
+    async def _watch_over(self) -> None:
+        """End a stream whose client is silent, or has opened another."""
+        loop = asyncio.get_running_loop()
+        silence_max_seconds = self._parts.times.silence_max_seconds
+        while True:
+            silent_seconds = 0.0 if self._busy else loop.time() - self._heard_at
+            if silent_seconds >= silence_max_seconds:
+                raise DeadlineExceeded(f"no frame came for {silence_max_seconds:g} s")
+            try:
+                async with asyncio.timeout(silence_max_seconds - silent_seconds):
+                    await self.superseded.wait()
+            except TimeoutError:
+                continue
+            with suppress(TimeoutError):
+                # The receipts that are due come first.
+                async with asyncio.timeout(_RELEASE_SECONDS):
+                    await self._outgoing.join()
+            raise Cancelled("the client opened another stream")
+
+    async def _handle(self, frame: ClientFrame) -> None:
+        """Answer one frame with one receipt.
+
+        Raises:
+            PawlError: no receipt can be given; the stream ends, and the frame can be sent again.
+        """
+        if isinstance(frame.content, frames.ClientHeartbeat):
+            await self._offers.renew()
+            return
+        if isinstance(frame.content, frames.Hello):
+            raise HelloRequired
+        try:
+            receipt = await self._receipt(frame)
+        except REFUSALS as error:
+            receipt = _receipt(frame, refusal(error))
+        if receipt is not None:
+            await self._outgoing.put(receipt)
+
+    async def _receipt(self, frame: ClientFrame) -> Receipt | None:
+        """Do what the frame asks; None where the receipt has been sent."""
+        content = frame.content
+        command_id = derived_id(self._client_id, frame.frame_id)
+        caller, inbox = self._caller, self._parts.inbox
+        match content:
+            case Exception():
+                raise content
+            case frames.Start():
+                await self._attach(frame, await self._start(command_id, content), 0)
+                return None
+            case frames.Attach():
+                await self._attach(frame, content.run_id, content.after_seq)
+                return None
+            case frames.Detach():
+                await self._detach(content.run_id, release=True)
+                return _receipt(frame, Reply(outcome=Outcome.ACCEPTED), run_id=content.run_id)
+            case frames.ToolResult():
+                return _receipt(frame, await self._submit(command_id, content))
+            case frames.ToolProgress():
+                session_id = self._offers.session_of(content.call_id)
+                reply = await inbox.report_progress(
+                    caller, command_id, content, client_id=self._client_id, session_id=session_id
+                )
+                await self._offers.renew()
+                return _receipt(frame, reply)
+            case frames.CallDecision():
+                return _receipt(frame, await inbox.decide(caller, command_id, content))
+            case frames.Cancel():
+                return _receipt(frame, await inbox.cancel(caller, command_id, content.run_id, content.reason))
+            case frames.UserMessage():
+                run_id = await self._send_message(command_id, content)
+                return _receipt(frame, Reply(outcome=Outcome.ACCEPTED), run_id=run_id)
+            case frames.Hello() | frames.ClientHeartbeat():
+                raise HelloRequired
+            case _:
+                assert_never(content)
+
+    async def _start(self, request_id: str, start: frames.Start) -> str:
+        run = await self._parts.messages.start(
+            self._caller,
+            request_id=request_id,
+            conversation_id=start.conversation_id,
+            text=start.text,
+            asked=start.options,
+            policy=start.policy,
+        )
+        return run.run_id
+
+    async def _send_message(self, request_id: str, message: frames.UserMessage) -> str:
+        run, _ = await self._parts.messages.send(
+            self._caller,
+            request_id=request_id,
+            conversation_id=message.conversation_id,
+            text=message.text,
+            asked=message.options,
+            policy=message.policy,
+        )
+        return run.run_id
+
+    async def _submit(self, command_id: str, result: frames.ToolResult) -> Reply:
+        if result.offer_epoch == 0:
+            raise InvalidField("offer_epoch is the one that came with the offer", field="tool_result.offer_epoch")
+        self._offers.submitting(result.call_id)
+        outcome: Outcome | None = None
+        try:
+            reply = await self._parts.inbox.submit_result(
+                self._caller,
+                command_id,
+                result.run_id,
+                result,
+                client_id=self._client_id,
+                session_id=self._offers.session_of(result.call_id),
+            )
+            outcome = reply.outcome
+        finally:
+            self._offers.submitted(result.call_id, result.offer_epoch, outcome)
+        return reply
+
+    async def _attach(self, frame: ClientFrame, run_id: str, after_seq: int) -> None:
+        """Attach, or attach again from another position; the receipt comes before the first event."""
+        await self._detach(run_id, release=False)
+        if len(self._attachments) >= ATTACHMENTS_MAX:
+            raise Overloaded(f"a session is attached to at most {ATTACHMENTS_MAX} runs")
+        attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        task = self._tasks.create_task(
+            self._stream(frame, run_id, after_seq, attached), name=f"session.attachment {run_id}"
+        )
+        self._attachments[run_id] = task
+        await attached
+
+    async def _detach(self, run_id: str, *, release: bool) -> None:
+        task = self._attachments.pop(run_id, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+        if release:
+            await self._offers.leave(run_id, release=True)
+
+    async def _stream(self, frame: ClientFrame, run_id: str, after_seq: int, attached: asyncio.Future[None]) -> None:
+        self._sent_seqs[run_id] = after_seq
+        try:
+            async with self._parts.watches.open(self._caller, run_id, after_seq) as watcher:
+                run = await self._parts.ledger.get_run(self._caller, run_id)
+                self._offers.adopt(run)
+                await self._outgoing.put(_receipt(frame, Reply(outcome=Outcome.ACCEPTED), run_id=run_id))
+                attached.set_result(None)
+                async with aclosing(watcher.events()) as events:
+                    await self._show(run, after_seq, events)
+        except SlowConsumer as error:
+            raise SlowConsumer(
+                error.message, run_id=run_id, resume_after_seq=self._sent_seqs.get(run_id, after_seq)
+            ) from None
+        except PawlError as error:
+            if attached.done():
+                raise
+            attached.set_exception(error)
+        finally:
+            if not attached.done():
+                attached.cancel()
+        if self._attachments.get(run_id) is asyncio.current_task():
+            del self._attachments[run_id]
+            await self._offers.leave(run_id, release=False)
+
+    async def _show(self, run: RunView, after_seq: int, events: AsyncIterator[LoggedEvent | LogGap]) -> None:
+        """Send the events of a run, and its end."""
+        last_seq, state = after_seq, run.state
+        async for event in events:
+            if isinstance(event, LogGap):
+                await self._outgoing.put(frames.Gap(run_id=run.run_id, gap=event))
+                last_seq = event.to_seq
+                continue
+            await self._outgoing.put(frames.Event(run_id=run.run_id, event=event))
+            last_seq, state = event.seq, event.run_state or state
+            if event.call is not None and event.seq > run.last_seq:
+                self._offers.see(event.call)
+        await self._outgoing.put(frames.End(run_id=run.run_id, last_seq=last_seq, state=_ended(state, run.state)))
+
+
+def _ended(state: RunState, read: RunState) -> RunState:
+    return state if state in ENDED else read
+
+
+def _receipt(frame: ClientFrame, reply: Reply, *, run_id: str = "") -> Receipt:
+    content = frame.content
+    return Receipt(
+        frame_id=frame.frame_id,
+        status=reply.outcome,
+        reason="" if reply.taken else reply.reason,
+        message="" if reply.taken else reply.message,
+        run_id=run_id or getattr(content, "run_id", ""),
+        call_id=getattr(content, "call_id", ""),
+    )

@@ -1,0 +1,91 @@
+"""Undo, for users: what it would do, asking for it, and what it has come to."""
+
+from __future__ import annotations
+
+from pawl.agent_loop.app.public_ports import PublicLedger
+from pawl.agent_loop.app.public_values import ActiveRunPolicy, Caller, NewMessage, RunView
+from pawl.agent_loop.domain import undo
+from pawl.agent_loop.domain.options import AskedOptions, RunDefaults, complete
+from pawl.agent_loop.domain.run import ENDED, Undo
+from pawl.agent_loop.domain.undo import CallUndo
+from pawl.chassis import logs
+from pawl.errors import CallNotFound, InvalidField, RunNotEnded, RunNotFound
+
+_log = logs.get_logger(__name__)
+
+
+class Undoing:
+    """Undoes runs. Needs the user of the run, or an admin of its store; to all others there is no such run."""
+
+    def __init__(self, *, ledger: PublicLedger, defaults: RunDefaults) -> None:
+        self._ledger = ledger
+        self._defaults = defaults
+
+    async def preview(self, caller: Caller, run_id: str, call_id: str) -> tuple[CallUndo, ...]:
+        """Return what undoing a run, or one call of it, would do, in that order. Changes nothing.
+
+        Raises:
+            RunNotFound, CallNotFound, RunNotEnded
+        """
+        owner, _ = await self._ended_run(caller, run_id)
+        return await self._judged(owner, run_id, call_id)
+
+    async def start(self, caller: Caller, *, request_id: str, run_id: str, call_id: str) -> RunView:
+        """Create the run that undoes; durable when this returns. Idempotent by request id.
+
+        Raises:
+            RunNotFound, CallNotFound, RunNotEnded, QueueFull, RequestIdReused
+        """
+        owner, run = await self._ended_run(caller, run_id)
+        if call_id:
+            await self._judged(owner, run_id, call_id)
+        # What needed two people is not taken back by one.
+        asked = AskedOptions(approvals_required=run.approvals_required)
+        message = NewMessage(
+            request_id=request_id,
+            conversation_id=run.conversation_id,
+            conversation_must_exist=True,
+            text=undo.request_text(run_id, call_id),
+            asked=asked,
+            options=complete(asked, self._defaults),
+            policy=ActiveRunPolicy.QUEUE,
+            undo=Undo(run_id=run_id, call_id=call_id, user_id=caller.user_id),
+        )
+        created, _ = await self._ledger.submit_message(owner, message)
+        _log.info("run.undo", store=caller.store_id, user=caller.user_id, undone=run_id, run=created.run_id)
+        return created
+
+    async def report(self, caller: Caller, run_id: str) -> tuple[CallUndo, ...]:
+        """Return what an undo has come to so far, call by call, in its order.
+
+        Raises:
+            RunNotFound
+            InvalidField: the run is no undo.
+        """
+        owner, run = await self._run(caller, run_id)
+        if run.undo is None:
+            raise InvalidField("the run is no undo", field="run_id")
+        return await self._judged(owner, run.undo.run_id, run.undo.call_id, run_id)
+
+    async def _judged(self, owner: Caller, run_id: str, call_id: str, undo_run_id: str = "") -> tuple[CallUndo, ...]:
+        sources = undo.in_order(await self._ledger.undo_sources(owner, run_id), call_id)
+        if call_id and not sources:
+            raise CallNotFound
+        return tuple(undo.judged(source, undo_run_id) for source in sources)
+
+    async def _ended_run(self, caller: Caller, run_id: str) -> tuple[Caller, RunView]:
+        owner, run = await self._run(caller, run_id)
+        if run.state not in ENDED:
+            raise RunNotEnded
+        return owner, run
+
+    async def _run(self, caller: Caller, run_id: str) -> tuple[Caller, RunView]:
+        """Return a run that the caller may undo, and the user whose run it is, in whose name it is undone."""
+        try:
+            return caller, await self._ledger.get_run(caller, run_id)
+        except RunNotFound:
+            if "admin" not in caller.roles:
+                raise
+        # The ledger reads for no user in particular: for a service.
+        run = await self._ledger.get_run(Caller(store_id=caller.store_id, user_id=""), run_id)
+        return Caller(store_id=caller.store_id, user_id=run.user_id, roles=run.user_roles), run

@@ -1,0 +1,349 @@
+"""Claims runs, keeps their leases and drives them side by side.
+
+A run whose lease could not be confirmed in time is dropped before the lease
+ends: another worker may drive it then. The ledger refuses what a late worker
+writes all the same; dropping it keeps it from calling models and tools.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from pawl.agent_loop.app.drive import Drive
+from pawl.agent_loop.app.ports import Claim, Meter, Randomness, RunKey, Wakeups, WorkerLedger
+from pawl.agent_loop.domain.failure import FailureClass
+from pawl.agent_loop.domain.loop_state import NewerVersion
+from pawl.agent_loop.domain.run import RunFailure
+from pawl.agent_loop.domain.step import LeaseAction, Step
+from pawl.chassis import logs
+from pawl.chassis.clock import Clock
+from pawl.chassis.ids import IdSource
+from pawl.errors import Internal, LeaseLost, PawlError, RunEnded, RunNotFound
+
+_CLAIMED_AT_ONCE_MAX: Final = 64
+# A claim costs the same for one run as for many. So the next one comes at the earliest so long after the last began.
+_CLAIM_SECONDS_MIN: Final = 0.02
+# A sleep that ends so late says that this process has more to do than it can: it takes on nothing more for a while,
+# so that what it has, and the requests that it serves, do not wait for each other.
+_BUSY_SECONDS: Final = 0.05
+_BREATH_SECONDS_MAX: Final = 1.0
+# Work is stopped this long before a lease that nobody confirmed ends.
+_FENCE_MARGIN_SECONDS: Final = 0.5
+# A renewal that failed is tried again so soon: many attempts fit before the fence.
+_RENEW_AGAIN_SECONDS: Final = 0.25
+# A run of a newer version is held so long before it is let go.
+_NEWER_SECONDS: Final = 1.0
+# If this worker has found it so long, with no longer pause than this, no newer version will come for it.
+_NEWER_SECONDS_MAX: Final = 3600.0
+_NEWER_PAUSE_SECONDS_MAX: Final = 600.0
+_REMEMBERED_MAX: Final = 4096
+_RELEASE_SECONDS_MAX: Final = 1.0
+
+_log = logs.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLimits:
+    """How much a worker takes on, and its rhythm."""
+
+    runs_max: int = 256
+    lease_seconds: float = 10.0
+    renew_seconds: float = 2.0
+    poll_seconds: float = 1.0
+    hand_over_seconds: float = 1.0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Held:
+    drive: Drive
+    task: asyncio.Task[str]
+    claimed_at: float
+    confirmed_until: float
+
+
+@dataclass(slots=True)
+class _Recent:
+    """When claims were left lately, so that a late answer about one is not taken for a new claim."""
+
+    left_at: dict[Claim, float] = field(default_factory=dict)
+
+    def add(self, claim: Claim, now: float) -> None:
+        self.left_at.pop(claim, None)
+        self.left_at[claim] = now
+        if len(self.left_at) > _REMEMBERED_MAX:
+            del self.left_at[next(iter(self.left_at))]
+
+    def was_left_since(self, claim: Claim, time: float) -> bool:
+        return self.left_at.get(claim, -math.inf) >= time
+
+
+@dataclass(slots=True)
+class _Unread:
+    """Since when, and when last, this worker has met runs that it cannot read."""
+
+    met_at: dict[RunKey, tuple[float, float]] = field(default_factory=dict)
+
+    def meet(self, key: RunKey, now: float) -> float:
+        """Return for how long a run could not be read, which cannot be read now."""
+        since, last = self.met_at.pop(key, (now, now))
+        since = since if now - last <= _NEWER_PAUSE_SECONDS_MAX else now
+        self.met_at[key] = since, now
+        if len(self.met_at) > _REMEMBERED_MAX:
+            del self.met_at[next(iter(self.met_at))]
+        return now - since
+
+
+class Worker:
+    """Drives runs until it is told to stop.
+
+    Run `claim_forever`, `renew_forever` and `fence_forever` side by side, each
+    again if it fails; at the end cancel them and call `hand_over`.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        *,
+        ledger: WorkerLedger,
+        new_drive: Callable[[Claim, RunFailure | None], Drive],
+        clock: Clock,
+        ids: IdSource,
+        random: Randomness,
+        meter: Meter,
+        limits: WorkerLimits,
+    ) -> None:
+        self.worker_id = worker_id
+        self._ledger = ledger
+        self._new_drive = new_drive
+        self._clock = clock
+        self._ids = ids
+        self._random = random
+        self._meter = meter
+        self._limits = limits
+        self._held: dict[Claim, _Held] = {}
+        self._recent = _Recent()
+        self._unread = _Unread()
+        self._work_may_be_there = asyncio.Event()
+        self._claiming = asyncio.Lock()
+        self._stopping = False
+
+    async def listen(self, wakeups: Wakeups) -> None:
+        """Be woken by hints from now on. Without them the worker polls."""
+        await wakeups.subscribe(self.worker_id, on_work=self._on_work, on_command=self._on_command)
+
+    async def claim_forever(self) -> None:
+        """Claim runs whenever there may be some and there is room."""
+        while not self._stopping:
+            self._work_may_be_there.clear()
+            room = min(self._limits.runs_max - len(self._held), _CLAIMED_AT_ONCE_MAX)
+            began = self._clock.monotonic()
+            if room <= 0 or await self._claim(room) < room:
+                pause = self._limits.poll_seconds * (0.8 + 0.4 * self._random())
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._work_may_be_there.wait()
+            await self._breathe(began + _CLAIM_SECONDS_MIN)
+
+    async def _breathe(self, due: float) -> None:
+        """Sleep until `due`, and on for up to a second as long as this process has too much to do."""
+        end = due + _BREATH_SECONDS_MAX
+        while (left := due - self._clock.monotonic()) > 0:
+            await self._clock.sleep(left)
+            late = self._clock.monotonic() - due
+            if self._held and late > _BUSY_SECONDS:
+                due = min(due + 2 * late, end)
+
+    async def renew_forever(self) -> None:
+        """Renew all leases, and find out what was lost and who got commands."""
+        pause = self._limits.renew_seconds
+        while True:
+            await self._clock.sleep(pause)
+            pause = self._limits.renew_seconds
+            try:
+                async with asyncio.timeout(self._limits.renew_seconds):
+                    await self._renew()
+            except Exception as error:  # noqa: BLE001  # whatever it is: without renewals all drives are fenced
+                is_known = isinstance(error, TimeoutError | PawlError)
+                _log.warning("lease.not_renewed", error=_said(error), exc_info=not is_known)
+                pause = min(pause, _RENEW_AGAIN_SECONDS * (0.8 + 0.4 * self._random()))
+
+    async def fence_forever(self) -> None:
+        """Drop each run whose lease is about to end unconfirmed."""
+        while True:
+            now = self._clock.monotonic()
+            for claim, held in list(self._held.items()):
+                if held.confirmed_until - _FENCE_MARGIN_SECONDS <= now:
+                    self._drop(claim, held, "lease.unconfirmed")
+            soonest = min((held.confirmed_until for held in self._held.values()), default=now + 1.0)
+            await self._clock.sleep(min(1.0, max(0.05, soonest - _FENCE_MARGIN_SECONDS - now)))
+
+    async def hand_over(self) -> None:
+        """Stop all drives at their next commit point and give all runs back. Nothing is settled."""
+        self._stopping = True
+        tasks = [held.task for held in self._held.values()]
+        for held in self._held.values():
+            held.drive.hand_over()
+        if tasks:
+            await asyncio.wait(tasks, timeout=self._limits.hand_over_seconds)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            # What a claim that is under way still brings is given back too.
+            async with asyncio.timeout(_RELEASE_SECONDS_MAX), self._claiming:
+                await self._ledger.release(self.worker_id)
+        except (TimeoutError, PawlError) as error:
+            # The leases end by themselves.
+            _log.warning("worker.not_released", error=_said(error))
+
+    async def _on_work(self) -> None:
+        self._work_may_be_there.set()
+
+    async def _on_command(self, key: RunKey) -> None:
+        for claim, held in self._held.items():
+            if claim.key == key:
+                held.drive.poke()
+
+    async def _claim(self, room: int) -> int:
+        async with self._claiming:
+            if self._stopping:
+                return 0
+            began = self._clock.monotonic()
+            claims = await self._ledger.claim(self.worker_id, runs_max=room, lease_seconds=self._limits.lease_seconds)
+        for claim in claims:
+            self._start(claim, began)
+        return len(claims)
+
+    async def _renew(self) -> None:
+        began = self._clock.monotonic()
+        renewal = await self._ledger.renew(self.worker_id, lease_seconds=self._limits.lease_seconds)
+        for claim, held in list(self._held.items()):
+            if claim in renewal.held:
+                held.confirmed_until = began + self._limits.lease_seconds
+            elif held.claimed_at < began:
+                self._drop(claim, held, "lease.lost")
+        for claim in renewal.held:
+            # Held by this worker and driven by nobody: the answer to the claim was lost, or its drive ended and the
+            # ledger does not know it. Such a lease would be renewed for ever.
+            if not self._drives(claim) and not self._recent.was_left_since(claim, began):
+                _log.warning("run.not_driven", store=claim.key.store_id, run=claim.key.run_id, epoch=claim.epoch)
+                self._start(claim, began)
+        for claim in renewal.with_commands:
+            if claim in self._held:
+                self._held[claim].drive.poke()
+
+    def _start(self, claim: Claim, began: float) -> None:
+        if self._drives(claim) or self._stopping:
+            return
+        drive = self._new_drive(claim, None)
+        task = asyncio.get_running_loop().create_task(self._drive(drive), name=f"drive {claim.key.run_id}")
+        task.add_done_callback(lambda ended: self._forget(claim, ended))
+        self._held[claim] = _Held(
+            drive=drive, task=task, claimed_at=began, confirmed_until=began + self._limits.lease_seconds
+        )
+        self._meter.runs_held(len(self._held))
+
+    def _drives(self, claim: Claim) -> bool:
+        held = self._held.get(claim)
+        return held is not None and not held.task.done()
+
+    def _drop(self, claim: Claim, held: _Held, why: str) -> None:
+        """Stop a drive. It is held until it has ended, so that no other begins under the same claim before."""
+        if held.task.cancelling():
+            return
+        _log.warning(why, store=claim.key.store_id, run=claim.key.run_id, epoch=claim.epoch)
+        held.task.cancel()
+
+    def _forget(self, claim: Claim, ended: asyncio.Task[str]) -> None:
+        """Let go of a claim whose task is done, however that ended: a claim that is held is not driven again."""
+        if claim in self._held and self._held[claim].task is ended:
+            del self._held[claim]
+        how = "lost" if ended.cancelled() else "crashed"
+        if not ended.cancelled():
+            error = ended.exception()
+            if error is None:
+                how = ended.result()
+            else:
+                _log.error("run.not_given_up", run=claim.key.run_id, epoch=claim.epoch, exc_info=error)
+        self._meter.runs_held(len(self._held))
+        self._meter.run_left(how)
+        self._work_may_be_there.set()
+
+    async def _drive(self, drive: Drive) -> str:
+        """Drive a run; return how it was left."""
+        claim = drive.claim
+        logs.bind(store=claim.key.store_id, run=claim.key.run_id)
+        try:
+            left: str = await drive.run()
+        except (LeaseLost, RunEnded, RunNotFound) as error:
+            left = "lost"
+            _log.info("run.lost", reason=error.reason, epoch=claim.epoch)
+        except NewerVersion as error:
+            left = await self._leave_to_newer(claim, error)
+        except Exception:  # noqa: BLE001  # one run must not hurt the others
+            left = "failed" if await self._fail(claim) else await self._give_up(claim)
+        else:
+            _log.info("run.left", how=left, epoch=claim.epoch)
+        if left != "crashed":
+            self._recent.add(claim, self._clock.monotonic())
+        return left
+
+    async def _leave_to_newer(self, claim: Claim, why: NewerVersion) -> str:
+        """Let go of a run that a worker of a newer version can drive, as in a deploy; no crash is counted.
+
+        Not at once: this worker, or another like it, may be the next to claim it. Nor for ever: if no such worker
+        comes, operators must see the run.
+        """
+        _log.warning("run.of_newer_version", error=str(why), epoch=claim.epoch)
+        if self._unread.meet(claim.key, self._clock.monotonic()) > _NEWER_SECONDS_MAX:
+            return await self._give_up(claim)
+        await self._clock.sleep(_NEWER_SECONDS)
+        try:
+            await self._ledger.commit(claim, self._ids.new("cmt"), Step(lease_action=LeaseAction.RELEASE))
+        except (LeaseLost, RunEnded, RunNotFound):
+            return "lost"
+        except PawlError as error:
+            # The next renewal finds the run held and not driven.
+            _log.warning("run.not_left", error=_said(error))
+            return "crashed"
+        return "left_to_newer"
+
+    async def _fail(self, claim: Claim) -> bool:
+        """End a run whose drive crashed; whether it could be ended."""
+        error_id = self._ids.new("err")
+        _log.exception("run.crashed", error_id=error_id)
+        message = f"{Internal().message} ({error_id})"
+        failure = RunFailure(failure_class=FailureClass.INTERNAL, reason=Internal.reason, message=message)
+        try:
+            await self._new_drive(claim, failure).run()
+        except (LeaseLost, RunEnded, RunNotFound):
+            return True
+        except Exception:  # noqa: BLE001  # logged, and given up
+            _log.exception("run.cannot_be_failed", error_id=error_id)
+            return False
+        return True
+
+    async def _give_up(self, claim: Claim) -> str:
+        """Give a run back that can neither be driven nor ended, as if this worker had died of it.
+
+        Return how it was left. If the ledger cannot be told either, whatever it answers, the next renewal tries the
+        run again.
+        """
+        try:
+            quarantined = await self._ledger.report_crash(claim)
+        except (LeaseLost, RunEnded, RunNotFound):
+            return "lost"
+        except Exception as error:  # noqa: BLE001  # see above
+            _log.warning("run.not_given_up", error=_said(error), exc_info=not isinstance(error, PawlError))
+            return "crashed"
+        _log.error("run.given_up", epoch=claim.epoch, quarantined=quarantined)
+        return "given_up"
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__

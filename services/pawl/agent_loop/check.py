@@ -1,0 +1,217 @@
+"""`pawl model check URL`: what a model server can do, and the settings that fit it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+import openai
+from msgspec.structs import replace
+
+from pawl.agent_loop.adapters.model.client import OpenAiModel, OutputTokensField
+from pawl.agent_loop.domain.assembly import ARGUMENTS_BYTES_MAX, Assembly, ModelAnswer
+from pawl.agent_loop.domain.history import ReasoningEcho
+from pawl.agent_loop.domain.model import ModelError, ModelRequest
+from pawl.chassis import strict_json
+from pawl.errors import PawlError
+
+_FEW_TOKENS: Final = 16
+_SECONDS: Final = 120.0
+_TOOL: Final = {
+    "type": "function",
+    "function": {
+        "name": "add_numbers",
+        "description": "Add two numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
+            "required": ["a", "b"],
+        },
+    },
+}
+_LONG: Final = ({"role": "user", "content": "count to 500"},)
+_ASK: Final = ({"role": "user", "content": 'call add_numbers with {"a": 2, "b": 3}'},)
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """The findings: lines for people, settings, and whether runs with tools work."""
+
+    lines: list[str] = field(default_factory=list)
+    settings: dict[str, str] = field(default_factory=dict)
+    works: bool = True
+
+    def good(self, text: str) -> None:
+        """Note what works."""
+        self.lines.append(f"ok    {text}")
+
+    def note(self, text: str) -> None:
+        """Note what works otherwise than one might think."""
+        self.lines.append(f"note  {text}")
+
+    def bad(self, text: str) -> None:
+        """Note what runs cannot do without."""
+        self.lines.append(f"FAIL  {text}")
+        self.works = False
+
+
+class Probe:
+    """Asks one model server, as runs do."""
+
+    def __init__(self, base_url: str, api_key: str, model: str) -> None:
+        self._base_url = base_url
+        self._api_key = api_key
+        self._model = model
+        self._field: OutputTokensField = "max_completion_tokens"
+        self.report = Report()
+
+    async def run(self) -> Report:
+        """Ask everything, and return what came of it."""
+        self.report.settings = {"OPENAI_BASE_URL": self._base_url, "PAWL_MODEL": self._model}
+        try:
+            await self._stream()
+            await self._limit()
+            await self._tools()
+        except ModelError as error:
+            self.report.bad(error.message)
+        return self.report
+
+    async def _stream(self) -> None:
+        answer = await self._answer(_ask("say hello"))
+        report = self.report
+        report.good(f"an answer came as a stream (finish reason {answer.finish_reason or 'none'!r})")
+        if answer.empty:
+            report.bad("the answer had neither text nor a call")
+        if not answer.finish_reason:
+            report.note("no finish reason: only `[DONE]` says that an answer is whole")
+        if answer.usage.input_tokens and answer.usage.output_tokens:
+            report.good("it says how many tokens were used")
+        else:
+            report.note("it does not say how many tokens were used: they are estimated, at three bytes a token")
+        if "<think>" in answer.text:
+            report.note("reasoning stands in the text, as <think>: have the server part them (docs/model-server.md)")
+        elif answer.reasoning:
+            report.good("it sends its reasoning apart from the text")
+
+    async def _limit(self) -> None:
+        """Find the field by which an answer can be limited; budgets of tokens need it."""
+        for name in ("max_completion_tokens", "max_tokens"):
+            self._field = name
+            try:
+                answer = await self._answer(replace(_ask(""), messages=_LONG, output_tokens_max=_FEW_TOKENS))
+            except ModelError as error:
+                if error.retryable:
+                    raise
+                continue
+            if answer.cut_off:
+                self.report.good(f"{name} limits an answer, and the finish reason says so")
+                self.report.settings["PAWL_OUTPUT_TOKENS_FIELD"] = name
+                return
+        self._field = "max_completion_tokens"
+        self.report.note("nothing limits an answer: budgets of tokens are passed by what it writes too much")
+
+    async def _tools(self) -> None:
+        asking = replace(_ask(""), messages=_ASK, tools=(_TOOL,))
+        answer = await self._answer(asking)
+        if not answer.calls:
+            self.report.bad("it did not call the tool that it was asked to call: runs have no tools with this model")
+            return
+        call = answer.calls[0]
+        if call.name != "add_numbers" or not _is_object(call.arguments):
+            self.report.bad(f"its call cannot be read: {call.name[:100]!r} with {call.arguments[:100]!r}")
+            return
+        self.report.good("it calls tools")
+        echoes = [ReasoningEcho.AUTO, ReasoningEcho.NONE, ReasoningEcho.REASONING] if answer.reasoning else ["auto"]
+        for echo in echoes:
+            try:
+                last = await self._answer(replace(asking, messages=_with_result(answer, echo)))
+            except ModelError as error:
+                if error.retryable or echo == echoes[-1]:
+                    self.report.bad(f"it does not take the result of a call: {error.message}")
+                    return
+                continue
+            self.report.settings["PAWL_REASONING_ECHO"] = str(echo)
+            said = "answers with" if last.text.strip() else "takes"
+            self.report.good(f"it {said} the result of a call")
+            return
+
+    async def _answer(self, request: ModelRequest) -> ModelAnswer:
+        assembly = Assembly()
+        asked = replace(request, model=self._model)
+        async with (
+            OpenAiModel(base_url=self._base_url, api_key=self._api_key, output_tokens_field=self._field) as model,
+            aclosing(model.stream(asked)) as pieces,
+        ):
+            async for piece in pieces:
+                assembly.add(piece)
+        return assembly.answer()
+
+
+def _ask(text: str) -> ModelRequest:
+    return ModelRequest(model="", messages=({"role": "user", "content": text},), deadline_seconds=_SECONDS)
+
+
+def _with_result(answer: ModelAnswer, echo: str) -> tuple[dict[str, Any], ...]:
+    """Return the history of the next round, as runs send it."""
+    call = answer.calls[0]
+    function = {"name": call.name, "arguments": call.arguments}
+    asked: dict[str, Any] = {
+        "role": "assistant",
+        "content": answer.text or None,
+        "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
+    }
+    if answer.reasoning and echo != ReasoningEcho.NONE:
+        asked["reasoning" if echo == ReasoningEcho.REASONING else "reasoning_content"] = answer.reasoning
+    result = {"role": "tool", "tool_call_id": "call_1", "content": msgspec.json.encode({"sum": 5}).decode()}
+    return (*_ASK, asked, result)
+
+
+def _is_object(arguments: str) -> bool:
+    try:
+        return isinstance(strict_json.loads(arguments.encode(), bytes_max=ARGUMENTS_BYTES_MAX), dict)
+    except PawlError:
+        return False
+
+
+async def first_model(base_url: str, api_key: str) -> str:
+    """Return the first model that a server lists; empty if it lists none."""
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key or "none", max_retries=0, timeout=30.0) as client:
+        try:
+            page = await client.models.list()
+        except (openai.OpenAIError, ValueError):
+            return ""
+        return page.data[0].id if page.data else ""
+
+
+async def check(base_url: str, api_key: str, model: str) -> Report:
+    """Return what a model server can do; without `model` of the first one that it lists."""
+    model = model or await first_model(base_url, api_key)
+    if not model:
+        report = Report()
+        report.bad("it lists no models, or cannot be reached: name one with --model")
+        return report
+    return await Probe(base_url, api_key, model).run()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Check a server and print what was found; 1 if runs cannot work with it."""
+    parser = argparse.ArgumentParser(prog="pawl model check", description="Probe a model server; print settings.")
+    parser.add_argument("url", help="base URL, for example http://127.0.0.1:8000/v1")
+    parser.add_argument("--model", default="", help="default: the first one that it lists")
+    given = parser.parse_args(arguments)
+    report = asyncio.run(check(given.url.rstrip("/"), os.environ.get("OPENAI_API_KEY", ""), given.model))
+    print("\n".join(report.lines))
+    if report.settings:
+        print("\nSettings:\n" + "\n".join(f"{name}={value}" for name, value in report.settings.items()))
+    return 0 if report.works else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

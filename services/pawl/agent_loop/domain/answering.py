@@ -1,0 +1,217 @@
+"""What the end of a model call makes of the state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from pawl.agent_loop.domain import budget, proposals, repetition, retry, text
+from pawl.agent_loop.domain.assembly import ModelAnswer
+from pawl.agent_loop.domain.call import Call, CallState
+from pawl.agent_loop.domain.event import OwnerEvent, RoundEnded, RoundRetrying, Warned
+from pawl.agent_loop.domain.fact import ModelAnswered, ModelCut, ModelFailed, Shown
+from pawl.agent_loop.domain.failure import FailureClass
+from pawl.agent_loop.domain.loop_state import CountedPrompt, LoopState, OpenModelCall
+from pawl.agent_loop.domain.message import Message, Role
+from pawl.agent_loop.domain.model import CONTENT_FILTER, EMPTY_ANSWER, UsageReport
+from pawl.agent_loop.domain.run import RunFailure, Usage
+from pawl.agent_loop.domain.state import State
+
+
+def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
+    """Return the state with the answer: a message and its calls, or a summary."""
+    answer, opened = fact.answer, state.loop.model_call
+    if opened is None:
+        return state, ()
+    usage = usage_of(answer.usage)
+    ended = RoundEnded(
+        round=state.run.round + opened.summary,
+        model_attempt=opened.attempt,
+        finish_reason=text.clean(answer.finish_reason),
+        usage=usage,
+    )
+    state = replace(
+        state,
+        run=replace(state.run, usage=opened.usage_before + usage),
+        loop=replace(state.loop, model_call=None, partial_text=""),
+    )
+    state = _with_counted_prompt(state, answer.usage, is_summary=opened.summary)
+    if opened.summary:
+        return _summarised(state, answer, opened.summarised_to_number), (ended,)
+    limits = state.run.options.limits
+    calls = tuple(
+        proposals.judged(call, fact.verdicts[call.call_id], state.run.options, now)
+        if call.state is CallState.PROPOSED
+        else call
+        for call in fact.calls
+    )
+    notes = {key: verdict.note for key, verdict in fact.verdicts.items() if verdict.note}
+    within = calls[: limits.calls_per_round_max]
+    loop = replace(state.loop, notes=notes)
+    if within and not opened.without_tools:
+        loop = _counted(loop, within, limits.identical_calls_max)
+    state = replace(state, loop=loop).with_calls(calls)
+    state = _with_message(state, answer, fact.shown, calls)
+    events: list[OwnerEvent] = [ended]
+    if answer.cut_off:
+        events.append(Warned(reason="ANSWER_CUT_OFF", message="The model's output limit cut its answer off."))
+    if answer.fields_left_out:
+        message = "The model server's own fields are too large to be kept; it may miss them in the next request."
+        events.append(Warned(reason="FIELDS_LEFT_OUT", message=message))
+    if len(calls) > limits.calls_per_round_max:
+        message = f"The model asked for {len(calls)} calls at once; only {limits.calls_per_round_max} are run."
+        events.append(Warned(reason="TOO_MANY_CALLS", message=message))
+    return _filtered(state, answer) if not calls else state, tuple(events)
+
+
+def failed(state: State, fact: ModelFailed) -> tuple[State, tuple[OwnerEvent, ...]]:
+    """Return the state before the next attempt, or about to fail with the partial text kept."""
+    opened = state.loop.model_call
+    if opened is None:
+        return state, ()
+    if fact.tokens_needed:
+        return _not_made(state, opened, fact.tokens_needed)
+    limits = state.run.options.limits
+    written = text.clean(fact.answer.text)
+    loop = replace(state.loop, partial_text=written or state.loop.partial_text)
+    usage = usage_of(fact.answer.usage)
+    state = replace(state, run=replace(state.run, usage=opened.usage_before + usage))
+    left = limits.round_timeout_seconds - state.round_active_seconds
+    # What the budget cut short was no failure of the model server, and is bounded by the top-ups.
+    failures = opened.failures + (fact.error.reason != retry.BUDGET_EXHAUSTED)
+    is_empty = fact.error.reason == EMPTY_ANSWER
+    # A model that says nothing twice will not say more the third time.
+    error = replace(fact.error, retryable=False) if is_empty and opened.empty_answers else fact.error
+    delay = retry.delay(error, failures=failures, attempts_max=limits.model_attempts_max, left=left, jitter=fact.jitter)
+    if delay is None or budget.ends_run(state):
+        failure = retry.failure_of(fact.error) if delay is None else budget.failure(state)
+        loop = replace(loop, failure=failure)
+        return with_partial(replace(state, loop=loop), fact.shown if written else Shown()), ()
+    event = RoundRetrying(
+        round=state.run.round + opened.summary,
+        model_attempt=opened.attempt,
+        reason=fact.error.reason,
+        message=fact.error.message,
+        delay_seconds=delay,
+        void_from_seq=fact.shown.first_seq,
+        usage=usage,
+    )
+    again = replace(
+        opened,
+        attempt=opened.attempt + 1,
+        failures=failures,
+        empty_answers=opened.empty_answers + is_empty,
+        output_from_seq=state.run.last_seq + 1,
+        usage_before=state.run.usage,
+    )
+    return replace(state, loop=replace(loop, model_call=again), model_starts_in=delay), (event,)
+
+
+def _not_made(state: State, opened: OpenModelCall, tokens_needed: int) -> tuple[State, tuple[OwnerEvent, ...]]:
+    """Return the state with a call held back that costs more than what is left."""
+    held = replace(opened, held=True, tokens_needed=tokens_needed)
+    state = replace(state, loop=replace(state.loop, model_call=held), model_starts_in=None)
+    return state, (Warned(reason=retry.BUDGET_EXHAUSTED, message=budget.said_of_need(state)),)
+
+
+def cut(state: State, fact: ModelCut) -> State:
+    """Return the state with what the model had written until it was stopped."""
+    opened = state.loop.model_call
+    if opened is None:
+        return state
+    run = replace(state.run, usage=opened.usage_before + usage_of(fact.answer.usage))
+    written = text.clean(fact.answer.text)
+    loop = replace(
+        state.loop,
+        partial_text=written or state.loop.partial_text,
+        failure=state.loop.failure or fact.failure,
+    )
+    return with_partial(replace(state, run=run, loop=loop), fact.shown if written else Shown())
+
+
+def with_partial(state: State, shown: Shown) -> State:
+    """Keep what the last attempt had written as an interrupted message.
+
+    `shown` is where its output is in the log; nowhere if it is of an attempt
+    whose output is void.
+    """
+    partial = state.loop.partial_text
+    opened = state.loop.model_call
+    state = replace(state, loop=replace(state.loop, model_call=None, partial_text=""))
+    if not partial or (opened and opened.summary):
+        return state
+    message = Message(
+        role=Role.ASSISTANT,
+        run_id=state.run.run_id,
+        text=partial,
+        interrupted=True,
+        first_output_seq=shown.first_seq,
+        last_output_seq=shown.last_seq,
+    )
+    return replace(state, run=replace(state.run, output_text=partial)).with_message(message)
+
+
+def _counted(loop: LoopState, calls: Sequence[Call], identical_max: int) -> LoopState:
+    loop = repetition.count(loop, calls, identical_max)
+    stuck = repetition.stuck_call(loop, calls, identical_max)
+    if stuck is None:
+        return loop
+    message = f"The model kept calling {stuck.tool_name} in the same way."
+    failure = RunFailure(failure_class=FailureClass.STUCK, reason="STUCK_LOOP", message=message)
+    return replace(loop, failure=failure)
+
+
+def _filtered(state: State, answer: ModelAnswer) -> State:
+    if answer.finish_reason.lower() != CONTENT_FILTER.lower():
+        return state
+    failure = RunFailure(
+        failure_class=FailureClass.CONTENT_FILTER,
+        reason="CONTENT_FILTER",
+        message="The model server withheld the rest of the answer.",
+    )
+    return replace(state, loop=replace(state.loop, failure=failure))
+
+
+def _summarised(state: State, answer: ModelAnswer, to_number: int) -> State:
+    summary = Message(
+        role=Role.SUMMARY, run_id=state.run.run_id, text=text.clean(answer.text), summarised_to_number=to_number
+    )
+    kept = tuple(message for message in state.messages if message.number > to_number or not message.number)
+    return replace(state, messages=(*kept, summary))
+
+
+def _with_counted_prompt(state: State, usage: UsageReport, *, is_summary: bool) -> State:
+    size_bytes, last = usage.prompt_bytes, state.loop.counted_prompt
+    if size_bytes:
+        last = CountedPrompt(size_bytes=size_bytes, tokens=usage.input_tokens)
+    return replace(state, loop=replace(state.loop, counted_prompt=None if is_summary else last))
+
+
+def _with_message(state: State, answer: ModelAnswer, shown: Shown, calls: tuple[Call, ...]) -> State:
+    message = Message(
+        role=Role.ASSISTANT,
+        run_id=state.run.run_id,
+        text=text.clean(answer.text),
+        reasoning=text.clean(answer.reasoning),
+        provider_state_json=answer.provider_state_json,
+        call_ids=tuple(call.call_id for call in calls),
+        refusal=text.clean(answer.refusal),
+        interrupted=answer.cut_off,
+        first_output_seq=shown.first_seq,
+        last_output_seq=shown.last_seq,
+    )
+    run = replace(state.run, output_text=message.text or message.refusal)
+    return replace(state, run=run).with_message(message)
+
+
+def usage_of(report: UsageReport) -> Usage:
+    """Return what one model call used."""
+    return Usage(
+        input_tokens=report.input_tokens,
+        cached_input_tokens=report.cached_input_tokens,
+        output_tokens=report.output_tokens,
+        reasoning_tokens=report.reasoning_tokens,
+        model_calls=1,
+        estimated_tokens=report.estimated_tokens,
+    )

@@ -1,0 +1,150 @@
+"""The token budget of a run (LOOP-12): what it may use, what is left, and what counts where nobody reported it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.agent_loop.domain import history
+from pawl.agent_loop.domain.assembly import ModelAnswer
+from pawl.agent_loop.domain.failure import FailureClass
+from pawl.agent_loop.domain.model import UsageReport
+from pawl.agent_loop.domain.retry import BUDGET_EXHAUSTED, Problem
+from pawl.agent_loop.domain.run import RunFailure, TokenBudgetPolicy, Usage
+from pawl.agent_loop.domain.state import State
+
+# Prose has four bytes and more to a token, code and most other scripts have about three: rather too many tokens than
+# too few, so that what nobody reports is no way round a budget.
+_BYTES_PER_TOKEN: Final = 3
+# So much has no text on average: a server that counts less leaves something out, as what it had in its cache.
+_BYTES_PER_TOKEN_MAX: Final = 8
+_CUT_SHORT: Final = frozenset({"length", "max_tokens"})
+
+
+TOO_LITTLE: Final = Problem(
+    reason=BUDGET_EXHAUSTED,
+    failure_class=FailureClass.LIMIT,
+    retryable=True,
+    message="What is left of the token budget is less than the request costs.",
+)
+
+
+def tokens(state: State) -> int:
+    """Return what the run may use, top-ups included; 0 if it has no budget."""
+    tokens_max = state.run.options.limits.total_tokens_max
+    return tokens_max + state.loop.tokens_added if tokens_max else 0
+
+
+def left(state: State) -> int | None:
+    """Return how many tokens may still be used, 0 if none; None if there is no budget."""
+    budget = tokens(state)
+    return max(0, budget - state.run.usage.total_tokens) if budget else None
+
+
+def is_used_up(state: State) -> bool:
+    """Return whether the model must not be called: nothing is left, or less than the open call needs."""
+    rest, opened = left(state), state.loop.model_call
+    return rest is not None and rest < max(1, opened.tokens_needed if opened else 0)
+
+
+def ends_run(state: State) -> bool:
+    """Return whether the run is to fail because its budget is used up, and it shall not wait or no top-up can help."""
+    does_not_wait = state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL
+    return is_used_up(state) and (does_not_wait or _is_beyond_top_ups(state))
+
+
+def _is_beyond_top_ups(state: State) -> bool:
+    ceiling, opened = state.run.options.limits.topped_up_tokens_max, state.loop.model_call
+    needed_tokens = max(1, opened.tokens_needed if opened else 0)
+    return bool(ceiling) and state.run.usage.total_tokens + needed_tokens > max(ceiling, tokens(state))
+
+
+def failure(state: State) -> RunFailure:
+    """Return why the run fails when it does not wait for a top-up."""
+    message = f"The run has used up its budget of {tokens(state)} tokens."
+    if left(state):
+        message = said_of_need(state)
+    if _is_beyond_top_ups(state):
+        message += f" Top-ups may raise it to {state.run.options.limits.topped_up_tokens_max} only."
+    return RunFailure(failure_class=FailureClass.LIMIT, reason=BUDGET_EXHAUSTED, message=message)
+
+
+def needed(state: State, prompt_tokens: int) -> int:
+    """Return what a call needs that cannot be made with what is left, its prompt and one token; 0 if it can be."""
+    rest = left(state)
+    return prompt_tokens + 1 if rest is not None and rest <= prompt_tokens else 0
+
+
+def said_of_need(state: State) -> str:
+    """Return why the open call is not made, for people."""
+    need = state.loop.model_call.tokens_needed if state.loop.model_call else 0
+    return (
+        f"The next model call needs about {need} tokens, the descriptions of tools included; "
+        f"{left(state)} are left of the budget of {tokens(state)}."
+    )
+
+
+def output_tokens_max(state: State, prompt_tokens: int) -> int | None:
+    """Return how many tokens the next answer may have: what was asked for, or what the prompt leaves of the budget."""
+    asked, rest = state.run.options.output_tokens_max, left(state)
+    if rest is None:
+        return asked
+    rest = max(1, rest - prompt_tokens)
+    return rest if asked is None else min(asked, rest)
+
+
+def cut_short(state: State, answer: ModelAnswer, output_tokens_max: int | None) -> Problem | None:
+    """Return what is wrong with an answer that ended because the budget did: half an answer is none."""
+    is_budget = output_tokens_max is not None and output_tokens_max != state.run.options.output_tokens_max
+    if not is_budget or answer.finish_reason.lower() not in _CUT_SHORT:
+        return None
+    return Problem(
+        reason=BUDGET_EXHAUSTED,
+        failure_class=FailureClass.LIMIT,
+        retryable=True,
+        message=f"The answer did not fit into what was left of the budget of {tokens(state)} tokens.",
+    )
+
+
+def estimate(size_bytes: int) -> int:
+    """Return how many tokens so many bytes are taken for."""
+    return -(-size_bytes // _BYTES_PER_TOKEN)
+
+
+def prompt_tokens(state: State, prompt_bytes: int) -> int:
+    """Return how many tokens the next prompt is taken for.
+
+    What the model server counted of the last one, which the next one begins with, and an estimate of what came since.
+    """
+    last = state.loop.counted_prompt
+    if last is None:
+        return estimate(prompt_bytes)
+    tokens_min = -(-prompt_bytes // _BYTES_PER_TOKEN_MAX)
+    return max(tokens_min, last.tokens + estimate(max(0, prompt_bytes - last.size_bytes)))
+
+
+def counted(report: UsageReport, *, prompt_bytes: int, output_bytes: int) -> UsageReport:
+    """Return what a call used: what was reported of it, and an estimate of what was not."""
+    missing_input = 0 if report.input_tokens else estimate(prompt_bytes)
+    missing_output = 0 if report.output_tokens else estimate(output_bytes)
+    return replace(
+        report,
+        input_tokens=report.input_tokens + missing_input,
+        output_tokens=report.output_tokens + missing_output,
+        estimated_tokens=missing_input + missing_output,
+        prompt_bytes=prompt_bytes if report.input_tokens else 0,
+    )
+
+
+def with_lost_call(state: State, usage_before: Usage) -> Usage:
+    """Return what the run has used when the worker that made the open call is gone.
+
+    What the call had shown is counted already; of one that had shown nothing,
+    the prompt counts.
+    """
+    if state.run.usage != usage_before:
+        return state.run.usage
+    prompt = estimate(len(msgspec.json.encode(history.of_run(state, history.Dialect()))))
+    return usage_before + Usage(input_tokens=prompt, estimated_tokens=prompt, model_calls=1)

@@ -1,0 +1,96 @@
+"""Commands: what others ask of a run. Their receipts are final when they are read here."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TypeAlias
+
+import msgspec
+
+from pawl.agent_loop.domain.call import CallResult, DecisionKind
+from pawl.agent_loop.domain.run import RunFailure, RunState, StopCause, Usage
+
+
+class CallResolution(StrEnum):
+    """What an operator found out about a call in doubt."""
+
+    HAPPENED = "HAPPENED"
+    RUN_AGAIN = "RUN_AGAIN"
+    TELL_MODEL = "TELL_MODEL"
+
+
+class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A front end returned a result."""
+
+    call_id: str
+    result: CallResult
+
+
+class Decide(msgspec.Struct, frozen=True, kw_only=True):
+    """A person decided about a call, or answered it."""
+
+    call_id: str
+    kind: DecisionKind
+    arguments_json: bytes = b""
+    edited_digest: str = ""
+    reason: str = ""
+    answer: str = ""
+    edited_preview: str = ""
+
+
+class Steer(msgspec.Struct, frozen=True, kw_only=True):
+    """A message of the user enters the run."""
+
+    text: str
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody stops the run."""
+
+    cause: StopCause
+    reason: str = ""
+
+
+class Resolve(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator says what became of a call; `content_json` goes with HAPPENED."""
+
+    call_id: str
+    resolution: CallResolution
+    content_json: bytes = b""
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """A front end reports progress of a call."""
+
+    call_id: str
+    fraction: float | None = None
+    message: str = ""
+
+
+class TopUp(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody adds to the token budget."""
+
+    tokens: int
+
+
+class AgentEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """The run that does a call has ended: how, what it answered, and what it used."""
+
+    call_id: str
+    run_id: str
+    state: RunState
+    usage: Usage
+    output_text: str = ""
+    failure: RunFailure | None = None
+
+
+CommandKind: TypeAlias = ToolResult | Decide | Steer | Cancel | Resolve | Progress | TopUp | AgentEnded
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of the inbox of a run."""
+
+    command_id: str
+    user_id: str
+    time: float
+    kind: CommandKind

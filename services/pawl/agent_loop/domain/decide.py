@@ -1,0 +1,259 @@
+"""The rules of the loop: what to do next with a run, given all that is known of it.
+
+Plain functions, no I/O. `decide` gives one decision; `advance` carries decisions
+out on the state until work or waiting comes up.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pawl.agent_loop.domain import budget, history, order, settle, step, undo
+from pawl.agent_loop.domain.call import Call, CallState, ExecutionContext, OfferFallback
+from pawl.agent_loop.domain.decision import (
+    CallModel,
+    CheckFallback,
+    CheckInverse,
+    Decision,
+    Decline,
+    Delegate,
+    EnterSteers,
+    Execute,
+    Fail,
+    Finish,
+    Park,
+    PinTools,
+    Resume,
+    Settle,
+    StartModel,
+    StopCalls,
+    StopModel,
+    TakeOver,
+    Wait,
+)
+from pawl.agent_loop.domain.failure import FailureClass
+from pawl.agent_loop.domain.message import Role
+from pawl.agent_loop.domain.run import (
+    ENDED,
+    RoundLimitPolicy,
+    RunFailure,
+    RunState,
+    WaitKind,
+)
+from pawl.agent_loop.domain.state import MODEL, PIN_TOOLS, State, check_of, stop_of
+
+_WAITS: Final = {
+    CallState.OFFERED: WaitKind.TOOL_RESULT,
+    CallState.AWAITING_APPROVAL: WaitKind.APPROVAL,
+    CallState.ASKED: WaitKind.ANSWER,
+    CallState.DELEGATED: WaitKind.AGENT,
+}
+
+_IN_MOTION: Final = frozenset({RunState.QUEUED, RunState.RUNNING})
+
+
+def decide(state: State, now: float) -> Decision:
+    """Return what to do next.
+
+    Guarantees, whatever came before: a model call is announced only when every
+    call of the batch has its result, and once per closed batch; serial calls
+    start in the model's order; nothing starts once the run is CANCELLING or is
+    about to fail, and no model call once the token budget is used up; a run
+    ends only when every call has its result.
+    """
+    if state.run.state in ENDED:
+        return Wait(until=None)
+    if _is_ending(state):
+        return _end(state, now)
+    failure = _limit_reached(state)
+    if failure is not None:
+        return Fail(failure=failure)
+    if not _has_begun(state):
+        return Wait(until=_timeout_at(state, now)) if PIN_TOOLS in state.under_way else PinTools()
+    if state.loop.model_call is not None:
+        return _go_on_with_model(state, now)
+    if state.open_calls:
+        return _go_on_with_batch(state, now)
+    return _after_batch(state, now)
+
+
+def _has_begun(state: State) -> bool:
+    """A run has begun once its tools are pinned, and that is committed with its first round."""
+    if state.run.undo is not None:
+        return state.loop.undo is not None
+    return state.run.round > 0 or bool(state.run.tools) or state.tools_pinned
+
+
+def _is_ending(state: State) -> bool:
+    return state.run.state is RunState.CANCELLING or state.loop.failure is not None
+
+
+def _end(state: State, now: float) -> Decision:
+    if MODEL in state.under_way:
+        return StopModel()
+    # First, and whatever runs: the ledger takes no step in which a call of a stopped run gets nearer to its start,
+    # as one does whose approval was taken just before.
+    not_begun = [call for call in state.open_calls if not _has_begun_running(call, state)]
+    if not_begun:
+        # Perhaps not all at once, so that a run can be ended whatever its calls have grown to.
+        count = step.fitting([step.size_bytes(call) for call in not_begun], step.BYTES_MAX)
+        return Settle(calls=tuple(not_made(call, now) for call in not_begun[:count]), is_part=count < len(not_begun))
+    running = state.open_calls
+    to_stop = tuple(call.call_id for call in running if stop_of(call.call_id) not in state.under_way)
+    if to_stop:
+        return StopCalls(call_ids=to_stop)
+    if running:
+        return Wait(until=None)
+    if state.run.state is RunState.CANCELLING:
+        return Finish(state=RunState.CANCELLED)
+    return Finish(state=RunState.FAILED, failure=state.loop.failure)
+
+
+def not_made(call: Call, now: float) -> Call:
+    """Return a call that has not begun to run, as the stop of its run leaves it."""
+    message = "The run was stopped before this call was made."
+    if call.state is CallState.DELEGATED:
+        message = "The run was stopped before this call ended, and with it the run that did the call."
+    return settle.withdrawn(call, message, now)
+
+
+def _has_begun_running(call: Call, state: State) -> bool:
+    """Whether the registry may hold an execution of the call: it runs, or its tool waits for an answer."""
+    is_answered = call.state is CallState.RUNNABLE and call.call_id in state.loop.answers
+    return call.state is CallState.RUNNING or call.asks_in_mid_execution or is_answered
+
+
+def _limit_reached(state: State) -> RunFailure | None:
+    limits = state.run.options.limits
+    if state.active_seconds >= limits.run_timeout_seconds:
+        message = f"The run was active for more than {limits.run_timeout_seconds:g} seconds."
+        return RunFailure(failure_class=FailureClass.LIMIT, reason="RUN_TIMEOUT", message=message)
+    is_active = state.loop.model_call is not None or bool(state.open_calls)
+    if is_active and state.round_active_seconds >= limits.round_timeout_seconds:
+        message = f"A round was active for more than {limits.round_timeout_seconds:g} seconds."
+        return RunFailure(failure_class=FailureClass.LIMIT, reason="ROUND_TIMEOUT", message=message)
+    return None
+
+
+def _timeout_at(state: State, now: float) -> float:
+    limits = state.run.options.limits
+    left = limits.run_timeout_seconds - state.active_seconds
+    if state.run.round:
+        left = min(left, limits.round_timeout_seconds - state.round_active_seconds)
+    return now + max(0.0, left)
+
+
+def _go_on_with_model(state: State, now: float) -> Decision:
+    if MODEL in state.under_way:
+        return Wait(until=_timeout_at(state, now))
+    opened = state.loop.model_call
+    if state.model_starts_in is None and (opened is None or not opened.held):
+        return TakeOver()
+    if budget.is_used_up(state):
+        return _without_tokens(state, now)
+    return StartModel(delay_seconds=state.model_starts_in or 0.0)
+
+
+def _without_tokens(state: State, now: float) -> Decision:
+    if budget.ends_run(state):
+        return Fail(failure=budget.failure(state))
+    deadline = state.loop.top_up_deadline_time
+    if deadline is None:
+        deadline = now + state.run.options.limits.top_up_timeout_seconds
+    if deadline <= now:
+        return Finish(state=RunState.EXPIRED)
+    return Park(state=RunState.WAITING, waits=(WaitKind.BUDGET,), wake_time=deadline)
+
+
+def _go_on_with_batch(state: State, now: float) -> Decision:
+    overdue = [call for call in state.open_calls if call.deadline_time is not None and call.deadline_time <= now]
+    to_check = next((call for call in overdue if _falls_back(call)), None)
+    if to_check is not None and check_of(to_check.call_id) not in state.under_way:
+        return CheckFallback(call_id=to_check.call_id)
+    unanswered = next((call for call in overdue if call.asks_in_mid_execution), None)
+    if unanswered is not None:
+        return Decline(call_id=unanswered.call_id)
+    lapsed = tuple(settle.expired(call, state.run.options, now) for call in overdue if not _falls_back(call))
+    if lapsed:
+        return Settle(calls=lapsed)
+    startable = tuple(call for call in state.open_calls if _can_start(call, state))
+    delegable = next((call for call in startable if call.context is ExecutionContext.AGENT), None)
+    if delegable is not None:
+        return Delegate(call_id=delegable.call_id)
+    if startable:
+        return Execute(call_ids=tuple(call.call_id for call in startable))
+    if state.under_way:
+        return Wait(until=min([_timeout_at(state, now), *_deadlines(state, after=now)]))
+    return _park(state, now)
+
+
+def _falls_back(call: Call) -> bool:
+    return call.state is CallState.OFFERED and call.offer_fallback is OfferFallback.BACKEND_TOOL
+
+
+def _can_start(call: Call, state: State) -> bool:
+    if call.call_id in state.under_way or call.call_id in state.loop.in_doubt:
+        return False
+    if call.state is CallState.RUNNING:
+        # Its worker is gone. The registry knows whether it ran, by its id.
+        return True
+    return call.state is CallState.RUNNABLE and order.may_start(call, state.batch, state.run.options.batch_order)
+
+
+def _park(state: State, now: float) -> Park:
+    waits = tuple(kind for kind in WaitKind if any(_WAITS.get(call.state) is kind for call in state.open_calls))
+    wake_time = min(_deadlines(state, after=now), default=None)
+    if any(call.call_id in state.loop.in_doubt for call in state.open_calls):
+        return Park(state=RunState.NEEDS_ATTENTION, waits=(), wake_time=wake_time)
+    return Park(state=RunState.WAITING, waits=waits, wake_time=wake_time)
+
+
+def _deadlines(state: State, *, after: float) -> list[float]:
+    times = (call.deadline_time for call in state.open_calls)
+    return [time for time in times if time is not None and time > after]
+
+
+def _after_batch(state: State, now: float) -> Decision:
+    if state.loop.undo is not None:
+        return _after_inverse(state, state.loop.undo, now)
+    if state.loop.steers:
+        return EnterSteers()
+    run, last = state.run, state.last_message
+    limits = run.options.limits
+    answered = last is not None and last.role is Role.ASSISTANT
+    if answered and last is not None and not last.call_ids:
+        return Finish(state=RunState.COMPLETED)
+    if run.round > limits.rounds_max and answered:
+        return Finish(state=RunState.COMPLETED) if run.output_text else _round_limit(limits.rounds_max)
+    if run.round >= limits.rounds_max and run.options.round_limit_policy is RoundLimitPolicy.FAIL:
+        return _round_limit(limits.rounds_max)
+    if budget.is_used_up(state):
+        return _without_tokens(state, now)
+    without_tools = run.round >= limits.rounds_max
+    to_number = history.summarise_to(state) if state.loop.summarised_round <= run.round else 0
+    return CallModel(round=run.round + 1, without_tools=without_tools, summarise_to_number=to_number)
+
+
+def _after_inverse(state: State, planned: undo.UndoPlan, now: float) -> Decision:
+    """Go on with an undo: one inverse after the other, no model call, unless the user says something meanwhile."""
+    if state.loop.steers:
+        # What was not begun is left as it is: the user has something to say about it.
+        return EnterSteers()
+    if not planned.reported:
+        step = undo.following(planned, state.calls)
+        if step is None:
+            return Finish(state=RunState.COMPLETED) if state.run.state in _IN_MOTION else Resume()
+        is_asked = check_of(step.undo_call_id) in state.under_way
+        left = state.run.options.limits.run_timeout_seconds - state.active_seconds
+        return Wait(until=now + max(0.0, left)) if is_asked else CheckInverse(step=step)
+    last = state.last_message
+    if last is not None and last.role is Role.ASSISTANT:
+        return Finish(state=RunState.COMPLETED)
+    if budget.is_used_up(state):
+        return _without_tokens(state, now)
+    return CallModel(round=state.run.round + 1, without_tools=True)
+
+
+def _round_limit(rounds_max: int) -> Fail:
+    message = f"The model still asked for tools after {rounds_max} rounds."
+    return Fail(failure=RunFailure(failure_class=FailureClass.LIMIT, reason="ROUND_LIMIT", message=message))

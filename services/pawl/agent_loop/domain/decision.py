@@ -1,0 +1,144 @@
+"""What the loop does next: the answers of `decide`."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from pawl.agent_loop.domain.call import Call
+from pawl.agent_loop.domain.run import RunFailure, RunState, WaitKind
+from pawl.agent_loop.domain.undo import PlannedUndo
+
+
+class Settle(msgspec.Struct, frozen=True, kw_only=True):
+    """Change these calls at once: a deadline passed, or the run is ending. Then decide again.
+
+    With `is_part`, after that is durable: all of them would be too much for one step.
+    """
+
+    calls: tuple[Call, ...]
+    is_part: bool = False
+
+
+class Decline(msgspec.Struct, frozen=True, kw_only=True):
+    """Nobody answers what the tool of this call asks: it goes on without. Then decide again."""
+
+    call_id: str
+
+
+class EnterSteers(msgspec.Struct, frozen=True, kw_only=True):
+    """Append the waiting messages of the user. Then decide again."""
+
+
+class Fail(msgspec.Struct, frozen=True, kw_only=True):
+    """Stop all work, then end the run FAILED. Then decide again."""
+
+    failure: RunFailure
+
+
+class PinTools(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask the registry which tools the run may use; in an undo, first find out what it takes back."""
+
+
+class CheckInverse(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask the registry about the inverse that an undo runs next."""
+
+    step: PlannedUndo
+
+
+class Resume(msgspec.Struct, frozen=True, kw_only=True):
+    """Make it durable that a parked run goes on. Then decide again: it cannot complete from where it was."""
+
+
+class CallModel(msgspec.Struct, frozen=True, kw_only=True):
+    """Announce a model call. Then decide again.
+
+    `summarise_to_number` is 0 unless the call writes a summary of the messages
+    up to that number.
+    """
+
+    round: int
+    without_tools: bool = False
+    summarise_to_number: int = 0
+
+
+class TakeOver(msgspec.Struct, frozen=True, kw_only=True):
+    """Announce that the open model call, whose worker is gone, is made again. Then decide again."""
+
+
+class StartModel(msgspec.Struct, frozen=True, kw_only=True):
+    """Make the announced model call, after this time."""
+
+    delay_seconds: float
+
+
+class Execute(msgspec.Struct, frozen=True, kw_only=True):
+    """Make the intent to run these calls durable, then run them. Then decide again."""
+
+    call_ids: tuple[str, ...]
+
+
+class Delegate(msgspec.Struct, frozen=True, kw_only=True):
+    """Create the run that does this call, with the step that says so. Then decide again."""
+
+    call_id: str
+
+
+class CheckFallback(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask the registry about the backend tool that shall replace a call's front end. Then decide again."""
+
+    call_id: str
+
+
+class StopModel(msgspec.Struct, frozen=True, kw_only=True):
+    """Cut the model's stream off; what it wrote is kept."""
+
+
+class StopCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """Cancel these executions wherever they run. Then decide again."""
+
+    call_ids: tuple[str, ...]
+
+
+class Wait(msgspec.Struct, frozen=True, kw_only=True):
+    """Nothing to do until work that is under way reports, or until this time."""
+
+    until: float | None
+
+
+class Park(msgspec.Struct, frozen=True, kw_only=True):
+    """Let go of the run until a command comes, or until this time. WAITING or NEEDS_ATTENTION."""
+
+    state: RunState
+    waits: tuple[WaitKind, ...]
+    wake_time: float | None
+
+
+class Finish(msgspec.Struct, frozen=True, kw_only=True):
+    """End the run."""
+
+    state: RunState
+    failure: RunFailure | None = None
+
+
+Decision: TypeAlias = (
+    Settle
+    | Decline
+    | EnterSteers
+    | Fail
+    | PinTools
+    | CheckInverse
+    | Resume
+    | CallModel
+    | TakeOver
+    | StartModel
+    | Execute
+    | Delegate
+    | CheckFallback
+    | StopModel
+    | StopCalls
+    | Wait
+    | Park
+    | Finish
+)

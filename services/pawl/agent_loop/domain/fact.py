@@ -1,0 +1,116 @@
+"""What the work of this process came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import msgspec
+from msgspec import field
+
+from pawl.agent_loop.domain.assembly import ModelAnswer
+from pawl.agent_loop.domain.call import Call
+from pawl.agent_loop.domain.retry import Problem
+from pawl.agent_loop.domain.run import PinnedTool, RunFailure
+from pawl.agent_loop.domain.tool import ExecutionResult, Stopped, Verdict
+from pawl.agent_loop.domain.undo import UndoPlan
+
+
+class ToolsPinned(msgspec.Struct, frozen=True, kw_only=True):
+    """The registry said which tools the run may use."""
+
+    tools: tuple[PinnedTool, ...]
+    left_out: int = 0
+    """How many more there are than a run can have."""
+
+
+class RunRefused(msgspec.Struct, frozen=True, kw_only=True):
+    """The run cannot begin."""
+
+    failure: RunFailure
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of the open model call that the log has: the first and the last seq; 0 if none."""
+
+    first_seq: int = 0
+    last_seq: int = 0
+
+
+class ModelAnswered(msgspec.Struct, frozen=True, kw_only=True):
+    """The model answered; its calls as drafted, and the verdict on each that may be run."""
+
+    answer: ModelAnswer
+    calls: tuple[Call, ...] = ()
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+    shown: Shown = field(default_factory=Shown)
+
+
+class ModelFailed(msgspec.Struct, frozen=True, kw_only=True):
+    """The model call failed after it had written `answer`; `jitter` is from 0 to 1.
+
+    `tokens_needed`: it was not made, because so many tokens are more than what is left.
+    """
+
+    error: Problem
+    answer: ModelAnswer
+    jitter: float
+    tokens_needed: int = 0
+    shown: Shown = field(default_factory=Shown)
+
+
+class ModelCut(msgspec.Struct, frozen=True, kw_only=True):
+    """The model call was stopped after it had written `answer`; `failure` is why, if the run is to fail for it."""
+
+    answer: ModelAnswer
+    shown: Shown = field(default_factory=Shown)
+    failure: RunFailure | None = None
+
+
+class CallExecuted(msgspec.Struct, frozen=True, kw_only=True):
+    """An execution ended."""
+
+    call_id: str
+    ended: ExecutionResult
+
+
+class CallStopped(msgspec.Struct, frozen=True, kw_only=True):
+    """The cancellation of an execution was answered."""
+
+    call_id: str
+    answer: Stopped
+
+
+class FallbackChecked(msgspec.Struct, frozen=True, kw_only=True):
+    """The registry judged the backend tool that shall replace a call's front end."""
+
+    call_id: str
+    verdict: Verdict
+
+
+class UndoPlanned(msgspec.Struct, frozen=True, kw_only=True):
+    """It was found out what an undo takes back; `tools` are those of the inverses, as far as they exist."""
+
+    plan: UndoPlan
+    tools: tuple[PinnedTool, ...]
+
+
+class InverseChecked(msgspec.Struct, frozen=True, kw_only=True):
+    """The registry judged the inverse that an undo runs next."""
+
+    call: Call
+    verdict: Verdict
+
+
+Fact: TypeAlias = (
+    ToolsPinned
+    | RunRefused
+    | ModelAnswered
+    | ModelFailed
+    | ModelCut
+    | CallExecuted
+    | CallStopped
+    | FallbackChecked
+    | UndoPlanned
+    | InverseChecked
+)

@@ -1,0 +1,193 @@
+"""The conversation in the form of the chat-completions protocol.
+
+Built from messages and call rows, so that each call has exactly one result, in
+call order, right after the message that asks for it: a provider that checks
+histories takes every one that is made here, whatever happened to the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from pawl.agent_loop.domain import fields, results
+from pawl.agent_loop.domain.call import Call
+from pawl.agent_loop.domain.message import Message, Role
+from pawl.agent_loop.domain.state import State
+from pawl.chassis import strict_json
+from pawl.errors import PawlError
+
+ProviderMessage: TypeAlias = dict[str, Any]
+
+_INTERRUPTED: Final = "[The answer was interrupted here.]"
+_SUMMARY: Final = "Summary of the conversation so far:\n\n"
+_KEPT_SHARE: Final = 0.5
+_ARGUMENTS_BYTES_MAX: Final = 256 * 1024
+
+
+class ReasoningEcho(StrEnum):
+    """Whether messages carry their reasoning text back to the model server, and in which field.
+
+    AUTO: as `reasoning_content`, in conversations in which the server sent some.
+    Then every message with calls has the field, because some servers refuse a
+    history without it, be it empty.
+    """
+
+    AUTO = "auto"
+    NONE = "none"
+    REASONING_CONTENT = "reasoning_content"
+    REASONING = "reasoning"
+
+
+class Dialect(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model server wants of a history."""
+
+    reasoning_echo: ReasoningEcho = ReasoningEcho.AUTO
+
+
+def of_run(state: State, dialect: Dialect) -> tuple[ProviderMessage, ...]:
+    """Return the history for the next answer, instructions first."""
+    head = [_message("system", state.run.options.instructions)] if state.run.options.instructions else []
+    return tuple(_merged([*head, *(part for group in groups(state, dialect) for part in group)]))
+
+
+def groups(state: State, dialect: Dialect) -> list[list[ProviderMessage]]:
+    """Return what each message of `told` becomes: itself and the results of its calls, or nothing."""
+    bytes_max = state.run.options.limits.result_bytes_per_round_max
+    field = _reasoning_field(state, dialect)
+    return [_group(message, state.calls, field, bytes_max) for message in told(state)]
+
+
+def told(state: State) -> tuple[Message, ...]:
+    """Return the messages that the model is given: the newest summary, then what it does not stand for.
+
+    A summary is written after messages that it does not stand for, and has its
+    place in the conversation there; to the model it is what came before them.
+    """
+    summary = next((message for message in reversed(state.messages) if message.role is Role.SUMMARY), None)
+    if summary is None:
+        return state.messages
+    end = summary.summarised_to_number
+    rest = (message for message in state.messages if message.role is not Role.SUMMARY)
+    return (summary, *(message for message in rest if message.number > end or not message.number))
+
+
+def summarise_to(state: State) -> int:
+    """Return the number of the last message that a summary shall replace; 0 if the history is small enough.
+
+    The newest messages, up to half of the budget, stay as they are, the last
+    one always. A message is never parted from the results of its calls.
+    """
+    budget = state.run.options.limits.context_bytes_max
+    sizes = [sum(len(msgspec.json.encode(part)) for part in group) for group in groups(state, Dialect())]
+    if sum(sizes) <= budget:
+        return 0
+    kept, first = 0, len(sizes)
+    while first > 0 and (first == len(sizes) or kept + sizes[first - 1] <= budget * _KEPT_SHARE):
+        first -= 1
+        kept += sizes[first]
+    replaced = [message for message in told(state)[:first] if message.role is not Role.SUMMARY]
+    return replaced[-1].number if replaced else 0
+
+
+def to_summarise(state: State, to_number: int) -> str:
+    """Return the part of the conversation up to a number as one text, at most as large as the context."""
+    bytes_max = state.run.options.limits.context_bytes_max
+    old = [message for message in told(state) if message.role is Role.SUMMARY or message.number <= to_number]
+    limit = state.run.options.limits.result_bytes_per_round_max
+    parts = (part for message in old for part in _group(message, state.calls, "", limit))
+    text = "\n\n".join(msgspec.json.encode(part).decode() for part in parts)
+    # The end is closest to what comes next.
+    return text.encode()[-bytes_max:].decode(errors="ignore")
+
+
+def _reasoning_field(state: State, dialect: Dialect) -> str:
+    match dialect.reasoning_echo:
+        case ReasoningEcho.NONE:
+            return ""
+        case ReasoningEcho.AUTO:
+            sent = any(message.reasoning for message in state.messages)
+            return ReasoningEcho.REASONING_CONTENT if sent else ""
+        case ReasoningEcho.REASONING_CONTENT | ReasoningEcho.REASONING as field:
+            return field
+
+
+def _group(
+    message: Message, calls: Mapping[str, Call], reasoning_field: str, result_bytes_max: int
+) -> list[ProviderMessage]:
+    match message.role:
+        case Role.USER:
+            return [_message("user", message.text)]
+        case Role.SUMMARY:
+            return [_message("user", _SUMMARY + message.text)]
+        case Role.ASSISTANT:
+            asked = [calls[call_id] for call_id in message.call_ids if call_id in calls]
+            answer = _assistant(message, asked, reasoning_field)
+            return [answer, *_tool_messages(asked, result_bytes_max)] if answer else []
+
+
+def _message(role: str, content: str) -> ProviderMessage:
+    return {"role": role, "content": content}
+
+
+def _assistant(message: Message, asked: Sequence[Call], reasoning_field: str) -> ProviderMessage | None:
+    content = "\n\n".join(
+        part for part in (message.text, message.refusal, _INTERRUPTED if message.interrupted else "") if part
+    )
+    if not content and not asked:
+        return None
+    answer = _message("assistant", content)
+    of_message, of_calls = fields.of_message(message.provider_state_json)
+    if asked:
+        more = dict(zip(message.call_ids, of_calls, strict=False))
+        answer["content"] = content or None
+        answer["tool_calls"] = [_tool_call(call, more.get(call.call_id, {})) for call in asked]
+    if reasoning_field and (message.reasoning or asked):
+        answer[reasoning_field] = message.reasoning
+    return {**answer, **{name: value for name, value in of_message.items() if name not in answer}}
+
+
+def _tool_call(call: Call, more: fields.RawObject) -> dict[str, Any]:
+    """Return a call with the fields that came with it and Pawl does not know."""
+    function = {"name": call.name_for_model, "arguments": _arguments(call.proposed_arguments)}
+    return {**more, "id": call.call_id, "type": "function", "function": {**fields.of_function(more), **function}}
+
+
+def _tool_messages(asked: Sequence[Call], bytes_max: int) -> Iterable[ProviderMessage]:
+    for call, content in zip(asked, results.contents(asked, bytes_max), strict=True):
+        yield {"role": "tool", "tool_call_id": call.call_id, "content": content}
+
+
+def _arguments(proposed: str) -> str:
+    """Return what the model wrote, or an object that holds it: some providers refuse arguments that are no JSON."""
+    if not proposed.strip():
+        return "{}"
+    try:
+        if isinstance(strict_json.loads(proposed.encode(), bytes_max=_ARGUMENTS_BYTES_MAX), dict):
+            return proposed
+    except PawlError:
+        pass
+    return msgspec.json.encode({"not_json": proposed}).decode()
+
+
+def _merged(messages: Iterable[ProviderMessage]) -> Iterable[ProviderMessage]:
+    """Join neighbours of the same role, which some providers refuse."""
+    waiting: ProviderMessage | None = None
+    for message in messages:
+        if waiting is not None and _joins(waiting, message):
+            content = "\n\n".join(part for part in (waiting["content"], message["content"]) if part)
+            waiting = {**waiting, **message, "content": content or None}
+            continue
+        if waiting is not None:
+            yield waiting
+        waiting = message
+    if waiting is not None:
+        yield waiting
+
+
+def _joins(first: ProviderMessage, second: ProviderMessage) -> bool:
+    same = first["role"] == second["role"] and first["role"] in {"user", "assistant"}
+    return same and "tool_calls" not in first

@@ -1,0 +1,120 @@
+"""What a worker must remember of a run beyond the ledger's rows, so that another can go on.
+
+Stored as JSON with each commit that changes it. A reader ignores fields that it
+does not know and takes defaults for those that are missing, so that two versions
+can share a database.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec import field
+
+from pawl.agent_loop.domain.call import Answer
+from pawl.agent_loop.domain.run import RunFailure, Usage
+from pawl.agent_loop.domain.undo import UndoPlan
+
+
+class NewerVersion(ValueError):
+    """Something was written by a newer version, which has values that this one does not know."""
+
+
+class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A model call that was announced and has not ended.
+
+    `attempt` counts all that were made of it, also those of workers that died or
+    handed over; `failures` only those in which the model server failed (LOOP-7).
+    Output of this attempt has seqs from `output_from_seq` on; `summarised_to_number`
+    is 0 unless the call writes a summary. `usage_before` is what the run had used
+    before this attempt: while it is open, the run's usage has an estimate of it.
+    `held`: the attempt is not made before the token budget is raised.
+    `tokens_needed` is what its request was found to cost where the budget had less.
+    `empty_answers` counts those failures in which the model said nothing.
+    """
+
+    attempt: int
+    failures: int = 0
+    without_tools: bool = False
+    output_from_seq: int = 0
+    summarised_to_number: int = 0
+    usage_before: Usage = field(default_factory=Usage)
+    held: bool = False
+    empty_answers: int = 0
+    tokens_needed: int = 0
+
+    @property
+    def summary(self) -> bool:
+        """Whether the call writes a summary."""
+        return self.summarised_to_number > 0
+
+
+class CountedPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """The size of a prompt, and the tokens that the model server counted in it."""
+
+    size_bytes: int
+    tokens: int
+
+
+class LoopState(msgspec.Struct, frozen=True, kw_only=True):
+    """See the module."""
+
+    version: int = 1
+    model_call: OpenModelCall | None = None
+    round_began_active_seconds: float = 0.0
+    """Active seconds of the run when its current round began."""
+    call_counts: dict[str, int] = field(default_factory=dict)
+    """How often each call was made, by fingerprint; the most recent ones only."""
+    round_fingerprints: tuple[str, ...] = ()
+    """What the last rounds called, oldest first; the most recent ones only."""
+    steers: tuple[str, ...] = ()
+    """Messages of the user that wait for the batch to close."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """Remarks that will go with the results of open calls, by call id."""
+    in_doubt: tuple[str, ...] = ()
+    """Calls of unknown outcome that an operator must resolve."""
+    unknowns_resolved: dict[str, int] = field(default_factory=dict)
+    """How often an operator found that an open call of unknown outcome had not happened and shall run, by call id."""
+    answers: dict[str, tuple[Answer, ...]] = field(default_factory=dict)
+    """What became of the questions that tools of open calls have asked, in order, by call id."""
+    failure: RunFailure | None = None
+    """Why the run will fail once all of its work has stopped."""
+    partial_text: str = ""
+    """What the last attempt that failed had written."""
+    summarised_round: int = 0
+    """The last round before which history was summarised."""
+    tokens_added: int = 0
+    """What top-ups have added to the token budget."""
+    top_up_deadline_time: float | None = None
+    """Until when the run waits for a top-up; None if it does not."""
+    counted_prompt: CountedPrompt | None = None
+    """The last prompt of the run; None before there is one, and after a summary, which makes the next one another."""
+    undo: UndoPlan | None = None
+    """What the run takes back, once that is known; only in an undo."""
+
+
+_decoder: Final = msgspec.json.Decoder(LoopState)
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def read(data: bytes) -> LoopState:
+    """Return the state stored as `data`; empty bytes are the state of a run that has not begun.
+
+    Raises:
+        NewerVersion: a value in it is not known to this version.
+        ValueError: the bytes are no such state.
+    """
+    if not data:
+        return LoopState()
+    try:
+        return _decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise NewerVersion(f"the loop state has what this version does not know: {error}") from None
+    except msgspec.DecodeError as error:
+        raise ValueError(f"the loop state cannot be read: {error}") from None
+
+
+def write(state: LoopState) -> bytes:
+    """Return the bytes that `read` takes."""
+    return _encode(state)

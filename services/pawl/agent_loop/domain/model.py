@@ -1,0 +1,158 @@
+"""A model call: what is asked, the pieces that come back, and how it can fail."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Final, Protocol, TypeAlias
+
+import msgspec
+
+from pawl.agent_loop.domain.failure import FailureClass
+
+
+class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of a model.
+
+    `messages`, `tools` and `tool_choice` are in the form of the chat-completions
+    protocol and go to the model server as they are; a `tool_choice` of None
+    leaves the field out.
+    """
+
+    model: str
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    tool_choice: str | Mapping[str, Any] | None = None
+    temperature: float | None = None
+    output_tokens_max: int | None = None
+    headers_timeout_seconds: float = 30.0
+    idle_timeout_seconds: float = 45.0
+    deadline_seconds: float = 120.0
+    """What is left of the round's active time, from the start of the call."""
+
+
+class TextPiece(msgspec.Struct, frozen=True, kw_only=True):
+    """More of the answer's text."""
+
+    text: str
+
+
+class ReasoningPiece(msgspec.Struct, frozen=True, kw_only=True):
+    """More of the model's reasoning."""
+
+    text: str
+
+
+class CallPiece(msgspec.Struct, frozen=True, kw_only=True):
+    """More of a tool call. Any field may be missing; see `Assembly` for what belongs together."""
+
+    index: int | None = None
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+    fields_json: bytes = b""
+    """More of its fields that Pawl does not know: a JSON object in the form of a call; empty for none."""
+
+
+class RefusalPiece(msgspec.Struct, frozen=True, kw_only=True):
+    """More of a refusal."""
+
+    text: str
+
+
+class ProviderState(msgspec.Struct, frozen=True, kw_only=True):
+    """More fields of the message that Pawl does not know: a JSON object. The server gets them back byte for byte."""
+
+    fields_json: bytes
+
+
+class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of this call so far. A later report replaces an earlier one.
+
+    `estimated_tokens` are those that the model server did not report itself. `prompt_bytes` is the size of the prompt
+    whose tokens it did report, else 0.
+    """
+
+    input_tokens: int = 0
+    cached_input_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    estimated_tokens: int = 0
+    prompt_bytes: int = 0
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True):
+    """The model server says that the answer is complete. `reason` is informative only."""
+
+    reason: str
+
+
+Piece: TypeAlias = TextPiece | ReasoningPiece | CallPiece | RefusalPiece | ProviderState | UsageReport | Finished
+
+HEADERS_TIMEOUT: Final = "HEADERS_TIMEOUT"
+IDLE_TIMEOUT: Final = "IDLE_TIMEOUT"
+ROUND_TIMEOUT: Final = "ROUND_TIMEOUT"
+NETWORK: Final = "NETWORK"
+STREAM_TRUNCATED: Final = "STREAM_TRUNCATED"
+STREAM_GARBLED: Final = "STREAM_GARBLED"
+STREAM_ERROR: Final = "STREAM_ERROR"
+STREAM_TOO_LARGE: Final = "STREAM_TOO_LARGE"
+EMPTY_STREAM: Final = "EMPTY_STREAM"
+CONTENT_FILTER: Final = "CONTENT_FILTER"
+EMPTY_ANSWER: Final = "EMPTY_ANSWER"
+
+CUT_OFF: Final = frozenset({"length", "max_tokens", "model_length", "max_output_tokens"})
+"""Finish reasons, in small letters, of an answer that reached a limit before its end."""
+
+
+class ModelError(Exception):
+    """A model call failed.
+
+    `reason` is one of the constants above or `HTTP_<status>`, and goes into
+    RoundRetrying. `message` is one sentence for the user and holds no secret.
+    Nothing is retried below this error: whoever catches it decides, by
+    `retryable`, and waits at least `retry_after_seconds`.
+    """
+
+    def __init__(
+        self,
+        *,
+        reason: str,
+        failure_class: FailureClass,
+        retryable: bool,
+        message: str,
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        self.reason = reason
+        self.failure_class = failure_class
+        self.retryable = retryable
+        self.message = message
+        self.retry_after_seconds = retry_after_seconds
+        super().__init__(f"{reason}: {message}")
+
+    def saying(self, message: str) -> ModelError:
+        """Return the same error with another message."""
+        return ModelError(
+            reason=self.reason,
+            failure_class=self.failure_class,
+            retryable=self.retryable,
+            message=message,
+            retry_after_seconds=self.retry_after_seconds,
+        )
+
+
+class ModelPort(Protocol):
+    """A model server."""
+
+    def stream(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
+        """Call the model and give the pieces of its answer as they come.
+
+        Consume it inside `contextlib.aclosing`: that closes the connection when
+        the consumer is cancelled or stops early. A stream that ends normally is
+        whole, and one `Finished` is among its last pieces; every other end
+        raises. Deadlines count only while the next piece is awaited.
+
+        Raises:
+            ModelError: the call failed; pieces given before are void if it is
+                made again.
+        """
+        ...

@@ -1,0 +1,115 @@
+"""How a run is to be driven: from what a client asks to what the ledger keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from msgspec import field
+
+from pawl.agent_loop.domain import checks
+from pawl.agent_loop.domain.limits import CEILINGS, Limits
+from pawl.agent_loop.domain.run import (
+    ApprovalExpiryPolicy,
+    BatchOrder,
+    RoundLimitPolicy,
+    RunOptions,
+    TokenBudgetPolicy,
+    ToolChoice,
+    ToolChoiceMode,
+    UnknownOutcomePolicy,
+)
+from pawl.errors import InvalidField
+
+INSTRUCTIONS_BYTES_MAX: Final = 64 * 1024
+NAME_CHARACTERS_MAX: Final = 256
+"""Most characters of the name of a model or a tool."""
+TOOL_NAMES_MAX: Final = 1000
+TEMPERATURE_MAX: Final = 2.0
+APPROVALS_MAX: Final = 5
+"""Most people whose approval a call can need."""
+
+
+class RunDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What the deployment gives where a client asks for nothing."""
+
+    model: str
+    instructions: str = ""
+    limits: Limits = field(default_factory=Limits)
+    ceilings: Limits = CEILINGS
+    """The most that a client may ask for."""
+    approvals_required: int = 0
+
+
+class AskedOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client asks for; `limits` has only the fields that were present."""
+
+    model: str = ""
+    instructions: str = ""
+    tool_names: tuple[str, ...] = ()
+    without_tools: bool = False
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
+    limits: Mapping[str, float] = field(default_factory=dict)
+    round_limit_policy: RoundLimitPolicy = RoundLimitPolicy.FINAL_ANSWER
+    batch_order: BatchOrder = BatchOrder.WAIT_FOR_DECISIONS
+    unknown_outcome_policy: UnknownOutcomePolicy = UnknownOutcomePolicy.TELL_MODEL
+    token_budget_policy: TokenBudgetPolicy = TokenBudgetPolicy.WAIT
+    approval_expiry_policy: ApprovalExpiryPolicy = ApprovalExpiryPolicy.DENY
+    approvals_required: int = 0
+    temperature: float | None = None
+    output_tokens_max: int | None = None
+
+
+def complete(asked: AskedOptions, defaults: RunDefaults) -> RunOptions:
+    """Return options with nothing left open.
+
+    Raises:
+        InvalidField, TooLarge: a value is out of range, or two contradict each other.
+    """
+    _check_names(asked)
+    _check_tool_choice(asked)
+    checks.text(asked.instructions, "options.instructions", bytes_max=INSTRUCTIONS_BYTES_MAX, may_be_empty=True)
+    if asked.temperature is not None and not 0 <= asked.temperature <= TEMPERATURE_MAX:
+        raise InvalidField("temperature must be from 0 to 2", field="options.temperature")
+    if asked.approvals_required > APPROVALS_MAX:
+        message = f"approvals_required may be at most {APPROVALS_MAX}"
+        raise InvalidField(message, field="options.approvals_required")
+    if asked.output_tokens_max == 0:
+        raise InvalidField("output_tokens_max must be above 0", field="options.output_tokens_max")
+    return RunOptions(
+        model=asked.model or defaults.model,
+        instructions=asked.instructions or defaults.instructions,
+        tool_names=tuple(dict.fromkeys(asked.tool_names)),
+        without_tools=asked.without_tools,
+        tool_choice=asked.tool_choice,
+        limits=defaults.limits.with_asked(asked.limits, defaults.ceilings),
+        round_limit_policy=asked.round_limit_policy,
+        batch_order=asked.batch_order,
+        unknown_outcome_policy=asked.unknown_outcome_policy,
+        token_budget_policy=asked.token_budget_policy,
+        approval_expiry_policy=asked.approval_expiry_policy,
+        approvals_required=max(asked.approvals_required, defaults.approvals_required),
+        temperature=asked.temperature,
+        output_tokens_max=asked.output_tokens_max,
+    )
+
+
+def _check_names(asked: AskedOptions) -> None:
+    if len(asked.model) > NAME_CHARACTERS_MAX or not asked.model.isprintable():
+        raise InvalidField("model must be printable, at most 256 characters", field="options.model")
+    if len(asked.tool_names) > TOOL_NAMES_MAX:
+        raise InvalidField("at most 1000 tools", field="options.tool_names")
+    for name in asked.tool_names:
+        if not name or len(name) > NAME_CHARACTERS_MAX or not name.isprintable():
+            raise InvalidField("a tool's name is printable, 1 to 256 characters", field="options.tool_names")
+
+
+def _check_tool_choice(asked: AskedOptions) -> None:
+    choice = asked.tool_choice
+    if (choice.mode is ToolChoiceMode.TOOL) != bool(choice.tool_name):
+        raise InvalidField("tool_choice.tool_name goes with MODE_TOOL", field="options.tool_choice.tool_name")
+    if choice.mode in {ToolChoiceMode.TOOL, ToolChoiceMode.REQUIRED} and asked.without_tools:
+        raise InvalidField("without_tools leaves nothing to choose from", field="options.tool_choice.mode")
+    if choice.tool_name and asked.tool_names and choice.tool_name not in asked.tool_names:
+        raise InvalidField("tool_choice names a tool that tool_names leaves out", field="options.tool_choice.tool_name")

@@ -1,0 +1,74 @@
+"""When a failed model call is made again (LOOP-7). The only retry layer there is."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from pawl.agent_loop.domain.assembly import ModelAnswer
+from pawl.agent_loop.domain.failure import FailureClass
+from pawl.agent_loop.domain.model import CONTENT_FILTER, EMPTY_ANSWER, ROUND_TIMEOUT
+from pawl.agent_loop.domain.run import RunFailure
+
+_FIRST_DELAY_SECONDS: Final = 1.0
+_DELAY_SECONDS_MAX: Final = 10.0
+
+BUDGET_EXHAUSTED: Final = "BUDGET_EXHAUSTED"
+"""The token budget is used up, or cut an answer short."""
+
+_REASONS: Final = {
+    FailureClass.AUTH: "PROVIDER_AUTH",
+    FailureClass.RATE: "PROVIDER_RATE_LIMIT",
+    FailureClass.CONTENT_FILTER: "CONTENT_FILTER",
+    FailureClass.LIMIT: "PROVIDER_LIMIT",
+    FailureClass.INTERNAL: "INTERNAL",
+}
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model call failed; see ModelError."""
+
+    reason: str
+    failure_class: FailureClass
+    retryable: bool
+    message: str
+    retry_after_seconds: float | None = None
+
+
+def of_nothing(answer: ModelAnswer) -> Problem | None:
+    """Return what is wrong with an answer that has neither text nor a call; None if it has."""
+    if not answer.empty or answer.finish_reason.lower() == CONTENT_FILTER.lower():
+        return None
+    said = "The model's answer had neither text nor a call."
+    if answer.cut_off:
+        said = "The model reached its output limit before it gave any text or call."
+    return Problem(
+        reason=EMPTY_ANSWER,
+        failure_class=FailureClass.PROVIDER,
+        retryable=True,
+        message=said,
+    )
+
+
+def delay(problem: Problem, *, failures: int, attempts_max: int, left: float, jitter: float) -> float | None:
+    """Return the seconds to wait before the next attempt, or None if there is none.
+
+    `failures` are those of the model server in this call, this one included: a
+    worker that died or handed over is none of them. 1 s doubling to 10 s, of which
+    up to a half is left out by `jitter` (0 to 1); at least what the server asked
+    for. `left` is what the round has: a wait beyond it makes no sense.
+    """
+    if not problem.retryable or failures >= attempts_max:
+        return None
+    backoff = min(_FIRST_DELAY_SECONDS * 2 ** max(0, failures - 1), _DELAY_SECONDS_MAX) * (1 - jitter / 2)
+    wait = max(backoff, problem.retry_after_seconds or 0.0)
+    return wait if wait < left else None
+
+
+def failure_of(problem: Problem) -> RunFailure:
+    """Return why the run fails after its last attempt."""
+    if problem.reason in {ROUND_TIMEOUT, BUDGET_EXHAUSTED}:
+        return RunFailure(failure_class=FailureClass.LIMIT, reason=problem.reason, message=problem.message)
+    reason = _REASONS.get(problem.failure_class, "PROVIDER_ERROR")
+    return RunFailure(failure_class=problem.failure_class, reason=reason, message=problem.message)

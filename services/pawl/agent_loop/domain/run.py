@@ -1,0 +1,223 @@
+"""What the ledger says about a run. Names and meanings are those of pawl.event.v1."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+from msgspec import field
+
+from pawl.agent_loop.domain.failure import FailureClass
+from pawl.agent_loop.domain.limits import Limits
+
+
+class RunState(StrEnum):
+    """Where a run stands."""
+
+    QUEUED = "QUEUED"
+    RUNNING = "RUNNING"
+    WAITING = "WAITING"
+    CANCELLING = "CANCELLING"
+    NEEDS_ATTENTION = "NEEDS_ATTENTION"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    EXPIRED = "EXPIRED"
+
+
+ENDED: Final = frozenset({RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED, RunState.EXPIRED})
+"""The states that never change."""
+
+
+class WaitKind(StrEnum):
+    """What a WAITING run waits for."""
+
+    TOOL_RESULT = "TOOL_RESULT"
+    APPROVAL = "APPROVAL"
+    ANSWER = "ANSWER"
+    BUDGET = "BUDGET"
+    AGENT = "AGENT"
+
+
+class StopCause(StrEnum):
+    """Who asked a run to stop."""
+
+    USER = "USER"
+    SUPERSEDED = "SUPERSEDED"
+    OPERATOR = "OPERATOR"
+    PARENT = "PARENT"
+
+
+class RoundLimitPolicy(StrEnum):
+    """What happens after the last allowed round."""
+
+    FINAL_ANSWER = "FINAL_ANSWER"
+    FAIL = "FAIL"
+
+
+class BatchOrder(StrEnum):
+    """Whether a serial call waits for earlier calls that wait for a person."""
+
+    WAIT_FOR_DECISIONS = "WAIT_FOR_DECISIONS"
+    OVERTAKE_DECISIONS = "OVERTAKE_DECISIONS"
+
+
+class UnknownOutcomePolicy(StrEnum):
+    """What happens when it cannot be known whether an effect happened."""
+
+    TELL_MODEL = "TELL_MODEL"
+    NEEDS_ATTENTION = "NEEDS_ATTENTION"
+
+
+class TokenBudgetPolicy(StrEnum):
+    """What happens when the token budget is used up."""
+
+    WAIT = "WAIT"
+    FAIL = "FAIL"
+
+
+class ApprovalExpiryPolicy(StrEnum):
+    """What happens when nobody decides a gated call in time."""
+
+    DENY = "DENY"
+    ESCALATE = "ESCALATE"
+
+
+class ToolChoiceMode(StrEnum):
+    """How the first model call is constrained."""
+
+    AUTO = "AUTO"
+    NONE = "NONE"
+    REQUIRED = "REQUIRED"
+    TOOL = "TOOL"
+
+
+class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """The constraint on the first model call; `tool_name` goes with TOOL."""
+
+    mode: ToolChoiceMode = ToolChoiceMode.AUTO
+    tool_name: str = ""
+
+
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run is driven; fixed when it is created."""
+
+    model: str = ""
+    instructions: str = ""
+    tool_names: tuple[str, ...] = ()
+    without_tools: bool = False
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
+    limits: Limits = field(default_factory=Limits)
+    round_limit_policy: RoundLimitPolicy = RoundLimitPolicy.FINAL_ANSWER
+    batch_order: BatchOrder = BatchOrder.WAIT_FOR_DECISIONS
+    unknown_outcome_policy: UnknownOutcomePolicy = UnknownOutcomePolicy.TELL_MODEL
+    token_budget_policy: TokenBudgetPolicy = TokenBudgetPolicy.WAIT
+    approval_expiry_policy: ApprovalExpiryPolicy = ApprovalExpiryPolicy.DENY
+    approvals_required: int = 0
+    temperature: float | None = None
+    output_tokens_max: int | None = None
+
+
+class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a run FAILED: the group, the reason for programs, a sentence for the user."""
+
+    failure_class: FailureClass
+    reason: str
+    message: str
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What model calls used, summed; `model_calls` counts failed attempts too.
+
+    `estimated_tokens` are those of the input and output tokens that the model server did not report.
+    """
+
+    input_tokens: int = 0
+    cached_input_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    model_calls: int = 0
+    estimated_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """What counts against the budget: cached input and reasoning are parts of input and output."""
+        return self.input_tokens + self.output_tokens
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            input_tokens=self.input_tokens + other.input_tokens,
+            cached_input_tokens=self.cached_input_tokens + other.cached_input_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
+            model_calls=self.model_calls + other.model_calls,
+            estimated_tokens=self.estimated_tokens + other.estimated_tokens,
+        )
+
+    def __sub__(self, other: Usage) -> Usage:
+        return Usage(
+            input_tokens=self.input_tokens - other.input_tokens,
+            cached_input_tokens=self.cached_input_tokens - other.cached_input_tokens,
+            output_tokens=self.output_tokens - other.output_tokens,
+            reasoning_tokens=self.reasoning_tokens - other.reasoning_tokens,
+            model_calls=self.model_calls - other.model_calls,
+            estimated_tokens=self.estimated_tokens - other.estimated_tokens,
+        )
+
+
+class PinnedTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool version that a run uses from its start to its end."""
+
+    name: str
+    version: int
+
+
+class Undo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run takes back: the calls of a run, or the one named; `user_id` asked for it."""
+
+    run_id: str
+    call_id: str = ""
+    user_id: str = ""
+
+
+class RunAbove(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that stands above another one, and its conversation."""
+
+    run_id: str
+    conversation_id: str
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One execution on a conversation; with `undo` it takes another one back and calls no model for that."""
+
+    store_id: str
+    user_id: str
+    conversation_id: str
+    run_id: str
+    state: RunState = RunState.QUEUED
+    waits: tuple[WaitKind, ...] = ()
+    options: RunOptions = field(default_factory=RunOptions)
+    tools: tuple[PinnedTool, ...] = ()
+    round: int = 0
+    last_seq: int = 0
+    usage: Usage = field(default_factory=Usage)
+    failure: RunFailure | None = None
+    stop_cause: StopCause | None = None
+    output_text: str = ""
+    active_seconds: float = 0.0
+    unstopped_call_ids: tuple[str, ...] = ()
+    user_roles: tuple[str, ...] = ()
+    """Roles of the user when the run was started."""
+    undo: Undo | None = None
+    parent_run_id: str = ""
+    """The run whose call this one does; empty unless it does one."""
+    parent_call_id: str = ""
+    depth: int = 0
+    """How many runs stand above it."""
+    above: tuple[RunAbove, ...] = ()
+    """Those, the parent last: what rules deny them is denied to it."""
+
+    def tool_version(self, name: str) -> int:
+        """Return the pinned version of a tool, 0 if the run has no such tool."""
+        return next((tool.version for tool in self.tools if tool.name == name), 0)

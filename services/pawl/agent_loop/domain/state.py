@@ -1,0 +1,92 @@
+"""All that the loop knows about a run at one moment: the input of every rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, Self
+
+import msgspec
+from msgspec import field
+from msgspec.structs import replace
+
+from pawl.agent_loop.domain.call import Call
+from pawl.agent_loop.domain.child import Delegation
+from pawl.agent_loop.domain.command import Command
+from pawl.agent_loop.domain.loop_state import LoopState
+from pawl.agent_loop.domain.message import Message, Role
+from pawl.agent_loop.domain.run import Run
+
+PIN_TOOLS: Final = "tools"
+MODEL: Final = "model"
+
+
+def stop_of(call_id: str) -> str:
+    """Return the name of the work that stops a call."""
+    return f"stop:{call_id}"
+
+
+def check_of(call_id: str) -> str:
+    """Return the name of the work that checks the fallback of a call."""
+    return f"check:{call_id}"
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """A run, its conversation and its calls, and what is going on about it here.
+
+    `messages` are those the model is shown, in order; `calls` those that they
+    ask for. `under_way` names the work that this process does for the run right
+    now (PIN_TOOLS, MODEL, call ids, `stop_of`, `check_of`); it starts empty, so
+    after a takeover everything is found not to be under way.
+    """
+
+    run: Run
+    messages: tuple[Message, ...] = ()
+    calls: Mapping[str, Call] = field(default_factory=dict)
+    loop: LoopState = field(default_factory=LoopState)
+    commands: tuple[Command, ...] = ()
+    consumed: tuple[str, ...] = ()
+    """Commands taken into account here and not yet in a commit."""
+    delegations: tuple[Delegation, ...] = ()
+    """Runs that do calls, to be created with the next commit."""
+    active_seconds: float = 0.0
+    """How long the run was active until now, by the clock of this process; `run` has what the ledger knows of that."""
+    under_way: frozenset[str] = frozenset()
+    tools_pinned: bool = False
+    """Whether the registry has said which tools the run may use; the first commit keeps them."""
+    model_starts_in: float | None = None
+    """Seconds until the open model call is to be made here; None if it was made, here or elsewhere."""
+
+    @property
+    def batch(self) -> tuple[Call, ...]:
+        """The calls of the last round, in the model's order."""
+        found = [call for call in self.calls.values() if self._is_mine(call) and call.round == self.run.round]
+        return tuple(sorted(found, key=lambda call: call.index))
+
+    @property
+    def open_calls(self) -> tuple[Call, ...]:
+        """The calls of the last round that have no result yet, in the model's order."""
+        return tuple(call for call in self.batch if not call.settled)
+
+    @property
+    def last_message(self) -> Message | None:
+        """The newest message of this run, summaries aside."""
+        for message in reversed(self.messages):
+            if message.run_id == self.run.run_id and message.role is not Role.SUMMARY:
+                return message
+        return None
+
+    @property
+    def round_active_seconds(self) -> float:
+        """How long the current round was active until now."""
+        return self.active_seconds - self.loop.round_began_active_seconds
+
+    def with_calls(self, calls: Iterable[Call]) -> Self:
+        """Return the state with these calls in place of those with their ids."""
+        return replace(self, calls={**self.calls, **{call.call_id: call for call in calls}})
+
+    def with_message(self, message: Message) -> Self:
+        """Return the state with a message at the end."""
+        return replace(self, messages=(*self.messages, message))
+
+    def _is_mine(self, call: Call) -> bool:
+        return call.run_id == self.run.run_id

@@ -1,0 +1,151 @@
+"""What the registry says about tools, calls and executions. Meanings are those of pawl.tool.v1."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+import msgspec
+
+from pawl.agent_loop.domain.call import (
+    CallResult,
+    CallState,
+    DecisionKind,
+    EffectClass,
+    ExecutionContext,
+    OfferFallback,
+    Question,
+    ToolCategory,
+)
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool version as the model is told of it."""
+
+    name: str
+    version: int
+    description: str = ""
+    arguments_schema_json: bytes = b""
+    fallback_tool_name: str = ""
+    context: ExecutionContext = ExecutionContext.UNSPECIFIED
+
+
+class ProposedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call to be checked; a version of 0 means that the run has no such tool."""
+
+    call_id: str
+    tool_name: str
+    tool_version: int
+    arguments_json: bytes
+
+
+TOOLS_MAX: Final = 128
+"""Tools of a run: more are taken by few model servers."""
+
+
+class Resolved(msgspec.Struct, frozen=True, kw_only=True):
+    """Tools that were asked for, and how many more there are."""
+
+    tools: tuple[Tool, ...]
+    left_out: int = 0
+
+
+class DecisionNote(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person decided about a gated call, for the audit chain."""
+
+    call_id: str
+    tool_name: str
+    tool_version: int
+    kind: DecisionKind
+    user_id: str
+    arguments_json: bytes = b""
+    arguments_sha256: str = ""
+    """In place of the arguments."""
+
+
+class ResultNote(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a front-end call, for the audit chain; who brought the result or held the call, and how long."""
+
+    call_id: str
+    tool_name: str
+    tool_version: int
+    user_id: str
+    arguments_json: bytes
+    content_json: bytes
+    state: CallState
+    duration_seconds: float
+    """Since the lease; 0 without one."""
+
+
+class Disposition(StrEnum):
+    """What may be done with a call."""
+
+    RUN = "RUN"
+    APPROVE = "APPROVE"
+    OFFER = "OFFER"
+    ASK = "ASK"
+    DELEGATE = "DELEGATE"
+    REFUSE = "REFUSE"
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What the registry says of a proposed call."""
+
+    call_id: str
+    disposition: Disposition
+    tool_version: int = 0
+    arguments_json: bytes = b""
+    note: str = ""
+    context: ExecutionContext = ExecutionContext.UNSPECIFIED
+    category: ToolCategory = ToolCategory.UNSPECIFIED
+    effect_class: EffectClass = EffectClass.UNSPECIFIED
+    timeout_seconds: float = 0.0
+    parallel: bool = False
+    resource_keys: tuple[str, ...] = ()
+    digest: str = ""
+    preview: str = ""
+    approval_cause: str = ""
+    question: Question | None = None
+    offer_fallback: OfferFallback = OfferFallback.FAIL
+    fallback_tool_name: str = ""
+    error_reason: str = ""
+    error_message: str = ""
+    rule_id: str = ""
+    approvals_required: int = 0
+
+
+class Outcome(StrEnum):
+    """How an execution ended."""
+
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    UNKNOWN = "UNKNOWN"
+    INPUT_REQUIRED = "INPUT_REQUIRED"
+    """It has not ended: the tool asks a person something."""
+
+
+class ExecutionProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tool says while it runs; `fraction` is from 0 to 1."""
+
+    fraction: float | None = None
+    message: str = ""
+
+
+class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of an execution."""
+
+    outcome: Outcome
+    result: CallResult
+    question: Question | None = None
+    """What the tool asks, with INPUT_REQUIRED."""
+
+
+ExecutionPiece: TypeAlias = ExecutionProgress | ExecutionResult
+
+
+class Stopped(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a cancelled execution: whether nothing of it runs any more, and what it came to."""
+
+    stopped: bool
+    result: ExecutionResult | None = None

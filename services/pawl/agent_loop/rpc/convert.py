@@ -1,0 +1,272 @@
+"""Requests of pawl.agent.v1 to values of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, Final, TypeVar
+
+from pawl.agent.v1 import agent_pb2, types_pb2
+from pawl.agent_loop.app.frames import CallDecision, ToolResult
+from pawl.agent_loop.app.public_values import ActiveRunPolicy, Caller, PendingFilter
+from pawl.agent_loop.domain.call import CallState, DecisionKind
+from pawl.agent_loop.domain.command import CallResolution
+from pawl.agent_loop.domain.options import NAME_CHARACTERS_MAX, AskedOptions
+from pawl.agent_loop.domain.run import (
+    ApprovalExpiryPolicy,
+    BatchOrder,
+    RoundLimitPolicy,
+    RunState,
+    TokenBudgetPolicy,
+    ToolChoice,
+    ToolChoiceMode,
+    UnknownOutcomePolicy,
+)
+from pawl.chassis.auth import Principal
+from pawl.chassis.ids import check_id
+from pawl.errors import InvalidField
+from pawl.event.v1 import call_pb2, run_pb2
+
+EnumT = TypeVar("EnumT", bound=StrEnum)
+
+SEQ_MAX: Final = 2**63 - 1
+RESULTS_MAX: Final = 64
+PENDING_BYTES_MAX: Final = 2 * 1024 * 1024
+
+
+def caller(principal: Principal) -> Caller:
+    """Return on whose behalf a user's request is served."""
+    return Caller(store_id=principal.store_id, user_id=principal.user_id, roles=principal.roles)
+
+
+def optional_id(value: str, field: str) -> str:
+    """Return `value` if it is empty or an id.
+
+    Raises:
+        InvalidId
+    """
+    return check_id(value, field) if value else ""
+
+
+def enum(
+    cls: type[EnumT], wrapper: Any, prefix: str, number: int, *, field: str, default: EnumT | None = None
+) -> EnumT:
+    """Return the member of `cls` with the name of a value of the contract.
+
+    Raises:
+        InvalidField: the value is unknown, or UNSPECIFIED where there is no default.
+    """
+    if number == 0 and default is not None:
+        return default
+    try:
+        return cls[wrapper.Name(number).removeprefix(prefix)]
+    except (KeyError, ValueError):
+        raise InvalidField(f"{field} has no known value", field=field) from None
+
+
+def policy(number: int) -> ActiveRunPolicy:
+    """Return what a message does while a run is active."""
+    return enum(
+        ActiveRunPolicy,
+        types_pb2.MessagePolicy,
+        "MESSAGE_POLICY_",
+        number,
+        field="policy",
+        default=ActiveRunPolicy.QUEUE,
+    )
+
+
+def run_states(numbers: Any) -> tuple[RunState, ...]:
+    """Return the states that a list is filtered by."""
+    # Each value once: a filter of millions must not keep the process busy.
+    known = dict.fromkeys(numbers)
+    return tuple(enum(RunState, run_pb2.RunState, "RUN_STATE_", number, field="states") for number in known)
+
+
+def resolution(number: int) -> CallResolution:
+    """Return what an operator found out."""
+    return enum(CallResolution, agent_pb2.Resolution, "RESOLUTION_", number, field="resolution")
+
+
+def options(message: run_pb2.RunOptions) -> AskedOptions:
+    """Return what a client asks of a run.
+
+    Raises:
+        InvalidField: an enum has no known value.
+    """
+    return AskedOptions(
+        model=message.model,
+        instructions=message.instructions,
+        tool_names=tuple(message.tool_names),
+        without_tools=message.without_tools,
+        tool_choice=ToolChoice(
+            mode=enum(
+                ToolChoiceMode,
+                run_pb2.ToolChoice.Mode,
+                "MODE_",
+                message.tool_choice.mode,
+                field="options.tool_choice.mode",
+                default=ToolChoiceMode.AUTO,
+            ),
+            tool_name=message.tool_choice.tool_name,
+        ),
+        limits={field.name: value for field, value in message.limits.ListFields()},
+        round_limit_policy=enum(
+            RoundLimitPolicy,
+            run_pb2.RoundLimitPolicy,
+            "ROUND_LIMIT_POLICY_",
+            message.round_limit_policy,
+            field="options.round_limit_policy",
+            default=RoundLimitPolicy.FINAL_ANSWER,
+        ),
+        batch_order=enum(
+            BatchOrder,
+            run_pb2.BatchOrder,
+            "BATCH_ORDER_",
+            message.batch_order,
+            field="options.batch_order",
+            default=BatchOrder.WAIT_FOR_DECISIONS,
+        ),
+        unknown_outcome_policy=enum(
+            UnknownOutcomePolicy,
+            run_pb2.UnknownOutcomePolicy,
+            "UNKNOWN_OUTCOME_POLICY_",
+            message.unknown_outcome_policy,
+            field="options.unknown_outcome_policy",
+            default=UnknownOutcomePolicy.TELL_MODEL,
+        ),
+        token_budget_policy=enum(
+            TokenBudgetPolicy,
+            run_pb2.TokenBudgetPolicy,
+            "TOKEN_BUDGET_POLICY_",
+            message.token_budget_policy,
+            field="options.token_budget_policy",
+            default=TokenBudgetPolicy.WAIT,
+        ),
+        approval_expiry_policy=enum(
+            ApprovalExpiryPolicy,
+            run_pb2.ApprovalExpiryPolicy,
+            "APPROVAL_EXPIRY_POLICY_",
+            message.approval_expiry_policy,
+            field="options.approval_expiry_policy",
+            default=ApprovalExpiryPolicy.DENY,
+        ),
+        approvals_required=message.approvals_required,
+        temperature=message.temperature if message.HasField("temperature") else None,
+        output_tokens_max=message.output_tokens_max if message.HasField("output_tokens_max") else None,
+    )
+
+
+def run_message(run: run_pb2.Run) -> run_pb2.Run:
+    """Return a run with as many of its open calls as fit into an answer, at least one; those that wait come first."""
+    size_bytes, pending = 0, len(run.pending_calls)
+    for count, call in enumerate((*run.pending_calls, *run.active_calls)):
+        size_bytes += call.ByteSize()
+        if count and size_bytes > PENDING_BYTES_MAX:
+            cut = run_pb2.Run()
+            cut.CopyFrom(run)
+            del cut.pending_calls[count:]
+            del cut.active_calls[max(0, count - pending) :]
+            return cut
+    return run
+
+
+def tool_results(messages: Sequence[types_pb2.ToolResult], *, run_id: str) -> list[ToolResult]:
+    """Return the results of a request about one run.
+
+    Raises:
+        InvalidId, InvalidField: one is wrong, or there are none, or more than 64.
+    """
+    if not 1 <= len(messages) <= RESULTS_MAX:
+        raise InvalidField(f"1 to {RESULTS_MAX} results", field="results")
+    return [tool_result(message, run_id=run_id) for message in messages]
+
+
+def tool_result(message: types_pb2.ToolResult, *, run_id: str = "") -> ToolResult:
+    """Return a result; `run_id` is that of the request, which the result may name again.
+
+    Raises:
+        InvalidId, InvalidField
+    """
+    return ToolResult(
+        run_id=_run_id(message.run_id, run_id, "tool_result.run_id"),
+        call_id=check_id(message.call_id, "tool_result.call_id"),
+        content_json=message.content_json,
+        is_error=message.is_error,
+        offer_epoch=message.offer_epoch,
+    )
+
+
+def decisions(messages: Sequence[types_pb2.CallDecision]) -> list[CallDecision]:
+    """Return the decisions of a request.
+
+    Raises:
+        InvalidId, InvalidField: one is wrong, there are none, more than 64, or two about one call.
+    """
+    if not 1 <= len(messages) <= RESULTS_MAX:
+        raise InvalidField(f"1 to {RESULTS_MAX} decisions", field="decisions")
+    found = [decision(message) for message in messages]
+    if len({decided.call_id for decided in found}) != len(found):
+        raise InvalidField("at most one decision about a call", field="decisions")
+    return found
+
+
+def pending_filter(message: agent_pb2.PendingFilter) -> PendingFilter:
+    """Return which of the calls that wait are asked for.
+
+    Raises:
+        InvalidId, InvalidField
+    """
+    scope = message.scope or agent_pb2.PENDING_SCOPE_MINE
+    if scope not in {agent_pb2.PENDING_SCOPE_MINE, agent_pb2.PENDING_SCOPE_STORE}:
+        raise InvalidField("scope has no known value", field="filter.scope")
+    of_store = scope == agent_pb2.PENDING_SCOPE_STORE
+    if of_store and message.conversation_id:
+        raise InvalidField("conversations are private: conversation_id goes with MINE", field="filter.conversation_id")
+    if len(message.tool_name) > NAME_CHARACTERS_MAX:
+        raise InvalidField("a tool's name has at most 256 characters", field="filter.tool_name")
+    return PendingFilter(
+        of_store=of_store,
+        states=tuple(
+            enum(CallState, call_pb2.CallState, "CALL_STATE_", number, field="filter.states")
+            for number in dict.fromkeys(message.states)
+        ),
+        tool_name=message.tool_name,
+        conversation_id=optional_id(message.conversation_id, "filter.conversation_id"),
+    )
+
+
+def decision(message: types_pb2.CallDecision, *, run_id: str = "") -> CallDecision:
+    """Return a decision; `run_id` as in `tool_result`.
+
+    Raises:
+        InvalidId, InvalidField
+    """
+    return CallDecision(
+        run_id=_run_id(message.run_id, run_id, "decision.run_id"),
+        call_id=check_id(message.call_id, "decision.call_id"),
+        kind=enum(DecisionKind, call_pb2.DecisionKind, "DECISION_KIND_", message.kind, field="decision.kind"),
+        digest=message.digest,
+        arguments_json=message.arguments_json,
+        reason=message.reason,
+        answer=message.answer,
+    )
+
+
+def seq(value: int, field: str) -> int:
+    """Return `value` if a log can be that long.
+
+    Raises:
+        InvalidField
+    """
+    if value > SEQ_MAX:
+        raise InvalidField(f"{field} is too large", field=field)
+    return value
+
+
+def _run_id(inner: str, outer: str, field: str) -> str:
+    if not outer:
+        return check_id(inner, field)
+    if inner not in {"", outer}:
+        raise InvalidField(f"{field} is another run than the request's", field=field)
+    return outer

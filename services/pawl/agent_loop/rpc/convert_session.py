@@ -1,0 +1,158 @@
+"""Frames of a Session: from the contract to ours and back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Final, assert_never, cast
+
+from pawl.agent.v1 import session_pb2, types_pb2
+from pawl.agent_loop.app import frames
+from pawl.agent_loop.rpc import convert
+from pawl.chassis.ids import check_id
+from pawl.errors import InvalidField, PawlError
+from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
+
+CALLS_MAX: Final = 64
+TOOLS_MAX: Final = 1000
+
+_FRAME_ID_CHARACTERS_MAX: Final = 64
+
+
+async def client_frames(
+    requests: AsyncIterator[session_pb2.SessionRequest],
+) -> AsyncGenerator[frames.ClientFrame, None]:
+    """Give the client's frames; one that is wrong carries the error that its receipt shall name."""
+    async for request in requests:
+        yield client_frame(request)
+
+
+def client_frame(request: session_pb2.SessionRequest) -> frames.ClientFrame:
+    """Return one frame of the client."""
+    content: frames.Content | Exception
+    try:
+        content = _content(request)
+        if not isinstance(content, frames.ClientHeartbeat):
+            check_id(request.frame_id, "frame_id")
+    except PawlError as error:
+        content = error
+    return frames.ClientFrame(frame_id=request.frame_id[:_FRAME_ID_CHARACTERS_MAX], content=content)
+
+
+def _content(request: session_pb2.SessionRequest) -> frames.Content:
+    match request.WhichOneof("frame"):
+        case "hello":
+            return _hello(request.hello)
+        case "start":
+            return frames.Start(
+                conversation_id=convert.optional_id(request.start.conversation_id, "start.conversation_id"),
+                text=request.start.text,
+                options=convert.options(request.start.options),
+                policy=convert.policy(request.start.policy),
+            )
+        case "attach":
+            return frames.Attach(
+                run_id=check_id(request.attach.run_id, "attach.run_id"),
+                after_seq=convert.seq(request.attach.after_seq, "attach.after_seq"),
+            )
+        case "detach":
+            return frames.Detach(run_id=check_id(request.detach.run_id, "detach.run_id"))
+        case "tool_result":
+            return convert.tool_result(request.tool_result)
+        case "tool_progress":
+            return _progress(request.tool_progress)
+        case "decision":
+            return convert.decision(request.decision)
+        case "message":
+            return frames.UserMessage(
+                conversation_id=check_id(request.message.conversation_id, "message.conversation_id"),
+                text=request.message.text,
+                policy=convert.policy(request.message.policy),
+                options=convert.options(request.message.options),
+            )
+        case "cancel":
+            return frames.Cancel(run_id=check_id(request.cancel.run_id, "cancel.run_id"), reason=request.cancel.reason)
+        case "heartbeat":
+            return frames.ClientHeartbeat()
+        case _:
+            raise InvalidField("the frame is empty, or of a kind that this version does not know", field="frame")
+
+
+def _hello(hello: session_pb2.Hello) -> frames.Hello:
+    if hello.calls_max > CALLS_MAX:
+        raise InvalidField(f"calls_max may be at most {CALLS_MAX}", field="hello.calls_max")
+    if len(hello.tools) > TOOLS_MAX:
+        raise InvalidField(f"at most {TOOLS_MAX} tools", field="hello.tools")
+    for tool in hello.tools:
+        if not tool.name:
+            raise InvalidField("a tool has no name", field="hello.tools.name")
+    return frames.Hello(
+        client_id=convert.optional_id(hello.client_id, "hello.client_id"),
+        tools=tuple(frames.ClientTool(name=tool.name, versions=frozenset(tool.versions)) for tool in hello.tools),
+        calls_max=hello.calls_max,
+    )
+
+
+def _progress(progress: session_pb2.ToolProgressReport) -> frames.ToolProgress:
+    return frames.ToolProgress(
+        run_id=check_id(progress.run_id, "tool_progress.run_id"),
+        call_id=check_id(progress.call_id, "tool_progress.call_id"),
+        offer_epoch=progress.offer_epoch,
+        fraction=progress.fraction if progress.HasField("fraction") else None,
+        message=progress.message,
+    )
+
+
+def server_frame(frame: frames.ServerFrame) -> session_pb2.SessionResponse:
+    """Return a frame as the contract words it."""
+    match frame:
+        case frames.Event():
+            return session_pb2.SessionResponse(event=cast("event_pb2.RunEvent", frame.event.document))
+        case frames.Gap():
+            return session_pb2.SessionResponse(gap=cast("gap_pb2.Gap", frame.gap.document))
+        case frames.Receipt():
+            return session_pb2.SessionResponse(receipt=receipt(frame))
+        case frames.Offer():
+            call = cast("call_pb2.Call", frame.call.document)
+            return session_pb2.SessionResponse(
+                offer=session_pb2.Offer(
+                    call=call, offer_epoch=call.offer.offer_epoch, expire_time=call.offer.expire_time
+                )
+            )
+        case frames.OfferRevoked():
+            return session_pb2.SessionResponse(
+                offer_revoked=session_pb2.OfferRevoked(
+                    run_id=frame.run_id, call_id=frame.call_id, message=frame.message
+                )
+            )
+        case frames.End():
+            return session_pb2.SessionResponse(
+                end=session_pb2.End(
+                    run_id=frame.run_id,
+                    last_seq=frame.last_seq,
+                    state=run_pb2.RunState.Value(f"RUN_STATE_{frame.state}"),
+                )
+            )
+        case frames.Welcome():
+            return session_pb2.SessionResponse(
+                welcome=session_pb2.Welcome(
+                    client_id=frame.client_id,
+                    offer_lease_seconds=frame.offer_lease_seconds,
+                    silence_max_seconds=frame.silence_max_seconds,
+                )
+            )
+        case frames.ServerHeartbeat():
+            return session_pb2.SessionResponse(heartbeat=session_pb2.ServerHeartbeat())
+        case _:
+            assert_never(frame)
+
+
+def receipt(frame: frames.Receipt) -> types_pb2.Receipt:
+    """Return a receipt as the contract words it."""
+    return types_pb2.Receipt(
+        frame_id=frame.frame_id,
+        status=types_pb2.ReceiptStatus.Value(f"RECEIPT_STATUS_{frame.status}"),
+        reason=frame.reason,
+        message=frame.message,
+        run_id=frame.run_id,
+        call_id=frame.call_id,
+    )

@@ -1,0 +1,76 @@
+"""pawl.agent.v1.OperatorService: requests to use cases, what they return to responses."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias, cast
+
+import grpc
+
+from pawl.agent.v1 import operator_pb2, operator_pb2_grpc
+from pawl.agent_loop.app.operators import Operators
+from pawl.agent_loop.app.public_values import RunView
+from pawl.agent_loop.domain import checks
+from pawl.agent_loop.rpc import convert
+from pawl.chassis import auth
+from pawl.chassis.ids import check_id
+from pawl.event.v1 import run_pb2
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+
+class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
+    """Serves those who look after a store. Store and role come from their credential alone."""
+
+    def __init__(self, operators: Operators) -> None:
+        self._operators = operators
+
+    async def ListAttention(
+        self, request: operator_pb2.ListAttentionRequest, context: Context
+    ) -> operator_pb2.ListAttentionResponse:
+        page = await self._operators.list_attention(
+            convert.caller(auth.require_user()),
+            run_id=convert.optional_id(request.run_id, "run_id"),
+            page_size=checks.page_size(request.page_size),
+            page_token=request.page_token,
+        )
+        return operator_pb2.ListAttentionResponse(
+            runs=map(_run_in_need, page.items), next_page_token=page.next_page_token
+        )
+
+    async def RedriveRun(
+        self, request: operator_pb2.RedriveRunRequest, context: Context
+    ) -> operator_pb2.RedriveRunResponse:
+        run = await self._operators.redrive(
+            convert.caller(auth.require_user()),
+            convert.optional_id(request.request_id, "request_id"),
+            check_id(request.run_id, "run_id"),
+            request.reason,
+        )
+        return operator_pb2.RedriveRunResponse(state=_document(run).state)
+
+    async def EndRun(self, request: operator_pb2.EndRunRequest, context: Context) -> operator_pb2.EndRunResponse:
+        run = await self._operators.end(
+            convert.caller(auth.require_user()),
+            convert.optional_id(request.request_id, "request_id"),
+            check_id(request.run_id, "run_id"),
+            request.reason,
+        )
+        return operator_pb2.EndRunResponse(state=_document(run).state)
+
+
+def _document(run: RunView) -> run_pb2.Run:
+    return cast("run_pb2.Run", run.document)
+
+
+def _run_in_need(view: RunView) -> operator_pb2.RunInNeed:
+    run = _document(view)
+    return operator_pb2.RunInNeed(
+        run_id=run.run_id,
+        user_id=run.user_id,
+        conversation_id=run.conversation_id,
+        attention=run.attention,
+        crash_count=run.crash_count,
+        round=run.round,
+        stop_cause=run.stop_cause,
+        calls=run.pending_calls,
+    )

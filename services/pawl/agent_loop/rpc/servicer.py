@@ -1,0 +1,343 @@
+"""pawl.agent.v1.AgentService: requests to use cases, what they return to responses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any, Final, TypeAlias, cast
+
+import grpc
+
+from pawl.agent.v1 import agent_pb2, agent_pb2_grpc, session_pb2, steps_pb2, types_pb2, undo_pb2
+from pawl.agent_loop.app import inbox as commands
+from pawl.agent_loop.app.frames import Receipt, ServerFrame
+from pawl.agent_loop.app.inbox import Inbox
+from pawl.agent_loop.app.messages import Messages
+from pawl.agent_loop.app.pending import Pending
+from pawl.agent_loop.app.public_ports import PublicLedger
+from pawl.agent_loop.app.public_values import Caller, CallView, LogGap, LoggedEvent, Reply, RunView
+from pawl.agent_loop.app.run_steps import RunSteps
+from pawl.agent_loop.app.session import Sessions
+from pawl.agent_loop.app.undoing import Undoing
+from pawl.agent_loop.app.wait import wait_for_rest
+from pawl.agent_loop.app.watch import Watches
+from pawl.agent_loop.domain import checks
+from pawl.agent_loop.rpc import convert, convert_session, convert_steps, convert_undo
+from pawl.chassis import auth
+from pawl.chassis.ids import check_id
+from pawl.chassis.rpc_interceptor import count_as_stream
+from pawl.errors import SlowConsumer
+from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
+
+HEARTBEAT_SECONDS: Final = 15.0
+WRITE_SECONDS_MAX: Final = 60.0
+"""A client that takes nothing for so long is cut off."""
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+
+class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
+    """Serves users. Store and user come from their credential alone."""
+
+    def __init__(
+        self,
+        *,
+        ledger: PublicLedger,
+        messages: Messages,
+        inbox: Inbox,
+        pending: Pending,
+        watches: Watches,
+        sessions: Sessions,
+        undoing: Undoing,
+        steps: RunSteps,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
+    ) -> None:
+        self._ledger = ledger
+        self._messages = messages
+        self._inbox = inbox
+        self._pending = pending
+        self._watches = watches
+        self._sessions = sessions
+        self._undoing = undoing
+        self._steps = steps
+        self._heartbeat_seconds = heartbeat_seconds
+
+    async def StartRun(self, request: agent_pb2.StartRunRequest, context: Context) -> agent_pb2.StartRunResponse:
+        run = await self._messages.start(
+            _caller(),
+            request_id=convert.optional_id(request.request_id, "request_id"),
+            conversation_id=convert.optional_id(request.conversation_id, "conversation_id"),
+            text=request.text,
+            asked=convert.options(request.options),
+            policy=convert.policy(request.policy),
+        )
+        return agent_pb2.StartRunResponse(run=_run(run))
+
+    async def SendMessage(
+        self, request: agent_pb2.SendMessageRequest, context: Context
+    ) -> agent_pb2.SendMessageResponse:
+        run, steered = await self._messages.send(
+            _caller(),
+            request_id=convert.optional_id(request.request_id, "request_id"),
+            conversation_id=check_id(request.conversation_id, "conversation_id"),
+            text=request.text,
+            asked=convert.options(request.options),
+            policy=convert.policy(request.policy),
+        )
+        return agent_pb2.SendMessageResponse(run=_run(run), steered=steered)
+
+    # Both streams write for themselves, so that a client that does not read can be
+    # cut off in the middle of a write; the generated types know generators only.
+    async def Session(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[session_pb2.SessionRequest], context: Context
+    ) -> None:
+        async def send(frame: ServerFrame) -> None:
+            await _write(context, convert_session.server_frame(frame))
+
+        async with aclosing(convert_session.client_frames(request_iterator)) as frames:
+            await self._sessions.serve(_caller(), frames, send)
+
+    async def WatchRun(  # type: ignore[override]
+        self, request: agent_pb2.WatchRunRequest, context: Context
+    ) -> None:
+        run_id = check_id(request.run_id, "run_id")
+        after_seq = convert.seq(request.after_seq, "after_seq")
+        async with (
+            self._watches.open(_caller(), run_id, after_seq) as watcher,
+            aclosing(watcher.pages(silence_seconds=self._heartbeat_seconds)) as pages,
+        ):
+            async for page in pages:
+                await _write(context, _watch_response(page))
+
+    async def SubmitToolResults(
+        self, request: agent_pb2.SubmitToolResultsRequest, context: Context
+    ) -> agent_pb2.SubmitToolResultsResponse:
+        run_id = check_id(request.run_id, "run_id")
+        replies, run = await self._inbox.submit_results(
+            _caller(),
+            request_id=convert.optional_id(request.request_id, "request_id"),
+            run_id=run_id,
+            results=convert.tool_results(request.results, run_id=run_id),
+        )
+        receipts = [
+            _receipt(reply, run_id, result.call_id) for reply, result in zip(replies, request.results, strict=True)
+        ]
+        return agent_pb2.SubmitToolResultsResponse(receipts=receipts, run=_run(run))
+
+    async def Decide(self, request: agent_pb2.DecideRequest, context: Context) -> agent_pb2.DecideResponse:
+        decision = convert.decision(request.decision, run_id=check_id(request.run_id, "run_id"))
+        request_id = convert.optional_id(request.request_id, "request_id")
+        reply = await self._inbox.decide(_caller(), request_id, decision)
+        run = commands.decided(reply)
+        return agent_pb2.DecideResponse(receipt=_receipt(reply, decision.run_id, decision.call_id), run=_run(run))
+
+    async def DecideCalls(
+        self, request: agent_pb2.DecideCallsRequest, context: Context
+    ) -> agent_pb2.DecideCallsResponse:
+        decisions = convert.decisions(request.decisions)
+        replies = await self._inbox.decide_calls(
+            _caller(), request_id=convert.optional_id(request.request_id, "request_id"), decisions=decisions
+        )
+        receipts = [
+            _receipt(reply, decision.run_id, decision.call_id)
+            for reply, decision in zip(replies, decisions, strict=True)
+        ]
+        return agent_pb2.DecideCallsResponse(receipts=receipts)
+
+    async def CancelRun(self, request: agent_pb2.CancelRunRequest, context: Context) -> agent_pb2.CancelRunResponse:
+        run_id = check_id(request.run_id, "run_id")
+        request_id = convert.optional_id(request.request_id, "request_id")
+        reply = await self._inbox.cancel(_caller(), request_id, run_id, request.reason)
+        return agent_pb2.CancelRunResponse(run=_run(commands.stopped(reply)))
+
+    async def ResolveCall(
+        self, request: agent_pb2.ResolveCallRequest, context: Context
+    ) -> agent_pb2.ResolveCallResponse:
+        run_id = check_id(request.run_id, "run_id")
+        call_id = check_id(request.call_id, "call_id")
+        reply = await self._inbox.resolve(
+            _caller(),
+            convert.optional_id(request.request_id, "request_id"),
+            run_id=run_id,
+            call_id=call_id,
+            resolution=convert.resolution(request.resolution),
+            content_json=request.content_json,
+        )
+        run = commands.decided(reply)
+        return agent_pb2.ResolveCallResponse(receipt=_receipt(reply, run_id, call_id), run=_run(run))
+
+    async def TopUpRun(self, request: agent_pb2.TopUpRunRequest, context: Context) -> agent_pb2.TopUpRunResponse:
+        run_id = check_id(request.run_id, "run_id")
+        request_id = convert.optional_id(request.request_id, "request_id")
+        reply = await self._inbox.top_up(_caller(), request_id, run_id, request.tokens)
+        run = commands.topped_up(reply)
+        return agent_pb2.TopUpRunResponse(receipt=_receipt(reply, run_id, ""), run=_run(run))
+
+    async def PreviewUndo(self, request: undo_pb2.PreviewUndoRequest, context: Context) -> undo_pb2.PreviewUndoResponse:
+        run_id, call_id = check_id(request.run_id, "run_id"), convert.optional_id(request.call_id, "call_id")
+        found = await self._undoing.preview(_caller(), run_id, call_id)
+        return undo_pb2.PreviewUndoResponse(calls=convert_undo.calls(found))
+
+    async def UndoRun(self, request: undo_pb2.UndoRunRequest, context: Context) -> undo_pb2.UndoRunResponse:
+        run = await self._undoing.start(
+            _caller(),
+            request_id=convert.optional_id(request.request_id, "request_id"),
+            run_id=check_id(request.run_id, "run_id"),
+            call_id="",
+        )
+        return undo_pb2.UndoRunResponse(run=_run(run))
+
+    async def UndoCall(self, request: undo_pb2.UndoCallRequest, context: Context) -> undo_pb2.UndoCallResponse:
+        run = await self._undoing.start(
+            _caller(),
+            request_id=convert.optional_id(request.request_id, "request_id"),
+            run_id=check_id(request.run_id, "run_id"),
+            call_id=check_id(request.call_id, "call_id"),
+        )
+        return undo_pb2.UndoCallResponse(run=_run(run))
+
+    async def GetUndoReport(
+        self, request: undo_pb2.GetUndoReportRequest, context: Context
+    ) -> undo_pb2.GetUndoReportResponse:
+        found = await self._undoing.report(_caller(), check_id(request.run_id, "run_id"))
+        return undo_pb2.GetUndoReportResponse(calls=convert_undo.calls(found))
+
+    async def GetRun(self, request: agent_pb2.GetRunRequest, context: Context) -> agent_pb2.GetRunResponse:
+        run_id, seconds = check_id(request.run_id, "run_id"), checks.wait_seconds(request.wait_seconds)
+        if seconds:
+            count_as_stream()
+        run = await wait_for_rest(self._ledger, self._watches, _caller(), run_id, seconds=seconds)
+        return agent_pb2.GetRunResponse(run=_run(run))
+
+    async def ListRuns(self, request: agent_pb2.ListRunsRequest, context: Context) -> agent_pb2.ListRunsResponse:
+        page = await self._ledger.list_runs(
+            _caller(),
+            page_size=checks.page_size(request.page_size),
+            page_token=request.page_token,
+            conversation_id=convert.optional_id(request.conversation_id, "conversation_id"),
+            states=convert.run_states(request.states),
+        )
+        return agent_pb2.ListRunsResponse(runs=[_run(run) for run in page.items], next_page_token=page.next_page_token)
+
+    async def ListCalls(self, request: agent_pb2.ListCallsRequest, context: Context) -> agent_pb2.ListCallsResponse:
+        page = await self._ledger.list_calls(
+            _caller(),
+            check_id(request.run_id, "run_id"),
+            page_size=checks.page_size(request.page_size),
+            page_token=request.page_token,
+        )
+        return agent_pb2.ListCallsResponse(calls=_calls(page.items), next_page_token=page.next_page_token)
+
+    async def ListSteps(self, request: steps_pb2.ListStepsRequest, context: Context) -> steps_pb2.ListStepsResponse:
+        steps = await self._steps.list(_caller(), check_id(request.run_id, "run_id"))
+        page_size = checks.page_size(request.page_size)
+        return convert_steps.page(steps, page_size=page_size, page_token=request.page_token)
+
+    async def WatchSteps(  # type: ignore[override]
+        self, request: steps_pb2.WatchStepsRequest, context: Context
+    ) -> None:
+        run_id = check_id(request.run_id, "run_id")
+        after_seq = convert.seq(request.after_seq, "after_seq")
+        parts = self._steps.watch(_caller(), run_id, after_seq, silence_seconds=self._heartbeat_seconds)
+        async with aclosing(parts):
+            async for changes, seq in parts:
+                await _write(context, convert_steps.watch_response(changes, seq))
+
+    async def ListMessages(
+        self, request: agent_pb2.ListMessagesRequest, context: Context
+    ) -> agent_pb2.ListMessagesResponse:
+        page = await self._ledger.list_messages(
+            _caller(),
+            check_id(request.conversation_id, "conversation_id"),
+            page_size=checks.page_size(request.page_size),
+            page_token=request.page_token,
+        )
+        return agent_pb2.ListMessagesResponse(
+            messages=cast("tuple[message_pb2.Message, ...]", page.items), next_page_token=page.next_page_token
+        )
+
+    async def ListPending(
+        self, request: agent_pb2.ListPendingRequest, context: Context
+    ) -> agent_pb2.ListPendingResponse:
+        page = await self._pending.page(
+            _caller(),
+            convert.pending_filter(request.filter),
+            page_size=checks.page_size(request.page_size),
+            page_token=request.page_token,
+        )
+        calls, runs = _pending(page.items)
+        return agent_pb2.ListPendingResponse(calls=calls, runs=runs, next_page_token=page.next_page_token)
+
+    async def WatchPending(  # type: ignore[override]
+        self, request: agent_pb2.WatchPendingRequest, context: Context
+    ) -> None:
+        wanted = convert.pending_filter(request.filter)
+        async with aclosing(self._pending.watch(_caller(), wanted, silence_seconds=self._heartbeat_seconds)) as parts:
+            async for part in parts:
+                calls, runs = _pending(part.items)
+                gone_calls, gone_runs = _pending(part.gone)
+                response = agent_pb2.WatchPendingResponse(
+                    calls=calls,
+                    gone_call_ids=[call.call_id for call in gone_calls],
+                    runs=runs,
+                    gone_run_ids=[run.run_id for run in gone_runs],
+                    complete=part.complete,
+                    truncated=part.truncated,
+                )
+                await _write(context, response)
+
+
+def _watch_response(page: Sequence[LoggedEvent] | LogGap) -> agent_pb2.WatchRunResponse:
+    if isinstance(page, LogGap):
+        return agent_pb2.WatchRunResponse(gap=cast("gap_pb2.Gap", page.document))
+    return agent_pb2.WatchRunResponse(events=[cast("event_pb2.RunEvent", event.document) for event in page])
+
+
+def _caller() -> Caller:
+    return convert.caller(auth.require_user())
+
+
+def _run(run: RunView) -> run_pb2.Run:
+    return convert.run_message(cast("run_pb2.Run", run.document))
+
+
+def _calls(calls: Sequence[CallView]) -> list[call_pb2.Call]:
+    return [cast("call_pb2.Call", call.document) for call in calls]
+
+
+def _pending(items: Sequence[CallView | RunView]) -> tuple[list[call_pb2.Call], list[run_pb2.Run]]:
+    runs = [cast("run_pb2.Run", item.document) for item in items if isinstance(item, RunView)]
+    return _calls([item for item in items if isinstance(item, CallView)]), runs
+
+
+def _receipt(reply: Reply, run_id: str, call_id: str) -> types_pb2.Receipt:
+    return convert_session.receipt(
+        Receipt(
+            frame_id="",
+            status=reply.outcome,
+            reason="" if reply.taken else reply.reason,
+            message="" if reply.taken else reply.message,
+            run_id=run_id,
+            call_id=call_id,
+        )
+    )
+
+
+async def _write(
+    context: Context,
+    response: session_pb2.SessionResponse
+    | agent_pb2.WatchRunResponse
+    | agent_pb2.WatchPendingResponse
+    | steps_pb2.WatchStepsResponse,
+) -> None:
+    """Write, or give up on a client that does not read.
+
+    Raises:
+        SlowConsumer
+    """
+    try:
+        async with asyncio.timeout(WRITE_SECONDS_MAX):
+            await context.write(response)
+    except TimeoutError:
+        raise SlowConsumer(f"the client took nothing for {WRITE_SECONDS_MAX:g} s") from None

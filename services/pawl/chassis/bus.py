@@ -1,0 +1,322 @@
+"""NATS: a connection that need not be there.
+
+Nothing here waits for the server or fails because of it: NATS carries wake-ups
+and live events, never the record. Without it Pawl is slower, not wrong.
+
+nats-py's own reconnecting is switched off. It does not cover the first connect,
+ends for good when the server refuses a login once (as one that is restarting may
+do), and dies silently of an unexpected error. Instead each connection is a new
+client, made by one loop here that also subscribes again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Final, Self
+
+import nats.errors
+import nats.js.errors
+from nats.aio.client import DEFAULT_MAX_PAYLOAD_SIZE, Client
+from nats.js import JetStreamContext
+
+from pawl.chassis import bus_outbox, logs, tasks
+from pawl.chassis.bus_outbox import Outbox
+from pawl.chassis.bus_subscription import Callback, Message, Subscription
+from pawl.chassis.metrics import Metrics
+from pawl.errors import DependencyUnavailable
+
+_CONNECT_TIMEOUT_SECONDS: Final = 3
+_BACKOFF_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+_PING_INTERVAL_SECONDS: Final = 5
+_FLUSH_TIMEOUT_SECONDS: Final = 1.0
+_CRASH_PAUSE_SECONDS: Final = 1.0
+# The server counts the headers of a message too.
+_HEADER_BYTES: Final = 1024
+
+__all__ = ["Bus", "Callback", "Hook", "Message", "Subscription"]
+
+_log = logs.get_logger(__name__)
+
+Hook = Callable[[], Awaitable[None]]
+
+
+class Bus:
+    """A connection to NATS; an async context manager that returns at once.
+
+    `url` is one or several `nats://user:password@host:port` with commas between;
+    without one nothing is ever connected. `name` shows in NATS monitoring.
+    """
+
+    def __init__(self, url: str | None, *, name: str, metrics: Metrics) -> None:
+        self._url = url
+        self._name = name
+        self._subscriptions: list[Subscription] = []
+        self._hooks: list[Hook] = []
+        self._hook_tasks: set[asyncio.Task[None]] = set()
+        self._client: Client | None = None
+        self._connected = asyncio.Event()
+        self._connection_number = 0
+        self._payload_bytes_max = DEFAULT_MAX_PAYLOAD_SIZE - _HEADER_BYTES
+        self._tried = asyncio.Event()
+        self._outbox = Outbox(metrics)
+        self._task: asyncio.Task[None] | None = None
+        self._gauge = metrics.gauge("bus_connected", "Whether NATS is connected: 1 or 0.")
+
+    async def __aenter__(self) -> Self:
+        if self._url is not None:
+            self._task = asyncio.get_running_loop().create_task(self._stay_connected(self._url), name="bus")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            await tasks.end([self._task])
+            self._task = None
+
+    @property
+    def is_configured(self) -> bool:
+        """Whether there is a NATS at all; without one nothing will ever be sent."""
+        return self._url is not None
+
+    @property
+    def connected(self) -> bool:
+        """Whether messages are going out and coming in now."""
+        return self._connected.is_set()
+
+    @property
+    def connection_number(self) -> int:
+        """Which connection the present or last one is; another number may mean another server."""
+        return self._connection_number
+
+    @property
+    def payload_bytes_max(self) -> int:
+        """The largest payload that the server takes beside a few headers, as it said on the last connection."""
+        return self._payload_bytes_max
+
+    async def wait_connected(self) -> None:
+        """Return as soon as the bus is connected, which may be never."""
+        await self._connected.wait()
+
+    async def ping(self) -> None:
+        """Return if connected; at the start, once the first attempt has succeeded or failed.
+
+        Raises:
+            DependencyUnavailable: not connected.
+        """
+        if self._url is not None:
+            await self._tried.wait()
+        if not self.connected:
+            raise DependencyUnavailable("NATS is not connected")
+
+    async def publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """Publish, at most once; never waits, never raises for the server's sake.
+
+        Dropped, and counted, while not connected or when too much is waiting.
+        """
+        if self.connected:
+            self._outbox.put(subject, data, headers)
+        else:
+            self._outbox.drop()
+
+    async def publish_all(
+        self, messages: Iterable[tuple[str, bytes, Mapping[str, str]]], *, timeout_seconds: int = 5
+    ) -> None:
+        """Publish (subject, data, headers) one after the other; on return the server has them all.
+
+        Those that are larger than it takes are dropped, and counted.
+
+        Raises:
+            DependencyUnavailable: not connected, or lost in the middle; some may
+                have been published.
+        """
+        if self._client is None or not self.connected:
+            raise DependencyUnavailable("NATS is not connected")
+        count = 0
+        try:
+            for subject, data, headers in messages:
+                if len(data) > self._payload_bytes_max:
+                    # It never can be sent, and the next ones can.
+                    self._outbox.refuse(subject, "MaxPayloadError")
+                    continue
+                await self._client.publish(subject, data, headers=dict(headers))
+                count += 1
+            await self._client.flush(timeout=timeout_seconds)
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            raise DependencyUnavailable(f"NATS did not take the messages: {type(error).__name__}") from error
+        self._outbox.published(count)
+
+    async def publish_acknowledged(
+        self,
+        subject: str,
+        data: bytes,
+        headers: Mapping[str, str] | None = None,
+        *,
+        timeout_seconds: float = 5.0,
+    ) -> int:
+        """Publish to JetStream; returns the seq of the message in the stream when that has stored it.
+
+        Give a `Nats-Msg-Id` header: after an error the message may have been stored.
+
+        Raises:
+            DependencyUnavailable: no acknowledgement came.
+        """
+        try:
+            stored = await self.jetstream().publish(subject, data, timeout=timeout_seconds, headers=dict(headers or {}))
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            raise DependencyUnavailable(f"NATS did not store the message: {type(error).__name__}") from error
+        return stored.seq
+
+    async def subscribe(self, subject: str, callback: Callback, *, queue: str = "") -> Subscription:
+        """Call `callback` with each message on `subject`, one at a time, in order.
+
+        Holds over all later connections; what is published between two is missed.
+        With `queue`, each message goes to one member of the group. What the
+        callback raises is logged.
+        """
+        subscription = Subscription(subject, queue, callback, self._forget)
+        self._subscriptions.append(subscription)
+        if self._client is not None:
+            try:
+                await subscription.establish(self._client)
+            except (nats.errors.Error, OSError) as error:
+                # The connection is breaking; the next one subscribes.
+                _log.debug("bus.subscribe_later", subject=subject, error=type(error).__name__)
+        return subscription
+
+    def on_connected(self, hook: Hook) -> None:
+        """Run `hook` in a task of its own on each connection, the present one too.
+
+        It is cancelled when the connection is lost, so it may consume until then;
+        it is run again after a pause if it raises.
+        """
+        self._hooks.append(hook)
+        if self.connected:
+            self._start_hook(hook)
+
+    def jetstream(self) -> JetStreamContext:
+        """Return JetStream on the present connection; ask again after it is lost.
+
+        Raises:
+            DependencyUnavailable: not connected.
+        """
+        if self._client is None or not self.connected:
+            raise DependencyUnavailable("NATS is not connected")
+        return self._client.jetstream()
+
+    async def _stay_connected(self, url: str) -> None:
+        failures = 0
+        while True:
+            closed = asyncio.Event()
+            client = Client()
+            try:
+                await self._connect(client, url, closed)
+                failures = 0
+                await self._use(client, closed)
+                _log.warning("bus.disconnected")
+            except (nats.errors.Error, OSError, TimeoutError) as error:
+                if failures == 0:
+                    _log.warning("bus.unreachable", error=str(error) or type(error).__name__)
+                failures += 1
+            except Exception:  # noqa: BLE001  # whatever the client library does, try again
+                _log.exception("bus.failed")
+                failures += 1
+            finally:
+                await self._close(client)
+            tasks.check_cancelled()
+            pause = _BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)]
+            await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311  # spreads replicas
+
+    async def _connect(self, client: Client, url: str, closed: asyncio.Event) -> None:
+        async def on_closed() -> None:
+            closed.set()
+
+        async def on_error(error: Exception) -> None:
+            # Each failed attempt comes here too, and is reported by the loop.
+            _log.debug("bus.error", error=str(error) or type(error).__name__)
+
+        async with asyncio.timeout(_CONNECT_TIMEOUT_SECONDS):
+            await client.connect(
+                [part.strip() for part in url.split(",")],
+                name=self._name,
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                connect_timeout=_CONNECT_TIMEOUT_SECONDS,
+                ping_interval=_PING_INTERVAL_SECONDS,
+                pending_size=bus_outbox.BYTES_MAX,
+                error_cb=on_error,
+                closed_cb=on_closed,
+            )
+
+    async def _use(self, client: Client, closed: asyncio.Event) -> None:
+        """Work with a fresh connection until it is lost."""
+        self._client = client
+        self._connection_number += 1
+        self._payload_bytes_max = max(0, client.max_payload - _HEADER_BYTES)
+        for subscription in list(self._subscriptions):
+            await subscription.establish(client)
+        await client.flush(timeout=_CONNECT_TIMEOUT_SECONDS)
+        tasks.check_cancelled()
+        self._connected.set()
+        self._tried.set()
+        self._gauge.set(1)
+        _log.info(
+            "bus.connected", server=client.connected_url.netloc.rpartition("@")[2] if client.connected_url else ""
+        )
+        for hook in self._hooks:
+            self._start_hook(hook)
+        sender = asyncio.get_running_loop().create_task(self._outbox.send(client), name="bus.send")
+        waiter = asyncio.get_running_loop().create_task(closed.wait(), name="bus.closed")
+        try:
+            await asyncio.wait({sender, waiter}, return_when=asyncio.FIRST_COMPLETED)
+            if sender.done():
+                sender.result()
+        finally:
+            self._connected.clear()
+            await self._drain(client)
+            await tasks.end([sender, waiter])
+            self._outbox.clear()
+
+    async def _drain(self, client: Client) -> None:
+        """Give what was published before the stop a moment to go out."""
+        if client.is_closed:
+            return
+        try:
+            async with asyncio.timeout(_FLUSH_TIMEOUT_SECONDS):
+                await self._outbox.join()
+                await client.flush()
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            _log.debug("bus.flush_failed", error=type(error).__name__)
+
+    async def _close(self, client: Client) -> None:
+        self._connected.clear()
+        self._tried.set()
+        self._client = None
+        self._gauge.set(0)
+        await tasks.end(self._hook_tasks)
+        try:
+            async with asyncio.timeout(_FLUSH_TIMEOUT_SECONDS):
+                await client.close()
+        except (nats.errors.Error, OSError, TimeoutError, AssertionError) as error:
+            # A client that never got as far as a connection cannot close it.
+            _log.debug("bus.close_failed", error=type(error).__name__)
+
+    def _forget(self, subscription: Subscription) -> None:
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+
+    def _start_hook(self, hook: Hook) -> None:
+        async def run() -> None:
+            while True:
+                try:
+                    await hook()
+                except Exception:  # noqa: BLE001  # a crashed consumer is started again
+                    _log.exception("bus.hook_failed")
+                    await asyncio.sleep(_CRASH_PAUSE_SECONDS)
+                else:
+                    return
+
+        task = asyncio.get_running_loop().create_task(run(), name="bus.hook")
+        self._hook_tasks.add(task)
+        task.add_done_callback(self._hook_tasks.discard)

@@ -1,0 +1,306 @@
+"""PostgreSQL: a pool that is there when the process starts, and errors that say so when it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext, suppress
+from typing import Final, Self, TypeAlias
+
+import asyncpg
+from asyncpg.exceptions import TargetServerAttributeNotMatched
+from asyncpg.pool import PoolConnectionProxy
+
+from pawl.chassis import logs
+from pawl.chassis.database_heartbeat import Heartbeat
+from pawl.chassis.migrations import Migrations, Source
+from pawl.chassis.start import StartError
+from pawl.errors import DependencyUnavailable
+
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]"
+_Lent: TypeAlias = "PoolConnectionProxy[asyncpg.Record]"
+
+_CONNECT_TIMEOUT_SECONDS: Final = 5.0
+_BACKOFF_SECONDS: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
+_ACQUIRE_TIMEOUT_SECONDS: Final = 4.0
+_RELEASE_TIMEOUT_SECONDS: Final = 1.0
+# One connection in so many is for what is urgent.
+_RESERVED_PART: Final = 3
+_CLOSE_TIMEOUT_SECONDS: Final = 2.0
+
+# Each statement of Pawl looks rows up by an index, so one plan fits all arguments. Left to itself the server plans many
+# of them anew each time, and keeps those that it made for empty tables.
+_PLANNING: Final = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+}
+
+# The server is there and says no: waiting for it at the start does not help.
+_REFUSALS: Final = (
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.InsufficientPrivilegeError,
+)
+# The connection is gone, or the server is going or full.
+_UNREACHABLE: Final = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+)
+# The session is of no more use: the server takes no writes, cannot read its files, or has let go of it.
+_UNFIT: Final = (
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.PostgresSystemError,
+)
+# A migration came in between: the plans of before are forgotten, and the next attempt makes new ones.
+_OUTDATED: Final = (asyncpg.InvalidCachedStatementError, asyncpg.OutdatedSchemaCacheError)
+_UNUSABLE: Final = (*_UNREACHABLE, *_UNFIT, *_OUTDATED)
+# Whatever goes wrong while a session is opened, no statement has left.
+_NO_SESSION: Final = (*_UNREACHABLE, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+
+_log = logs.get_logger(__name__)
+
+
+class Database:
+    """A pool of connections to PostgreSQL; an async context manager.
+
+    Entering waits up to `start_timeout_seconds` for the server. Statements are
+    cut off by the server after `statement_timeout_seconds`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        application_name: str,
+        connections_max: int = 10,
+        statement_timeout_seconds: float = 10.0,
+        start_timeout_seconds: float = 30.0,
+    ) -> None:
+        self._url = url
+        self._application_name = application_name
+        self._connections_max = connections_max
+        self._statement_timeout_seconds = statement_timeout_seconds
+        self._start_timeout_seconds = start_timeout_seconds
+        self._pool: asyncpg.Pool[asyncpg.Record] | None = None
+        self._held: set[Connection] = set()
+        self._cut_short: set[int] = set()
+        self._ordinary = asyncio.Semaphore(connections_max - connections_max // _RESERVED_PART)
+        self._heartbeat = Heartbeat(self._open_session, on_frozen=self._cut, on_read_only=self._renew)
+
+    async def __aenter__(self) -> Self:
+        self._pool = await self._connect()
+        await self._heartbeat.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pool, self._pool = self._pool, None
+        if pool is None:
+            return
+        await self._heartbeat.__aexit__()
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT_SECONDS):
+                await pool.close()
+        except (asyncpg.InterfaceError, *_UNREACHABLE):
+            pool.terminate()
+
+    @asynccontextmanager
+    async def acquire(self, *, urgent: bool = False) -> AsyncIterator[Connection]:
+        """Give a connection outside a transaction: each statement commits by itself.
+
+        The block should do nothing else than talk to the database: a TimeoutError
+        or OSError in it is taken for the database's. A third of the connections is
+        there for `urgent` ones alone: what keeps runs alive does not wait for reads.
+
+        Raises:
+            DependencyUnavailable: the server cannot be reached or used, stopped in
+                the middle, or a statement ran into its timeout. A statement that was
+                on its way may or may not have been carried out.
+        """
+        pool = self._pool
+        if pool is None:
+            raise DependencyUnavailable("the database is closed")
+        deadline = asyncio.get_running_loop().time() + _ACQUIRE_TIMEOUT_SECONDS
+        async with nullcontext() if urgent else _place(self._ordinary, deadline):
+            connection = await self._take(pool, deadline)
+            try:
+                async with self._lent(pool, connection):
+                    yield connection
+            except _UNUSABLE as error:
+                raise _unavailable(error) from error
+
+    @asynccontextmanager
+    async def transaction(self, *, urgent: bool = False) -> AsyncIterator[Connection]:
+        """Give a connection inside a transaction: committed at the end, rolled back on any exception.
+
+        Raises:
+            DependencyUnavailable: as with `acquire`; if raised while committing,
+                the transaction may have been committed.
+        """
+        async with self.acquire(urgent=urgent) as connection, connection.transaction():
+            yield connection
+
+    async def ping(self) -> None:
+        """Return if the server answers and takes writes; needs no connection of the pool.
+
+        Raises:
+            DependencyUnavailable: it does not.
+        """
+        if self._pool is None:
+            raise DependencyUnavailable("the database is closed")
+        await self._heartbeat.check()
+
+    async def _take(self, pool: asyncpg.Pool[asyncpg.Record], deadline: float) -> _Lent:
+        if self._heartbeat.is_frozen:
+            raise DependencyUnavailable("the database does not answer")
+        try:
+            return await pool.acquire(timeout=max(0.001, deadline - asyncio.get_running_loop().time()))
+        except _NO_SESSION as error:
+            raise _unavailable(error) from error
+
+    @asynccontextmanager
+    async def _lent(self, pool: asyncpg.Pool[asyncpg.Record], connection: _Lent) -> AsyncIterator[None]:
+        """Take the connection back at the end, and drop one that is of no more use."""
+        server_pid = connection.get_server_pid()
+        self._held.add(connection)
+        try:
+            yield
+        except asyncio.CancelledError:
+            self._cut_short.add(server_pid)
+            raise
+        except asyncpg.InterfaceError as error:
+            # Also what asyncpg says about wrong arguments: that is no outage.
+            if _is_lost(connection):
+                raise asyncpg.ConnectionDoesNotExistError(str(error)) from error
+            raise
+        except _UNFIT:
+            connection.terminate()
+            await pool.expire_connections()
+            raise
+        except _OUTDATED:
+            raise
+        except asyncpg.InternalClientError as error:
+            # The server has said goodbye while nobody asked it anything, and has not hung up yet.
+            connection.terminate()
+            raise asyncpg.ConnectionDoesNotExistError(str(error)) from error
+        finally:
+            self._held.discard(connection)
+            # One that cannot be taken back is dropped, and the work on it is done.
+            with suppress(*_NO_SESSION):
+                await pool.release(connection, timeout=_RELEASE_TIMEOUT_SECONDS)
+
+    def _cut(self) -> None:
+        """Have those who wait for a server that does not answer wait no longer."""
+        for connection in self._held:
+            # One of before, whose holder has not noticed yet.
+            with suppress(asyncpg.InterfaceError):
+                connection.terminate()
+
+    async def _renew(self) -> None:
+        """Give out none of the sessions that are open now again."""
+        if self._pool is not None:
+            await self._pool.expire_connections()
+
+    async def migrate(self, schema: str, source: Source) -> int:
+        """Bring `schema` to the newest migration of `source`; returns how many were applied.
+
+        Safe to call from several processes at once: they take turns, and each
+        migration is applied once. See `chassis.migrations`.
+
+        Raises:
+            StartError: an applied migration has changed, or one fails.
+            DependencyUnavailable: the server cannot be reached.
+        """
+        migrations = Migrations(schema, source)
+        async with self.acquire(urgent=True) as connection:
+            return await migrations.apply(connection)
+
+    async def _take_back(self, connection: Connection) -> None:
+        """Take a connection back into the pool, without a round trip as a rule.
+
+        Nobody changes the state of a session for longer than a transaction, and
+        asyncpg rolls back what is open when it takes one back. But a statement goes
+        out in two halves. For one that is cancelled between them the server waits
+        for the end, and whatever came next would belong to it.
+        """
+        server_pid = connection.get_server_pid()
+        if server_pid in self._cut_short:
+            self._cut_short.discard(server_pid)
+            await connection.execute("SELECT 1")
+
+    async def _open_session(self) -> asyncpg.Connection[asyncpg.Record]:
+        settings = {"application_name": f"{self._application_name}-heartbeat"}
+        return await asyncpg.connect(self._url, timeout=_CONNECT_TIMEOUT_SECONDS, server_settings=settings)
+
+    async def _connect(self) -> asyncpg.Pool[asyncpg.Record]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._start_timeout_seconds
+        attempt = 0
+        while True:
+            try:
+                return await asyncpg.create_pool(
+                    self._url,
+                    min_size=1,
+                    max_size=self._connections_max,
+                    timeout=_CONNECT_TIMEOUT_SECONDS,
+                    command_timeout=self._statement_timeout_seconds + 1,
+                    reset=self._take_back,
+                    server_settings={
+                        "application_name": self._application_name,
+                        "statement_timeout": f"{self._statement_timeout_seconds * 1000:.0f}",
+                        "timezone": "UTC",
+                        **_PLANNING,
+                    },
+                )
+            except _REFUSALS as error:
+                raise StartError(f"PAWL_DATABASE_URL: the database refuses: {error}") from None
+            except (ValueError, asyncpg.exceptions.ClientConfigurationError) as error:
+                raise StartError(f"PAWL_DATABASE_URL: {error}") from None
+            except (*_UNREACHABLE, TargetServerAttributeNotMatched) as error:
+                pause = _BACKOFF_SECONDS[min(attempt, len(_BACKOFF_SECONDS) - 1)]
+                if loop.time() + pause > deadline:
+                    raise StartError(
+                        f"PAWL_DATABASE_URL: no database answers after {self._start_timeout_seconds:g} s"
+                        f" ({type(error).__name__}): is PostgreSQL running at that address?"
+                    ) from None
+                if attempt == 0:
+                    _log.warning("database.waiting", error=type(error).__name__)
+                attempt += 1
+                await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311  # spreads replicas
+
+
+@asynccontextmanager
+async def _place(places: asyncio.Semaphore, deadline: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout_at(deadline):
+            await places.acquire()
+    except TimeoutError as error:
+        raise _unavailable(error) from error
+    try:
+        yield
+    finally:
+        places.release()
+
+
+def _unavailable(error: Exception) -> DependencyUnavailable:
+    _log.warning("database.unreachable", error=type(error).__name__)
+    if isinstance(error, TimeoutError | asyncpg.QueryCanceledError):
+        return DependencyUnavailable("the database did not answer in time")
+    if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
+        return DependencyUnavailable("the database takes no writes")
+    return DependencyUnavailable("the database cannot be reached or used")
+
+
+def _is_lost(connection: Connection) -> bool:
+    try:
+        return connection.is_closed()
+    except asyncpg.InterfaceError:
+        # The pool takes a connection back as soon as it breaks.
+        return True

@@ -1,0 +1,97 @@
+"""Health that follows what the process really depends on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, Self
+
+import msgspec
+
+from pawl.chassis import logs
+from pawl.chassis.http_server import Response
+from pawl.chassis.rpc_server import RpcServer
+
+Probe = Callable[[], Awaitable[object]]
+"""Returns if the dependency answers, raises if not."""
+
+_INTERVAL_SECONDS: Final = 2.0
+_TIMEOUT_SECONDS: Final = 2.0
+
+_log = logs.get_logger(__name__)
+
+
+class HealthMonitor:
+    """Probes the dependencies every 2 s and sets the health of all services of a server.
+
+    NOT_SERVING while a required one does not answer; optional ones are only
+    reported. An async context manager, to be entered inside the server's.
+    """
+
+    def __init__(self) -> None:
+        self._probes: dict[str, tuple[Probe, bool]] = {}
+        self._failures: dict[str, str] = {}
+        self._serving = False
+        self._servers: list[RpcServer] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, name: str, probe: Probe, *, optional: bool = False) -> None:
+        """Watch a dependency, from the next round on."""
+        self._probes[name] = (probe, optional)
+
+    def follow(self, server: RpcServer) -> None:
+        """Set the health of the services of `server` from now on."""
+        self._servers.append(server)
+
+    async def __aenter__(self) -> Self:
+        await self.check()
+        self._task = asyncio.get_running_loop().create_task(self._repeat(), name="health.monitor")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        self._serving = False
+
+    async def check(self) -> None:
+        """Probe everything once and publish the outcome."""
+        names = list(self._probes)
+        outcomes = await asyncio.gather(*(self._probe(name) for name in names))
+        for name, failure in zip(names, outcomes, strict=True):
+            if failure is None and self._failures.pop(name, None) is not None:
+                _log.info("health.recovered", dependency=name)
+            elif failure is not None and self._failures.get(name) != failure:
+                self._failures[name] = failure
+                _log.warning("health.lost", dependency=name, error=failure)
+        self._serving = all(self._probes[name][1] for name in self._failures)
+        await self._publish()
+
+    def page(self) -> Response:
+        """Return the state for /healthz: 200 while serving, else 503."""
+        checks = {name: self._failures.get(name, "ok") for name in self._probes}
+        return Response(
+            body=msgspec.json.encode({"serving": self._serving, "checks": checks}) + b"\n",
+            content_type="application/json",
+            status="200 OK" if self._serving else "503 Service Unavailable",
+        )
+
+    async def _repeat(self) -> None:
+        while True:
+            await asyncio.sleep(_INTERVAL_SECONDS)
+            await self.check()
+
+    async def _probe(self, name: str) -> str | None:
+        try:
+            async with asyncio.timeout(_TIMEOUT_SECONDS):
+                await self._probes[name][0]()
+        except TimeoutError:
+            return f"no answer in {_TIMEOUT_SECONDS:g} s"
+        except Exception as error:  # noqa: BLE001  # a probe fails in whatever way its driver does
+            return type(error).__name__
+        return None
+
+    async def _publish(self) -> None:
+        for server in self._servers:
+            await server.set_health(serving=self._serving)

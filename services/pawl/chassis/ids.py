@@ -1,0 +1,73 @@
+"""Ids: their one form, and where new ones come from."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from pawl.errors import InvalidId
+
+_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+
+# Crockford's base 32 in lower case: it sorts like the number it writes.
+_DIGITS: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+_RANDOM_BITS: Final = 80
+_LENGTH: Final = 26
+
+
+class TimeOfDay(Protocol):
+    """The part of a clock that ids need."""
+
+    def now(self) -> float:
+        """Return the time of day, in seconds since 1970, UTC."""
+        ...
+
+
+def is_id(value: str) -> bool:
+    """Return whether `value` may stand in a subject, a path or a key: ^[A-Za-z0-9_-]{1,64}$."""
+    return _ID.fullmatch(value) is not None
+
+
+def check_id(value: str, field: str) -> str:
+    """Return `value` if it is an id.
+
+    Raises:
+        InvalidId: it is not; the metadata names the field.
+    """
+    if not is_id(value):
+        raise InvalidId(f"{field} must match ^[A-Za-z0-9_-]{{1,64}}$", field=field)
+    return value
+
+
+class IdSource:
+    """Makes ids like `run_01j5k6m7n8p9q0r1s2t3v4w5x6`: a prefix and 26 digits.
+
+    The digits are a ULID: 48 bits of milliseconds, 80 bits of randomness. Ids of
+    one source sort in the order they were made, also within a millisecond and
+    when the clock steps back. Not safe to share between threads.
+    """
+
+    def __init__(self, clock: TimeOfDay, random_bits: Callable[[int], int] = secrets.randbits) -> None:
+        self._clock = clock
+        self._random_bits = random_bits
+        self._last = 0
+
+    def new(self, prefix: str) -> str:
+        """Return a fresh id that starts with `prefix` and an underscore."""
+        milliseconds = int(self._clock.now() * 1000)
+        if milliseconds > self._last >> _RANDOM_BITS:
+            # The top random bit stays free, so that adding one never reaches the time.
+            self._last = milliseconds << _RANDOM_BITS | self._random_bits(_RANDOM_BITS - 1)
+        else:
+            self._last += 1 + self._random_bits(32)
+        return f"{prefix}_{_base32(self._last)}"
+
+
+# Ids are made on hot paths: two digits at a time.
+_PAIRS: Final = tuple(high + low for high in _DIGITS for low in _DIGITS)
+
+
+def _base32(number: int) -> str:
+    return "".join([_PAIRS[number >> shift & 1023] for shift in range(5 * (_LENGTH - 2), -1, -10)])

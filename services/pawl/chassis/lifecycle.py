@@ -1,0 +1,143 @@
+"""Start and stop of a process, and the loops that run in between."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Self
+
+import uvloop
+
+from pawl.chassis import logs, tasks
+from pawl.chassis.start import StartError
+from pawl.errors import DeadlineExceeded, DependencyUnavailable, Internal, Unavailable
+
+_RESTART_SECONDS: Final = (0.1, 0.5, 1.0, 5.0)
+# A loop that ran this long before it crashed starts over at the shortest pause.
+_HEALTHY_SECONDS: Final = 30.0
+_EXIT_USAGE: Final = 2
+# Objects that are new since the last look of the garbage collector; Python's own number is 700.
+_NEW_OBJECTS: Final = 10_000
+
+_log = logs.get_logger(__name__)
+
+
+class Stop:
+    """Says when the process shall end, to everybody who waits for it."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self.reason = ""
+
+    def set(self, reason: str) -> None:
+        """Ask the process to end; the first reason stays. Idempotent."""
+        if not self._event.is_set():
+            self.reason = reason
+            self._event.set()
+
+    def is_set(self) -> bool:
+        """Whether the process was asked to end."""
+        return self._event.is_set()
+
+    async def wait(self) -> None:
+        """Return when the process was asked to end."""
+        await self._event.wait()
+
+
+def run_service(main: Callable[[Stop], Awaitable[None]]) -> None:
+    """Run `main` on uvloop until it returns, then end the process.
+
+    SIGTERM and SIGINT set the Stop that `main` gets; a second one ends the
+    process at once. Exit code 0 if `main` returned and no task failed unseen, 1
+    if it raised, 2 if that was a StartError: whoever starts it again unchanged
+    need not hope. A StartError, or a dependency that is missing at start, is
+    one sentence instead of a traceback.
+    """
+    _calm_collector()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        code = runner.run(_run(main))
+    sys.exit(code)
+
+
+def _calm_collector() -> None:
+    """Have the garbage collector look at modules no more, and at the rest once many objects are new."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_NEW_OBJECTS)
+
+
+async def _run(main: Callable[[Stop], Awaitable[None]]) -> int:
+    stop = Stop()
+    loop = asyncio.get_running_loop()
+    failed_unseen = False
+
+    def on_signal(number: signal.Signals) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        _log.info("process.stopping", signal=number.name)
+        stop.set(number.name)
+
+    def on_unseen(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal failed_unseen
+        failed_unseen = True
+        _log.error("task.failed", detail=context.get("message", ""), exc_info=context.get("exception"))
+
+    loop.set_exception_handler(on_unseen)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        await main(stop)
+    except (StartError, DependencyUnavailable) as error:
+        _log.critical("process.failed", error=str(error))
+        return _EXIT_USAGE if isinstance(error, StartError) else 1
+    except Exception:  # noqa: BLE001  # the last place that can log it
+        _log.critical("process.failed", exc_info=True)
+        return 1
+    _log.info("process.stopped", reason=stop.reason)
+    return int(failed_unseen)
+
+
+class Background:
+    """Loops that run beside the server; an async context manager that cancels them at its end.
+
+    A loop that crashes is logged and started again, after 0.1 s at first and 5 s
+    at most; one that returns is done. A dependency that cannot be reached, or
+    whose own log has the reason, is told in one line, not with a traceback.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await tasks.end(self._tasks)
+
+    def start(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
+        """Run `loop` in a task called `name`, under supervision."""
+        task = asyncio.get_running_loop().create_task(_supervise(name, loop), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _supervise(name: str, loop: Callable[[], Awaitable[None]]) -> None:
+    clock = asyncio.get_running_loop()
+    crashes = 0
+    while True:
+        started = clock.time()
+        try:
+            await loop()
+        except (Unavailable, DeadlineExceeded, Internal) as error:
+            _log.warning("background.interrupted", task=name, error=error.message)
+        except Exception:  # noqa: BLE001  # a crashed loop is started again
+            _log.exception("background.crashed", task=name)
+        else:
+            return
+        tasks.check_cancelled()
+        crashes = 1 if clock.time() - started > _HEALTHY_SECONDS else crashes + 1
+        await asyncio.sleep(_RESTART_SECONDS[min(crashes, len(_RESTART_SECONDS)) - 1])

@@ -1,0 +1,95 @@
+"""The key of a suite on one machine: `pawl up` makes it, its clients read it, and it goes to that suite only."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from pawl.chassis.settings import is_loopback, split_address
+
+LOCAL_KEY = "local-key"
+"""The name of its file in the folder of secrets."""
+LISTENERS: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+"""Where Linux says who listens."""
+
+_LISTEN: Final = "0A"
+# Fields of a line of those tables.
+_LOCAL_ADDRESS, _STATE, _USER = 1, 3, 7
+
+
+def find_key(addresses: Iterable[str], *, data: Path | None = None, environment: Mapping[str, str]) -> str | None:
+    """Return the key to send to these addresses now: PAWL_API_KEY, else that of the suite that listens on all of them.
+
+    The suite is the one that runs on `data`, else on PAWL_DATA, else on `.pawl`.
+    Its key is for it alone: there is none for other addresses, none once its
+    launcher has ended, and none while a process of another user than the key's
+    listens at one of them, who could have taken the port of a service that is down.
+    So ask anew for each call. Where the machine has no LISTENERS, users are not compared.
+    """
+    given = environment.get("PAWL_API_KEY")
+    if given:
+        return given
+    folder = data or Path(environment.get("PAWL_DATA") or ".pawl")
+    wanted = set(addresses)
+    if not wanted <= _listening(folder):
+        return None
+    try:
+        descriptor = os.open(folder / "secrets" / LOCAL_KEY, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(descriptor, encoding="utf-8") as file:
+            owner = os.fstat(descriptor).st_uid
+            key = file.read().strip() or None
+        tables = [path.read_text(encoding="ascii") for path in LISTENERS if path.exists()]
+        is_own = all(users_at(address, tables) <= {owner} for address in wanted)
+    except (OSError, ValueError):
+        return None
+    return key if is_own else None
+
+
+def users_at(address: str, tables: Iterable[str]) -> set[int]:
+    """Return the ids of the users whose processes may get a connection to an address, by /proc/net/tcp and tcp6.
+
+    Raises:
+        ValueError: it is not an IP address and a port.
+    """
+    host, port = split_address(address)
+    wanted = ipaddress.ip_address(host)
+    found = set[int]()
+    for line in (line for table in tables for line in table.splitlines()[1:]):
+        fields = line.split()
+        text, _, number = fields[_LOCAL_ADDRESS].partition(":")
+        if fields[_STATE] == _LISTEN and int(number, 16) == port and _takes(_read_host(text), wanted):
+            found.add(int(fields[_USER]))
+    return found
+
+
+def _read_host(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Read an address as the tables have it: in words of four bytes, each in the order of the machine."""
+    words = [int(text[start : start + 8], 16) for start in range(0, len(text), 8)]
+    address = ipaddress.ip_address(b"".join(word.to_bytes(4, sys.byteorder) for word in words))
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _takes(
+    listening: ipaddress.IPv4Address | ipaddress.IPv6Address, wanted: ipaddress.IPv4Address | ipaddress.IPv6Address
+) -> bool:
+    """Return whether a listener gets connections to an address; one at `::` may take those of IPv4 as well."""
+    if listening.is_unspecified:
+        return listening.version >= wanted.version
+    return listening == wanted
+
+
+def _listening(data: Path) -> set[str]:
+    """Return the addresses on this machine at which the suite of that folder says that it listens; none if it ended."""
+    try:
+        endpoints: dict[str, Any] = msgspec.json.decode((data / "endpoints.json").read_bytes(), type=dict[str, Any])
+        os.kill(int(endpoints["launcher_pid"]), 0)
+        found = {str(replica["grpc"]) for replicas in endpoints["services"].values() for replica in replicas}
+        return {address for address in found if address and is_loopback(address)}
+    except (OSError, OverflowError, msgspec.MsgspecError, AttributeError, KeyError, TypeError, ValueError):
+        return set()

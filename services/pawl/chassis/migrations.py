@@ -1,0 +1,171 @@
+"""Numbered migrations: each applied once, in order, by whichever process is first.
+
+A source is a package or a folder with files `0001_create_runs.sql`. What was
+applied is in the table `<schema>.migrations`, with a checksum.
+
+A migration that waits for a lock has everybody else wait behind it, so it waits a
+moment only, gives way, and tries again: a backup holds up the new version, not
+the old one that runs.
+
+A database that knows more migrations than the code is accepted: version N-1 runs
+on beside N. So a migration must leave what N-1 does working.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from dataclasses import dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import asyncpg
+
+from pawl.chassis import logs
+from pawl.chassis.start import StartError
+
+if TYPE_CHECKING:
+    from pawl.chassis.database import Connection
+
+Source: TypeAlias = str | ModuleType | Path
+"""The name of a package, the package, or a folder."""
+
+_FILE: Final = re.compile(r"(?P<number>[0-9]{4})_[a-z0-9_]+\.sql")
+_LOCK_SECONDS: Final = 1
+_WAY_SECONDS: Final = 3.0
+_PATIENCE_SECONDS: Final = 3600.0
+_SCHEMA: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
+
+_log = logs.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migration:
+    """One file of a source."""
+
+    number: int
+    name: str
+    sql: str
+
+    @property
+    def checksum(self) -> str:
+        """Return the SHA-256 of the text, in hex, the same on every platform."""
+        return hashlib.sha256(self.sql.encode()).hexdigest()
+
+
+def read_migrations(source: Source) -> list[Migration]:
+    """Return the migrations of `source`, in order.
+
+    Raises:
+        ValueError: a file has another name, or the numbers have a gap.
+    """
+    folder: Traversable = source if isinstance(source, Path) else resources.files(source)
+    migrations = []
+    for file in folder.iterdir():
+        if not file.name.endswith(".sql"):
+            continue
+        match = _FILE.fullmatch(file.name)
+        if match is None:
+            raise ValueError(f"{file.name}: a migration is named like 0001_create_runs.sql")
+        migrations.append(
+            Migration(
+                number=int(match["number"]),
+                name=file.name,
+                sql=file.read_text(encoding="utf-8").replace("\r\n", "\n"),
+            )
+        )
+    migrations.sort(key=lambda migration: migration.number)
+    if [migration.number for migration in migrations] != list(range(1, len(migrations) + 1)):
+        raise ValueError(f"the numbers of the migrations in {source} must be 1, 2, 3 and so on")
+    return migrations
+
+
+class Migrations:
+    """The migrations of one schema."""
+
+    def __init__(self, schema: str, source: Source) -> None:
+        if not _SCHEMA.fullmatch(schema):
+            raise ValueError(f"{schema!r} is not the name of a schema")
+        self._schema = schema
+        self._known = read_migrations(source)
+
+    async def apply(self, connection: Connection) -> int:
+        """Apply what is missing, each in a transaction of its own; returns how many."""
+        # No timeout of the pool holds for migrations: they may wait for each other,
+        # and may take long.
+        await connection.execute("SET statement_timeout = 0", timeout=None)
+        await connection.execute(
+            "SELECT pg_advisory_lock(hashtext('pawl.migrations'), hashtext($1))", self._schema, timeout=3600
+        )
+        try:
+            applied = await self._read_applied(connection)
+            self._refuse_changes(applied)
+            missing = self._known[len(applied) :]
+            for migration in missing:
+                await self._apply_one(connection, migration)
+        finally:
+            await connection.execute("RESET statement_timeout")
+            await connection.execute(
+                "SELECT pg_advisory_unlock(hashtext('pawl.migrations'), hashtext($1))", self._schema
+            )
+        return len(missing)
+
+    async def _read_applied(self, connection: Connection) -> list[tuple[str, str]]:
+        async with connection.transaction():
+            # Where the schema is made for the role beforehand, the role need not be one that may make schemas.
+            if not await connection.fetchval("SELECT to_regnamespace($1) IS NOT NULL", self._schema):
+                await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")
+            await connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {self._schema}.migrations ("
+                " number integer PRIMARY KEY, name text NOT NULL, checksum text NOT NULL,"
+                " applied_at timestamptz NOT NULL DEFAULT now())"
+            )
+            rows = await connection.fetch(
+                f"SELECT name, checksum FROM {self._schema}.migrations ORDER BY number"  # noqa: S608  # checked
+            )
+        return [(row["name"], row["checksum"]) for row in rows]
+
+    def _refuse_changes(self, applied: list[tuple[str, str]]) -> None:
+        for migration, (name, checksum) in zip(self._known, applied, strict=False):
+            if migration.checksum != checksum:
+                raise StartError(
+                    f"migration {self._schema}/{migration.name} differs from {name} that this database has:"
+                    " applied migrations must never change, add a new one"
+                )
+        if len(applied) > len(self._known):
+            _log.info("database.newer", schema=self._schema, applied=len(applied), known=len(self._known))
+
+    async def _apply_one(self, connection: Connection, migration: Migration) -> None:
+        give_up = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
+        while True:
+            try:
+                await self._try_one(connection, migration)
+            except asyncpg.LockNotAvailableError as error:
+                if asyncio.get_running_loop().time() > give_up:
+                    raise StartError(
+                        f"migration {self._schema}/{migration.name} does not get its locks:"
+                        " end the transactions that pg_stat_activity shows as old, and start again"
+                    ) from error
+                _log.warning("database.migration_waits", schema=self._schema, migration=migration.name)
+                await asyncio.sleep(_WAY_SECONDS)
+            except asyncpg.PostgresError as error:
+                raise StartError(f"migration {self._schema}/{migration.name} fails: {error}") from error
+            else:
+                _log.info("database.migrated", schema=self._schema, migration=migration.name)
+                return
+
+    async def _try_one(self, connection: Connection, migration: Migration) -> None:
+        async with connection.transaction():
+            await connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
+            await connection.execute(f"SET LOCAL search_path = {self._schema}, public")
+            await connection.execute(migration.sql, timeout=3600)
+            await connection.execute(
+                f"INSERT INTO {self._schema}.migrations (number, name, checksum) VALUES ($1, $2, $3)",  # noqa: S608
+                migration.number,
+                migration.name,
+                migration.checksum,
+            )

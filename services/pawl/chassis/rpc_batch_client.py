@@ -1,0 +1,329 @@
+"""Sending calls in batches: see `pawl.batch.v1`.
+
+With empty handlers and 32 calls at once, a call that goes by itself costs 572 us of
+CPU on both sides together, one in a batch 21 us. The pattern is that of TiKV's
+BatchCommands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Self
+
+import grpc
+
+from pawl.batch.v1 import batch_pb2
+from pawl.chassis import status, tasks
+from pawl.errors import DeadlineExceeded, DependencyUnavailable, Internal, PawlError, Unimplemented
+
+REQUEST_BYTES_MAX: Final = 256 * 1024
+"""Larger requests go by themselves: they gain nothing, and others would wait behind them."""
+
+GATHER_CALLS_MIN: Final = 8
+GATHER_SECONDS: Final = 0.002
+"""A message costs as much as several calls. Where so many calls are under way, either side waits a moment for more."""
+
+_MESSAGE_BYTES: Final = 512 * 1024
+# Streams are made anew so often, to spread over replicas that came meanwhile.
+_STREAM_SECONDS: Final = 30.0
+# The other side ends a call in time and says why, so this side waits a little longer.
+_GRACE_SECONDS: Final = 0.05
+
+
+class Call:
+    """A call that was begun: read its responses with `next`, then `end` it."""
+
+    __slots__ = ("_responses", "_timer", "_waiter", "ended", "error", "message", "stream", "was_moved")
+
+    def __init__(self, message: batch_pb2.Call) -> None:
+        self.message = message
+        self.stream: _Stream | None = None
+        self.was_moved = False
+        self.ended = False
+        self.error: PawlError | None = None
+        self._responses: deque[bytes] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        if message.timeout_seconds:
+            late = message.timeout_seconds + _GRACE_SECONDS
+            self._timer = asyncio.get_running_loop().call_later(late, self.close, DeadlineExceeded())
+
+    async def next(self) -> bytes | None:
+        """Return the next response; None after the last.
+
+        Raises:
+            PawlError: the call failed.
+        """
+        while not self._responses:
+            if self.error is not None:
+                raise self.error
+            if self.ended:
+                return None
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._responses.popleft()
+
+    def take(self, response: bytes) -> None:
+        """Take a response."""
+        self._responses.append(response)
+        self._wake()
+
+    def close(self, error: PawlError | None = None) -> None:
+        """Take the end of the call."""
+        if not self.ended:
+            self.ended = True
+            self.error = None if error is None else status.of_peer(error)
+            self._wake()
+
+    def end(self) -> None:
+        """Forget the call, and have the other side do so if it goes on."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.stream is not None:
+            self.stream.forget(self)
+            self.stream = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Batches:
+    """The batches of one channel: up to `streams_max` at once, which gRPC spreads over the replicas.
+
+    `open_stream` is the Batch method of the channel. Calls are not repeated, but those
+    that have not left when their stream breaks are sent on another one, once.
+    """
+
+    def __init__(self, open_stream: Callable[[], Any], *, streams_max: int, response_bytes_max: int) -> None:
+        self.open_stream = open_stream
+        self.response_bytes_max = response_bytes_max
+        self._streams_max = streams_max
+        self._streams: list[_Stream] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._next_id = 0
+        self._closed = False
+
+    def begin(self, method: str, request: bytes, *, request_id: str, timeout_seconds: float | None) -> Call:
+        """Begin a call; without a timeout it may take for ever.
+
+        Raises:
+            DependencyUnavailable: the channel is closed.
+        """
+        self._next_id += 1
+        message = batch_pb2.Call(
+            id=self._next_id,
+            method=method,
+            request=request,
+            request_id=request_id,
+            timeout_seconds=timeout_seconds or 0.0,
+        )
+        call = Call(message)
+        self.send(call)
+        return call
+
+    def send(self, call: Call) -> None:
+        """Send a call on the stream that has the fewest."""
+        if self._closed:
+            call.end()
+            raise DependencyUnavailable("the channel is closed")
+        if len(self._streams) < self._streams_max:
+            stream = _Stream(self)
+            self._streams.append(stream)
+            # Not in the context of whoever comes first: the stream outlives the request that it serves.
+            task = asyncio.get_running_loop().create_task(stream.run(), name="batch", context=contextvars.Context())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        else:
+            stream = min(self._streams, key=len)
+            # Of those that have equally few, another one is next.
+            self._streams.remove(stream)
+            self._streams.append(stream)
+        stream.send(call)
+
+    def leave(self, stream: _Stream) -> None:
+        """Begin no further calls on a stream."""
+        if stream in self._streams:
+            self._streams.remove(stream)
+
+    async def close(self) -> None:
+        """End all streams; their calls fail."""
+        self._closed = True
+        streams = list(self._streams)
+        await tasks.end(self._tasks)
+        for stream in streams:
+            # A stream that was ended before it began could not say so.
+            stream.fail(DependencyUnavailable("the channel is closed"))
+
+
+class _Stream:
+    """One stream, with the calls that are under way on it."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+        self._calls: dict[int, Call] = {}
+        self._unsent: dict[int, Call] = {}
+        self._cancelled: list[int] = []
+        self._something = asyncio.Event()
+        self._is_leaving = False
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def send(self, call: Call) -> None:
+        call.stream = self
+        self._calls[call.message.id] = self._unsent[call.message.id] = call
+        self._something.set()
+
+    def forget(self, call: Call) -> None:
+        """Stop waiting for a call; cancel it if it goes on."""
+        if self._calls.pop(call.message.id, None) is not None and not self._unsent.pop(call.message.id, None):
+            self._cancelled.append(call.message.id)
+            self._something.set()
+
+    async def run(self) -> None:
+        """Carry calls until the other side ends the stream, or it breaks."""
+        pause = _STREAM_SECONDS * random.uniform(0.8, 1.2)  # noqa: S311  # spreads replicas
+        timer = asyncio.get_running_loop().call_later(pause, self._leave)
+        failure: PawlError = DependencyUnavailable("the stream of calls was ended")
+        writers: list[asyncio.Task[None]] = []
+        rpc: Any = None
+        try:
+            rpc = self._batches.open_stream()
+            writers.append(asyncio.get_running_loop().create_task(self._write(rpc), name="batch.write"))
+            async for response in rpc:
+                self._take(response)
+        except grpc.aio.AioRpcError as error:
+            failure = _why_broken(error)
+        finally:
+            timer.cancel()
+            self._batches.leave(self)
+            if rpc is not None:
+                rpc.cancel()
+            await tasks.end(writers)
+            self.fail(failure)
+
+    async def _write(self, rpc: Any) -> None:
+        first = batch_pb2.BatchRequest(response_bytes_max=self._batches.response_bytes_max)
+        try:
+            # What is written to a stream that is being refused would hide why.
+            await rpc.initial_metadata()
+            if rpc.done():
+                return
+            await rpc.write(first)
+            # Also when nothing more begins here, what goes on may be cancelled.
+            while not self._is_leaving or self._calls or self._cancelled:
+                await self._something.wait()
+                if len(self._calls) >= GATHER_CALLS_MIN:
+                    await asyncio.sleep(GATHER_SECONDS)
+                self._something.clear()
+                while self._unsent or self._cancelled:
+                    await rpc.write(self._next_message())
+            await rpc.done_writing()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # The reader hears why.
+
+    def _next_message(self) -> batch_pb2.BatchRequest:
+        taken: list[batch_pb2.Call] = []
+        size_bytes = 0
+        for call in self._unsent.values():
+            size_bytes += len(call.message.request)
+            if taken and size_bytes > _MESSAGE_BYTES:
+                break
+            taken.append(call.message)
+        for message in taken:
+            del self._unsent[message.id]
+        cancelled, self._cancelled = self._cancelled, []
+        return batch_pb2.BatchRequest(calls=taken, cancelled_call_ids=cancelled)
+
+    def _take(self, response: batch_pb2.BatchResponse) -> None:
+        for reply in response.replies:
+            call = self._calls.get(reply.id)
+            if call is None:
+                continue
+            if reply.HasField("response"):
+                call.take(reply.response)
+            if reply.last:
+                del self._calls[reply.id]
+                if self._is_leaving and not self._calls:
+                    self._something.set()
+                call.close(status.from_failure(reply.failure) if reply.HasField("failure") else None)
+        if response.closing:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Begin no further calls here; the stream ends when those that are under way have ended."""
+        self._is_leaving = True
+        self._batches.leave(self)
+        self._something.set()
+
+    def fail(self, failure: PawlError) -> None:
+        """End all calls, but have those that never left sent on another stream."""
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            if call.message.id in self._unsent and not call.was_moved:
+                call.was_moved = True
+                try:
+                    self._batches.send(call)
+                except DependencyUnavailable as error:
+                    call.close(error)
+            else:
+                call.close(failure)
+
+
+def _why_broken(error: grpc.aio.AioRpcError) -> PawlError:
+    """Return what the calls on a stream are told that ended with `error`."""
+    failure = status.from_rpc_error(error)
+    if isinstance(failure, Unimplemented):
+        # A replica of an older version. That says nothing about the methods that were called.
+        return DependencyUnavailable("the other side takes no batches")
+    return failure
+
+
+class Responses:
+    """The responses of a call, as gRPC's own stream gives them."""
+
+    def __init__(self, begin: Callable[[], Call], deserialize: Callable[[bytes], Any]) -> None:
+        self._begin = begin
+        self._deserialize = deserialize
+        self._call: Call | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._call is None:
+            self._call = self._begin()
+        try:
+            response = await self._call.next()
+        except BaseException:
+            self.cancel()
+            raise
+        if response is None:
+            self.cancel()
+            raise StopAsyncIteration
+        return self._deserialize(response)
+
+    def cancel(self) -> None:
+        """End the call, also on the other side."""
+        if self._call is not None:
+            self._call.end()
+
+
+async def only_response(call: Call) -> bytes:
+    """Return the response of a call that has one.
+
+    Raises:
+        PawlError: the call failed.
+    """
+    try:
+        response = await call.next()
+    finally:
+        call.end()
+    if response is None:
+        raise Internal("the call ended without a response")
+    return response

@@ -1,0 +1,323 @@
+"""Channels to other services, and their errors as ours."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self
+
+import grpc
+import msgspec
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
+from pawl.chassis.rpc_batch_client import REQUEST_BYTES_MAX, Batches, Call, Responses, only_response
+from pawl.chassis.rpc_interceptor import REQUEST_ID_KEY, current_request_id
+from pawl.chassis.settings import split_address
+from pawl.chassis.start import StartError
+from pawl.chassis.status import from_rpc_error, of_peer
+from pawl.errors import DependencyUnavailable
+
+DEFAULT_DEADLINE_SECONDS: Final = 10.0
+PEER_MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
+# What a batch adds to a response, with room to spare.
+_ENVELOPE_BYTES: Final = 1024
+
+# A name may stand for several replicas, and gRPC gives each stream to the next one.
+_STREAMS_OF_A_NAME: Final = 4
+
+# Retries are the caller's: it alone knows what is safe to send again, and one
+# layer of them is enough. gRPC still repeats by itself what never left this side.
+# Replicas whose health says NOT_SERVING get no calls.
+_SERVICE_CONFIG: Final = msgspec.json.encode(
+    {"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}
+).decode()
+
+
+def open_channel(
+    addresses: str,
+    *,
+    service_key: str | None = None,
+    message_bytes_max: int = PEER_MESSAGE_BYTES_MAX,
+    deadline_seconds: float = DEFAULT_DEADLINE_SECONDS,
+    batches: bool = False,
+) -> grpc.aio.Channel:
+    """Return a channel to one service; nothing is connected before the first call.
+
+    `addresses` is one `host:port`, whose name may stand for several replicas, or
+    several `ip:port` with commas between. Calls are spread over all of them that
+    can be reached and are healthy; lost ones are tried again within 2 s.
+
+    Each call carries `service_key` and the id of the request that is being
+    served. Calls with a unary response end after `deadline_seconds` unless they
+    bring their own `timeout`; response streams have no deadline of their own.
+    There are no retries beyond those that gRPC makes for calls that were never
+    sent.
+
+    With `batches`, calls with one request go in batches where they can: cheaper, and
+    spread over as many replicas as there are addresses, or up to four of those that
+    one name stands for. The other end must be for services, and errors come as the
+    PawlError that they are.
+
+    Close it, or use it as an async context manager.
+
+    Raises:
+        StartError: the addresses cannot be used together.
+    """
+    channel = grpc.aio.insecure_channel(_target(addresses), options=_options(message_bytes_max))
+    return _Channel(
+        channel,
+        service_key=service_key,
+        deadline_seconds=deadline_seconds,
+        streams_max=_replicas(addresses) if batches else 0,
+        response_bytes_max=message_bytes_max,
+    )
+
+
+async def ping(channel: grpc.aio.Channel) -> None:
+    """Return if a replica at the other end of the channel can be reached and is healthy.
+
+    Raises:
+        DependencyUnavailable: none is.
+    """
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    with translating():
+        reply = await stub.Check(health_pb2.HealthCheckRequest())
+    if reply.status != health_pb2.HealthCheckResponse.SERVING:
+        raise DependencyUnavailable("the service says that it is not serving")
+
+
+class translating:  # noqa: N801  # reads as a statement: `with translating(): await stub.Method(...)`
+    """Raises what a peer reported as the PawlError it was, around the await of a call.
+
+    `with translating(): reply = await stub.Claim(request)`. A peer that cannot be
+    reached or does not answer in time becomes DependencyUnavailable. Cancelling
+    passes through.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, grpc.aio.AioRpcError):
+            raise of_peer(from_rpc_error(error)) from error
+
+
+class _Channel(grpc.aio.Channel):
+    """Adds metadata and deadline to calls.
+
+    Not done with interceptors: grpc.aio runs each intercepted call in a task of
+    its own, which costs more than the call.
+    """
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        *,
+        service_key: str | None,
+        deadline_seconds: float,
+        streams_max: int,
+        response_bytes_max: int,
+    ) -> None:
+        self._channel = channel
+        self._deadline_seconds = deadline_seconds
+        self._metadata: tuple[tuple[str, str], ...] = (
+            (("authorization", f"Bearer {service_key}"),) if service_key else ()
+        )
+        self._batches: Batches | None = None
+        if streams_max:
+            # Not through the interceptor-like wrappers below: a stream is no part of a request.
+            open_stream: Any = BatchServiceStub(channel).Batch
+            self._batches = Batches(
+                lambda: open_stream(metadata=self._metadata),
+                streams_max=streams_max,
+                response_bytes_max=response_bytes_max - _ENVELOPE_BYTES,
+            )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self, grace: float | None = None) -> None:
+        if self._batches is not None:
+            await self._batches.close()
+        await self._channel.close(grace)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:  # noqa: FBT001, FBT002
+        return self._channel.get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        await self._channel.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        await self._channel.channel_ready()
+
+    def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
+        alone = self._calling(self._channel.unary_unary(*args, **kwargs), self._deadline_seconds)
+        return self._batching(alone, self._deadline_seconds, *args, **kwargs)
+
+    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
+        alone = self._streaming(self._channel.unary_stream(*args, **kwargs))
+        return self._batching(alone, None, *args, **kwargs)
+
+    def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
+        return self._calling(self._channel.stream_unary(*args, **kwargs), self._deadline_seconds)
+
+    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
+        return self._streaming(self._channel.stream_stream(*args, **kwargs))
+
+    def _calling(self, method: Any, deadline_seconds: float | None) -> Any:
+        def call(
+            request: Any = None,
+            *,
+            timeout: float | None = None,
+            metadata: Sequence[tuple[str, str | bytes]] | None = None,
+            **kwargs: Any,
+        ) -> Any:
+            return method(
+                request,
+                timeout=deadline_seconds if timeout is None else timeout,
+                metadata=(*self._metadata, *_request_id(), *(metadata or ())),
+                **kwargs,
+            )
+
+        return call
+
+    def _batching(
+        self,
+        alone: Any,
+        deadline_seconds: float | None,
+        method: str,
+        request_serializer: Any = None,
+        response_deserializer: Any = None,
+        _registered_method: Any = None,
+    ) -> Any:
+        """Return what makes calls of a method in batches, and `alone` those that are too large or special."""
+        batches = self._batches
+        if batches is None or method.startswith("/grpc."):
+            return alone
+
+        def call(request: Any, *, timeout: float | None = None, **special: Any) -> Any:
+            raw = request_serializer(request)
+            if special or len(raw) > REQUEST_BYTES_MAX:
+                return alone(request, timeout=timeout, **special)
+            seconds = deadline_seconds if timeout is None else timeout
+            begin = partial(batches.begin, method, raw, request_id=current_request_id(), timeout_seconds=seconds)
+            if deadline_seconds is None:
+                return Responses(begin, response_deserializer)
+            return _only(begin, response_deserializer)
+
+        return call
+
+    def _streaming(self, method: Any) -> Any:
+        start = self._calling(method, None)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return _StreamCall(start(*args, **kwargs))
+
+        return call
+
+
+class _StreamCall:
+    """A call with a response stream; anything but reading is the call's own.
+
+    grpc.aio forgets to cancel the RPC when its reader is cancelled at the moment
+    the request has just gone out. The server would work on for nobody.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._responses: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._responses is None:
+            self._responses = aiter(self._call)
+        return await self._reading(anext(self._responses))
+
+    async def read(self) -> Any:
+        return await self._reading(self._call.read())
+
+    async def _reading(self, response: Awaitable[Any]) -> Any:
+        try:
+            return await response
+        except asyncio.CancelledError:
+            self._call.cancel()
+            raise
+
+
+async def _only(begin: Callable[[], Call], deserialize: Callable[[bytes], Any]) -> Any:
+    return deserialize(await only_response(begin()))
+
+
+def _request_id() -> tuple[tuple[str, str], ...]:
+    request_id = current_request_id()
+    return ((REQUEST_ID_KEY, request_id),) if request_id else ()
+
+
+def _replicas(addresses: str) -> int:
+    """Return on how many streams to spread batches over what is at these addresses."""
+    parts = [address.strip() for address in addresses.split(",")]
+    if len(parts) > 1 or parts[0].startswith("unix:"):
+        return len(parts)
+    try:
+        ipaddress.ip_address(split_address(parts[0])[0])
+    except ValueError:
+        return _STREAMS_OF_A_NAME
+    return 1
+
+
+def _target(addresses: str) -> str:
+    """Return the gRPC name of one or several addresses."""
+    parts = [address.strip() for address in addresses.split(",")]
+    if len(parts) == 1:
+        return parts[0] if parts[0].startswith("unix:") else f"dns:///{parts[0]}"
+    if all(part.startswith("unix:") for part in parts):
+        return "unix:" + ",".join(part.removeprefix("unix:") for part in parts)
+    versions: set[int] = set()
+    resolved = []
+    for part in parts:
+        address = part.replace("localhost:", "127.0.0.1:")
+        try:
+            versions.add(ipaddress.ip_address(split_address(address)[0]).version)
+        except ValueError:
+            versions.add(0)
+        resolved.append(address)
+    if versions not in ({4}, {6}):
+        raise StartError(
+            f"{addresses}: several addresses must be IP addresses of one version;"
+            " or give one name that stands for all replicas"
+        )
+    return f"ipv{versions.pop()}:{','.join(resolved)}"
+
+
+def _options(message_bytes_max: int) -> list[tuple[str, Any]]:
+    return [
+        ("grpc.service_config", _SERVICE_CONFIG),
+        ("grpc.max_receive_message_length", message_bytes_max),
+        ("grpc.max_send_message_length", message_bytes_max),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+        ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        # Channels of one process to one address share nothing: closing one leaves the others.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]

@@ -1,0 +1,172 @@
+"""What the main functions of all services have in common.
+
+async def main(stop: Stop) -> None:
+    settings = load(JobStoreSettings)
+    async with Service("job_store", settings) as service:
+        database = await service.open_database()
+        await database.migrate("job_store", "pawl.job_store.adapters.sql.migrations")
+        bus = await service.open_bus()
+        server = service.rpc_server()
+        server.add(add_LedgerServiceServicer_to_server, Ledger(...), service_only=True)
+        await service.serve(server, stop)
+
+if __name__ == "__main__":
+    run_service(main)
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from pathlib import Path
+from typing import Self, TypeVar
+
+import grpc
+import msgspec
+
+from pawl.chassis import logs
+from pawl.chassis.auth import authenticator
+from pawl.chassis.bus import Bus
+from pawl.chassis.clock import SystemClock
+from pawl.chassis.database import Database
+from pawl.chassis.durability import require_durable
+from pawl.chassis.health import HealthMonitor
+from pawl.chassis.http_server import HttpServer, Response
+from pawl.chassis.ids import IdSource
+from pawl.chassis.lifecycle import Background, Stop
+from pawl.chassis.metrics import CONTENT_TYPE, Metrics
+from pawl.chassis.rpc_client import PEER_MESSAGE_BYTES_MAX, open_channel, ping
+from pawl.chassis.rpc_server import RpcServer
+from pawl.chassis.settings import ServiceSettings
+from pawl.chassis.start import StartError
+
+_log = logs.get_logger(__name__)
+T = TypeVar("T")
+
+
+class Service:
+    """The common parts of one process; an async context manager.
+
+    At its end the loops of `background` are cancelled, then what was opened
+    through it is closed, in the reverse order. `serve` has drained the calls by
+    then, so a loop that calls wait for (a group commit, say) is there to the last.
+    """
+
+    def __init__(self, name: str, settings: ServiceSettings) -> None:
+        self.name = name
+        self.clock = SystemClock()
+        self.ids = IdSource(self.clock)
+        self.metrics = Metrics(name)
+        self.health = HealthMonitor()
+        self.background = Background()
+        self._settings = settings
+        self._stack = AsyncExitStack()
+        logs.configure(
+            service=name,
+            instance_id=settings.instance_id,
+            level=settings.log_level,
+            log_format=settings.log_format,
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._stack.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        # The loops use what the stack closes.
+        await self.background.__aexit__(*error)
+        await self._stack.__aexit__(*error)  # type: ignore[arg-type]  # as given to us
+
+    async def enter(self, part: AbstractAsyncContextManager[T]) -> T:
+        """Enter a part of the service, to be left with it."""
+        return await self._stack.enter_async_context(part)
+
+    async def open_database(self) -> Database:
+        """Return the connected database; the service's health follows it.
+
+        Raises:
+            StartError: PAWL_DATABASE_URL is missing, leads nowhere, or to a database
+                that does not keep what it acknowledges; see `durability`.
+        """
+        if self._settings.database_url is None:
+            raise StartError("PAWL_DATABASE_URL: is required")
+        database = await self.enter(
+            Database(
+                self._settings.database_url.get_secret_value(),
+                application_name=f"pawl-{self.name}-{self._settings.instance_id}",
+                connections_max=self._settings.database_connections_max,
+                statement_timeout_seconds=self._settings.database_statement_timeout_seconds,
+            )
+        )
+        await require_durable(database, unsafe_allowed=self._settings.database_unsafe)
+        self.health.add("database", database.ping)
+        return database
+
+    async def open_bus(self) -> Bus:
+        """Return the bus, connected or not; health reports it and does not depend on it."""
+        url = self._settings.nats_url.get_secret_value() if self._settings.nats_url else None
+        bus = await self.enter(Bus(url, name=f"pawl-{self.name}-{self._settings.instance_id}", metrics=self.metrics))
+        self.health.add("nats", bus.ping, optional=True)
+        return bus
+
+    async def open_channel(
+        self,
+        peer: str,
+        addresses: str,
+        *,
+        message_bytes_max: int = PEER_MESSAGE_BYTES_MAX,
+        optional: bool = False,
+    ) -> grpc.aio.Channel:
+        """Return a channel to another service, with the service key; health reports whether it answers.
+
+        Unless `optional`, health depends on it.
+        """
+        key = self._settings.service_key.get_secret_value() if self._settings.service_key else None
+        channel = await self.enter(
+            open_channel(addresses, service_key=key, message_bytes_max=message_bytes_max, batches=True)
+        )
+        self.health.add(peer, lambda: ping(channel), optional=optional)
+        return channel
+
+    def rpc_server(self) -> RpcServer:
+        """Return the server that the settings describe; add the servicers, then `serve` it."""
+        return RpcServer(
+            self._settings.listen,
+            authenticator=authenticator(self._settings),
+            ids=self.ids,
+            metrics=self.metrics,
+            message_bytes_max=self._settings.message_bytes_max,
+            unary_calls_max=self._settings.unary_calls_max,
+            streams_max=self._settings.streams_max,
+            store_share=self._settings.store_share,
+            user_share=self._settings.user_share,
+            request_stream_bytes_max=self._settings.request_stream_bytes_max,
+            drain_seconds=self._settings.drain_seconds,
+        )
+
+    async def serve(self, server: RpcServer, stop: Stop) -> None:
+        """Answer calls until `stop`, then drain; the loops of `background` go on meanwhile."""
+        pages = {
+            "/metrics": lambda: Response(body=self.metrics.text(), content_type=CONTENT_TYPE),
+            "/healthz": self.health.page,
+        }
+        async with AsyncExitStack() as stack:
+            http = await stack.enter_async_context(HttpServer(self._settings.metrics_listen, pages))
+            self.health.follow(server)
+            await stack.enter_async_context(server)
+            await stack.enter_async_context(self.health)
+            _log.info("metrics.listening", address=http.address)
+            self._write_addresses({"grpc": server.address, "metrics": http.address})
+            await stop.wait()
+
+    def _write_addresses(self, addresses: dict[str, str]) -> None:
+        path = self._settings.address_file
+        if path is None:
+            return
+        # Whoever waits for the file never sees half of it.
+        part = path.with_name(f"{path.name}.{os.getpid()}")
+        try:
+            part.write_bytes(msgspec.json.encode(addresses) + b"\n")
+            Path.replace(part, path)
+        except OSError as error:
+            raise StartError(f"PAWL_ADDRESS_FILE: cannot write {path}: {error.strerror}") from None

@@ -1,0 +1,221 @@
+"""Settings from the environment: checked at start, all problems at once.
+
+A service derives from `ServiceSettings`, adds its own fields, and calls `load`.
+A field `listen` is read from `PAWL_LISTEN`; one with a `validation_alias` from
+that name. A field of type `SecretStr` can also be given as a file: the variable
+with `_FILE` at its end names it, so that no password need stand in the
+environment.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import Annotated, Literal, Self, TypeVar, get_args
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from pawl.chassis.ids import is_id
+
+_PORT_MAX = 65535
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of `host:port`, also of `[::1]:7601`.
+
+    Raises:
+        ValueError: the text has another form, or the port is over 65535.
+    """
+    host, _, port = address.rpartition(":")
+    if not (host and port.isascii() and port.isdecimal() and int(port) <= _PORT_MAX):
+        raise ValueError("must be host:port, for example 127.0.0.1:7601")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether only this machine can reach a `host:port` or a `unix:/path`."""
+    if address.startswith("unix:"):
+        return True
+    host, _ = split_address(address)
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _check_listen(value: str) -> str:
+    if not value.startswith("unix:"):
+        split_address(value)
+    return value
+
+
+def _check_tcp(value: str) -> str:
+    split_address(value)
+    return value
+
+
+def _check_peers(value: str) -> str:
+    for address in value.split(","):
+        _check_listen(address.strip())
+    return value
+
+
+def _check_instance_id(value: str) -> str:
+    if not is_id(value):
+        raise ValueError("must match ^[A-Za-z0-9_-]{1,64}$")
+    return value
+
+
+ListenAddress = Annotated[str, AfterValidator(_check_listen)]
+"""`host:port` (port 0: any free one) or `unix:/path`."""
+
+TcpAddress = Annotated[str, AfterValidator(_check_tcp)]
+"""`host:port` (port 0: any free one)."""
+
+PeerAddresses = Annotated[str, AfterValidator(_check_peers)]
+"""One `host:port`, or several with commas between: calls are spread over them."""
+
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"],
+    BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value),
+]
+
+
+class ServiceSettings(BaseSettings):
+    """What every service can be told. See `.env.example` for the variables."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="PAWL_", env_ignore_empty=True, extra="ignore", frozen=True, hide_input_in_errors=True
+    )
+
+    database_url: SecretStr | None = None
+    nats_url: SecretStr | None = None
+    service_key: SecretStr | None = None
+    api_keys_file: Path | None = None
+    local_key: SecretStr | None = Field(default=None, min_length=16)
+    listen: ListenAddress = "127.0.0.1:0"
+    metrics_listen: TcpAddress = "127.0.0.1:0"
+    address_file: Path | None = None
+    log_level: LogLevel = "info"
+    log_format: Literal["json", "console", "auto"] = "auto"
+    instance_id: Annotated[str, AfterValidator(_check_instance_id)] = Field(
+        default_factory=lambda: f"i-{secrets.token_hex(4)}"
+    )
+    message_bytes_max: int = Field(default=4 * 1024 * 1024, ge=1024)
+    unary_calls_max: int = Field(default=1000, ge=1)
+    streams_max: int = Field(default=1000, ge=1)
+    store_share: float = Field(default=0.5, gt=0, le=1)
+    user_share: float = Field(default=0.2, gt=0, le=1)
+    request_stream_bytes_max: int = Field(default=1536 * 1024 * 1024, ge=1024)
+    drain_seconds: float = Field(default=1.5, ge=0)
+    database_connections_max: int = Field(default=10, ge=1)
+    database_statement_timeout_seconds: float = Field(default=10.0, gt=0)
+    database_unsafe: bool = False
+
+    @model_validator(mode="after")
+    def _refuse_strangers(self) -> Self:
+        if self.api_keys_file is None and not is_loopback(self.listen):
+            raise ValueError(
+                "PAWL_LISTEN: to listen beyond loopback, give PAWL_API_KEYS_FILE, so that callers say who they are"
+            )
+        if (self.api_keys_file is None) == (self.local_key is None):
+            raise ValueError("PAWL_API_KEYS_FILE: give either it or, for one machine only, PAWL_LOCAL_KEY")
+        return self
+
+
+SettingsT = TypeVar("SettingsT", bound=BaseSettings)
+
+
+def load(cls: type[SettingsT]) -> SettingsT:
+    """Return the settings of this process, or end it.
+
+    Where something is wrong: one line per problem on standard error, exit code 2.
+    """
+    try:
+        return read(cls)
+    except SettingsError as error:
+        for problem in error.problems:
+            print(problem, file=sys.stderr)  # noqa: T201  # there is no log before there are settings
+        sys.exit(2)
+
+
+class SettingsError(Exception):
+    """The environment does not describe a process that could run."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        super().__init__("; ".join(problems))
+
+
+def read(cls: type[SettingsT]) -> SettingsT:
+    """Return the settings of this process.
+
+    Raises:
+        SettingsError: with one sentence per problem, each starting with the name
+            of the variable. Values are not quoted: they may be secret.
+    """
+    variables = {_key(name, field): _variable(cls, name, field) for name, field in cls.model_fields.items()}
+    secret_keys = [_key(name, field) for name, field in cls.model_fields.items() if _is_secret(field)]
+    values: dict[str, str] = {}
+    problems: dict[str, str] = {}
+    for key in secret_keys:
+        try:
+            secret = _read_secret_file(variables[key])
+        except ValueError as error:
+            problems[key] = str(error)
+        else:
+            values |= {} if secret is None else {key: secret}
+    try:
+        settings = cls(**values)  # type: ignore[arg-type]
+    except ValidationError as error:
+        for problem in error.errors():
+            key = str(problem["loc"][0]) if problem["loc"] else ""
+            problems.setdefault(key, _sentence(variables.get(key), problem["type"], problem["msg"]))
+    if problems:
+        raise SettingsError(list(problems.values()))
+    return settings
+
+
+def _sentence(variable: str | None, kind: str, message: str) -> str:
+    message = message.removeprefix("Value error, ")
+    if variable is None:
+        return message
+    return f"{variable}: is required" if kind == "missing" else f"{variable}: {message}"
+
+
+def _key(name: str, field: FieldInfo) -> str:
+    return field.validation_alias if isinstance(field.validation_alias, str) else name
+
+
+def _variable(cls: type[BaseSettings], name: str, field: FieldInfo) -> str:
+    if isinstance(field.validation_alias, str):
+        return field.validation_alias
+    return f"{cls.model_config.get('env_prefix', '')}{name}".upper()
+
+
+def _is_secret(field: FieldInfo) -> bool:
+    return field.annotation is SecretStr or SecretStr in get_args(field.annotation)
+
+
+def _read_secret_file(variable: str) -> str | None:
+    """Return what the file named by `<variable>_FILE` holds, without its last line break."""
+    path = os.environ.get(f"{variable}_FILE")
+    if not path:
+        return None
+    if os.environ.get(variable):
+        raise ValueError(f"{variable}: give either {variable} or {variable}_FILE, not both")
+    try:
+        secret = Path(path).read_text(encoding="utf-8").removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ValueError(f"{variable}_FILE: cannot read {path}: {reason}") from None
+    if not secret:
+        raise ValueError(f"{variable}_FILE: {path} is empty")
+    return secret

@@ -1,0 +1,132 @@
+"""Errors on the wire: the one map from kinds to gRPC codes, there and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, NoReturn
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # ships .pyi but no py.typed
+
+from pawl.batch.v1 import batch_pb2
+from pawl.chassis import logs
+from pawl.errors import (
+    DeadlineExceeded,
+    DependencyUnavailable,
+    Kind,
+    Overloaded,
+    PawlError,
+    TooLarge,
+    by_kind,
+    by_reason,
+)
+
+DOMAIN: Final = "pawl"
+
+_DETAILS_KEY: Final = "grpc-status-details-bin"
+# Clients drop a response whose headers are over 8 KiB. The message travels twice,
+# once percent-encoded (three bytes for one) and once as base64.
+_MESSAGE_BYTES_MAX: Final = 1200
+_METADATA_BYTES_MAX: Final = 200
+
+_UNREACHABLE: Final = "another service of the suite cannot be reached or is not ready"
+# Codes that gRPC gives by itself where a connection cannot be made, or breaks.
+_BROKEN: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
+
+_log = logs.get_logger(__name__)
+
+CODES: Final = MappingProxyType({kind: grpc.StatusCode[kind.value] for kind in Kind})
+"""The gRPC code of each kind."""
+
+_KINDS: Final = {code: kind for kind, code in CODES.items()}
+_KINDS_BY_NUMBER: Final = {code.value[0]: kind for kind, code in CODES.items()}
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: PawlError) -> NoReturn:
+    """End the RPC with the code of `error` and its google.rpc.ErrorInfo.
+
+    Raises:
+        grpc.aio.AbortError: always; let it pass.
+    """
+    code = CODES[error.kind]
+    message = _cut(error.message, _MESSAGE_BYTES_MAX)
+    info = error_details_pb2.ErrorInfo(
+        reason=error.reason,
+        domain=DOMAIN,
+        metadata={key: _cut(value, _METADATA_BYTES_MAX) for key, value in error.metadata.items()},
+    )
+    detail = AnyMessage()
+    detail.Pack(info)
+    status = status_pb2.Status(code=code.value[0], message=message, details=[detail])
+    trailing = (*(context.trailing_metadata() or ()), (_DETAILS_KEY, status.SerializeToString()))
+    await context.abort(code, message, trailing)
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError) -> PawlError:
+    """Return the error that the peer raised, or what its gRPC code says.
+
+    A peer that cannot be reached is DependencyUnavailable, in our words: gRPC's
+    name addresses. A reason that this version does not know gives an error of its
+    kind that keeps the reason. An INTERNAL of a peer stays one, with the peer's
+    error id; where gRPC itself says so, the connection broke.
+    """
+    message = error.details() or error.code().name
+    info = _error_info(error)
+    if info is not None:
+        return _restored(_KINDS.get(error.code(), Kind.INTERNAL), message, info.reason, info.metadata)
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        # gRPC itself says so about a message over the limit, at either end.
+        return TooLarge() if "larger than max" in message else Overloaded()
+    if error.code() in _BROKEN:
+        _log.info("rpc.unreachable", code=error.code().name, detail=message)
+        return DependencyUnavailable(_UNREACHABLE)
+    return by_kind[_KINDS.get(error.code(), Kind.INTERNAL)]()
+
+
+def of_peer(error: PawlError) -> PawlError:
+    """Return what an error that a peer gave to this service is to whoever this service works for.
+
+    One that did not answer in time is away: the deadline was ours, and the caller may have set none, or a later one.
+    """
+    if isinstance(error, DeadlineExceeded):
+        return DependencyUnavailable("another service of the suite did not answer in time")
+    return error
+
+
+def failure(error: PawlError) -> batch_pb2.Failure:
+    """Return what a batch says about `error`."""
+    return batch_pb2.Failure(
+        code=CODES[error.kind].value[0], reason=error.reason, message=error.message, metadata=error.metadata
+    )
+
+
+def from_failure(failure: batch_pb2.Failure) -> PawlError:
+    """Return the error that the peer raised, as `from_rpc_error` does."""
+    kind = _KINDS_BY_NUMBER.get(failure.code, Kind.INTERNAL)
+    return _restored(kind, failure.message, failure.reason, failure.metadata)
+
+
+def _restored(kind: Kind, message: str, reason: str, metadata: Mapping[str, str]) -> PawlError:
+    return (by_reason.get(reason) or by_kind[kind]).restore(message, reason, metadata)
+
+
+def _error_info(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo | None:
+    for key, value in error.trailing_metadata() or ():
+        if key != _DETAILS_KEY or not isinstance(value, bytes):
+            continue
+        info = error_details_pb2.ErrorInfo()
+        try:
+            for detail in status_pb2.Status.FromString(value).details:
+                if detail.Unpack(info) and info.domain == DOMAIN:
+                    return info
+        except DecodeError:
+            return None
+    return None
+
+
+def _cut(text: str, bytes_max: int) -> str:
+    data = text.encode(errors="replace")
+    return text if len(data) <= bytes_max else data[: bytes_max - 3].decode(errors="ignore") + "..."

@@ -1,0 +1,18 @@
+"""`pawl`: the command line.
+
+A client of the public API only. `client` is a whole client of the Session stream
+that other programs may take as their example.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line. Ctrl-C while it is being loaded ends it as quietly as later."""
+    try:
+        from pawl.cli.__main__ import main as run  # noqa: PLC0415  # what takes half a second is this import
+    except KeyboardInterrupt:
+        sys.exit(130)
+    run()

@@ -1,0 +1,155 @@
+"""The program `pawl`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from pawl.chassis.start import StartError
+from pawl.cli import (
+    attention,
+    audit,
+    chat,
+    checks,
+    decisions,
+    demo,
+    documents,
+    events,
+    inbox,
+    lists,
+    resolving,
+    rules,
+    runs,
+    sources,
+    steps,
+    undoing,
+)
+from pawl.cli.command import EXIT_IMPOSSIBLE, EXIT_INTERRUPTED, Flags, fail
+from pawl.launcher.options import read_options
+from pawl.launcher.up import up as run_suite
+
+_FLAGS: Final = ("--address", "--data", "--store", "--user")
+
+
+app = typer.Typer(
+    name="pawl",
+    help="A durable runtime for LLM agents. Start it with `pawl up`, then talk to it with `pawl chat`.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def flags(
+    context: typer.Context,
+    *,
+    address: Annotated[
+        str | None, typer.Option(envvar="PAWL_ADDRESS", help="host:port of agent-loop; several with commas between.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(envvar="PAWL_DATA", help="Data folder of the suite, by default .pawl.")
+    ] = None,
+    store: Annotated[
+        str | None, typer.Option(help="Act in this store; only with the key of a suite on this machine.")
+    ] = None,
+    user: Annotated[
+        str | None, typer.Option(help="Act as this user; only with the key of a suite on this machine.")
+    ] = None,
+) -> None:
+    """Remember which suite to talk to, and as whom. The key comes from PAWL_API_KEY or the data folder."""
+    context.obj = Flags(address=address, data=data, store=store, user=user)
+
+
+@app.command()
+def up(
+    context: typer.Context,
+    *,
+    port: Annotated[
+        list[str] | None, typer.Option(help="name=number, 0 for a free one; `all` for the ones not named. Repeatable.")
+    ] = None,
+    replicas: Annotated[list[str] | None, typer.Option(help="service=count. Repeatable.")] = None,
+) -> None:
+    """Start the suite on this machine.
+
+    PostgreSQL, NATS, the four services and, without OPENAI_API_KEY or
+    OPENAI_BASE_URL, the scripted model; until Ctrl-C.
+    """
+    given: Flags = context.obj
+    try:
+        options = read_options(os.environ, data=given.data, ports=port or (), replicas=replicas or ())
+    except StartError as error:
+        raise typer.Exit(fail(error, [])) from None
+    raise typer.Exit(run_suite(options))
+
+
+app.command()(runs.run)
+app.command()(chat.chat)
+app.command()(runs.watch)
+app.command()(runs.runs)
+app.command()(inbox.inbox)
+app.command()(decisions.approve)
+app.command()(runs.top_up)
+app.command()(runs.cancel)
+app.command()(undoing.undo)
+app.command()(steps.steps)
+app.command()(events.events)
+app.command()(attention.attention)
+app.command()(resolving.resolve)
+app.command()(attention.redrive)
+app.command()(attention.end)
+app.add_typer(audit.app)
+tools = typer.Typer(invoke_without_command=True)
+tools.callback()(lists.tools)
+tools.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    checks.check
+)
+tools.command()(audit.stats)
+app.add_typer(tools, name="tools")
+model = typer.Typer(help="Look at model servers.", no_args_is_help=True)
+model.callback()(lambda: None)
+model.command(
+    "check", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)(checks.check_model)
+app.add_typer(model, name="model")
+app.add_typer(documents.commands)
+app.add_typer(sources.app, name="sources")
+app.command()(lists.notifications)
+app.add_typer(rules.app, name="rules")
+app.command()(demo.demo)
+
+
+def flags_first(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with those in front that say which suite, and as whom: they may stand behind the command."""
+    end = list(arguments).index("--") if "--" in arguments else len(arguments)
+    rest, flags, place = list(arguments), list[str](), 0
+    while place < end:
+        name, has_value, _ = rest[place].partition("=")
+        length = 0 if name not in _FLAGS else 1 if has_value else 2
+        flags += rest[place : place + length]
+        del rest[place : place + length]
+        end -= length
+        place += not length
+    return [*flags, *rest]
+
+
+def main() -> None:
+    """Run the command line. Ends the process; people see sentences, never a traceback."""
+    try:
+        app(args=flags_first(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except Exception as error:  # noqa: BLE001  # the last place that can say it in words
+        fail(error, [])
+        sys.exit(EXIT_IMPOSSIBLE)
+
+
+if __name__ == "__main__":
+    main()

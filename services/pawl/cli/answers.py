@@ -1,0 +1,170 @@
+"""From what a person types to a decision about a call."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from pawl.agent.v1 import types_pb2
+from pawl.chassis import strict_json
+from pawl.cli import wording
+from pawl.cli.failure import CommandError
+from pawl.errors import PawlError
+from pawl.event.v1 import call_pb2
+
+APPROVAL_PROMPT: Final = (
+    "[a]pprove, [e]dit [JSON], [r]eject [reason], [t] text to answer instead, or all to approve all: "
+)
+ALWAYS_PROMPT: Final = APPROVAL_PROMPT.replace(" or all", " always to allow the tool in its conversation, or all")
+QUESTION_PROMPT: Final = "number of an option, or your answer (/refuse to give none): "
+RESULT_PROMPT: Final = "the result as JSON, or ! text for an error: "
+_ARGUMENTS_BYTES_MAX: Final = 256 * 1024
+_RESULT_BYTES_MAX: Final = 1024 * 1024
+
+
+class Unclear(CommandError):
+    """What was typed is no decision; the message says what would be."""
+
+
+def prompt(call: call_pb2.Call) -> str:
+    """Return what to ask for."""
+    if call.state == call_pb2.CALL_STATE_OFFERED:
+        return RESULT_PROMPT
+    return QUESTION_PROMPT if call.state == call_pb2.CALL_STATE_ASKED else APPROVAL_PROMPT
+
+
+def decision_of(line: str, call: call_pb2.Call) -> types_pb2.CallDecision:
+    """Return what `line` decides about `call`; `e` alone opens an editor.
+
+    Raises:
+        Unclear: it decides nothing.
+    """
+    line = line.strip()
+    if call.state == call_pb2.CALL_STATE_ASKED:
+        return _answer_question(line, call)
+    verb, _, rest = line.partition(" ")
+    match verb.lower():
+        case "a" | "approve" | "y" | "yes":
+            return approve(call)
+        case "e" | "edit":
+            return edit(call, rest.encode() if rest.strip() else edit_in_editor(call.arguments_json))
+        case "r" | "reject" | "n" | "no":
+            return reject(call, rest.strip())
+        case "t" | "text" if rest.strip():
+            return answer(call, rest.strip())
+        case _:
+            raise Unclear(f"Type one of: {APPROVAL_PROMPT.rstrip(': ')}.")
+
+
+def result_of(line: str, call: call_pb2.Call) -> types_pb2.ToolResult:
+    """Return the result of a front-end call that `line` gives; what stands behind `!` is an error for the model.
+
+    Raises:
+        Unclear: it is no JSON.
+    """
+    line = line.strip()
+    if line.startswith("!"):
+        content, is_error = strict_json.dumps_canonical(line[1:].strip()), True
+    else:
+        content, is_error = line.encode(), False
+        try:
+            strict_json.loads(content, bytes_max=_RESULT_BYTES_MAX)
+        except PawlError as error:
+            raise Unclear(f"The result is not JSON: {error.message}. A text stands in quotes.") from None
+    return types_pb2.ToolResult(run_id=call.run_id, call_id=call.call_id, content_json=content, is_error=is_error)
+
+
+def done(decision: types_pb2.CallDecision, call: call_pb2.Call) -> str:
+    """Return what to say about a decision that was taken."""
+    approval = call.approval
+    match decision.kind:
+        case call_pb2.DECISION_KIND_APPROVE if approval.approvals_required > 1:
+            return f"Approved: {len(approval.approvals) + 1} of {approval.approvals_required}."
+        case call_pb2.DECISION_KIND_APPROVE:
+            return "Approved."
+        case call_pb2.DECISION_KIND_EDIT if approval.approvals_required > 1:
+            return f"Edited, and approved like that: 1 of {approval.approvals_required}."
+        case call_pb2.DECISION_KIND_EDIT:
+            return "Approved with your arguments."
+        case call_pb2.DECISION_KIND_REJECT:
+            return "Rejected." if call.state != call_pb2.CALL_STATE_ASKED else "Refused to answer."
+        case _:
+            return "Answered."
+
+
+def approve(call: call_pb2.Call) -> types_pb2.CallDecision:
+    """Return: run it as shown."""
+    return _decision(call, call_pb2.DECISION_KIND_APPROVE)
+
+
+def edit(call: call_pb2.Call, arguments: bytes) -> types_pb2.CallDecision:
+    """Return: run it with other arguments.
+
+    Raises:
+        Unclear: they are no JSON object.
+    """
+    try:
+        value = strict_json.loads(arguments, bytes_max=_ARGUMENTS_BYTES_MAX)
+    except PawlError as error:
+        raise Unclear(f"The new arguments are not JSON: {error.message}.") from None
+    if not isinstance(value, dict):
+        raise Unclear("The new arguments must be a JSON object with all arguments of the tool.")
+    decision = _decision(call, call_pb2.DECISION_KIND_EDIT)
+    decision.arguments_json = arguments
+    return decision
+
+
+def reject(call: call_pb2.Call, reason: str) -> types_pb2.CallDecision:
+    """Return: do not run it."""
+    decision = _decision(call, call_pb2.DECISION_KIND_REJECT)
+    decision.reason = reason
+    return decision
+
+
+def answer(call: call_pb2.Call, text: str) -> types_pb2.CallDecision:
+    """Return: this is the answer, or the result to give instead of running it."""
+    decision = _decision(call, call_pb2.DECISION_KIND_ANSWER)
+    decision.answer = text
+    return decision
+
+
+def chosen(line: str, call: call_pb2.Call) -> str:
+    """Return the option of a question whose number `line` is, else `line`."""
+    options = call.question.options
+    if line.isascii() and line.isdecimal() and 1 <= int(line) <= len(options):
+        return options[int(line) - 1]
+    return line
+
+
+def edit_in_editor(arguments: bytes) -> bytes:
+    """Return the arguments as somebody left them in $VISUAL or $EDITOR.
+
+    Raises:
+        Unclear: there is no editor, or it failed.
+    """
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    with tempfile.TemporaryDirectory(prefix="pawl-edit-") as folder:
+        path = Path(folder) / "arguments.json"
+        path.write_text(wording.json_block(arguments) + "\n", encoding="utf-8")
+        try:
+            subprocess.run([*shlex.split(editor), str(path)], check=True)
+            return path.read_bytes()
+        except (OSError, ValueError, subprocess.CalledProcessError):
+            raise Unclear(f"The editor {editor!r} did not work; set EDITOR, or type: e JSON.") from None
+
+
+def _answer_question(line: str, call: call_pb2.Call) -> types_pb2.CallDecision:
+    if not line:
+        raise Unclear("Type the number of an option, or an answer in your own words.")
+    verb, _, reason = line.partition(" ")
+    if verb == "/refuse":
+        return reject(call, reason.strip())
+    return answer(call, chosen(line, call))
+
+
+def _decision(call: call_pb2.Call, kind: call_pb2.DecisionKind.ValueType) -> types_pb2.CallDecision:
+    return types_pb2.CallDecision(run_id=call.run_id, call_id=call.call_id, kind=kind, digest=call.approval.digest)

@@ -1,0 +1,123 @@
+"""`pawl attention`, `redrive` and `end`: what operators do about runs that cannot go on by themselves."""
+
+from __future__ import annotations
+
+import secrets
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from pawl.agent.v1 import operator_pb2
+from pawl.cli import wording
+from pawl.cli.command import perform
+from pawl.cli.runs import RunId
+from pawl.cli.target import Target
+from pawl.cli.transcript import Transcript, hint
+from pawl.event.v1 import run_pb2
+
+if TYPE_CHECKING:
+    from pawl.agent.v1.operator_pb2_grpc import OperatorServiceAsyncStub
+
+_PAGE = 200
+
+Reason = Annotated[str, typer.Option(help="For the log of the run.")]
+
+
+def attention(
+    context: typer.Context,
+    run_id: Annotated[str, typer.Argument(help="Only this run.", show_default=False)] = "",
+) -> None:
+    """List the runs that need an operator.
+
+    Of all users of the store, the one that has waited longest first, with the
+    reason and what to do about it. Needs the role operator or admin where there
+    are API keys.
+    """
+
+    async def work(target: Target, console: Console) -> int:
+        transcript = Transcript(console)
+        async with target.operators() as operators:
+            runs = await runs_in_need(operators, target, run_id)
+        if not runs:
+            console.print(f"{run_id} needs no attention." if run_id else "No run needs attention.", markup=False)
+        for run in runs:
+            _show(transcript, run)
+        return 0
+
+    perform(context, work)
+
+
+async def runs_in_need(
+    operators: OperatorServiceAsyncStub, target: Target, run_id: str = ""
+) -> list[operator_pb2.RunInNeed]:
+    """Return the runs of the store that need attention, or the one that is named if it does."""
+    runs: list[operator_pb2.RunInNeed] = []
+    token = ""
+    while True:
+        request = operator_pb2.ListAttentionRequest(page_size=_PAGE, page_token=token, run_id=run_id)
+        page = await operators.ListAttention(request, metadata=target.metadata)
+        runs += page.runs
+        token = page.next_page_token
+        if not token:
+            return runs
+
+
+def _show(transcript: Transcript, run: operator_pb2.RunInNeed) -> None:
+    """Show why a run needs an operator, the calls in doubt whole, and the commands that help."""
+    now = datetime.now(tz=UTC)
+    lines = [
+        wording.attention_text(run.attention, run.crash_count),
+        f"of {wording.clean(run.user_id)}, conversation {run.conversation_id}, in round {run.round}",
+        f"since {wording.time_text(run.attention.since_time)}",
+    ]
+    if run.stop_cause:
+        lines.append("it was being stopped")
+    for call in run.calls:
+        lines += ["", wording.call_title(call), *(f"  {line}" for line in wording.call_lines(call, now))]
+    transcript.card(run.run_id, lines, "red")
+    for call in run.calls:
+        transcript.command(hint(call))
+    if run.attention.reason == run_pb2.ATTENTION_REASON_QUARANTINED:
+        transcript.command(f"mend what killed them, then let it go on: pawl redrive {run.run_id}")
+    transcript.command(f"or end it: pawl end {run.run_id}")
+
+
+def redrive(context: typer.Context, run_id: RunId, *, reason: Reason = "") -> None:
+    """Let a quarantined run go on.
+
+    From where it was, as if no worker had died with it. Mend first what killed
+    them: `pawl attention` lists these runs. Needs the role operator or admin where
+    there are API keys.
+    """
+
+    async def work(target: Target, console: Console) -> int:
+        request = operator_pb2.RedriveRunRequest(request_id=_request_id(), run_id=run_id, reason=reason)
+        async with target.operators() as operators:
+            state = (await operators.RedriveRun(request, metadata=target.metadata)).state
+        console.print(f"{run_id} is {wording.state_name(state)} again.", markup=False)
+        return 0
+
+    perform(context, work)
+
+
+def end(context: typer.Context, run_id: RunId, *, reason: Reason = "") -> None:
+    """End a run of any user of the store.
+
+    Open calls are settled as with `pawl cancel`. Needs the role operator or admin
+    where there are API keys.
+    """
+
+    async def work(target: Target, console: Console) -> int:
+        request = operator_pb2.EndRunRequest(request_id=_request_id(), run_id=run_id, reason=reason)
+        async with target.operators() as operators:
+            state = (await operators.EndRun(request, metadata=target.metadata)).state
+        console.print(f"{run_id} is {wording.state_name(state)}.", markup=False)
+        return 0
+
+    perform(context, work)
+
+
+def _request_id() -> str:
+    return f"cli_{secrets.token_hex(12)}"

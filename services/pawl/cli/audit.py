@@ -1,0 +1,229 @@
+"""`pawl audit list` and `verify`, and `pawl tools stats`: what operators see of what tools did."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+
+from pawl.chassis.strict_json import dumps_canonical
+from pawl.cli import wording
+from pawl.cli.command import EXIT_UNSUCCESSFUL, perform
+from pawl.cli.failure import CommandError
+from pawl.cli.runs import show_table
+from pawl.cli.target import Target
+from pawl.tool.v1 import audit_pb2
+
+_PAGE: Final = 1000
+_HEAD: Final = re.compile(r"(head )?(?P<seq>[1-9][0-9]{0,17}):(?P<hash>[0-9a-fA-F]{64})")
+
+app = typer.Typer(
+    name="audit",
+    help="Read the audit chain of the store and verify it. Needs the role operator or admin where there are API keys.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, with everything, to keep elsewhere.")]
+KnownHead = Annotated[str, typer.Option(help="A head that was printed earlier and kept elsewhere: <seq>:<hash>.")]
+Since = Annotated[str, typer.Option(help="From this time on, UTC: 2026-01-31 or 2026-01-31T09:00.")]
+Before = Annotated[str, typer.Option(help="Before this time, UTC.")]
+
+
+class Kind(StrEnum):
+    """What an entry says of a call."""
+
+    PROPOSED = "proposed"
+    DECIDED = "decided"
+    EXECUTED = "executed"
+    RETURNED = "returned"
+
+
+@app.command("list")
+def list_(
+    context: typer.Context,
+    *,
+    run: Annotated[str, typer.Option(help="Only of this run.")] = "",
+    call: Annotated[str, typer.Option(help="Only of this call.")] = "",
+    tool: Annotated[str, typer.Option(help="Only of this tool.")] = "",
+    of_user: Annotated[str, typer.Option(help="Only of runs of this user.")] = "",
+    kind: Annotated[Kind | None, typer.Option(help="Only of this kind.")] = None,
+    since: Since = "",
+    before: Before = "",
+    count: Annotated[int, typer.Option("--count", "-n", help="At most so many, the newest.", min=1)] = 50,
+    json: Json = False,
+) -> None:
+    """List entries of the audit chain, the newest last."""
+
+    async def work(target: Target, console: Console) -> int:
+        request = audit_pb2.ListAuditRequest(run_id=run, call_id=call, tool_name=tool, user_id=of_user)
+        if kind is not None:
+            request.kind = audit_pb2.AuditKind.Value(f"AUDIT_KIND_{kind.name}")
+        _set_span(request, since, before)
+        entries: list[audit_pb2.AuditEntry] = []
+        async with target.auditor() as auditor:
+            while len(entries) < count:
+                request.page_size = min(_PAGE, count - len(entries))
+                page = await auditor.ListAudit(request, metadata=target.metadata)
+                entries += page.entries
+                request.page_token = page.next_page_token
+                if not page.next_page_token:
+                    break
+        entries.reverse()
+        if json:
+            for entry in entries:
+                console.print(dumps_canonical(_document(entry)).decode(), markup=False, soft_wrap=True)
+        elif entries:
+            names = ("seq", "time", "what", "tool", "call", "user", "verdict", "reason")
+            show_table(console, names, [_row(entry) for entry in entries])
+        else:
+            console.print("There are no such entries.")
+        return 0
+
+    perform(context, work, asks="tools")
+
+
+@app.command()
+def verify(
+    context: typer.Context,
+    *,
+    known_head: KnownHead = "",
+) -> None:
+    """Read the whole audit chain and say whether anybody has changed it.
+
+    Prints the head of the chain: keep it where nobody can write who can write to
+    the database, and give it as --known-head the next time.
+    """
+
+    async def work(target: Target, console: Console) -> int:
+        request = audit_pb2.VerifyAuditRequest()
+        if known_head:
+            request.known_seq, request.known_hash = _read_head(known_head)
+        last = audit_pb2.VerifyAuditResponse()
+        async with target.auditor() as auditor:
+            async for answer in auditor.VerifyAudit(request, metadata=target.metadata):
+                last = answer
+        if last.HasField("problem"):
+            problem = wording.clean(last.problem.explanation)
+            console.print(f"{last.problem.kind}: {problem}. The entries before it are good.", markup=False, style="red")
+            return EXIT_UNSUCCESSFUL
+        console.print(f"The audit chain is whole: {last.verified_seq} entries.", markup=False)
+        if last.verified_seq:
+            console.print(f"head {last.verified_seq}:{last.verified_hash}", markup=False, soft_wrap=True)
+        return 0
+
+    perform(context, work, asks="tools")
+
+
+def stats(
+    context: typer.Context,
+    tool: Annotated[str, typer.Argument(help="Only this tool.", show_default=False)] = "",
+    *,
+    since: Since = "",
+    before: Before = "",
+) -> None:
+    """Show what each tool did: executions, errors, durations, bytes, approvals.
+
+    Needs the role operator or admin where there are API keys.
+    """
+
+    async def work(target: Target, console: Console) -> int:
+        request = audit_pb2.GetToolAnalyticsRequest(tool_name=tool)
+        _set_span(request, since, before)
+        async with target.auditor() as auditor:
+            figures = (await auditor.GetToolAnalytics(request, metadata=target.metadata)).tools
+        names = ("tool", "runs", "errors", "cached", "p50", "p95", "bytes", "asked", "approved", "edited", "rejected")
+        if figures:
+            show_table(console, names, [_figures_row(one) for one in figures])
+        else:
+            console.print("No tool did anything.")
+        return 0
+
+    perform(context, work, asks="tools")
+
+
+def _row(entry: audit_pb2.AuditEntry) -> tuple[str, ...]:
+    by = f" by {entry.by_user_id}" if entry.by_user_id else ""
+    return (
+        str(entry.seq),
+        wording.time_text(entry.time),
+        _kind_name(entry),
+        wording.clean(entry.tool_name),
+        entry.call_id,
+        entry.user_id,
+        f"{entry.verdict.lower()}{by}",
+        wording.clean(entry.reason),
+    )
+
+
+def _document(entry: audit_pb2.AuditEntry) -> dict[str, Any]:
+    return {
+        "seq": entry.seq,
+        "kind": _kind_name(entry),
+        "time": entry.time.ToJsonString(),
+        **{
+            name: getattr(entry, name)
+            for name in (
+                "user_id",
+                "run_id",
+                "call_id",
+                "tool_name",
+                "tool_version",
+                "verdict",
+                "reason",
+                "by_user_id",
+                "arguments_sha256",
+                "result_sha256",
+                "result_bytes",
+                "duration_seconds",
+                "prev_hash",
+                "hash",
+            )
+        },
+    }
+
+
+def _kind_name(entry: audit_pb2.AuditEntry) -> str:
+    return audit_pb2.AuditKind.Name(entry.kind).removeprefix("AUDIT_KIND_").lower()
+
+
+def _figures_row(figures: audit_pb2.ToolFigures) -> tuple[str, ...]:
+    return (
+        wording.clean(figures.tool_name),
+        str(figures.execution_count),
+        str(figures.error_count),
+        str(figures.cached_count),
+        f"{figures.p50_seconds:.3g} s",
+        f"{figures.p95_seconds:.3g} s",
+        str(figures.result_bytes),
+        str(figures.approval_asked_count),
+        str(figures.approved_count),
+        str(figures.edited_count),
+        str(figures.rejected_count),
+    )
+
+
+def _set_span(request: audit_pb2.ListAuditRequest | audit_pb2.GetToolAnalyticsRequest, since: str, before: str) -> None:
+    if since:
+        request.since_time.FromDatetime(_read_time(since))
+    if before:
+        request.before_time.FromDatetime(_read_time(before))
+
+
+def _read_time(text: str) -> datetime:
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise CommandError(f"{text!r} is not a time like 2026-01-31T09:00.") from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _read_head(text: str) -> tuple[int, str]:
+    match = _HEAD.fullmatch(text)
+    if match is None:
+        raise CommandError(f"{text!r} is not a head like 12:<64 hex digits>.")
+    return int(match["seq"]), match["hash"]

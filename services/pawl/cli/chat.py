@@ -1,0 +1,352 @@
+"""`pawl chat`: a conversation over the Session stream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import sys
+from asyncio import FIRST_COMPLETED
+from typing import Annotated, Any, Final
+
+import grpc
+import typer
+from rich.console import Console
+
+from pawl.agent.v1 import agent_pb2
+from pawl.agent.v1.session_pb2 import SessionResponse
+from pawl.cli import answers, wording
+from pawl.cli.client import Refused, SessionClient
+from pawl.cli.command import perform
+from pawl.cli.failure import CommandError, explain
+from pawl.cli.lines import LineReader
+from pawl.cli.runs import Reasoning, show_runs
+from pawl.cli.target import Target
+from pawl.cli.transcript import Transcript
+from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.tool.v1 import tool_pb2
+
+PANEL_TOOL: Final = tool_pb2.ToolDefinition(
+    name="show_panel",
+    description="Shows something to the user on the screen, with a title.",
+    arguments_schema_json=json.dumps(
+        {
+            "type": "object",
+            "properties": {
+                "title": {"type": "string", "description": "Heading of the panel"},
+                "content": {"type": "string", "description": "What to show, as plain text"},
+            },
+            "required": ["title", "content"],
+            "additionalProperties": False,
+        }
+    ).encode(),
+    context=call_pb2.EXECUTION_CONTEXT_FRONTEND,
+    category=call_pb2.TOOL_CATEGORY_SAFE,
+    effect_class=call_pb2.EFFECT_CLASS_IDEMPOTENT,
+)
+"""The tool that this front end runs itself."""
+
+HELP: Final = (
+    "Type a message. /cancel stops the run, /top-up TOKENS adds to its budget, /runs lists yours, "
+    "/quit leaves (runs go on)."
+)
+_SHOWN: Final = 10
+_PAGE: Final = 200
+_DIGITS_MAX: Final = 18
+_UNDER_WAY: Final = (
+    run_pb2.RUN_STATE_QUEUED,
+    run_pb2.RUN_STATE_RUNNING,
+    run_pb2.RUN_STATE_WAITING,
+    run_pb2.RUN_STATE_CANCELLING,
+    run_pb2.RUN_STATE_NEEDS_ATTENTION,
+)
+_QUIET_SECONDS: Final = 0.1
+
+
+def chat(
+    context: typer.Context,
+    *,
+    conversation: Annotated[str, typer.Option(help="Go on with this conversation.")] = "",
+    reasoning: Reasoning = False,
+) -> None:
+    """Talk to the agent.
+
+    Live text, tool calls, approvals and questions in one place. Lines of a file
+    may take the place of the keyboard.
+    """
+
+    async def work(target: Target, console: Console) -> int:
+        async with target.tool_register() as register:
+            request = tool_pb2.RegisterToolRequest(definition=PANEL_TOOL, replace=True)
+            await register.RegisterTool(request, metadata=target.metadata)
+        screen = Transcript(console, whole_reasoning=reasoning)
+        talk = Chat(target, console, screen, LineReader(), conversation_id=conversation)
+        return await talk.run()
+
+    perform(context, work)
+
+
+class Chat:
+    """One conversation at the keyboard.
+
+    Lines are read while the model speaks. A line is a command, else the decision
+    about the first call that waits for one, else a message.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        console: Console,
+        screen: Transcript,
+        keyboard: LineReader,
+        *,
+        conversation_id: str = "",
+    ) -> None:
+        self._target = target
+        self._console = console
+        self._screen = screen
+        self._keyboard = keyboard
+        self._conversation_id = conversation_id
+        self._active: dict[str, None] = {}
+        self._resumed: set[str] = set()
+        self._pending: dict[str, call_pb2.Call] = {}
+        # Runs that do calls of those: of them only calls are shown.
+        self._below: set[str] = set()
+        self._unattached: list[str] = []
+        # Runs that wait for tokens or an operator: no line of a message helps them.
+        self._held: dict[str, run_pb2.Run] = {}
+        self._connections = 0
+        self._noticed = asyncio.Event()
+        self._prompting = False
+        self._prompt_due = True
+        self._leaving = False
+        self._input_over = False
+        self._session = SessionClient(
+            target.agent,
+            tools={"show_panel": self._show_panel},
+            metadata=lambda: target.metadata,
+            on_connected=self._connected,
+            on_lost=self._lost,
+        )
+
+    async def run(self) -> int:
+        """Talk until /quit, or the end of the input and of what it started; returns the exit code."""
+        if sys.stdin.isatty():
+            self._screen.line(HELP, "dim")
+        async with self._session:
+            await self._resume()
+            try:
+                while not self._done():
+                    await self._take_next()
+            finally:
+                self._part()
+        return 0
+
+    async def _resume(self) -> None:
+        """Take up what goes on in the conversation that was asked for."""
+        if not self._conversation_id:
+            return
+        request = agent_pb2.ListRunsRequest(page_size=_PAGE, conversation_id=self._conversation_id)
+        async with self._target.agents() as agents:
+            page = await agents.ListRuns(request, metadata=self._target.metadata)
+        if not page.runs:
+            raise CommandError(f"No such conversation: {self._conversation_id}. `pawl runs` shows yours.")
+        for run in reversed([run for run in page.runs if run.state in _UNDER_WAY]):
+            self._active[run.run_id] = None
+            self._resumed.add(run.run_id)
+            await self._session.attach(run.run_id)
+
+    def _part(self) -> None:
+        """Say how to come back."""
+        self._screen.end_line()
+        if self._prompting:
+            self._console.print()
+        if self._conversation_id and sys.stdin.isatty():
+            going_on = "The run goes on. " if self._active else ""
+            self._screen.line(f"{going_on}Come back with: pawl chat --conversation {self._conversation_id}", "dim")
+
+    async def _take_next(self) -> None:
+        """Take a frame, a line and a notice, whatever is there first; ask for a line once it is quiet."""
+        frame = asyncio.create_task(self._session.next_frame())
+        line = asyncio.create_task(self._next_line())
+        notice = asyncio.create_task(self._noticed.wait())
+        tasks = (frame, line, notice)
+        try:
+            await asyncio.wait(tasks, timeout=_QUIET_SECONDS if self._prompt_due else None, return_when=FIRST_COMPLETED)
+        finally:
+            # Before anything else is awaited: what a task takes from now on is left for its successor.
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if not notice.cancelled():
+            self._noticed.clear()
+        if not frame.cancelled() or not line.cancelled():
+            self._prompting = False
+        quiet = all(task.cancelled() for task in tasks)
+        if quiet:
+            self._prompt()
+        self._prompt_due = not quiet
+        if not frame.cancelled():
+            self._show(frame.result())
+            while self._unattached:
+                await self._session.attach(self._unattached.pop())
+        if not line.cancelled():
+            await self._obey(line.result())
+
+    async def _next_line(self) -> str | None:
+        """Return the next line. People may type at any time; the lines of a file wait until they are wanted."""
+        if self._input_over or not (sys.stdin.isatty() or self._wants_line()):
+            await asyncio.Event().wait()
+        return await self._keyboard.line()
+
+    def _wants_line(self) -> bool:
+        """Whether nothing goes on without a line."""
+        return not self._active or bool(self._pending) or self._held.keys() >= self._active.keys()
+
+    def _done(self) -> bool:
+        """Whether to leave: told to, or the input has ended and nothing is left that could go on without it."""
+        return self._leaving or (self._input_over and self._wants_line())
+
+    # What comes from the suite.
+
+    def _show(self, frame: SessionResponse) -> None:
+        match frame.WhichOneof("frame"):
+            case "event":
+                self._show_event(frame.event)
+            case "gap":
+                self._screen.show_gap(frame.gap)
+            case "end":
+                self._active.pop(frame.end.run_id, None)
+                self._held.pop(frame.end.run_id, None)
+            case _:
+                pass
+
+    def _show_event(self, event: event_pb2.RunEvent) -> None:
+        if event.run_id in self._below:
+            if event.HasField("call_changed"):
+                self._screen.show(event)
+                self._note_pending(event.call_changed.call)
+            return
+        self._conversation_id = event.conversation_id
+        by_user = event.message_added.message.role == message_pb2.ROLE_USER
+        if not (by_user and sys.stdin.isatty() and event.run_id not in self._resumed):  # Else it stands there already.
+            self._screen.show(event)
+        if event.HasField("call_changed"):
+            self._note_pending(event.call_changed.call)
+        if event.HasField("run_changed"):
+            self._note_held(event.run_changed.run)
+
+    def _note_pending(self, call: call_pb2.Call) -> None:
+        if call.state in {call_pb2.CALL_STATE_AWAITING_APPROVAL, call_pb2.CALL_STATE_ASKED}:
+            self._pending[call.call_id] = call
+        else:
+            self._pending.pop(call.call_id, None)
+        if call.state == call_pb2.CALL_STATE_DELEGATED and call.child_run_id not in self._below:
+            self._below.add(call.child_run_id)
+            self._unattached.append(call.child_run_id)
+
+    def _note_held(self, run: run_pb2.Run) -> None:
+        if run_pb2.WAIT_KIND_BUDGET in run.waits:
+            self._held[run.run_id] = run
+            self._screen.command("/top-up TOKENS adds some, /cancel stops the run")
+        elif run.state == run_pb2.RUN_STATE_NEEDS_ATTENTION:
+            self._held[run.run_id] = run
+            self._screen.command(f"pawl attention {run.run_id} shows what to do, /cancel stops the run")
+        else:
+            self._held.pop(run.run_id, None)
+
+    async def _show_panel(self, arguments: dict[str, Any]) -> dict[str, bool]:
+        title, content = str(arguments.get("title", "")), str(arguments.get("content", ""))
+        self._screen.card(wording.clean(title), wording.clean(content).splitlines(), "magenta")
+        return {"shown": True}
+
+    def _connected(self, address: str) -> None:
+        self._connections += 1
+        if self._connections > 1:
+            self._notice(f"↻ connected again, to {address}", "dim")
+
+    def _lost(self) -> None:
+        self._notice("↻ the connection is gone; trying again", "yellow")
+
+    def _notice(self, text: str, style: str) -> None:
+        """Say something that is no answer to anything; a prompt that stood there is asked again."""
+        if self._prompting:
+            self._console.print()
+        self._screen.line(text, style)
+        self._noticed.set()
+
+    def _prompt(self) -> None:
+        """Ask for a decision if one is wanted, else for a message; nobody reads it without a terminal."""
+        if not sys.stdin.isatty():
+            return
+        call = next(iter(self._pending.values()), None)
+        if call is not None:
+            self._screen.end_line()
+            self._console.print(answers.prompt(call), end="", markup=False, style="bold")
+        elif self._wants_line():
+            self._screen.end_line()
+            self._console.print("> ", end="", style="bold")
+        self._prompting = self._wants_line()
+
+    # What comes from the keyboard.
+
+    async def _obey(self, line: str | None) -> None:
+        if line is None:
+            self._input_over = True
+            if sys.stdin.isatty():
+                self._console.print()
+            return
+        try:
+            if line.startswith("/"):
+                await self._command(line.strip())
+            elif self._pending:
+                await self._decide(line)
+            elif line.strip():
+                run_id = await self._session.start(line, conversation_id=self._conversation_id)
+                self._active[run_id] = None
+        except (answers.Unclear, Refused, grpc.aio.AioRpcError) as error:
+            self._screen.line(explain(error, list(self._target.agent)), "yellow")
+
+    async def _decide(self, line: str) -> None:
+        call_id, call = next(iter(self._pending.items()))
+        decision = answers.decision_of(line, call)
+        self._pending.pop(call_id)
+        try:
+            await self._session.decide(decision)
+        except Refused as refused:
+            if refused.receipt.reason in {"INVALID_ARGUMENTS", "INVALID_JSON"}:
+                self._pending = {call_id: call, **self._pending}
+            raise
+
+    async def _command(self, command: str) -> None:
+        match command.split():
+            case ["/quit" | "/exit"]:
+                self._leaving = True
+            case ["/cancel"]:
+                await self._cancel()
+            case ["/top-up", tokens] if tokens.isascii() and tokens.isdecimal() and len(tokens) <= _DIGITS_MAX:
+                await self._top_up(int(tokens))
+            case ["/runs"]:
+                async with self._target.agents() as agents:
+                    request = agent_pb2.ListRunsRequest(page_size=_SHOWN)
+                    page = await agents.ListRuns(request, metadata=self._target.metadata)
+                self._screen.end_line()
+                show_runs(self._console, list(page.runs))
+            case _:
+                self._screen.line(HELP, "dim")
+
+    async def _top_up(self, tokens: int) -> None:
+        waiting = [run for run in self._held.values() if run_pb2.WAIT_KIND_BUDGET in run.waits]
+        if not waiting:
+            self._screen.line("No run waits for tokens.", "dim")
+        async with self._target.agents() as agents:
+            for run in waiting:
+                request_id = f"cli_{secrets.token_hex(12)}"
+                request = agent_pb2.TopUpRunRequest(request_id=request_id, run_id=run.run_id, tokens=tokens)
+                await agents.TopUpRun(request, metadata=self._target.metadata)
+
+    async def _cancel(self) -> None:
+        if not self._active:
+            self._screen.line("No run is active.", "dim")
+        for run_id in list(self._active):
+            await self._session.cancel(run_id, "cancelled in the chat")

@@ -1,0 +1,260 @@
+"""A client of the Session stream: several replicas, reconnecting, nothing lost and nothing twice.
+
+    async with SessionClient(["127.0.0.1:7601"], tools={"show": show}) as session:
+        run_id = await session.start("show me the plan")
+        async for frame in session:
+            ...
+
+What makes it safe: every frame has an id and is kept until its receipt arrives;
+after a reconnect, to whichever replica, those kept are sent again with the same
+ids, and every attached run is attached again after the last `seq` seen. So a
+command takes effect once, and each event is given once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Self
+
+import grpc
+
+from pawl.agent.v1 import session_pb2 as wire
+from pawl.agent.v1 import types_pb2
+from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
+from pawl.event.v1 import run_pb2
+
+Tool = Callable[[dict[str, Any]], Awaitable[Any]]
+"""A front-end tool: arguments in, a JSON value out; what it raises becomes an error for the model."""
+
+_HEARTBEAT_SECONDS: Final = 10.0
+_SILENCE_SECONDS_MAX: Final = 45.0
+_TAKEN: Final = frozenset({types_pb2.RECEIPT_STATUS_ACCEPTED, types_pb2.RECEIPT_STATUS_DUPLICATE})
+_HOPELESS: Final = frozenset(
+    grpc.StatusCode[name] for name in ("INVALID_ARGUMENT", "PERMISSION_DENIED", "UNAUTHENTICATED", "UNIMPLEMENTED")
+)
+
+
+class Refused(Exception):
+    """A frame was not accepted; `receipt` says why."""
+
+    def __init__(self, receipt: types_pb2.Receipt) -> None:
+        self.receipt = receipt
+        super().__init__(receipt.message or receipt.reason or types_pb2.ReceiptStatus.Name(receipt.status))
+
+
+class SessionClient:
+    """One front end. An async context manager, and an iterator over event, gap and end frames.
+
+    `metadata` is asked for what goes with each connection (the credential). A `client_id` that is kept over
+    restarts of the program takes its calls back. `on_connected` is told the address of each
+    connection, `on_lost` that it is gone. When no replica has answered for `give_up_seconds`, or one refuses for good,
+    every method raises the error of the last connection (grpc.aio.AioRpcError, as a rule).
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        tools: Mapping[str, Tool] | None = None,
+        client_id: str = "",
+        calls_max: int = 4,
+        metadata: Callable[[], Sequence[tuple[str, str]]] = tuple,
+        on_connected: Callable[[str], None] = lambda _: None,
+        on_lost: Callable[[], None] = lambda: None,
+        give_up_seconds: float = 30.0,
+    ) -> None:
+        self._addresses = list(addresses)
+        self._tools = dict(tools or {})
+        names = [wire.ClientTool(name=name) for name in self._tools]
+        self._hello = wire.Hello(client_id=client_id or f"cli_{secrets.token_hex(8)}", tools=names, calls_max=calls_max)
+        self._metadata = metadata
+        self._on_connected = on_connected
+        self._on_lost = on_lost
+        self._give_up_seconds = give_up_seconds
+        self._frame_ids = map(f"{secrets.token_hex(4)}-{{}}".format, itertools.count(1))
+        self._unreceipted: dict[str, tuple[wire.SessionRequest, asyncio.Future[types_pb2.Receipt]]] = {}
+        self._last_seq: dict[str, int] = {}
+        self._offers: dict[str, wire.Offer] = {}
+        self._tool_tasks: dict[str, asyncio.Task[None]] = {}
+        # No longer than the logs of the attached runs: a receipt behind an event must not wait for its reader.
+        self._incoming: asyncio.Queue[wire.SessionResponse | Exception] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[wire.SessionRequest] | None = None
+        self._failure: Exception | None = None
+        self._connection: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._connection = asyncio.create_task(self._stay_connected(), name="session")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        tasks = [*self._tool_tasks.values(), *([self._connection] if self._connection else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def __aiter__(self) -> AsyncIterator[wire.SessionResponse]:
+        while True:
+            yield await self.next_frame()
+
+    async def next_frame(self) -> wire.SessionResponse:
+        """Return the next event, gap or end. Safe to cancel."""
+        frame = await self._incoming.get()
+        if isinstance(frame, Exception):
+            self._incoming.put_nowait(frame)
+            raise frame
+        return frame
+
+    async def start(self, text: str, *, conversation_id: str = "", options: run_pb2.RunOptions | None = None) -> str:
+        """Start a run, queued behind those of its conversation, and attach to it; returns its id once it is durable."""
+        frame = wire.SessionRequest(start=wire.Start(conversation_id=conversation_id, text=text, options=options))
+        return (await self._send(frame)).run_id
+
+    async def attach(self, run_id: str, after_seq: int = 0) -> None:
+        """Get the events of a run after `after_seq`, and its front-end calls."""
+        await self._send(wire.SessionRequest(attach=wire.Attach(run_id=run_id, after_seq=after_seq)))
+
+    async def decide(self, decision: types_pb2.CallDecision) -> None:
+        """Approve, edit, reject or answer a call."""
+        await self._send(wire.SessionRequest(decision=decision))
+
+    async def cancel(self, run_id: str, reason: str = "") -> None:
+        """Stop a run."""
+        await self._send(wire.SessionRequest(cancel=wire.Cancel(run_id=run_id, reason=reason)))
+
+    async def _send(self, frame: wire.SessionRequest) -> types_pb2.Receipt:
+        """Return the receipt of a frame, however many connections that takes; raises Refused if it says no."""
+        if self._failure is not None:
+            raise self._failure
+        frame.frame_id = next(self._frame_ids)
+        future: asyncio.Future[types_pb2.Receipt] = asyncio.get_running_loop().create_future()
+        self._unreceipted[frame.frame_id] = (frame, future)
+        if self._outgoing is not None:
+            self._outgoing.put_nowait(frame)
+        receipt = await future
+        if receipt.status not in _TAKEN:
+            raise Refused(receipt)
+        return receipt
+
+    async def _stay_connected(self) -> None:
+        """Connect to one replica after the other until one refuses for good or none answers."""
+        loop = asyncio.get_running_loop()
+        last_answer, failures = loop.time(), 0
+        for address in itertools.cycle(self._addresses):
+            error: Exception = ConnectionError(f"{address} closed the session")
+            try:
+                await self._connect(address)
+            except Exception as caught:  # noqa: BLE001  # however a connection ends, the next replica is tried
+                error = caught
+            if self._outgoing is not None:
+                self._outgoing, last_answer, failures = None, loop.time(), 0
+                self._on_lost()
+            hopeless = isinstance(error, grpc.aio.AioRpcError) and error.code() in _HOPELESS
+            if hopeless or loop.time() - last_answer > self._give_up_seconds:
+                self._fail(error)
+                return
+            await asyncio.sleep(min(0.1 * 2**failures, 2.0))
+            failures += 1
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = error
+        self._incoming.put_nowait(error)
+        for _, future in self._unreceipted.values():
+            if not future.done():
+                future.set_exception(error)
+
+    async def _connect(self, address: str) -> None:
+        """Use one connection until it ends."""
+        async with grpc.aio.insecure_channel(address) as channel:
+            stream: Any = AgentServiceStub(channel).Session(metadata=tuple(self._metadata()))
+            await stream.write(wire.SessionRequest(frame_id=next(self._frame_ids), hello=self._hello))
+            frame = await self._read(stream)
+            self._outgoing = self._first_frames()
+            writing = asyncio.create_task(self._write(stream, self._outgoing), name="session.write")
+            self._on_connected(address)
+            try:
+                while frame is not grpc.aio.EOF:
+                    self._take(frame)
+                    frame = await self._read(stream)
+            finally:
+                writing.cancel()
+                await asyncio.gather(writing, return_exceptions=True)
+
+    async def _read(self, stream: Any) -> Any:
+        async with asyncio.timeout(_SILENCE_SECONDS_MAX):
+            return await stream.read()
+
+    def _first_frames(self) -> asyncio.Queue[wire.SessionRequest]:
+        """Return what a fresh connection sends first: attachments, then all that has no receipt yet."""
+        outgoing: asyncio.Queue[wire.SessionRequest] = asyncio.Queue()
+        for run_id, seq in self._last_seq.items():
+            attach = wire.Attach(run_id=run_id, after_seq=seq)
+            outgoing.put_nowait(wire.SessionRequest(frame_id=next(self._frame_ids), attach=attach))
+        for frame, _ in self._unreceipted.values():
+            outgoing.put_nowait(frame)
+        return outgoing
+
+    async def _write(self, stream: Any, outgoing: asyncio.Queue[wire.SessionRequest]) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(_HEARTBEAT_SECONDS):
+                    frame = await outgoing.get()
+            except TimeoutError:
+                frame = wire.SessionRequest(heartbeat=wire.ClientHeartbeat())
+            await stream.write(frame)
+
+    def _take(self, frame: wire.SessionResponse) -> None:
+        match frame.WhichOneof("frame"):
+            case "event" if frame.event.seq > self._last_seq.get(frame.event.run_id, 0):
+                self._last_seq[frame.event.run_id] = frame.event.seq
+                self._incoming.put_nowait(frame)
+            case "gap" if frame.gap.to_seq > self._last_seq.get(frame.gap.run_id, 0):
+                self._last_seq[frame.gap.run_id] = frame.gap.to_seq
+                self._incoming.put_nowait(frame)
+            case "end" if self._last_seq.pop(frame.end.run_id, None) is not None:
+                self._incoming.put_nowait(frame)
+            case "receipt":
+                self._take_receipt(frame.receipt)
+            case "offer":
+                self._take_offer(frame.offer)
+            case "offer_revoked" if (task := self._tool_tasks.get(frame.offer_revoked.call_id)) is not None:
+                task.cancel()
+
+    def _take_receipt(self, receipt: types_pb2.Receipt) -> None:
+        frame, future = self._unreceipted.pop(receipt.frame_id, (None, None))
+        if frame is None or future is None:
+            return  # Of an attachment that a reconnect made again.
+        if receipt.status in _TAKEN and frame.HasField("start"):
+            self._last_seq.setdefault(receipt.run_id, 0)
+        if receipt.status in _TAKEN and frame.HasField("attach"):
+            self._last_seq[receipt.run_id] = frame.attach.after_seq
+        if not future.done():
+            future.set_result(receipt)
+
+    def _take_offer(self, offer: wire.Offer) -> None:
+        call_id = offer.call.call_id
+        self._offers[call_id] = offer
+        if call_id not in self._tool_tasks:  # Else it is offered again after a reconnect, and being run.
+            self._tool_tasks[call_id] = task = asyncio.create_task(self._run_tool(call_id), name=f"tool.{call_id}")
+            task.add_done_callback(lambda _: self._tool_tasks.pop(call_id, None))
+
+    async def _run_tool(self, call_id: str) -> None:
+        """Run an offered call and return its result, which is refused if it was settled elsewhere meanwhile."""
+        call = self._offers[call_id].call
+        tool = self._tools.get(call.tool_name)
+        content: Any = f"there is no tool {call.tool_name} here"
+        failed = tool is None
+        try:
+            content = await tool(json.loads(call.arguments_json)) if tool is not None else content
+        except Exception as error:  # noqa: BLE001  # whatever the tool raises is its result
+            content, failed = str(error) or type(error).__name__, True
+        result = types_pb2.ToolResult(run_id=call.run_id, call_id=call_id, is_error=failed)
+        result.content_json = json.dumps(content).encode()
+        result.offer_epoch = self._offers.pop(call_id).offer_epoch
+        try:
+            await self._send(wire.SessionRequest(tool_result=result))
+        except Exception:  # noqa: BLE001  # refused, or the session is over: nobody wants the result any more
+            return

@@ -1,0 +1,85 @@
+"""What all commands have in common: the suite they talk to, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import typer
+from rich.console import Console
+
+from pawl.chassis.start import StartError
+from pawl.cli.failure import CommandError, explain
+from pawl.cli.target import Target, find
+
+EXIT_UNSUCCESSFUL: Final = 1
+"""The command worked, and what it did or watched did not come to a good end."""
+EXIT_IMPOSSIBLE: Final = 2
+"""The command could not be carried out; a sentence on standard error says why."""
+EXIT_INTERRUPTED: Final = 130
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """What was given before the command."""
+
+    address: str | None
+    data: Path | None
+    store: str | None
+    user: str | None
+
+
+def perform(
+    context: typer.Context,
+    work: Callable[[Target, Console], Awaitable[int]],
+    *,
+    asks: Literal["agent", "tools", "notifications"] = "agent",
+) -> None:
+    """Run a command against the suite that the flags name, and end the process with its exit code.
+
+    `asks` is the service that the command talks to.
+    """
+    flags: Flags = context.obj
+    console = Console(highlight=False)
+    addresses: list[str] = []
+
+    async def run() -> int:
+        target = find(address=flags.address, data=flags.data, store=flags.store, user=flags.user)
+        addresses.extend(getattr(target, asks))
+        return await work(target, console)
+
+    try:
+        code = asyncio.run(run())
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has seen enough. Nothing more can be written, at exit either.
+        sys.stdout = None
+        code = EXIT_UNSUCCESSFUL
+    except Exception as error:  # noqa: BLE001  # people get a sentence, never a traceback
+        code = fail(error, addresses)
+    raise typer.Exit(code)
+
+
+def is_sure(question: str, *, yes: bool) -> bool:
+    """Return whether the person means it, who is asked unless `yes` says so.
+
+    Raises:
+        CommandError: nobody can be asked, because there is no terminal.
+    """
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise CommandError("Nobody can be asked here whether you are sure. Add --yes if you are.")
+    return typer.confirm(question)
+
+
+def fail(error: Exception, addresses: list[str]) -> int:
+    """Tell on standard error why a command could not be carried out; returns the exit code."""
+    shown = CommandError(str(error)) if isinstance(error, StartError) else error
+    Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(explain(shown, addresses))
+    return EXIT_IMPOSSIBLE

@@ -1,0 +1,137 @@
+"""`pawl approve`: one call that waits for somebody."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import grpc
+import typer
+from rich.console import Console
+
+from pawl.agent.v1 import agent_pb2, types_pb2
+from pawl.chassis.status import from_rpc_error
+from pawl.cli import answers, inbox
+from pawl.cli.command import EXIT_UNSUCCESSFUL, is_sure, perform
+from pawl.cli.failure import CommandError
+from pawl.cli.remembering import Reach, Remember, remembered, told
+from pawl.cli.target import Target
+from pawl.cli.transcript import Transcript
+from pawl.errors import PermissionDenied, RunNotFound
+from pawl.event.v1 import call_pb2
+
+if TYPE_CHECKING:
+    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+
+_DECIDABLE = frozenset({call_pb2.CALL_STATE_AWAITING_APPROVAL, call_pb2.CALL_STATE_ASKED, call_pb2.CALL_STATE_OFFERED})
+
+
+def approve(
+    context: typer.Context,
+    run_id: Annotated[str, typer.Argument(help="Id of the run.", show_default=False)],
+    call_id: Annotated[str, typer.Argument(help="Id of the call.", show_default=False)],
+    *,
+    edit: Annotated[str | None, typer.Option(help="Run it with these arguments: a JSON object.")] = None,
+    reject: Annotated[str | None, typer.Option(help="Do not run it; the model is told this reason.")] = None,
+    answer: Annotated[
+        str | None,
+        typer.Option(help="Answer a question (or the number of an option), or give the result."),
+    ] = None,
+    remember: Annotated[
+        Reach | None,
+        typer.Option(
+            help="Approve, and let the same tool run without an approval here from now on.", show_default=False
+        ),
+    ] = None,
+    lasts: Annotated[str | None, typer.Option("--for", help="How long to remember it: 30m, 2h, 7d.")] = None,
+    uses: Annotated[int | None, typer.Option(min=1, help="For how many calls to remember it.")] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask whether you are sure; needed without a terminal.")
+    ] = False,
+) -> None:
+    """Decide about a call that waits.
+
+    Shows it, then approves it, or runs it with other arguments, or rejects it, or
+    answers it. With --remember it makes a rule too (`pawl rules`), and does both or
+    neither.
+    """
+
+    async def work(target: Target, console: Console) -> int:
+        _check_options((edit, reject, answer), remember=remember, lasts=lasts, uses=uses)
+        async with target.agents() as agents:
+            call = await find_pending(agents, target, run_id, call_id)
+            if call.state not in _DECIDABLE:
+                raise CommandError(f"The outcome of {call_id} is unknown. Say what became of it with `pawl resolve`.")
+            Transcript(console).pending(call)
+            decision = _decision(call, edit, reject, answer)
+            if decision.kind == call_pb2.DECISION_KIND_APPROVE and not is_sure("Run it like this?", yes=yes):
+                return EXIT_UNSUCCESSFUL
+            if remember is None:
+                await inbox.decide(agents, target, decision)
+                console.print(answers.done(decision, call), style="green", markup=False)
+                return 0
+            wanted = Remember(reach=remember, lasts=lasts, uses=uses or 0)
+            async with remembered(agents, target, call, wanted) as rule:
+                await inbox.decide(agents, target, decision)
+            console.print(f"{answers.done(decision, call)} {told(rule)}", style="green", markup=False, soft_wrap=True)
+        return 0
+
+    perform(context, work)
+
+
+def _check_options(
+    others: Sequence[str | None], *, remember: Reach | None, lasts: str | None, uses: int | None
+) -> None:
+    given = sum(option is not None for option in others)
+    if given > 1:
+        raise CommandError("Give only one of --edit, --reject and --answer.")
+    if given and remember is not None:
+        raise CommandError("--remember goes with an approval, not with --edit, --reject or --answer.")
+    if remember is None and (lasts is not None or uses is not None):
+        raise CommandError("--for and --uses go with --remember.")
+
+
+async def find_pending(agents: AgentServiceAsyncStub, target: Target, run_id: str, call_id: str) -> call_pb2.Call:
+    """Return a call that waits for somebody; of another user's run one that awaits an approval, for approvers.
+
+    Raises:
+        CommandError: it does not.
+    """
+    try:
+        run = (await agents.GetRun(agent_pb2.GetRunRequest(run_id=run_id), metadata=target.metadata)).run
+    except grpc.aio.AioRpcError as error:
+        if not isinstance(from_rpc_error(error), RunNotFound):
+            raise
+        calls = await _of_others(agents, target, run_id)
+        if not calls:
+            raise
+    else:
+        calls = list(run.pending_calls)
+    for call in calls:
+        if call.call_id == call_id:
+            return call
+    raise CommandError(f"Call {call_id} of {run_id} does not wait for anybody. `pawl inbox` lists the calls that wait.")
+
+
+async def _of_others(agents: AgentServiceAsyncStub, target: Target, run_id: str) -> list[call_pb2.Call]:
+    """Return the calls of a run that await an approval, if the caller may see those of the store."""
+    wanted = agent_pb2.PendingFilter(scope=agent_pb2.PENDING_SCOPE_STORE)
+    try:
+        items = await inbox.pending(agents, target, wanted)
+    except grpc.aio.AioRpcError as error:
+        if isinstance(from_rpc_error(error), PermissionDenied):
+            return []
+        raise
+    return [item for item in items if isinstance(item, call_pb2.Call) and item.run_id == run_id]
+
+
+def _decision(call: call_pb2.Call, edit: str | None, reject: str | None, answer: str | None) -> types_pb2.CallDecision:
+    if edit is not None:
+        return answers.edit(call, edit.encode())
+    if reject is not None:
+        return answers.reject(call, reject)
+    if answer is not None:
+        return answers.answer(call, answers.chosen(answer.strip(), call))
+    if call.state == call_pb2.CALL_STATE_ASKED:
+        raise CommandError('This is a question: answer it with --answer "...".')
+    return answers.approve(call)

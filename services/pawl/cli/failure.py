@@ -1,0 +1,75 @@
+"""What a person is told when something cannot be done: one sentence, and what to do next."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import grpc
+
+from pawl.chassis.status import from_rpc_error
+from pawl.cli.client import Refused
+from pawl.errors import PawlError, by_reason
+
+_DETAILS_KEY: Final = "grpc-status-details-bin"
+
+_NEXT: Final = {
+    "UNAUTHENTICATED": (
+        "Set PAWL_API_KEY to your key. That of a suite on this machine is found without, in the folder where"
+        " `pawl up` runs or with --data FOLDER, for addresses as `pawl up` shows them while no other user listens"
+        " there."
+    ),
+    "PERMISSION_DENIED": "Use a key with the right role.",
+    "RUN_NOT_FOUND": "`pawl runs` lists yours.",
+    "ATTENTION_NOT_NEEDED": "`pawl attention` lists the runs that need an operator.",
+    "NO_TOKEN_BUDGET": "It uses as many as it needs.",
+    "DOCUMENT_NOT_FOUND": "`pawl documents list` shows those that you can see; --shared means those of the store.",
+    "SOURCE_NOT_FOUND": "`pawl sources list` shows those of the store.",
+    "SOURCE_EXISTS": "Add `--replace` to put this one in its place.",
+    "CONVERSATION_NOT_FOUND": "`pawl runs` shows your conversations.",
+    "CALL_NOT_FOUND": "`pawl inbox` lists the calls that wait.",
+    "CALL_NOT_PENDING": "`pawl inbox` lists the calls that wait.",
+    "ALREADY_DECIDED": "`pawl inbox` lists the calls that wait.",
+    "DEADLINE_PASSED": "`pawl inbox` lists the calls that wait.",
+    "DIGEST_MISMATCH": "Look at the call again with `pawl inbox`.",
+    "OVERLOADED": "Try again in a moment.",
+    "SHUTTING_DOWN": "Try again in a moment.",
+    "DEPENDENCY_UNAVAILABLE": "Try again in a moment.",
+    "DEADLINE_EXCEEDED": "Try again in a moment.",
+    "INTERNAL": "The log of the service has the details under that id.",
+}
+
+
+class CommandError(Exception):
+    """A command cannot be carried out; the message is for people and says what to do next."""
+
+
+def explain(error: Exception, addresses: list[str]) -> str:
+    """Return what to tell about an error of a call to `addresses`."""
+    if isinstance(error, CommandError):
+        return str(error)
+    if isinstance(error, Refused):
+        known = by_reason.get(error.receipt.reason, PawlError)
+        return _sentence(known.restore(str(error), error.receipt.reason, {}))
+    if isinstance(error, grpc.aio.AioRpcError):
+        if _unreachable(error):
+            return f"No Pawl suite answers at {', '.join(addresses)}. Start one with `pawl up`."
+        return _sentence(from_rpc_error(error))
+    if isinstance(error, PawlError):
+        return _sentence(error)
+    if isinstance(error, ConnectionError | TimeoutError):
+        return f"No Pawl suite answers at {', '.join(addresses)}. Start one with `pawl up`."
+    return f"This should not have happened: {type(error).__name__}: {error}"
+
+
+def _unreachable(error: grpc.aio.AioRpcError) -> bool:
+    """Whether nobody answered. A service that is there says itself what it cannot reach."""
+    answered = any(key == _DETAILS_KEY for key, _ in error.trailing_metadata() or ())
+    return error.code() is grpc.StatusCode.UNAVAILABLE and not answered
+
+
+def _sentence(error: PawlError) -> str:
+    message = error.message.rstrip(". ")
+    following = _NEXT.get(error.reason, "")
+    first = message.partition(" ")[0]
+    begin = message if "_" in first else f"{message[:1].upper()}{message[1:]}"  # The name of a field stays what it is.
+    return f"{begin}. {following}".rstrip()

@@ -1,0 +1,305 @@
+"""`pawl inbox`: what waits for somebody, listed or as it comes, and answered from the keyboard."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+
+import grpc
+import typer
+from rich.console import Console
+
+from pawl.agent.v1 import agent_pb2, types_pb2
+from pawl.chassis.status import from_rpc_error
+from pawl.cli import answers, wording
+from pawl.cli.command import perform
+from pawl.cli.failure import CommandError, explain
+from pawl.cli.lines import LineReader
+from pawl.cli.remembering import Reach, Remember, remembered, told
+from pawl.cli.target import Target
+from pawl.cli.transcript import Transcript, decides, hint, top_up_hint
+from pawl.errors import SlowConsumer, Unavailable
+from pawl.event.v1 import call_pb2, run_pb2
+
+if TYPE_CHECKING:
+    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+
+_PAGE: Final = 200
+_BATCH: Final = 64
+_SILENCE_SECONDS_MAX: Final = 45.0
+_GIVE_UP_SECONDS: Final = 30.0
+_PAUSE_SECONDS: Final = 0.5
+_TAKEN: Final = frozenset({types_pb2.RECEIPT_STATUS_ACCEPTED, types_pb2.RECEIPT_STATUS_DUPLICATE})
+_ANSWERABLE: Final = frozenset(
+    {call_pb2.CALL_STATE_AWAITING_APPROVAL, call_pb2.CALL_STATE_ASKED, call_pb2.CALL_STATE_OFFERED}
+)
+
+
+def inbox(
+    context: typer.Context,
+    *,
+    only_list: Annotated[bool, typer.Option("--list", help="Do not ask for decisions.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Then wait for more, until Ctrl-C.")] = False,
+    all_users: Annotated[
+        bool, typer.Option("--all-users", help="What awaits an approval, or tokens, in the whole store; for approvers.")
+    ] = False,
+) -> None:
+    """Show what waits for you, and decide.
+
+    Over all runs. Without a terminal, or with `--list`, it only shows.
+    """
+
+    async def work(target: Target, console: Console) -> int:
+        scope = agent_pb2.PENDING_SCOPE_STORE if all_users else agent_pb2.PENDING_SCOPE_MINE
+        wanted = agent_pb2.PendingFilter(scope=scope)
+        keyboard = LineReader() if not only_list and sys.stdin.isatty() else None
+        async with target.agents() as agents:
+            desk = Desk(agents, target, console, keyboard)
+            if watch:
+                await desk.watch(wanted)
+                return 0
+            waiting = await pending(agents, target, wanted)
+            if not waiting:
+                console.print("Nothing waits for you." if not all_users else "Nothing awaits an approval.")
+                return 0
+            await desk.go_through(waiting)
+        return 0
+
+    perform(context, work)
+
+
+Item: TypeAlias = call_pb2.Call | run_pb2.Run
+"""A call that waits for somebody, or a run that waits for tokens."""
+
+
+async def pending(
+    agents: AgentServiceAsyncStub, target: Target, wanted: agent_pb2.PendingFilter | None = None
+) -> list[Item]:
+    """Return everything that waits: calls, oldest first, then runs that wait for tokens."""
+    items: list[Item] = []
+    token = ""
+    while True:
+        request = agent_pb2.ListPendingRequest(page_size=_PAGE, page_token=token, filter=wanted)
+        page = await agents.ListPending(request, metadata=target.metadata)
+        items += [*page.calls, *page.runs]
+        token = page.next_page_token
+        if not token:
+            return items
+
+
+class Desk:
+    """Puts what waits before a person, one after the other; without a keyboard it only shows it."""
+
+    def __init__(
+        self, agents: AgentServiceAsyncStub, target: Target, console: Console, keyboard: LineReader | None
+    ) -> None:
+        self._agents = agents
+        self._target = target
+        self._console = console
+        self._keyboard = keyboard
+        self._transcript = Transcript(console)
+        self._told = False
+
+    async def go_through(self, items: Sequence[Item]) -> None:
+        """Put all of `items` before the person."""
+        for number, item in enumerate(items):
+            if not await self.put(item, items[number + 1 :]):
+                return
+
+    async def watch(self, wanted: agent_pb2.PendingFilter) -> None:
+        """Put before the person what waits and what comes, each as often as it changes."""
+        waiting: dict[str, Item] = {}
+        more = asyncio.Event()
+
+        async def follow() -> None:
+            async for response in _stream(self._agents, self._target, wanted):
+                if response is None:
+                    waiting.clear()
+                    continue
+                waiting.update({call.call_id: call for call in response.calls})
+                waiting.update({run.run_id: run for run in response.runs})
+                for gone_id in [*response.gone_call_ids, *response.gone_run_ids]:
+                    waiting.pop(gone_id, None)
+                more.set()
+
+        following = asyncio.create_task(follow(), name="inbox.follow")
+        try:
+            seen: dict[str, tuple[object, ...]] = {}
+            while True:
+                new = [name for name, item in waiting.items() if seen.get(name) != _shown(item)]
+                if new:
+                    seen[new[0]] = _shown(waiting[new[0]])
+                    if not await self.put(waiting[new[0]], [waiting[name] for name in new[1:]]):
+                        return
+                    continue
+                more.clear()
+                coming = asyncio.create_task(more.wait(), name="inbox.more")
+                await asyncio.wait({coming, following}, return_when=asyncio.FIRST_COMPLETED)
+                coming.cancel()
+                if following.done():
+                    following.result()
+        finally:
+            following.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await following
+
+    async def _decides(self, call: call_pb2.Call) -> bool:
+        """Whether the person may decide it: in another user's inbox only those see it who may."""
+        request = agent_pb2.GetRunRequest(run_id=call.run_id)
+        try:
+            return decides((await self._agents.GetRun(request, metadata=self._target.metadata)).run)
+        except grpc.aio.AioRpcError:
+            return True
+
+    async def put(self, item: Item, others: Sequence[Item]) -> bool:
+        """Show what waits and take its decision from the keyboard; returns whether to go on at all."""
+        if isinstance(item, call_pb2.Call):
+            return await self._put_call(item, [other for other in others if isinstance(other, call_pb2.Call)])
+        self._transcript.card(f"{item.run_id} waits for more tokens", [wording.budget_text(item)], "yellow")
+        is_own = item.conversation_id != ""  # Conversations of others are private.
+        how = top_up_hint(item) if is_own else f"waits for its user, {wording.clean(item.user_id)}"
+        self._console.print(f"  {how}", markup=False, soft_wrap=True)
+        return True
+
+    async def _put_call(self, call: call_pb2.Call, others: Sequence[call_pb2.Call]) -> bool:
+        self._transcript.pending(call)
+        if self._keyboard is None or call.state not in _ANSWERABLE:
+            self._console.print(f"  {hint(call, decides=await self._decides(call))}", markup=False, soft_wrap=True)
+            return True
+        if not self._told:
+            self._console.print("An empty line goes on to the next, Ctrl-D leaves.", style="dim")
+            self._told = True
+        gated = [other for other in others if other.state == call_pb2.CALL_STATE_AWAITING_APPROVAL]
+        while True:
+            is_gated = call.state == call_pb2.CALL_STATE_AWAITING_APPROVAL
+            line = await self._line(answers.ALWAYS_PROMPT if is_gated else answers.prompt(call))
+            if line is None:
+                return False
+            if not line.strip():
+                return True
+            try:
+                if line.strip() == "all" and is_gated:
+                    return await self._approve_all([call, *gated])
+                if line.strip() == "always" and is_gated:
+                    done = await self._always(call)
+                else:
+                    done = await self._settle(line, call)
+            except CommandError as error:
+                self._console.print(str(error), style="yellow", markup=False)
+            except Exception as error:  # noqa: BLE001  # decided by somebody else meanwhile, for example: go on
+                self._console.print(explain(error, list(self._target.agent)), style="red", markup=False)
+                return True
+            else:
+                self._console.print(done, style="green", markup=False, soft_wrap=True)
+                return True
+
+    async def _line(self, prompt: str) -> str | None:
+        if self._keyboard is None:
+            return None
+        self._console.print(prompt, end="", markup=False)
+        try:
+            line = await self._keyboard.line()
+        except asyncio.CancelledError:
+            self._console.print()
+            raise
+        if line is None:
+            self._console.print()
+        return line
+
+    async def _settle(self, line: str, call: call_pb2.Call) -> str:
+        """Do with a call what was typed; return what to say about it."""
+        if call.state == call_pb2.CALL_STATE_OFFERED:
+            return await self._return(answers.result_of(line, call))
+        decision = answers.decision_of(line, call)
+        await decide(self._agents, self._target, decision)
+        return answers.done(decision, call)
+
+    async def _always(self, call: call_pb2.Call) -> str:
+        """Approve a call, and its tool for the rest of the conversation; both or neither."""
+        decision = answers.approve(call)
+        wanted = Remember(reach=Reach.CONVERSATION)
+        async with remembered(self._agents, self._target, call, wanted) as rule:
+            await decide(self._agents, self._target, decision)
+        return f"{answers.done(decision, call)} {told(rule)}"
+
+    async def _return(self, result: types_pb2.ToolResult) -> str:
+        request = agent_pb2.SubmitToolResultsRequest(request_id=_request_id(), run_id=result.run_id, results=[result])
+        response = await self._agents.SubmitToolResults(request, metadata=self._target.metadata)
+        (receipt,) = response.receipts
+        if receipt.status not in _TAKEN:
+            raise answers.Unclear(f"It was not taken: {receipt.message or receipt.reason}.")
+        return "The result was taken."
+
+    async def _approve_all(self, calls: Sequence[call_pb2.Call]) -> bool:
+        """Show all of `calls`, and approve them together once the person has seen them."""
+        for call in calls[1:]:
+            self._transcript.pending(call)
+        line = await self._line(f"Approve these {len(calls)} calls as shown? [y/N]: ")
+        if line is None or line.strip().lower() not in {"y", "yes"}:
+            return line is not None
+        for start in range(0, len(calls), _BATCH):
+            decisions = [answers.approve(call) for call in calls[start : start + _BATCH]]
+            request = agent_pb2.DecideCallsRequest(request_id=_request_id(), decisions=decisions)
+            response = await self._agents.DecideCalls(request, metadata=self._target.metadata)
+            for receipt in response.receipts:
+                taken = receipt.status in _TAKEN
+                said = "Approved." if taken else f"Not approved: {receipt.message or receipt.reason}."
+                self._console.print(f"{receipt.call_id}: {said}", style="green" if taken else "red", markup=False)
+        return False
+
+
+async def decide(agents: AgentServiceAsyncStub, target: Target, decision: types_pb2.CallDecision) -> None:
+    """Send a decision about a call.
+
+    Raises:
+        grpc.aio.AioRpcError: it was not taken.
+    """
+    request = agent_pb2.DecideRequest(request_id=_request_id(), run_id=decision.run_id, decision=decision)
+    await agents.Decide(request, metadata=target.metadata)
+
+
+def _request_id() -> str:
+    return f"cli_{secrets.token_hex(12)}"
+
+
+def _shown(item: Item) -> tuple[object, ...]:
+    if isinstance(item, run_pb2.Run):
+        return (wording.budget_text(item),)
+    call, approval = item, item.approval
+    return call.state, approval.digest, len(approval.approvals), approval.escalated
+
+
+async def _stream(
+    agents: AgentServiceAsyncStub, target: Target, wanted: agent_pb2.PendingFilter
+) -> AsyncIterator[agent_pb2.WatchPendingResponse | None]:
+    """Yield what the inbox streams, over reconnects; None before it begins anew.
+
+    Raises:
+        grpc.aio.AioRpcError: an error that does not pass, or no replica answered for 30 s.
+    """
+    loop = asyncio.get_running_loop()
+    last_answer = loop.time()
+    while True:
+        stream: Any = agents.WatchPending(agent_pb2.WatchPendingRequest(filter=wanted), metadata=target.metadata)
+        try:
+            yield None
+            while True:
+                async with asyncio.timeout(_SILENCE_SECONDS_MAX):
+                    response = await stream.read()
+                if response is grpc.aio.EOF:
+                    break
+                last_answer = loop.time()
+                yield response
+        except TimeoutError:
+            pass  # A new stream begins with everything.
+        except grpc.aio.AioRpcError as error:
+            passing = isinstance(from_rpc_error(error), Unavailable | SlowConsumer)
+            if not passing or loop.time() - last_answer > _GIVE_UP_SECONDS:
+                raise
+        finally:
+            stream.cancel()
+        await asyncio.sleep(_PAUSE_SECONDS)

@@ -1,0 +1,99 @@
+"""`pawl tools` and `notifications`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from pawl.cli import wording
+from pawl.cli.command import perform
+from pawl.cli.runs import show_table
+from pawl.cli.target import Target
+from pawl.event.v1 import call_pb2
+from pawl.notify.v1 import notify_pb2
+from pawl.tool.v1 import tool_pb2
+
+_PAGE = 200
+
+
+def tools(context: typer.Context) -> None:
+    """List the tools that the model may be given."""
+    if context.invoked_subcommand is not None:
+        return
+
+    async def work(target: Target, console: Console) -> int:
+        found: list[tool_pb2.Tool] = []
+        token = ""
+        async with target.tool_register() as register:
+            while True:
+                request = tool_pb2.ListToolsRequest(page_size=_PAGE, page_token=token)
+                page = await register.ListTools(request, metadata=target.metadata)
+                found += page.tools
+                token = page.next_page_token
+                if not token:
+                    break
+        rows = [_tool_row(tool) for tool in found]
+        show_table(console, ("tool", "version", "runs in", "category", "effect", "what it does"), rows)
+        return 0
+
+    perform(context, work, asks="tools")
+
+
+def _tool_row(tool: tool_pb2.Tool) -> tuple[str, ...]:
+    definition = tool.definition
+    return (
+        wording.clean(definition.name),
+        str(tool.version),
+        _word(call_pb2.ExecutionContext.Name(definition.context), "EXECUTION_CONTEXT_"),
+        _word(call_pb2.ToolCategory.Name(definition.category), "TOOL_CATEGORY_"),
+        _word(call_pb2.EffectClass.Name(definition.effect_class), "EFFECT_CLASS_"),
+        wording.one_line(definition.description, 80),
+    )
+
+
+def notifications(
+    context: typer.Context,
+    *,
+    unread: Annotated[bool, typer.Option("--unread", help="Only those not read.")] = False,
+    read: Annotated[bool, typer.Option("--read", help="Mark the ones listed as read.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Then show new ones as they come.")] = False,
+    count: Annotated[int, typer.Option("--count", "-n", help="At most so many.", min=1, max=200)] = 20,
+) -> None:
+    """List your notifications, the newest last."""
+
+    async def work(target: Target, console: Console) -> int:
+        async with target.notifier() as notifier:
+            request = notify_pb2.ListNotificationsRequest(page_size=count, only_unread=unread)
+            page = await notifier.ListNotifications(request, metadata=target.metadata)
+            listed = list(reversed(page.notifications))
+            for notification in listed:
+                _show(console, notification)
+            if read and listed:
+                ids = [notification.notification_id for notification in listed]
+                acknowledge = notify_pb2.AcknowledgeNotificationsRequest(notification_ids=ids)
+                await notifier.AcknowledgeNotifications(acknowledge, metadata=target.metadata)
+            if not listed and not follow:
+                console.print("You have no notifications." if not unread else "You have no unread notifications.")
+            if follow:
+                last = max((notification.number for notification in page.notifications), default=0)
+                subscribe = notify_pb2.SubscribeRequest(after_number=last, only_new=last == 0)
+                async for response in notifier.Subscribe(subscribe, metadata=target.metadata):
+                    if response.HasField("notification"):
+                        _show(console, response.notification)
+        return 0
+
+    perform(context, work, asks="notifications")
+
+
+def _show(console: Console, notification: notify_pb2.Notification) -> None:
+    mark = " " if notification.HasField("read_time") else "*"
+    title = wording.one_line(notification.title, 200)
+    time = wording.time_text(notification.create_time)
+    line = f"{mark} {notification.number:>4}  {time}  {notification.run_id}  {title}"
+    console.print(line, markup=False, soft_wrap=True)
+
+
+def _word(name: str, prefix: str) -> str:
+    return name.removeprefix(prefix).lower().replace("_", " ")

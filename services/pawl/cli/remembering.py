@@ -1,0 +1,101 @@
+"""Approving for the next time too: the rule that goes with an approval."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import grpc
+
+from pawl.agent.v1 import agent_pb2
+from pawl.chassis.status import from_rpc_error
+from pawl.cli import rules
+from pawl.cli.failure import CommandError, explain
+from pawl.cli.target import Target
+from pawl.errors import RunNotFound
+from pawl.event.v1 import call_pb2
+from pawl.tool.v1 import rule_pb2
+
+if TYPE_CHECKING:
+    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+
+
+class Reach(StrEnum):
+    """Where a rule counts."""
+
+    RUN = "run"
+    CONVERSATION = "conversation"
+    USER = "user"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remember:
+    """What should run without an approval from now on: the same tool, with any arguments."""
+
+    reach: Reach
+    lasts: str | None = None
+    """How long, like 30m or 2h; None for until it is revoked."""
+    uses: int = 0
+    """How many calls; 0 for any number."""
+
+
+@asynccontextmanager
+async def remembered(
+    agents: AgentServiceAsyncStub, target: Target, call: call_pb2.Call, wanted: Remember
+) -> AsyncIterator[rule_pb2.Rule]:
+    """Make the rule, then let the body approve the call; if the body fails, the rule is revoked again.
+
+    So if the rule cannot be made nothing has happened, and if the approval is not
+    taken nothing is left behind.
+
+    Raises:
+        CommandError: no rule can stand for this approval; or the approval failed and
+            the rule could not be revoked, which then is said with both reasons.
+    """
+    await _check(agents, target, call)
+    rule = rule_pb2.Rule(
+        effect=rule_pb2.RULE_EFFECT_ALLOW,
+        scope=rule_pb2.RuleScope.Value(f"RULE_SCOPE_{wanted.reach.name}"),
+        tool_name=call.tool_name,
+        uses_max=wanted.uses,
+        call_id=call.call_id,
+    )
+    if wanted.reach is not Reach.USER:
+        rule.scope_id = call.run_id if wanted.reach is Reach.RUN else call.conversation_id
+    if wanted.lasts is not None:
+        rules.set_end(rule, wanted.lasts)
+    made = await rules.create(target, rule, f"cli_{secrets.token_hex(12)}")
+    try:
+        yield made
+    except BaseException as error:
+        try:
+            await rules.end(target, made.rule_id)
+        except Exception as failure:  # noqa: BLE001  # whatever it is, both have to be told
+            first = explain(error, list(target.agent)) if isinstance(error, Exception) else "It was interrupted."
+            raise CommandError(
+                f"{first} And the rule {made.rule_id}, which was made for it, is still in force:"
+                f" {explain(failure, list(target.tools))} End it with `pawl rules revoke {made.rule_id}`."
+            ) from None
+        raise
+
+
+def told(rule: rule_pb2.Rule) -> str:
+    """Return what to say about a rule that goes with an approval."""
+    return f"From now on: {rules.says(rule)}. End it with: pawl rules revoke {rule.rule_id}"
+
+
+async def _check(agents: AgentServiceAsyncStub, target: Target, call: call_pb2.Call) -> None:
+    if call.state != call_pb2.CALL_STATE_AWAITING_APPROVAL:
+        raise CommandError("Only an approval can be remembered, and this call does not wait for one.")
+    if call.approval.approvals_required > 1:
+        raise CommandError("This call needs two people each time: no rule can stand for them.")
+    try:
+        await agents.GetRun(agent_pb2.GetRunRequest(run_id=call.run_id), metadata=target.metadata)
+    except grpc.aio.AioRpcError as error:
+        if isinstance(from_rpc_error(error), RunNotFound):
+            raise CommandError("Rules count for your own runs, and this run is somebody else's.") from None
+        raise

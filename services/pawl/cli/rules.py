@@ -1,0 +1,253 @@
+"""`pawl rules`: what people have decided for the next time."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Callable
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+
+from pawl.cli import wording
+from pawl.cli.command import perform
+from pawl.cli.failure import CommandError
+from pawl.cli.runs import show_table
+from pawl.cli.target import Target
+from pawl.tool.v1 import rule_pb2
+
+app = typer.Typer(help="Rules that allow, ask about or deny calls without asking you again.", no_args_is_help=True)
+
+_PAGE: Final = 200
+_DURATION: Final = re.compile(r"(\d+)([smhd])")
+_UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+Tool = Annotated[
+    str, typer.Argument(help="Name of a tool, `name.*` for all of a source, `*` for all.", show_default=False)
+]
+Run = Annotated[str | None, typer.Option("--run", help="Only in this run.")]
+Conversation = Annotated[str | None, typer.Option("--conversation", help="Only in this conversation.")]
+Everybody = Annotated[bool, typer.Option("--everybody", help="For all users of the store; needs the role admin.")]
+Like = Annotated[
+    list[str] | None, typer.Option("--like", help="argument=text with * and ?, as in to=*@example.com. Repeatable.")
+]
+Equals = Annotated[list[str] | None, typer.Option("--equals", help="argument=JSON, as in amount=5. Repeatable.")]
+For = Annotated[str | None, typer.Option("--for", help="How long: 30m, 2h, 7d.")]
+Reason = Annotated[str, typer.Option("--reason", help="Why, for whoever reads the list.")]
+
+
+@app.command()
+def allow(
+    context: typer.Context,
+    tool: Tool,
+    *,
+    run: Run = None,
+    conversation: Conversation = None,
+    everybody: Everybody = False,
+    like: Like = None,
+    equals: Equals = None,
+    lasts: For = None,
+    uses: Annotated[int, typer.Option(min=0, help="How many calls it may allow; 0 for any number.")] = 0,
+    items: Annotated[int, typer.Option(min=0, help="Most items of a bulk call; without it bulk calls are asked.")] = 0,
+    destructive: Annotated[bool, typer.Option("--destructive", help="With *: destructive tools too.")] = False,
+    reason: Reason = "",
+) -> None:
+    """Let calls run without an approval. `pawl rules allow '*' --for 1h` is trust for an hour."""
+    rule = _rule(rule_pb2.RULE_EFFECT_ALLOW, tool, run, conversation, everybody=everybody, reason=reason)
+    rule.uses_max, rule.items_max, rule.includes_destructive = uses, items, destructive
+    _make(context, rule, like, equals, lasts)
+
+
+def _stricter(effect: rule_pb2.RuleEffect.ValueType, what: str) -> Callable[..., None]:
+    """Return a command that makes a rule which lets nothing pass that would not pass without it."""
+
+    def command(
+        context: typer.Context,
+        tool: Tool,
+        *,
+        run: Run = None,
+        conversation: Conversation = None,
+        everybody: Everybody = False,
+        like: Like = None,
+        equals: Equals = None,
+        lasts: For = None,
+        reason: Reason = "",
+    ) -> None:
+        rule = _rule(effect, tool, run, conversation, everybody=everybody, reason=reason)
+        _make(context, rule, like, equals, lasts)
+
+    command.__doc__ = what
+    return command
+
+
+app.command("ask")(_stricter(rule_pb2.RULE_EFFECT_ASK, "Have calls approved, whatever the category of the tool."))
+app.command("deny")(_stricter(rule_pb2.RULE_EFFECT_DENY, "Refuse calls without asking anybody."))
+
+
+@app.command()
+def revoke(
+    context: typer.Context, rule_id: Annotated[str, typer.Argument(help="Id of the rule.", show_default=False)]
+) -> None:
+    """End a rule for good."""
+
+    async def work(target: Target, console: Console) -> int:
+        await end(target, rule_id)
+        console.print(f"Revoked {rule_id}: nothing that has not begun runs in its name.", style="green", markup=False)
+        return 0
+
+    perform(context, work, asks="tools")
+
+
+@app.command("list")
+def list_rules(
+    context: typer.Context,
+    *,
+    ended: Annotated[bool, typer.Option("--all", help="Also those that are revoked, expired or used up.")] = False,
+    all_users: Annotated[bool, typer.Option("--all-users", help="Of all users; needs the role admin.")] = False,
+) -> None:
+    """List your rules and those of the store, the newest first."""
+
+    async def work(target: Target, console: Console) -> int:
+        found: list[rule_pb2.Rule] = []
+        token = ""
+        async with target.rules() as rules:
+            while True:
+                request = rule_pb2.ListRulesRequest(
+                    page_size=_PAGE, page_token=token, include_ended=ended, all_users=all_users
+                )
+                page = await rules.ListRules(request, metadata=target.metadata)
+                found += page.rules
+                token = page.next_page_token
+                if not token:
+                    break
+        if not found:
+            console.print("There are no rules: the category of each tool decides.")
+            return 0
+        show_table(console, ("rule", "says", "tool", "where", "calls", "until", "by"), list(map(_row, found)))
+        return 0
+
+    perform(context, work, asks="tools")
+
+
+async def create(target: Target, rule: rule_pb2.Rule, request_id: str) -> rule_pb2.Rule:
+    """Make a rule, once for a request id; returns it as made.
+
+    Raises:
+        grpc.aio.AioRpcError: it was not made.
+    """
+    request = rule_pb2.CreateRuleRequest(request_id=request_id, rule=rule)
+    async with target.rules() as rules:
+        return (await rules.CreateRule(request, metadata=target.metadata)).rule
+
+
+async def end(target: Target, rule_id: str) -> None:
+    """Revoke a rule for good. Idempotent.
+
+    Raises:
+        grpc.aio.AioRpcError: it was not revoked.
+    """
+    async with target.rules() as rules:
+        await rules.RevokeRule(rule_pb2.RevokeRuleRequest(rule_id=rule_id), metadata=target.metadata)
+
+
+def set_end(rule: rule_pb2.Rule, lasts: str) -> None:
+    """Have a rule end by itself after a time like 30m, 2h or 7d.
+
+    Raises:
+        CommandError: that is no time.
+    """
+    rule.expire_time.FromMicroseconds(int((time.time() + _seconds(lasts)) * 1e6))
+
+
+def says(rule: rule_pb2.Rule) -> str:
+    """Return what a rule says, on one line."""
+    effect = rule_pb2.RuleEffect.Name(rule.effect).removeprefix("RULE_EFFECT_").lower()
+    patterns = [
+        f"{pattern.argument}={pattern.equals_json.decode(errors='replace')}"
+        if pattern.HasField("equals_json")
+        else f"{pattern.argument} like {pattern.glob}"
+        for pattern in rule.arguments
+    ]
+    where = f" where {' and '.join(patterns)}" if patterns else ""
+    return wording.one_line(f"{effect} {rule.tool_name}{where}, {_where(rule)}", 300)
+
+
+def _rule(
+    effect: rule_pb2.RuleEffect.ValueType,
+    tool: str,
+    run: str | None,
+    conversation: str | None,
+    *,
+    everybody: bool,
+    reason: str,
+) -> rule_pb2.Rule:
+    if sum((run is not None, conversation is not None, everybody)) > 1:
+        raise typer.BadParameter("give only one of --run, --conversation and --everybody")
+    scope = rule_pb2.RULE_SCOPE_STORE if everybody else rule_pb2.RULE_SCOPE_USER
+    if run is not None:
+        scope = rule_pb2.RULE_SCOPE_RUN
+    elif conversation is not None:
+        scope = rule_pb2.RULE_SCOPE_CONVERSATION
+    return rule_pb2.Rule(effect=effect, scope=scope, scope_id=run or conversation or "", tool_name=tool, reason=reason)
+
+
+def _make(
+    context: typer.Context, rule: rule_pb2.Rule, like: list[str] | None, equals: list[str] | None, lasts: str | None
+) -> None:
+    async def work(target: Target, console: Console) -> int:
+        for text in like or ():
+            argument, value = _split(text)
+            rule.arguments.add(argument=argument, glob=value)
+        for text in equals or ():
+            argument, value = _split(text)
+            rule.arguments.add(argument=argument, equals_json=value.encode())
+        if lasts is not None:
+            set_end(rule, lasts)
+        made = await create(target, rule, f"cli_{secrets.token_hex(12)}")
+        console.print(f"Made {made.rule_id}: {says(made)}.", style="green", markup=False, soft_wrap=True)
+        console.print(f"End it with: pawl rules revoke {made.rule_id}", markup=False, soft_wrap=True)
+        return 0
+
+    perform(context, work, asks="tools")
+
+
+def _split(text: str) -> tuple[str, str]:
+    argument, equals, value = text.partition("=")
+    if not (argument and equals):
+        raise CommandError(f"{text!r} is not of the form argument=value.")
+    return argument, value
+
+
+def _seconds(text: str) -> int:
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise CommandError(f"{text!r} is no duration like 30m, 2h or 7d.")
+    return int(match[1]) * _UNIT_SECONDS[match[2]]
+
+
+def _where(rule: rule_pb2.Rule) -> str:
+    match rule.scope:
+        case rule_pb2.RULE_SCOPE_STORE:
+            return "for everybody"
+        case rule_pb2.RULE_SCOPE_USER:
+            return "for your runs"
+        case _:
+            return f"in {rule.scope_id}"
+
+
+def _row(rule: rule_pb2.Rule) -> tuple[str, ...]:
+    effect = rule_pb2.RuleEffect.Name(rule.effect).removeprefix("RULE_EFFECT_").lower()
+    ended = "revoked" if rule.HasField("revoke_time") else "suspended: the tool has changed" if rule.suspended else ""
+    until = ended or (wording.time_text(rule.expire_time) if rule.HasField("expire_time") else "it is revoked")
+    patterns = says(rule).partition(" where ")[2].rpartition(", ")[0]
+    return (
+        rule.rule_id,
+        effect,
+        wording.clean(rule.tool_name) + (f" where {patterns}" if patterns else ""),
+        _where(rule),
+        f"{rule.uses}/{rule.uses_max}" if rule.uses_max else str(rule.uses),
+        until,
+        wording.clean(rule.user_id),
+    )

@@ -1,0 +1,228 @@
+"""`pawl run`, `watch`, `runs` and `cancel`."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import typer
+from google.protobuf.json_format import MessageToJson
+from rich.console import Console
+from rich.table import Table
+
+from pawl.agent.v1 import agent_pb2
+from pawl.cli import wording
+from pawl.cli.below import Below
+from pawl.cli.command import EXIT_UNSUCCESSFUL, perform
+from pawl.cli.target import Target
+from pawl.cli.transcript import Transcript
+from pawl.cli.watching import watch as watch_events
+from pawl.event.v1 import event_pb2, gap_pb2, run_pb2
+
+Json = Annotated[bool, typer.Option("--json", help="Print each event as one line of JSON.")]
+Reasoning = Annotated[bool, typer.Option("--reasoning", help="Show the model's reasoning whole.")]
+RunId = Annotated[str, typer.Argument(help="Id of the run.", show_default=False)]
+
+_WIDE: Final = 120
+_TOKENS_MAX: Final = 2**63 - 1
+_GOOD: Final = run_pb2.RUN_STATE_COMPLETED
+_ENDED: Final = frozenset(
+    {
+        run_pb2.RUN_STATE_COMPLETED,
+        run_pb2.RUN_STATE_FAILED,
+        run_pb2.RUN_STATE_CANCELLED,
+        run_pb2.RUN_STATE_EXPIRED,
+    }
+)
+
+
+def run(
+    context: typer.Context,
+    text: Annotated[str, typer.Argument(help="What the agent is to do.", show_default=False)],
+    *,
+    conversation: Annotated[str, typer.Option(help="Go on with this conversation.")] = "",
+    model: Annotated[str, typer.Option(help="Model to use instead of the deployment's.")] = "",
+    tokens_max: Annotated[
+        int, typer.Option(help="Tokens that it may use; 0 for the deployment's budget.", min=0, max=_TOKENS_MAX)
+    ] = 0,
+    detach: Annotated[bool, typer.Option("--detach", help="Print the run's id and leave.")] = False,
+    json: Json = False,
+    reasoning: Reasoning = False,
+) -> None:
+    """Start a run and watch it.
+
+    Exit code 0 if it completed, 1 if it ended otherwise. Ctrl-C stops the watching, not the run.
+    """
+
+    async def work(target: Target, console: Console) -> int:
+        request = agent_pb2.StartRunRequest(
+            request_id=f"cli_{secrets.token_hex(12)}",
+            conversation_id=conversation,
+            text=text,
+            options=run_pb2.RunOptions(model=model),
+        )
+        if tokens_max:
+            request.options.limits.total_tokens_max = tokens_max
+        async with target.agents() as agents:
+            started = (await agents.StartRun(request, metadata=target.metadata)).run
+        if started.queue_position:
+            # Not among the events or the id that others read.
+            typer.echo(f"queued, place {started.queue_position}", err=True)
+        if detach:
+            console.print(started.run_id)
+            return 0
+        return await follow(target, console, started.run_id, 0, json=json, reasoning=reasoning)
+
+    perform(context, work)
+
+
+def watch(
+    context: typer.Context,
+    run_id: RunId,
+    *,
+    after: Annotated[int, typer.Option(help="Events after this number only.", min=0)] = 0,
+    json: Json = False,
+    reasoning: Reasoning = False,
+) -> None:
+    """Watch a run.
+
+    From its first event, or the one after `--after`, to its last; exit code as with `run`.
+    """
+
+    async def work(target: Target, console: Console) -> int:
+        return await follow(target, console, run_id, after, json=json, reasoning=reasoning)
+
+    perform(context, work)
+
+
+async def follow(
+    target: Target, console: Console, run_id: str, after_seq: int, *, json: bool = False, reasoning: bool = False
+) -> int:
+    """Show a run after an event to its end; returns the exit code."""
+    transcript = Transcript(console, whole_reasoning=reasoning, hints=True)
+    below = Below(target, transcript, run_id)
+    state = run_pb2.RUN_STATE_UNSPECIFIED
+    try:
+        async for event in watch_events(target, run_id, after_seq):
+            if isinstance(event, event_pb2.RunEvent) and event.HasField("run_changed"):
+                state = event.run_changed.run.state
+                if not json:
+                    await below.note(event.run_changed.run)
+            if json:
+                print(event_line(event), flush=True)
+            elif isinstance(event, gap_pb2.Gap):
+                transcript.show_gap(event)
+            else:
+                transcript.show(event)
+    except asyncio.CancelledError:
+        if not json:
+            transcript.line(f"The run goes on. Watch it again with: pawl watch {run_id}", "dim")
+        raise
+    finally:
+        await below.close()
+        transcript.end_line()
+    if state not in _ENDED:  # Attached after its last event.
+        async with target.agents() as agents:
+            request = agent_pb2.GetRunRequest(run_id=run_id)
+            state = (await agents.GetRun(request, metadata=target.metadata)).run.state
+    return 0 if state == _GOOD else EXIT_UNSUCCESSFUL
+
+
+def event_line(event: event_pb2.RunEvent | gap_pb2.Gap) -> str:
+    """Return an event, or the gap that stands for some, as one line of the JSON that protobuf defines."""
+    return MessageToJson(event, preserving_proto_field_name=True, indent=None)
+
+
+def runs(
+    context: typer.Context,
+    *,
+    conversation: Annotated[str, typer.Option(help="Only those of this conversation.")] = "",
+    count: Annotated[int, typer.Option("--count", "-n", help="At most so many.", min=1, max=200)] = 20,
+) -> None:
+    """List your runs, newest first."""
+
+    async def work(target: Target, console: Console) -> int:
+        request = agent_pb2.ListRunsRequest(page_size=count, conversation_id=conversation)
+        async with target.agents() as agents:
+            page = await agents.ListRuns(request, metadata=target.metadata)
+        if not page.runs:
+            console.print('You have no runs. Start one with `pawl run "what is 17 * 23"`.', markup=False)
+            return 0
+        show_runs(console, list(page.runs))
+        return 0
+
+    perform(context, work)
+
+
+def show_runs(console: Console, found: list[run_pb2.Run]) -> None:
+    """Print runs: a table on a terminal, lines with tabs elsewhere. A narrow terminal has no room for conversations."""
+    narrow = console.is_terminal and console.width < _WIDE
+    headings = ("run", "state", "created", *(() if narrow else ("conversation",)), "output")
+    rows = [
+        (
+            run.run_id,
+            _state_and_waits(run),
+            wording.time_text(run.create_time),
+            *(() if narrow else (run.conversation_id,)),
+            wording.one_line(run.output_text),
+        )
+        for run in found
+    ]
+    show_table(console, headings, rows)
+
+
+def show_table(console: Console, headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:
+    """Print rows: a table on a terminal, lines with tabs elsewhere, for other programs."""
+    if not console.is_terminal:
+        for row in rows:
+            print("\t".join(row))
+        return
+    table = Table(box=None, pad_edge=False, expand=True)
+    for heading in headings[:-1]:
+        table.add_column(heading, no_wrap=True)
+    table.add_column(headings[-1], no_wrap=True, overflow="ellipsis", ratio=1)
+    for row in rows:
+        table.add_row(*(cell.replace("[", r"\[") for cell in row))
+    console.print(table)
+
+
+def _state_and_waits(run: run_pb2.Run) -> str:
+    name = wording.state_name(run.state)
+    return f"{name} for {wording.wait_names(run.waits)}" if run.waits else name
+
+
+def top_up(
+    context: typer.Context,
+    run_id: RunId,
+    tokens: Annotated[int, typer.Argument(help="How many to add.", min=1, max=_TOKENS_MAX, show_default=False)],
+) -> None:
+    """Add tokens to the budget of a run. It goes on if it waits for them."""
+
+    async def work(target: Target, console: Console) -> int:
+        request = agent_pb2.TopUpRunRequest(request_id=f"cli_{secrets.token_hex(12)}", run_id=run_id, tokens=tokens)
+        async with target.agents() as agents:
+            run = (await agents.TopUpRun(request, metadata=target.metadata)).run
+        console.print(f"{run_id} {wording.budget_text(run)}.", markup=False)
+        return 0
+
+    perform(context, work)
+
+
+def cancel(
+    context: typer.Context,
+    run_id: RunId,
+    *,
+    reason: Annotated[str, typer.Option(help="For the log and the model.")] = "",
+) -> None:
+    """Stop a run. One that has ended stays as it is."""
+
+    async def work(target: Target, console: Console) -> int:
+        request = agent_pb2.CancelRunRequest(request_id=f"cli_{secrets.token_hex(12)}", run_id=run_id, reason=reason)
+        async with target.agents() as agents:
+            stopped = (await agents.CancelRun(request, metadata=target.metadata)).run
+        console.print(f"{run_id} is {wording.state_name(stopped.state)}.", markup=False)
+        return 0
+
+    perform(context, work)

@@ -1,0 +1,77 @@
+"""`pawl steps`: what a run did, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from pawl.agent.v1 import steps_pb2
+from pawl.cli import wording
+from pawl.cli.command import perform
+from pawl.cli.runs import RunId
+from pawl.cli.target import Target
+
+_PAGE: Final = 200
+_FOLDED_CHARACTERS_MAX: Final = 100
+_TYPES: Final = {
+    steps_pb2.STEP_TYPE_REASONING: ("reasoning", "dim italic"),
+    steps_pb2.STEP_TYPE_PLANNING: ("planning", ""),
+    steps_pb2.STEP_TYPE_TOOL_CALL: ("call", "cyan"),
+    steps_pb2.STEP_TYPE_RESULT: ("result", "green"),
+    steps_pb2.STEP_TYPE_QUESTION: ("question", "yellow"),
+    steps_pb2.STEP_TYPE_ANSWER: ("answer", "bold"),
+}
+_STATUSES: Final = {
+    steps_pb2.STEP_STATUS_ACTIVE: " (under way)",
+    steps_pb2.STEP_STATUS_WAITING: " (waits)",
+    steps_pb2.STEP_STATUS_FAILED: " (failed)",
+    steps_pb2.STEP_STATUS_STOPPED: " (stopped)",
+}
+
+
+def steps(
+    context: typer.Context,
+    run_id: RunId,
+    *,
+    full: Annotated[bool, typer.Option("--full", help="Show each step whole.")] = False,
+) -> None:
+    """Show what a run did, a line for each step: reasoning, calls, results, questions, answers."""
+
+    async def work(target: Target, console: Console) -> int:
+        async for step in _all(target, run_id):
+            show(console, step, full=full)
+        return 0
+
+    perform(context, work)
+
+
+async def _all(target: Target, run_id: str) -> AsyncIterator[steps_pb2.Step]:
+    token = ""
+    async with target.agents() as agents:
+        while True:
+            request = steps_pb2.ListStepsRequest(run_id=run_id, page_size=_PAGE, page_token=token)
+            page = await agents.ListSteps(request, metadata=target.metadata)
+            for step in page.steps:
+                yield step
+            token = page.next_page_token
+            if not token:
+                return
+
+
+def show(console: Console, step: steps_pb2.Step, *, full: bool) -> None:
+    """Print a step: on one line, or with all of its content below its heading."""
+    name, style = _TYPES.get(step.type, ("step", ""))
+    tool = f" {wording.clean(step.tool_name)}" if step.tool_name else ""
+    heading = f"{step.round:>3} {name}{tool}{_STATUSES.get(step.status, '')}"
+    content = f"{step.content_omitted_bytes} bytes" if step.content_omitted_bytes else step.content
+    if full:
+        console.print(Text(heading, style=style), soft_wrap=True)
+        for line in wording.clean(content).splitlines():
+            console.print(Text(f"    {line}"), soft_wrap=True)
+    else:
+        folded = wording.one_line(content, _FOLDED_CHARACTERS_MAX)
+        console.print(Text(f"{heading}: {folded}", style=style), soft_wrap=True)

@@ -1,0 +1,102 @@
+"""`pawl undo`: takes the effects of a run back."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from pawl.agent.v1 import undo_pb2
+from pawl.cli import wording
+from pawl.cli.command import EXIT_UNSUCCESSFUL, is_sure, perform
+from pawl.cli.runs import RunId, follow
+from pawl.cli.target import Target
+
+if TYPE_CHECKING:
+    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+
+_TOLD: Final = {
+    undo_pb2.UNDO_STATE_TO_UNDO: ("↶", "to undo", "cyan"),
+    undo_pb2.UNDO_STATE_RUNNING: ("⚙", "is being undone", "cyan"),
+    undo_pb2.UNDO_STATE_NEEDS_APPROVAL: ("‖", "waits for somebody", "yellow"),
+    undo_pb2.UNDO_STATE_UNDONE: ("✓", "undone", "green"),
+    undo_pb2.UNDO_STATE_ALREADY_UNDONE: ("✓", "was undone before", "dim"),
+    undo_pb2.UNDO_STATE_FAILED: ("✗", "could not be undone", "red"),
+    undo_pb2.UNDO_STATE_CANNOT_BE_UNDONE: ("✗", "cannot be undone", "yellow"),
+    undo_pb2.UNDO_STATE_NOTHING_TO_UNDO: ("·", "nothing to undo", "dim"),
+}
+_GOOD: Final = frozenset(
+    {
+        undo_pb2.UNDO_STATE_UNDONE,
+        undo_pb2.UNDO_STATE_ALREADY_UNDONE,
+        undo_pb2.UNDO_STATE_CANNOT_BE_UNDONE,
+        undo_pb2.UNDO_STATE_NOTHING_TO_UNDO,
+    }
+)
+
+
+def undo(
+    context: typer.Context,
+    run_id: RunId,
+    *,
+    call: Annotated[str, typer.Option(help="Undo only this call of the run.")] = "",
+    preview: Annotated[bool, typer.Option("--preview", help="Only show what would be undone.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask whether you are sure; needed without a terminal.")
+    ] = False,
+) -> None:
+    """Take the effects of a run back, the last one first.
+
+    Shows what will be undone, and what cannot be; then does it and reports. What
+    needs an approval waits for it. Exit code 0 if all that can be undone is undone.
+    """
+
+    async def work(target: Target, console: Console) -> int:
+        async with target.agents() as agents:
+            request = undo_pb2.PreviewUndoRequest(run_id=run_id, call_id=call)
+            found = (await agents.PreviewUndo(request, metadata=target.metadata)).calls
+            _show(console, found)
+            count = sum(each.state == undo_pb2.UNDO_STATE_TO_UNDO for each in found)
+            if not count:
+                console.print("Nothing can be undone.", markup=False)
+                return 0
+            if preview:
+                return 0
+            if not is_sure(f"Undo {wording.count_text(count, 'call')}?", yes=yes):
+                return EXIT_UNSUCCESSFUL
+            undoing = await _start(agents, target, run_id, call)
+        code = await follow(target, console, undoing, 0)
+        async with target.agents() as agents:
+            report = undo_pb2.GetUndoReportRequest(run_id=undoing)
+            found = (await agents.GetUndoReport(report, metadata=target.metadata)).calls
+        _show(console, found)
+        return code or (0 if all(each.state in _GOOD for each in found) else EXIT_UNSUCCESSFUL)
+
+    perform(context, work)
+
+
+async def _start(agents: AgentServiceAsyncStub, target: Target, run_id: str, call_id: str) -> str:
+    request_id = f"cli_{secrets.token_hex(12)}"
+    if call_id:
+        one = undo_pb2.UndoCallRequest(request_id=request_id, run_id=run_id, call_id=call_id)
+        return (await agents.UndoCall(one, metadata=target.metadata)).run.run_id
+    whole = undo_pb2.UndoRunRequest(request_id=request_id, run_id=run_id)
+    return (await agents.UndoRun(whole, metadata=target.metadata)).run.run_id
+
+
+def _show(console: Console, found: Iterable[undo_pb2.CallUndo]) -> None:
+    for each in found:
+        line, style = undo_line(each)
+        console.print(Text(line, style=style), soft_wrap=True)
+
+
+def undo_line(each: undo_pb2.CallUndo) -> tuple[str, str]:
+    """Return what an undo means, or has come to, for a call on one line, and its style."""
+    mark, words, style = _TOLD.get(each.state, ("?", "is in a state that this version does not know", "yellow"))
+    summary = f" ({wording.one_line(each.summary, 200)})" if each.summary else ""
+    reason = f": {wording.one_line(each.reason, 300)}" if each.reason else ""
+    return f"{mark} {each.call_id}  {wording.clean(each.tool_name)}{summary} {words}{reason}", style

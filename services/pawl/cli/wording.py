@@ -1,0 +1,203 @@
+"""Runs, calls and values as short plain text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from pawl.event.v1 import call_pb2, event_pb2, run_pb2
+
+PREVIEW_CHARACTERS_MAX: Final = 100
+_MINUTE: Final = 60
+_HOUR: Final = 3600
+_HOURS_FROM: Final = 2 * _HOUR
+
+# What comes from models, tools and other users must neither steer the terminal nor hide from who reads it: control and
+# format characters, blank letters, variation selectors and tags. What makes one picture of several is left alone.
+_PICTURE: Final = r"\u2190-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff"
+_HIDDEN: Final = re.compile(
+    rf"((?<=[{_PICTURE}\ufe0f])\u200d(?=[{_PICTURE}])|(?<=[{_PICTURE}\u00a9\u00ae\u2122])\ufe0f)|"
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2"
+    r"\u115f\u1160\u17b4\u17b5\u180b-\u180f"
+    r"\u200b-\u200f\u2028-\u202e\u2060-\u206f\u2800\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
+    r"\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+
+_WAITS: Final = {
+    run_pb2.WAIT_KIND_APPROVAL: "an approval",
+    run_pb2.WAIT_KIND_ANSWER: "an answer",
+    run_pb2.WAIT_KIND_TOOL_RESULT: "a front end",
+    run_pb2.WAIT_KIND_BUDGET: "more tokens",
+    run_pb2.WAIT_KIND_AGENT: "another agent",
+}
+
+_ACTS: Final = {
+    event_pb2.OPERATOR_ACT_RESOLVED: "said what became of a call",
+    event_pb2.OPERATOR_ACT_REDRIVEN: "let the run go on",
+    event_pb2.OPERATOR_ACT_ENDED: "ended the run",
+}
+STOPPED_BY: Final = {
+    run_pb2.STOP_CAUSE_SUPERSEDED: " by a newer message",
+    run_pb2.STOP_CAUSE_OPERATOR: " by an operator",
+    run_pb2.STOP_CAUSE_PARENT: " with the call that it did",
+}
+"""Who stopped a run, where it was not its user."""
+
+
+def clean(text: str) -> str:
+    """Return `text` with what cannot be seen in it shown, like <U+202E>; tabs and line breaks stay."""
+    return _HIDDEN.sub(lambda found: found[1] or f"<U+{ord(found[0]):04X}>", text.replace("\r\n", "\n"))
+
+
+def said(label: str, text: str) -> list[str]:
+    """Return what somebody wrote behind a label, each further line marked, so that it cannot be taken for ours."""
+    first, *rest = clean(text).splitlines() or [""]
+    return [f"{label}{first}", *(f"  | {line}" for line in rest)]
+
+
+def one_line(text: str, characters_max: int = PREVIEW_CHARACTERS_MAX) -> str:
+    """Return `text` on one line, cut."""
+    line = " ".join(clean(text).split())
+    return line if len(line) <= characters_max else f"{line[: characters_max - 1]}…"
+
+
+def json_line(data: bytes, characters_max: int = PREVIEW_CHARACTERS_MAX) -> str:
+    """Return JSON bytes on one line, cut; a string without its quotes."""
+    text = data.decode(errors="replace")
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return one_line(text, characters_max)
+    return one_line(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), characters_max)
+
+
+def json_block(data: bytes) -> str:
+    """Return JSON bytes with a line for each value; what cannot be seen is escaped, so that it means the same."""
+    text = data.decode(errors="replace")
+    try:
+        block = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    except ValueError:
+        return clean(text)
+    return _HIDDEN.sub(lambda found: found[1] or _escaped(found[0]), block)
+
+
+def _escaped(character: str) -> str:
+    units = character.encode("utf-16-be", errors="surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+
+
+def state_name(state: run_pb2.RunState.ValueType) -> str:
+    """Return `completed` for RUN_STATE_COMPLETED; a number for a state of a later version."""
+    try:
+        return run_pb2.RunState.Name(state).removeprefix("RUN_STATE_").lower().replace("_", " ")
+    except ValueError:
+        return str(state)
+
+
+def wait_names(waits: Sequence[run_pb2.WaitKind.ValueType]) -> str:
+    """Return what a run waits for: `an approval and an answer`."""
+    return " and ".join(_WAITS.get(wait, "input") for wait in waits) or "input"
+
+
+def attention_text(attention: run_pb2.Attention, crash_count: int) -> str:
+    """Return why a run needs an operator, as the rest of a sentence about it."""
+    match attention.reason:
+        case run_pb2.ATTENTION_REASON_UNKNOWN_OUTCOME:
+            return "it is not known whether a call had its effect"
+        case run_pb2.ATTENTION_REASON_QUARANTINED:
+            died = "1 worker died" if crash_count == 1 else f"{crash_count} workers died"
+            return f"quarantined: {died} while they drove it, without any progress in between"
+        case _:
+            return "for a reason that this version does not know"
+
+
+def act_text(acted: event_pb2.OperatorActed) -> str:
+    """Return what an operator did about a run: `operator bob let the run go on: the tool is mended`."""
+    act = _ACTS.get(acted.act, "did something about the run")
+    call = f" ({acted.call_id})" if acted.call_id else ""
+    reason = f": {one_line(acted.reason, 300)}" if acted.reason else ""
+    return f"operator {clean(acted.user_id)} {act}{call}{reason}"
+
+
+def seconds_text(seconds: float) -> str:
+    """Return `12 ms`, `3.4 s`, `2 min` or `24 h`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < _MINUTE:
+        return f"{seconds:.1f} s"
+    return f"{seconds / _MINUTE:.0f} min" if seconds < _HOURS_FROM else f"{seconds / _HOUR:.0f} h"
+
+
+def count_text(count: int, noun: str) -> str:
+    """Return `1 round` or `2 rounds`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def budget_text(run: run_pb2.Run) -> str:
+    """Return how many tokens a run may use and has used."""
+    used = run.usage.input_tokens + run.usage.output_tokens
+    return f"may use {run.token_budget} tokens; it has used {used}"
+
+
+def time_text(time: Timestamp) -> str:
+    """Return a moment in the time zone of this machine."""
+    return f"{time.ToDatetime(tzinfo=UTC).astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def remaining_text(deadline: Timestamp, now: datetime) -> str:
+    """Return how long there is until `deadline`."""
+    seconds = (deadline.ToDatetime(tzinfo=UTC) - now).total_seconds()
+    return f"expires in {seconds_text(seconds)}" if seconds > 0 else "expired"
+
+
+def call_lines(call: call_pb2.Call, now: datetime) -> list[str]:
+    """Return a pending call as a person should see it before deciding: everything, nothing cut."""
+    lines = []
+    if call.HasField("question"):
+        lines += said("", call.question.question)
+        if call.question.why:
+            lines += said("why: ", call.question.why)
+        for number, option in enumerate(call.question.options, 1):
+            lines += said(f"  {number}. ", option)
+        if call.question.default_answer:
+            lines += said("if nobody answers: ", call.question.default_answer)
+    else:
+        if call.approval.preview:
+            lines += [*said("", call.approval.preview), ""]
+        lines += json_block(call.arguments_json).splitlines()
+        if call.approval.cause:
+            lines += said("needs approval: ", call.approval.cause)
+        lines += _approval_lines(call.approval)
+    if call.undoes_call_id:
+        lines.append(f"takes back: call {call.undoes_call_id}")
+    lines.append(f"run {call.run_id}  call {call.call_id}" + (f"  of {clean(call.user_id)}" if call.user_id else ""))
+    if call.HasField("deadline_time"):
+        lines.append(remaining_text(call.deadline_time, now))
+    return lines
+
+
+def _approval_lines(approval: call_pb2.ApprovalRequest) -> list[str]:
+    """Return who approved a call so far, where several people have to, and whether it waits for the second time."""
+    lines = []
+    if approval.approvals_required > 1:
+        people = ", ".join(clean(decision.user_id) for decision in approval.approvals) or "nobody yet"
+        edited = any(decision.kind == call_pb2.DECISION_KIND_EDIT for decision in approval.approvals)
+        note = ", with edited arguments" if edited else ""
+        lines.append(f"approved by {len(approval.approvals)} of {approval.approvals_required}: {people}{note}")
+    if approval.escalated:
+        lines.append("escalated: nobody decided in time")
+    return lines
+
+
+def call_title(call: call_pb2.Call) -> str:
+    """Return the heading of a pending call."""
+    if call.HasField("question"):
+        return "Question"
+    danger = " (destructive)" if call.category == call_pb2.TOOL_CATEGORY_DESTRUCTIVE else ""
+    doubt = ": did it happen?" if call.state == call_pb2.CALL_STATE_RUNNING else ""
+    return f"{clean(call.tool_name)}{danger}{doubt}"

@@ -1,0 +1,65 @@
+"""Live events and wake-ups on core NATS: best effort, at most once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from pawl.chassis.bus import Bus
+from pawl.job_store.app.ports import LiveEvent
+from pawl.job_store.domain.book import Poke
+
+WORK_SUBJECT: Final = "pawl.internal.v1.work"
+
+# NATS takes 1 MiB by default. An event that is larger than this goes alone.
+_MESSAGE_BYTES_MAX: Final = 512 * 1024
+# The key of the first field of RunEvents: number 1, wire type 2.
+_EVENTS_FIELD: Final = b"\x0a"
+
+
+class NatsAnnouncer:
+    """See `ports.Announcer`."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def publish(self, events: Sequence[LiveEvent]) -> None:
+        for (store_id, run_id), payloads in _by_run(events).items():
+            for message in _messages(payloads):
+                await self._bus.publish(f"pawl.v1.{store_id}.run.{run_id}.events", message)
+
+    async def poke(self, pokes: Sequence[Poke]) -> None:
+        for poke in dict.fromkeys(pokes):
+            payload = f"{poke.store_id}/{poke.run_id}".encode()
+            await self._bus.publish(f"pawl.internal.v1.worker.{poke.worker_id}", payload)
+
+    async def work_ready(self) -> None:
+        await self._bus.publish(WORK_SUBJECT, b"")
+
+
+def _by_run(events: Sequence[LiveEvent]) -> dict[tuple[str, str], list[bytes]]:
+    runs: dict[tuple[str, str], list[bytes]] = {}
+    for event in events:
+        runs.setdefault((event.store_id, event.run_id), []).append(event.payload)
+    return runs
+
+
+def _messages(payloads: Sequence[bytes]) -> Iterator[bytes]:
+    """Give messages RunEvents, made of events as they are stored."""
+    message = b""
+    for payload in payloads:
+        if message and len(message) + len(payload) > _MESSAGE_BYTES_MAX:
+            yield message
+            message = b""
+        message += _EVENTS_FIELD + _varint(len(payload)) + payload
+    yield message
+
+
+def _varint(number: int) -> bytes:
+    """Return a number as protobuf writes lengths."""
+    digits = bytearray()
+    while number >> 7:
+        digits.append(number & 0x7F | 0x80)
+        number >>= 7
+    digits.append(number)
+    return bytes(digits)

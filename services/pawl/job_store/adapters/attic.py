@@ -1,0 +1,219 @@
+"""What is old leaves PostgreSQL, a little at a time: no transaction grows with what one user has gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from pawl.chassis.database import Connection, Database
+
+# The statements are made from constants of this module only.
+# ruff: noqa: S608
+
+_OLD_REQUESTS: Final = """
+DELETE FROM job_store.requests WHERE (store_id, user_id, request_id) IN (
+    SELECT store_id, user_id, request_id FROM job_store.requests
+    WHERE create_time < now() - make_interval(secs => $1) ORDER BY create_time LIMIT $2
+)
+"""
+_OLD_UNSENT: Final = """
+DELETE FROM job_store.outbox WHERE id IN (
+    SELECT id FROM job_store.outbox WHERE "time" < now() - make_interval(secs => $1) ORDER BY id LIMIT $2
+)
+"""
+_OLD_SENT: Final = """
+DELETE FROM job_store.sent WHERE id IN (
+    SELECT id FROM job_store.sent WHERE sent_time < now() - make_interval(secs => $1) ORDER BY sent_time LIMIT $2
+)
+"""
+# The events of a run whose end is still in the outbox have not all been sent.
+_TRIM: Final = """
+WITH old AS MATERIALIZED (
+    SELECT store_id, run_id, end_time, last_seq FROM job_store.runs AS r
+    WHERE trimmed_seq = 0 AND end_time < now() - make_interval(secs => $1) AND last_seq > 1
+    AND NOT EXISTS (SELECT FROM job_store.outbox AS o WHERE o.store_id = r.store_id AND o.run_id = r.run_id)
+    ORDER BY end_time LIMIT $3 FOR UPDATE SKIP LOCKED
+), part AS MATERIALIZED (
+    SELECT store_id, run_id, last_seq FROM (
+        SELECT *, sum(last_seq) OVER (ORDER BY end_time, store_id, run_id) - last_seq AS events_before FROM old
+    ) AS counted WHERE events_before < $2
+), trimmed AS (
+    DELETE FROM job_store.events AS e USING part AS p
+    WHERE e.store_id = p.store_id AND e.run_id = p.run_id AND e.seq < p.last_seq
+), forgotten AS (
+    DELETE FROM job_store.commands AS c USING part AS p WHERE c.store_id = p.store_id AND c.run_id = p.run_id
+)
+UPDATE job_store.runs AS r SET trimmed_seq = p.last_seq - 1 FROM part AS p
+WHERE r.store_id = p.store_id AND r.run_id = p.run_id
+"""
+_TRIMMED_RUNS_MAX: Final = 100
+
+# The longest there first. Its conversation is locked, as by whoever removes conversations.
+_OLD_SUMMARY: Final = """
+SELECT m.store_id, m.conversation_id, m.number, m.summarised_to, m.create_time FROM (
+    SELECT * FROM job_store.messages
+    WHERE summarised_to > 0 AND NOT swept AND create_time < now() - make_interval(secs => $1)
+    ORDER BY create_time LIMIT 20
+) AS m JOIN job_store.conversations AS c USING (store_id, conversation_id)
+ORDER BY m.create_time LIMIT 1 FOR UPDATE OF c SKIP LOCKED
+"""
+# Those that had ended when the summary was made, and have no message that it does not stand for.
+_SUMMARISED_RUNS: Final = """
+SELECT store_id, run_id FROM job_store.runs
+WHERE store_id = $1 AND conversation_id = $2 AND create_time < $4 AND end_time < $4 AND run_id <> ALL (ARRAY(
+    SELECT DISTINCT run_id FROM job_store.messages WHERE store_id = $1 AND conversation_id = $2 AND number > $3
+))
+ORDER BY create_time, run_id LIMIT $5
+"""
+_SUMMARISED_MESSAGES: Final = """
+DELETE FROM job_store.messages WHERE store_id = $1 AND conversation_id = $2 AND number IN (
+    SELECT number FROM job_store.messages
+    WHERE store_id = $1 AND conversation_id = $2 AND number <= $3 AND run_id = ANY ($4)
+    ORDER BY number LIMIT $5
+)
+"""
+_SWEPT: Final = """
+UPDATE job_store.messages SET swept = true WHERE store_id = $1 AND conversation_id = $2 AND number = $3
+"""
+
+# From now on they are nobody's: they can go in several transactions, and nobody can revive them in between.
+_OLD_CONVERSATIONS: Final = """
+UPDATE job_store.conversations AS c SET user_id = '' FROM (
+    SELECT store_id, conversation_id FROM job_store.conversations
+    WHERE active_run_id IS NULL AND update_time < now() - make_interval(secs => $1)
+    ORDER BY update_time LIMIT $2 FOR UPDATE SKIP LOCKED
+) AS old
+WHERE c.store_id = old.store_id AND c.conversation_id = old.conversation_id
+RETURNING c.store_id, c.conversation_id
+"""
+# So are they: nobody sees a part of a run, or undoes it again when the calls that have undone it are gone.
+_HIDDEN: Final = """
+UPDATE job_store.runs AS t SET user_id = '' FROM unnest($1::text[], $2::text[]) AS k (store_id, run_id)
+WHERE t.store_id = k.store_id AND t.run_id = k.run_id AND t.user_id <> ''
+"""
+_RUNS_OF: Final = """
+SELECT r.store_id, r.run_id FROM unnest($1::text[], $2::text[]) AS k (store_id, conversation_id)
+CROSS JOIN LATERAL (
+    SELECT store_id, run_id FROM job_store.runs AS t
+    WHERE t.store_id = k.store_id AND t.conversation_id = k.conversation_id LIMIT $3
+) AS r
+LIMIT $3
+"""
+# As whoever trims logs does: else two would wait for each other.
+_LOCK_RUNS: Final = """
+SELECT FROM job_store.runs AS r JOIN unnest($1::text[], $2::text[]) AS k (store_id, run_id) USING (store_id, run_id)
+ORDER BY store_id, run_id FOR UPDATE OF r
+"""
+
+
+def _removal(table: str, owner: str, rest: str) -> str:
+    """Return a statement that removes up to $3 rows of a table, of those who own them."""
+    return f"""
+    DELETE FROM job_store.{table} AS t USING unnest($1::text[], $2::text[]) AS k (store_id, {owner})
+    CROSS JOIN LATERAL (
+        SELECT {rest} FROM job_store.{table} AS e WHERE e.store_id = k.store_id AND e.{owner} = k.{owner} LIMIT $3
+    ) AS part
+    WHERE t.store_id = k.store_id AND t.{owner} = k.{owner} AND t.{rest} = part.{rest}
+    """
+
+
+_OF_RUNS: Final = tuple(
+    _removal(table, "run_id", rest)
+    for table, rest in (("events", "seq"), ("commands", "command_id"), ("calls", "call_id"))
+)
+_MESSAGES: Final = _removal("messages", "conversation_id", "number")
+_RUNS: Final = """
+DELETE FROM job_store.runs AS t USING unnest($1::text[], $2::text[]) AS k (store_id, run_id)
+WHERE t.store_id = k.store_id AND t.run_id = k.run_id
+"""
+_EMPTY: Final = """
+DELETE FROM job_store.conversations AS t USING unnest($1::text[], $2::text[]) AS k (store_id, conversation_id)
+WHERE t.store_id = k.store_id AND t.conversation_id = k.conversation_id AND t.user_id = '' AND NOT EXISTS (
+    SELECT FROM job_store.runs AS r WHERE r.store_id = t.store_id AND r.conversation_id = t.conversation_id
+) AND NOT EXISTS (
+    SELECT FROM job_store.messages AS m WHERE m.store_id = t.store_id AND m.conversation_id = t.conversation_id
+)
+"""
+_RUNS_AT_ONCE_MAX: Final = 50
+_CONVERSATIONS_AT_ONCE_MAX: Final = 20
+
+
+class PostgresAttic:
+    """See `ports.Attic`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def remove_requests(self, *, older_than_seconds: float, rows_max: int) -> int:
+        return await self._execute(_OLD_REQUESTS, older_than_seconds, rows_max)
+
+    async def remove_unsent(self, *, older_than_seconds: float, rows_max: int) -> int:
+        return await self._execute(_OLD_UNSENT, older_than_seconds, rows_max)
+
+    async def remove_sent(self, *, older_than_seconds: float, rows_max: int) -> int:
+        return await self._execute(_OLD_SENT, older_than_seconds, rows_max)
+
+    async def trim_logs(self, *, older_than_seconds: float, events_max: int) -> int:
+        return await self._execute(_TRIM, older_than_seconds, events_max, _TRIMMED_RUNS_MAX)
+
+    async def remove_summarised(self, *, older_than_seconds: float, rows_max: int) -> int:
+        async with self._database.transaction() as connection:
+            summary = await connection.fetchrow(_OLD_SUMMARY, older_than_seconds)
+            if summary is None:
+                return 0
+            store_id, conversation_id, number, end, time = summary
+            records = await connection.fetch(_SUMMARISED_RUNS, store_id, conversation_id, end, time, _RUNS_AT_ONCE_MAX)
+            if not records:
+                return await _deleted(connection, _SWEPT, store_id, conversation_id, number)
+            runs = _columns(records)
+            await _hide(connection, runs)
+            removed = await _deleted(
+                connection, _SUMMARISED_MESSAGES, store_id, conversation_id, end, runs[1], rows_max
+            )
+            # Each run is there as long as one of its messages.
+            return removed if removed == rows_max else removed + await _remove_runs(connection, runs, rows_max=rows_max)
+
+    async def remove_conversations(self, *, older_than_seconds: float, rows_max: int) -> int:
+        async with self._database.transaction() as connection:
+            records = await connection.fetch(_OLD_CONVERSATIONS, older_than_seconds, _CONVERSATIONS_AT_ONCE_MAX)
+            if not records:
+                return 0
+            old = _columns(records)
+            runs = _columns(await connection.fetch(_RUNS_OF, *old, _RUNS_AT_ONCE_MAX))
+            await _hide(connection, runs)
+            removed = await _remove_runs(connection, runs, rows_max=rows_max)
+            removed += await _deleted(connection, _MESSAGES, *old, _share(rows_max, old))
+            return removed + await _deleted(connection, _EMPTY, *old)
+
+    async def _execute(self, statement: str, *arguments: Any) -> int:
+        async with self._database.acquire() as connection:
+            return await _deleted(connection, statement, *arguments)
+
+
+async def _hide(connection: Connection, runs: Sequence[list[str]]) -> None:
+    """Take runs from their user, and lock them."""
+    await connection.fetch(_LOCK_RUNS, *runs)
+    await connection.execute(_HIDDEN, *runs)
+
+
+async def _remove_runs(connection: Connection, runs: Sequence[list[str]], *, rows_max: int) -> int:
+    """Remove what belongs to some runs, up to about so many rows of each kind, and them once nothing is left of it."""
+    share = _share(rows_max, runs)
+    counts = [await _deleted(connection, statement, *runs, share) for statement in _OF_RUNS]
+    if any(count >= share for count in counts):
+        return sum(counts)
+    return sum(counts) + await _deleted(connection, _RUNS, *runs)
+
+
+async def _deleted(connection: Connection, statement: str, *arguments: Any) -> int:
+    tag: str = await connection.execute(statement, *arguments)
+    return int(tag.rpartition(" ")[2])
+
+
+def _share(rows_max: int, owners: Sequence[list[str]]) -> int:
+    """Return how many rows of each owner go at once."""
+    return max(1, rows_max // max(1, len(owners[0])))
+
+
+def _columns(records: Sequence[Any]) -> tuple[list[str], list[str]]:
+    return [record[0] for record in records], [record[1] for record in records]

@@ -1,0 +1,149 @@
+"""Groups of operations on PostgreSQL: lock and load what they name, apply, write what changed, commit.
+
+Locks are taken in one order everywhere: conversations, then runs, each sorted by
+key. The lock of a conversation covers its messages, that of a run its calls,
+commands and events: nobody changes them without it. `0001_create_ledger.sql` has
+the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import asyncpg
+
+from pawl.chassis import logs
+from pawl.chassis.database import Connection, Database
+from pawl.errors import PawlError
+from pawl.job_store.adapters import tables
+from pawl.job_store.adapters.columns import Columns
+from pawl.job_store.adapters.loading import load
+from pawl.job_store.app.ports import GroupConflict, LiveEvent, Operation, Written
+from pawl.job_store.domain.book import Book, Ids
+from pawl.job_store.domain.events import Event, RunChanged
+
+# Another transaction was there first: the group sees its rows when it is tried again.
+_CONFLICTS: Final = (
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+    asyncpg.UniqueViolationError,
+)
+
+_ANY_WAITS: Final = """
+SELECT EXISTS (
+    SELECT FROM unnest($1::text[]) AS k (store_id) CROSS JOIN LATERAL (
+        SELECT FROM job_store.runs AS r WHERE r.store_id = k.store_id AND r.claim_at <= now() AND NOT r.active LIMIT 1
+    ) AS waiting
+)
+"""
+
+_log = logs.get_logger(__name__)
+
+
+class PostgresJournal:
+    """See `ports.Journal`. `encode` gives the bytes of an event; without `keeps_lifecycle` nothing is to be sent on."""
+
+    def __init__(
+        self, database: Database, ids: Ids, encode: Callable[[Event], bytes], *, keeps_lifecycle: bool = True
+    ) -> None:
+        self._keeps_lifecycle = keeps_lifecycle
+        self._database = database
+        self._ids = ids
+        self._encode = encode
+
+    async def write(self, operations: Sequence[Operation[Any]]) -> Written:
+        try:
+            async with self._database.transaction(urgent=True) as connection:
+                return await self._write(connection, operations)
+        except _CONFLICTS as error:
+            raise GroupConflict from error
+
+    async def _write(self, connection: Connection, operations: Sequence[Operation[Any]]) -> Written:
+        book, now = await load(connection, [operation.names for operation in operations])
+        outcomes: list[Any] = []
+        for operation in operations:
+            try:
+                with book.attempt():
+                    outcomes.append(operation.apply(book, now, self._ids))
+            except PawlError as error:
+                outcomes.append(error)
+            except Exception as error:  # noqa: BLE001  # it changed nothing, and the others are none of its business
+                _log.exception("ledger.operation_failed", operation=type(operation).__name__)
+                outcomes.append(error)
+        events = [(event, self._encode(event)) for event in book.events.rows]
+        await _store(connection, book, events)
+        lifecycle = await _keep_lifecycle(connection, book) if self._keeps_lifecycle else 0
+        work_ready = book.work_ready or await _place_is_wanted(connection, book)
+        return Written(
+            outcomes=outcomes,
+            events=[
+                LiveEvent(store_id=event.store_id, run_id=event.run_id, type=event.type, payload=payload)
+                for event, payload in events
+            ],
+            pokes=book.pokes.rows,
+            work_ready=work_ready,
+            lifecycle_count=lifecycle,
+        )
+
+
+async def _place_is_wanted(connection: Connection, book: Book) -> bool:
+    """Return whether the group has freed a place in a store where a run may have waited for one."""
+    stores = {run.store_id for before, run in book.runs.changed() if before.is_active and not run.is_active}
+    return bool(stores) and bool(await connection.fetchval(_ANY_WAITS, sorted(stores)))
+
+
+async def _store(connection: Connection, book: Book, events: Sequence[tuple[Event, bytes]]) -> None:
+    """Write all that the operations changed."""
+    # Sorted, so that two groups that create the same rows wait for each other and do not deadlock.
+    requests = sorted(book.requests.created(), key=lambda row: row.key)
+    conversations = sorted(book.conversations.created(), key=lambda row: (row.store_id, row.conversation_id))
+    await _insert(connection, tables.REQUESTS, requests)
+    await _insert(connection, tables.CONVERSATIONS, conversations)
+    await _update(connection, tables.CONVERSATIONS, book.conversations.changed())
+    await _insert(connection, tables.RUNS, book.runs.created())
+    runs = book.runs.changed()
+    await _update(connection, tables.RUNS, runs, [book.loop_states.get(run.key) for _, run in runs])
+    await _insert(connection, tables.MESSAGES, book.messages.rows)
+    await _insert(connection, tables.CALLS, book.calls.created())
+    await _update(connection, tables.CALLS, book.calls.changed())
+    await _insert(connection, tables.COMMANDS, book.commands.created())
+    await _update(connection, tables.COMMANDS, book.commands.changed())
+    stored = [
+        tables.StoredEvent(store_id=event.store_id, run_id=event.run_id, seq=event.seq, payload=payload)
+        for event, payload in events
+    ]
+    await _insert(connection, tables.EVENTS, stored)
+
+
+async def _keep_lifecycle(connection: Connection, book: Book) -> int:
+    """Put the life-cycle events into the outbox; returns how many there are."""
+    outbox = [_outbox_row(event) for event in book.events.rows if isinstance(event.happening, RunChanged)]
+    await _insert(connection, tables.OUTBOX, outbox)
+    return len(outbox)
+
+
+def _outbox_row(event: Event) -> tables.OutboxRow:
+    return tables.OutboxRow(
+        store_id=event.store_id,
+        run_id=event.run_id,
+        seq=event.seq,
+        event_id=event.event_id,
+        type=event.type,
+        time=event.time,
+    )
+
+
+async def _insert(connection: Connection, columns: Columns[Any], rows: Sequence[Any]) -> None:
+    if rows:
+        await connection.execute(columns.insert_sql, *columns.insert_values(rows))
+
+
+async def _update(
+    connection: Connection,
+    columns: Columns[Any],
+    rows: Sequence[tuple[Any, Any]],
+    beside: Sequence[Any] | None = None,
+) -> None:
+    if rows:
+        await connection.execute(columns.update_sql, *columns.update_values(rows, beside))

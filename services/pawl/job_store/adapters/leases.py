@@ -1,0 +1,141 @@
+"""Leases of workers on runs: claim, renew, give back. All times are the database's.
+
+Measured on two busy shared cores, with 100,000 runs waiting: a claim takes 1.6 ms
+(p50) where one store has them all and 50 others have one each, 1.8 ms where 5,000
+stores share them, and 4 ms where all are of one user who is at the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+from asyncpg import Record
+
+from pawl.chassis.database import Connection, Database
+from pawl.job_store.adapters.due_runs import DueRuns
+from pawl.job_store.app.reading import Claimed, Renewed
+from pawl.job_store.domain.places import DueRun, PlaceLimits
+
+# Rows that somebody writes are skipped, not waited for. A run that still has a worker lost it in a crash.
+_TAKE: Final = """
+WITH picked AS MATERIALIZED (
+    SELECT store_id, run_id FROM job_store.runs AS r
+    JOIN unnest($1::text[], $2::text[]) AS k (store_id, run_id) USING (store_id, run_id)
+    WHERE r.claim_at <= now() AND (r.worker_id IS NULL OR r.crashes + 1 < $5)
+    FOR UPDATE OF r SKIP LOCKED
+)
+UPDATE job_store.runs AS r
+SET epoch = r.epoch + 1, worker_id = $3, claim_at = now() + $4, start_time = coalesce(r.start_time, now()),
+    crashes = r.crashes + (r.worker_id IS NOT NULL)::integer
+FROM picked WHERE r.store_id = picked.store_id AND r.run_id = picked.run_id
+RETURNING r.store_id, r.run_id, r.epoch
+"""
+
+# Locked in key order first, as everybody does, so that nobody deadlocks.
+_RENEW: Final = """
+WITH held AS MATERIALIZED (
+    SELECT store_id, run_id FROM job_store.runs WHERE worker_id = $1
+    ORDER BY store_id, run_id FOR UPDATE
+)
+UPDATE job_store.runs AS r SET claim_at = now() + $2
+FROM held WHERE r.store_id = held.store_id AND r.run_id = held.run_id
+RETURNING r.store_id, r.run_id, r.epoch, now() AS time, EXISTS (
+    SELECT FROM job_store.commands AS c
+    WHERE c.store_id = r.store_id AND c.run_id = r.run_id AND NOT c.consumed
+) AS has_commands
+"""
+
+_RELEASE: Final = """
+WITH held AS MATERIALIZED (
+    SELECT store_id, run_id FROM job_store.runs WHERE worker_id = $1
+    ORDER BY store_id, run_id FOR UPDATE
+)
+UPDATE job_store.runs AS r SET claim_at = now(), worker_id = NULL
+FROM held WHERE r.store_id = held.store_id AND r.run_id = held.run_id
+"""
+
+# A lease that ends so late was most likely given before the clock went back; if not, its run is taken over once. A
+# parked run that is claimed too early parks again.
+_BRING_FORWARD: Final = """
+WITH late AS MATERIALIZED (
+    SELECT store_id, run_id FROM job_store.runs
+    WHERE claim_at > now() + CASE WHEN worker_id IS NULL THEN interval '0' ELSE least($1, interval '30 s') END
+    ORDER BY store_id, run_id FOR UPDATE
+)
+UPDATE job_store.runs AS r SET claim_at = greatest(now(), r.claim_at - $1)
+FROM late WHERE r.store_id = late.store_id AND r.run_id = late.run_id
+"""
+
+# So many stores are looked at once the first ones had nothing.
+_STORES_MAX: Final = 64
+
+
+class PostgresLeases:
+    """See `reading.Leases`. A run is not claimed any more once `crashes_max` workers have died with it."""
+
+    def __init__(self, database: Database, limits: PlaceLimits, *, crashes_max: int) -> None:
+        self._database = database
+        self._due_runs = DueRuns(limits, crashes_max=crashes_max)
+        self._crashes_max = crashes_max
+        self._last_store = ""
+
+    async def claim(self, worker_id: str, *, runs_max: int, lease_seconds: float) -> list[Claimed]:
+        lease = timedelta(seconds=lease_seconds)
+        claimed: list[Claimed] = []
+        seen: set[str] = set()
+        after, stores_max = self._last_store, runs_max
+        while len(claimed) < runs_max:
+            wanted = runs_max - len(claimed)
+            # Each look is a transaction of its own: it keeps others from its stores.
+            async with self._database.transaction(urgent=True) as connection:
+                picked = await self._due_runs.pick(
+                    connection, worker_id, after_store=after, stores_max=stores_max, runs_max=wanted
+                )
+                taken = await self._take(connection, picked.runs, worker_id, lease) if picked.runs else []
+            claimed += taken
+            if picked.runs:
+                self._last_store = picked.runs[-1].store_id
+            if not picked.has_more or (not taken and seen.issuperset(picked.stores)):
+                break
+            seen.update(picked.stores)
+            after = self._last_store if taken else picked.stores[-1]
+            stores_max = wanted if taken else _STORES_MAX
+        return claimed
+
+    async def renew(self, worker_id: str, *, lease_seconds: float) -> Renewed:
+        async with self._database.acquire(urgent=True) as connection:
+            records = await connection.fetch(_RENEW, worker_id, timedelta(seconds=lease_seconds))
+            time = records[0]["time"] if records else await connection.fetchval("SELECT now()")
+        return Renewed(
+            runs=tuple(_claimed(record) for record in records),
+            with_commands=tuple(_claimed(record) for record in records if record["has_commands"]),
+            time=time,
+        )
+
+    async def release(self, worker_id: str) -> int:
+        async with self._database.acquire(urgent=True) as connection:
+            tag = await connection.execute(_RELEASE, worker_id)
+        return int(tag.rpartition(" ")[2])
+
+    async def time(self) -> datetime:
+        async with self._database.acquire(urgent=True) as connection:
+            time: datetime = await connection.fetchval("SELECT clock_timestamp()")
+        return time
+
+    async def bring_forward(self, seconds: float) -> int:
+        async with self._database.acquire(urgent=True) as connection:
+            tag = await connection.execute(_BRING_FORWARD, timedelta(seconds=seconds))
+        return int(tag.rpartition(" ")[2])
+
+    async def _take(
+        self, connection: Connection, picked: Sequence[DueRun], worker_id: str, lease: timedelta
+    ) -> list[Claimed]:
+        stores, runs = [run.store_id for run in picked], [run.run_id for run in picked]
+        records = await connection.fetch(_TAKE, stores, runs, worker_id, lease, self._crashes_max)
+        return [_claimed(record) for record in records]
+
+
+def _claimed(record: Record) -> Claimed:
+    return Claimed(store_id=record["store_id"], run_id=record["run_id"], epoch=record["epoch"])

@@ -1,0 +1,248 @@
+"""Loading and locking the rows that a group of operations names."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, TypeAlias
+
+from pawl.chassis.database import Connection
+from pawl.job_store.adapters import tables
+from pawl.job_store.domain.book import Book, Names
+from pawl.job_store.domain.rows import ConversationKey, ConversationRow, Queue, RequestRow, RunKey
+
+# The statements are made from constants of this package only.
+# ruff: noqa: S608
+
+_REQUESTS: Final = f"""
+SELECT {tables.REQUESTS.names} FROM job_store.requests
+JOIN unnest($1::text[], $2::text[], $3::text[]) AS k (store_id, user_id, request_id)
+USING (store_id, user_id, request_id)
+"""
+
+# Named themselves, or by one of their runs, whose conversation never changes.
+_CONVERSATIONS: Final = f"""
+SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations AS c
+JOIN (
+    SELECT * FROM unnest($1::text[], $2::text[]) AS k (store_id, conversation_id)
+    UNION
+    SELECT r.store_id, r.conversation_id FROM job_store.runs AS r
+    JOIN unnest($3::text[], $4::text[]) AS k (store_id, run_id) USING (store_id, run_id)
+) AS k USING (store_id, conversation_id)
+ORDER BY store_id, conversation_id
+FOR UPDATE OF c
+"""
+
+_RUNS: Final = f"""
+SELECT {tables.RUNS.names} FROM job_store.runs AS r
+JOIN unnest($1::text[], $2::text[]) AS k (store_id, run_id) USING (store_id, run_id)
+ORDER BY store_id, run_id
+FOR UPDATE OF r
+"""
+
+# Those too whose calls some of the runs do.
+_RUNS_AND_CALLERS: Final = f"""
+SELECT {tables.RUNS.names} FROM job_store.runs AS r
+JOIN (
+    SELECT * FROM unnest($1::text[], $2::text[]) AS k (store_id, run_id)
+    UNION
+    SELECT c.store_id, c.parent_run_id FROM job_store.runs AS c
+    JOIN unnest($3::text[], $4::text[]) AS k (store_id, run_id) USING (store_id, run_id) WHERE c.parent_run_id <> ''
+) AS k USING (store_id, run_id)
+ORDER BY store_id, run_id
+FOR UPDATE OF r
+"""
+
+# All open ones of some runs, and some by name.
+_CALLS: Final = f"""
+SELECT {tables.CALLS.names} FROM job_store.calls
+JOIN (
+    SELECT c.store_id, c.call_id FROM job_store.calls AS c
+    JOIN unnest($1::text[], $2::text[]) AS k (store_id, run_id) USING (store_id, run_id) WHERE c.state < 10
+    UNION
+    SELECT * FROM unnest($3::text[], $4::text[]) AS k (store_id, call_id)
+) AS k USING (store_id, call_id)
+"""
+
+# All unread ones of some runs, and some by name; and the time, in a row of its own if there are none.
+_COMMANDS: Final = f"""
+SELECT clock_timestamp() AS now, c.* FROM (VALUES (1)) AS always LEFT JOIN (
+    SELECT {tables.COMMANDS.names} FROM job_store.commands
+    JOIN (
+        SELECT c.store_id, c.run_id, c.command_id FROM job_store.commands AS c
+        JOIN unnest($1::text[], $2::text[]) AS k (store_id, run_id) USING (store_id, run_id) WHERE NOT c.consumed
+        UNION
+        SELECT * FROM unnest($3::text[], $4::text[], $5::text[]) AS k (store_id, run_id, command_id)
+    ) AS k USING (store_id, run_id, command_id)
+) AS c ON true
+"""
+
+
+# How many runs wait to begin in some stores, as far as it matters, and how many have a place.
+_QUEUED: Final = """
+SELECT k.store_id, k.places, (
+    SELECT count(*) FROM (
+        SELECT FROM job_store.runs AS r WHERE r.state = 1 AND r.store_id = k.store_id AND NOT r.active LIMIT $3
+    ) AS queued
+) AS queued, (
+    SELECT count(*) FROM job_store.runs AS r WHERE r.store_id = k.store_id AND r.active
+) AS active
+FROM unnest($1::text[], $2::bigint[]) AS k (store_id, places)
+"""
+
+# In the order of the locks, and before any lock of a row, so that nobody deadlocks.
+_LOCK_QUEUES: Final = """
+SELECT pg_advisory_xact_lock(hashtext('job_store.queues'), key)
+FROM (SELECT DISTINCT hashtext(store_id) AS key FROM unnest($1::text[]) AS k (store_id) ORDER BY key) AS keys
+"""
+
+_QueueLimits: TypeAlias = Mapping[str, tuple[int, int]]
+"""Of each store how many runs may wait for a place, and how many places it has."""
+
+# Fewer places than these may be taken by groups that are being written at the same time: 32 of 128 operations.
+_QUEUED_AT_ONCE_MAX: Final = 4096
+
+
+async def load(connection: Connection, named: Sequence[Names]) -> tuple[Book, datetime]:
+    """Return a book with all rows that are named, locked until the end of the transaction, and the time."""
+    book = Book()
+    limits = {store: (most, places) for store, most, places in _distinct(named, lambda names: names.queues)}
+    queues = await _lock_queues(connection, limits) if limits else {}
+    requests = await _load_requests(connection, book, named)
+    conversations = await _load_conversations(connection, book, named)
+    entered = await _load_runs(connection, book, named, requests, conversations)
+    await _load_calls(connection, book, named)
+    await _load_queues(connection, book, limits, queues)
+    # After the locks: the time is later than all that those who held them before have written.
+    return book, await _load_commands(connection, book, named, entered)
+
+
+async def _load_requests(connection: Connection, book: Book, named: Sequence[Names]) -> list[RequestRow]:
+    keys = _distinct(named, lambda names: names.requests)
+    if not keys:
+        return []
+    rows = [tables.request(record) for record in await connection.fetch(_REQUESTS, *_columns(keys, 3))]
+    for row in rows:
+        book.requests.load(row.key, row)
+    return rows
+
+
+async def _load_conversations(connection: Connection, book: Book, named: Sequence[Names]) -> list[ConversationRow]:
+    keys = _distinct(named, lambda names: names.conversations)
+    runs = _distinct(named, lambda names: (*names.conversations_of, *names.ends))
+    if not (keys or runs):
+        return []
+    records = await connection.fetch(_CONVERSATIONS, *_columns(keys, 2), *_columns(runs, 2))
+    rows = [tables.conversation(record) for record in records]
+    for row in rows:
+        book.conversations.load((row.store_id, row.conversation_id), row)
+    return rows
+
+
+async def _load_runs(
+    connection: Connection,
+    book: Book,
+    named: Sequence[Names],
+    requests: Sequence[RequestRow],
+    conversations: Sequence[ConversationRow],
+) -> list[RunKey]:
+    """Load the runs; returns those that messages may enter, or that are superseded."""
+    keys = dict.fromkeys(_distinct(named, lambda names: names.runs))
+    keys.update(dict.fromkeys((row.store_id, row.run_id) for row in requests))
+    submitted = set(_distinct(named, lambda names: names.conversations))
+    entered: list[RunKey] = []
+    endings = _endings(named, conversations)
+    for row in conversations:
+        key = (row.store_id, row.conversation_id)
+        if key in submitted and row.active_run_id is not None:
+            entered.append((row.store_id, row.active_run_id))
+        # Each operation can give the turn to one more run at most, besides those that are superseded when they get it.
+        passed = len(row.interrupting) if endings[key] else 0
+        waiting = [(row.store_id, run_id) for run_id in row.queue[: endings[key] + passed]]
+        keys.update(dict.fromkeys(waiting))
+        entered += waiting[:passed]
+    keys.update(dict.fromkeys(entered))
+    if keys:
+        ending = list(dict.fromkeys([*_distinct(named, lambda names: names.ends), *entered]))
+        arguments = [*_columns(list(keys), 2), *(_columns(ending, 2) if ending else ())]
+        for record in await connection.fetch(_RUNS_AND_CALLERS if ending else _RUNS, *arguments):
+            run = tables.run(record)
+            book.runs.load(run.key, run)
+    return entered
+
+
+def _endings(named: Sequence[Names], conversations: Sequence[ConversationRow]) -> Counter[ConversationKey]:
+    """Return how many operations may pass the turn of each conversation on."""
+    conversation_of = {
+        (row.store_id, run_id): (row.store_id, row.conversation_id)
+        for row in conversations
+        if row.active_run_id is not None
+        for run_id in (row.active_run_id, *row.queue)
+    }
+    endings: Counter[ConversationKey] = Counter()
+    for names in named:
+        endings.update(names.conversations)
+        endings.update(conversation_of[key] for key in names.ends if key in conversation_of)
+    return endings
+
+
+async def _load_calls(connection: Connection, book: Book, named: Sequence[Names]) -> None:
+    runs = _distinct(named, lambda names: names.calls_of)
+    done = [(run.store_id, run.parent_call_id) for _, run in book.runs.items() if run.parent_call_id]
+    calls = list(dict.fromkeys([*_distinct(named, lambda names: names.calls), *done]))
+    if runs or calls:
+        for record in await connection.fetch(_CALLS, *_columns(runs, 2), *_columns(calls, 2)):
+            book.load_call(tables.call(record))
+
+
+async def _lock_queues(connection: Connection, limits: _QueueLimits) -> dict[str, Queue]:
+    """Return the queues; those that are nearly full are left out: who creates runs there takes turns.
+
+    Before anything is loaded: whoever waited for another one must see what that one has made, else the second copy
+    of a request would find the queue full and not the run of the first.
+    """
+    queues = await _count_queued(connection, limits)
+    close = [store for store, queue in queues.items() if queue.waiting + _QUEUED_AT_ONCE_MAX > limits[store][0]]
+    if close:
+        await connection.execute(_LOCK_QUEUES, close)
+    return {store: queue for store, queue in queues.items() if store not in close}
+
+
+async def _load_queues(connection: Connection, book: Book, limits: _QueueLimits, queues: Mapping[str, Queue]) -> None:
+    """Load what was counted. Where it is close it is counted now, when nobody can end a run of what is locked."""
+    close = {store: limit for store, limit in limits.items() if store not in queues}
+    counted = await _count_queued(connection, close) if close else {}
+    for store, queue in (*queues.items(), *counted.items()):
+        book.queues.load(store, queue)
+
+
+async def _count_queued(connection: Connection, limits: _QueueLimits) -> dict[str, Queue]:
+    places = [places for _, places in limits.values()]
+    records = await connection.fetch(_QUEUED, list(limits), places, max(map(sum, limits.values())))
+    return {
+        record["store_id"]: Queue(queued=record["queued"], active=record["active"], places=record["places"])
+        for record in records
+    }
+
+
+async def _load_commands(
+    connection: Connection, book: Book, named: Sequence[Names], entered: Sequence[RunKey]
+) -> datetime:
+    """Load the commands; returns the time."""
+    runs = [*_distinct(named, lambda names: names.commands_of), *entered]
+    commands = _distinct(named, lambda names: names.commands)
+    records = await connection.fetch(_COMMANDS, *_columns(runs, 2), *_columns(commands, 3))
+    for record in records:
+        if record["command_id"] is not None:
+            book.load_command(tables.command(record))
+    now: datetime = records[0]["now"]
+    return now
+
+
+def _distinct(named: Sequence[Names], pick: Callable[[Names], Iterable[Any]]) -> list[Any]:
+    return list(dict.fromkeys(key for names in named for key in pick(names)))
+
+
+def _columns(keys: Sequence[tuple[str, ...]], width: int) -> list[list[str]]:
+    return [[key[column] for key in keys] for column in range(width)]

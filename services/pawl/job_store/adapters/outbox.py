@@ -1,0 +1,102 @@
+"""Life-cycle events on their way to JetStream, and those that it has, on PostgreSQL.
+
+The stream acknowledges before it has synced, and an operator may wipe it. So an event that was sent is kept for a
+while, with the place that the stream gave it. A stream that is another one than then, or that ends before that place,
+has lost the event: it goes back into the outbox and is sent again under the same id.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from asyncpg import Record
+
+from pawl.chassis import logs
+from pawl.chassis.database import Connection, Database
+from pawl.job_store.app.ports import Lifecycle, LifecycleStream, StreamEnd
+
+# What a crash undoes is sent again under the same id: nothing is gained by waiting for the disk. A recall is not
+# made again, so it waits.
+_NO_HURRY: Final = "SET LOCAL synchronous_commit = off"
+_RELAY_LOCK: Final = "SELECT pg_try_advisory_xact_lock(hashtext('job_store.outbox'))"
+_OUTBOX: Final = """
+SELECT o.id, o.store_id, o.run_id, o.event_id, o.type, o.time, e.payload
+FROM job_store.outbox AS o LEFT JOIN job_store.events AS e USING (store_id, run_id, seq)
+ORDER BY o.id LIMIT $1
+"""
+_GONE: Final = "DELETE FROM job_store.outbox WHERE id = ANY ($1::bigint[])"
+_SENT: Final = """
+WITH stored AS (
+    DELETE FROM job_store.outbox AS o USING unnest($1::bigint[], $2::bigint[]) AS k (id, stream_seq)
+    WHERE o.id = k.id RETURNING o.*, k.stream_seq
+)
+INSERT INTO job_store.sent (id, store_id, run_id, seq, event_id, type, "time", stream_create_time, stream_seq)
+SELECT id, store_id, run_id, seq, event_id, type, "time", $3, stream_seq FROM stored
+"""
+_RECALL: Final = """
+WITH lost AS (
+    DELETE FROM job_store.sent WHERE id IN (
+        SELECT id FROM job_store.sent WHERE stream_create_time <> $1 OR stream_seq > $2 ORDER BY id LIMIT $3
+    ) RETURNING *
+)
+INSERT INTO job_store.outbox (id, store_id, run_id, seq, event_id, type, "time") OVERRIDING SYSTEM VALUE
+SELECT id, store_id, run_id, seq, event_id, type, "time" FROM lost
+"""
+_RECALLED_ROWS: Final = 10_000
+
+_log = logs.get_logger(__name__)
+
+
+class PostgresOutbox:
+    """See `ports.Outbox`. An advisory lock lets one replica relay at a time, which keeps the order."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._recalled_look = 0
+
+    async def relay(self, stream: LifecycleStream, *, events_max: int) -> int:
+        async with self._database.transaction() as connection:
+            if not await connection.fetchval(_RELAY_LOCK):
+                return 0
+            end = await stream.end()
+            if end is None:
+                return 0
+            if end.look != self._recalled_look:
+                await _recall(connection, end)
+            else:
+                await connection.execute(_NO_HURRY)
+            records = await connection.fetch(_OUTBOX, events_max)
+            # Those whose run was removed meanwhile have nothing left to send.
+            gone = [record["id"] for record in records if record["payload"] is None]
+            stored = await stream.send([_lifecycle(record) for record in records if record["payload"] is not None])
+            if gone:
+                await connection.execute(_GONE, gone)
+            if stored:
+                await connection.execute(_SENT, list(stored), list(stored.values()), end.create_time)
+        self._recalled_look = end.look
+        return len(gone) + len(stored)
+
+
+async def _recall(connection: Connection, end: StreamEnd) -> None:
+    """Put back what the stream does not have any more."""
+    recalled = 0
+    while True:
+        tag = await connection.execute(_RECALL, end.create_time, end.last_seq, _RECALLED_ROWS)
+        count = int(tag.rpartition(" ")[2])
+        recalled += count
+        if count < _RECALLED_ROWS:
+            break
+    if recalled:
+        _log.warning("lifecycle.lost_by_stream", events=recalled)
+
+
+def _lifecycle(record: Record) -> Lifecycle:
+    return Lifecycle(
+        outbox_id=record["id"],
+        store_id=record["store_id"],
+        run_id=record["run_id"],
+        event_id=record["event_id"],
+        type=record["type"],
+        time=record["time"],
+        payload=record["payload"],
+    )

@@ -1,0 +1,287 @@
+"""What can be read from the ledger: rows, by key or by page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+from pawl.chassis.database import Connection, Database
+from pawl.errors import CallNotFound, ConversationNotFound, LeaseLost, RunNotFound
+from pawl.job_store.adapters import log_reads, paging, tables
+from pawl.job_store.app.reading import Loaded, LogPart, Page, PendingFilter, RunView, view_of
+from pawl.job_store.domain.rows import CallRow, CommandRow, MessageRow, RunRow
+from pawl.job_store.domain.states import CallState, RunState
+
+# The statements are made from constants of this package only.
+# ruff: noqa: S608
+
+_CALL_BYTES: Final = "length(spec) + length(arguments) + coalesce(length(result), 0)"
+
+_RUN: Final = f"SELECT {tables.RUNS.names} FROM job_store.runs WHERE store_id = $1 AND run_id = $2"
+_OPEN_CALLS: Final = f"""
+SELECT {tables.CALLS.names} FROM job_store.calls WHERE store_id = $1 AND run_id = $2 AND state < 10
+ORDER BY round, batch_index
+"""
+# The runs that do calls of a run, those that do calls of theirs, and so on.
+_BELOW: Final = f"""
+WITH RECURSIVE below (run_id) AS (
+    SELECT child_run_id FROM job_store.calls WHERE store_id = $1 AND run_id = $2 AND state = 7
+    UNION
+    SELECT c.child_run_id FROM below AS b JOIN job_store.calls AS c ON c.store_id = $1 AND c.run_id = b.run_id
+    WHERE c.state = 7
+)
+SELECT {tables.RUNS.names} FROM job_store.runs
+WHERE store_id = $1 AND run_id IN (SELECT run_id FROM below) AND state < 10 ORDER BY create_time, run_id
+"""
+_OWNER: Final = "SELECT user_id FROM job_store.conversations WHERE store_id = $1 AND conversation_id = $2"
+_OWNED_RUN: Final = f"""
+SELECT {tables.RUNS.names}, loop_state, now() AS time FROM job_store.runs WHERE store_id = $1 AND run_id = $2
+"""
+_CALL: Final = f"SELECT {tables.CALLS.names} FROM job_store.calls WHERE store_id = $1 AND call_id = $2"
+_COMMANDS: Final = f"""
+SELECT {tables.COMMANDS.names} FROM job_store.commands
+WHERE store_id = $1 AND run_id = $2 AND NOT consumed ORDER BY number
+"""
+# A statement for each index. `$5` is empty in the first two; without a cursor everything is before the end of time.
+_RUNS_OF_USER, _RUNS_OF_CONVERSATION = (
+    paging.statement(
+        "job_store.runs",
+        tables.RUNS.names,
+        key=("store_id", "run_id"),
+        where=f"""store_id = $3 AND user_id = $4 AND {of_whom}
+            AND (cardinality($6::smallint[]) = 0 OR state = ANY ($6))
+            AND (create_time, run_id) < (coalesce($7::timestamptz, 'infinity'), $8)""",
+        order="create_time DESC, run_id DESC",
+        size="length(options) + length(tools) + length(output)",
+    )
+    for of_whom in ("$5 = ''", "conversation_id = $5")
+)
+# The newest of each state, and of them the newest: whatever else the user has ever run is not looked at.
+RUNS_IN_STATES: Final = paging.statement(
+    "job_store.runs",
+    tables.RUNS.names,
+    key=("store_id", "run_id"),
+    source="""(
+        SELECT r.* FROM unnest($6::smallint[]) AS s (state) CROSS JOIN LATERAL (
+            SELECT store_id, run_id, create_time, options, tools, output FROM job_store.runs AS each
+            WHERE each.store_id = $3 AND each.user_id = $4 AND each.state = s.state
+            AND (each.create_time, each.run_id) < (coalesce($7::timestamptz, 'infinity'), $8)
+            ORDER BY each.create_time DESC, each.run_id DESC LIMIT $1
+        ) AS r
+    )""",
+    where="$5 = ''",
+    order="create_time DESC, run_id DESC",
+    size="length(options) + length(tools) + length(output)",
+)
+_CALLS: Final = paging.statement(
+    "job_store.calls",
+    tables.CALLS.names,
+    key=("store_id", "call_id"),
+    where="store_id = $3 AND run_id = $4 AND (round, batch_index, call_id) > ($5, $6, $7)",
+    order="round, batch_index, call_id",
+    size=_CALL_BYTES,
+)
+# A statement for each index. `$4` is empty in the second.
+_PENDING, _TO_APPROVE = (
+    paging.statement(
+        "job_store.calls",
+        tables.CALLS.names,
+        key=("store_id", "call_id"),
+        where=f"""store_id = $3 AND {of_whom} AND reserved_by = ''
+            AND (cardinality($5::smallint[]) = 0 OR state = ANY ($5))
+            AND ($6::bytea = '' OR tool_name = $6) AND ($7::text = '' OR conversation_id = $7)
+            AND (create_time, call_id) > (coalesce($8::timestamptz, '-infinity'), $9)
+            AND EXISTS (
+                SELECT FROM job_store.runs AS r WHERE r.store_id = t.store_id AND r.run_id = t.run_id
+                AND r.state < 10 AND r.stop_cause IS NULL AND (t.state <> 6 OR (r.state = 5 AND r.attention = 1))
+            )""",
+        order="create_time, call_id",
+        size=_CALL_BYTES,
+    )
+    for of_whom in ("user_id = $4 AND state IN (2, 3, 4, 6)", "$4 = '' AND state = 2")
+)
+# A statement for each index. `$4` is empty in the second. 3 is WAITING and 4 WAIT_KIND_BUDGET.
+_MINE_SHORT_OF_TOKENS, _SHORT_OF_TOKENS = (
+    paging.statement(
+        "job_store.runs",
+        tables.RUNS.names,
+        key=("store_id", "run_id"),
+        where=f"""store_id = $3 AND {of_whom} AND state = 3 AND waits = '\\x04' AND stop_cause IS NULL
+            AND ($5::text = '' OR conversation_id = $5)
+            AND (create_time, run_id) > (coalesce($6::timestamptz, '-infinity'), $7)""",
+        order="create_time, run_id",
+        size="length(options) + length(tools) + length(output)",
+    )
+    for of_whom in ("user_id = $4", "$4 = ''")
+)
+_MESSAGES: Final = paging.statement(
+    "job_store.messages",
+    tables.MESSAGES.names,
+    key=("store_id", "conversation_id", "number"),
+    where="store_id = $3 AND conversation_id = $4 AND number > $5",
+    order="number",
+    size="length(body)",
+)
+_MESSAGES_FROM_SUMMARY: Final = f"""
+SELECT {tables.MESSAGES.names} FROM job_store.messages
+WHERE store_id = $1 AND conversation_id = $2 AND number > (
+    SELECT coalesce(max(summarised_to), 0) FROM job_store.messages
+    WHERE store_id = $1 AND conversation_id = $2 AND summarised_to > 0
+) ORDER BY number
+"""
+# Results are given to the newest calls first, as far as they go.
+_LOADED_RESULTS_BYTES_MAX: Final = 16 * 1024 * 1024
+_CALLS_OF_RUNS: Final = f"""
+SELECT {tables.CALLS.names.replace(" result,", " CASE WHEN bytes_so_far <= $3 THEN result END AS result,")},
+       CASE WHEN bytes_so_far > $3 THEN length(result) END AS omitted_bytes
+FROM (
+    SELECT *, sum(coalesce(length(result), 0)) OVER (
+        ORDER BY create_time DESC, round DESC, batch_index DESC, call_id DESC
+    ) AS bytes_so_far
+    FROM job_store.calls WHERE store_id = $1 AND run_id = ANY ($2::text[])
+) AS c
+ORDER BY create_time, round, batch_index, call_id
+"""
+
+
+class PostgresReads:
+    """See `reading.Reads`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def run(self, store_id: str, user_id: str, run_id: str) -> RunView:
+        async with (
+            self._database.acquire() as connection,
+            connection.transaction(isolation="repeatable_read", readonly=True),
+        ):
+            run = await _fetch_run(connection, store_id, user_id, run_id)
+            calls = await _open_calls(connection, run)
+            if all(call.state is not CallState.DELEGATED for call in calls):
+                return view_of([(run, calls)])
+            below = [tables.run(record) for record in await connection.fetch(_BELOW, store_id, run_id)]
+            return view_of([(run, calls), *[(row, await _open_calls(connection, row)) for row in below]])
+
+    async def load(self, store_id: str, run_id: str, epoch: int) -> Loaded:
+        async with (
+            self._database.acquire() as connection,
+            connection.transaction(isolation="repeatable_read", readonly=True),
+        ):
+            record = await connection.fetchrow(_OWNED_RUN, store_id, run_id)
+            if record is None:
+                raise RunNotFound
+            fields = dict(record)
+            loop_state, time = fields.pop("loop_state"), fields.pop("time")
+            run = tables.run(fields)
+            if run.epoch != epoch or run.worker_id is None:
+                raise LeaseLost
+            records = await connection.fetch(_MESSAGES_FROM_SUMMARY, store_id, run.conversation_id)
+            messages = [tables.message(record) for record in records]
+            run_ids = list({message.run_id for message in messages} | {run_id})
+            records = await connection.fetch(_CALLS_OF_RUNS, store_id, run_ids, _LOADED_RESULTS_BYTES_MAX)
+            omitted_bytes = {record["call_id"]: record["omitted_bytes"] or 0 for record in records}
+            calls = [tables.call(record) for record in records]
+            commands = [tables.command(record) for record in await connection.fetch(_COMMANDS, store_id, run_id)]
+        return Loaded(
+            run=run,
+            messages=messages,
+            calls=calls,
+            omitted_bytes=omitted_bytes,
+            commands=commands,
+            loop_state=loop_state,
+            time=time,
+        )
+
+    async def commands(self, store_id: str, run_id: str) -> list[CommandRow]:
+        async with self._database.acquire() as connection:
+            records = await connection.fetch(_COMMANDS, store_id, run_id)
+            if not records:
+                await _fetch_run(connection, store_id, "", run_id)
+        return [tables.command(record) for record in records]
+
+    async def call(self, store_id: str, user_id: str, call_id: str, *, for_approval: bool = False) -> CallRow:
+        async with self._database.acquire() as connection:
+            record = await connection.fetchrow(_CALL, store_id, call_id)
+        if record is None:
+            raise CallNotFound
+        row = tables.call(record)
+        is_shown = for_approval and row.digest != "" and row.state is not CallState.ASKED
+        if user_id not in {"", row.user_id} and not is_shown:
+            raise CallNotFound
+        return row
+
+    async def runs(
+        self,
+        store_id: str,
+        user_id: str,
+        *,
+        conversation_id: str,
+        states: Sequence[RunState],
+        before: tuple[datetime, str] | None,
+        rows_max: int,
+    ) -> Page[RunRow]:
+        arguments = (store_id, user_id, conversation_id, list(states), *(before or (None, "")))
+        statement = _RUNS_OF_CONVERSATION if conversation_id else RUNS_IN_STATES if states else _RUNS_OF_USER
+        async with self._database.acquire() as connection:
+            return await paging.fetch(connection, statement, arguments, tables.run, rows_max=rows_max)
+
+    async def calls(
+        self, store_id: str, user_id: str, run_id: str, *, after: tuple[int, int, str] | None, rows_max: int
+    ) -> Page[CallRow]:
+        arguments = (store_id, run_id, *(after or (-1, -1, "")))
+        async with self._database.acquire() as connection:
+            await _fetch_run(connection, store_id, user_id, run_id)
+            return await paging.fetch(connection, _CALLS, arguments, tables.call, rows_max=rows_max)
+
+    async def pending(
+        self, store_id: str, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
+    ) -> Page[CallRow]:
+        arguments = (
+            store_id,
+            wanted.user_id,
+            list(wanted.states),
+            wanted.tool_name.encode(),
+            wanted.conversation_id,
+            *(after or (None, "")),
+        )
+        statement = _PENDING if wanted.user_id else _TO_APPROVE
+        async with self._database.acquire() as connection:
+            return await paging.fetch(connection, statement, arguments, tables.call, rows_max=rows_max)
+
+    async def short_of_tokens(
+        self, store_id: str, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
+    ) -> Page[RunRow]:
+        if wanted.states or wanted.tool_name:
+            return Page(rows=(), has_more=False)
+        arguments = (store_id, wanted.user_id, wanted.conversation_id, *(after or (None, "")))
+        statement = _MINE_SHORT_OF_TOKENS if wanted.user_id else _SHORT_OF_TOKENS
+        async with self._database.acquire() as connection:
+            return await paging.fetch(connection, statement, arguments, tables.run, rows_max=rows_max)
+
+    async def messages(
+        self, store_id: str, user_id: str, conversation_id: str, *, after: int, rows_max: int
+    ) -> Page[MessageRow]:
+        async with self._database.acquire() as connection:
+            owner = await connection.fetchval(_OWNER, store_id, conversation_id)
+            if owner is None or user_id not in {"", owner}:
+                raise ConversationNotFound
+            arguments = (store_id, conversation_id, after)
+            return await paging.fetch(connection, _MESSAGES, arguments, tables.message, rows_max=rows_max)
+
+    async def events(self, store_id: str, user_id: str, run_id: str, *, after_seq: int, events_max: int) -> LogPart:
+        async with self._database.acquire() as connection:
+            return await log_reads.read(
+                connection, store_id, user_id, run_id, after_seq=after_seq, events_max=events_max
+            )
+
+
+async def _open_calls(connection: Connection, run: RunRow) -> list[CallRow]:
+    return [tables.call(record) for record in await connection.fetch(_OPEN_CALLS, run.store_id, run.run_id)]
+
+
+async def _fetch_run(connection: Connection, store_id: str, user_id: str, run_id: str) -> RunRow:
+    record = await connection.fetchrow(_RUN, store_id, run_id)
+    if record is None or user_id not in {"", record["user_id"]}:
+        raise RunNotFound
+    return tables.run(record)

@@ -1,0 +1,89 @@
+"""Work that the ledger does beside its callers' on PostgreSQL: offers and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from asyncpg import Record
+
+from pawl.chassis.database import Database
+from pawl.job_store.domain.places import PlaceLimits
+from pawl.job_store.domain.rows import CallKey, RunKey
+from pawl.job_store.domain.states import RunState
+
+_HELD_BY: Final = """
+SELECT store_id, run_id, call_id FROM job_store.calls
+WHERE store_id = $1 AND user_id = $2 AND offer_client_id = $3 AND ($4 = '' OR run_id = $4)
+AND state = 3 AND offer_client_id <> ''
+ORDER BY run_id, call_id
+"""
+_RUN_OUT: Final = """
+SELECT store_id, run_id, call_id FROM job_store.calls
+WHERE state = 3 AND offer_client_id <> '' AND offer_expire_time <= now() AND reserved_by = ''
+ORDER BY offer_expire_time LIMIT $1
+"""
+
+_OPEN_RUNS: Final = "SELECT state, count(*) AS runs FROM job_store.runs WHERE state < 10 GROUP BY state"
+# Counting stops here: more is "very many" to whoever looks.
+_BACKLOG: Final = """
+WITH due AS MATERIALIZED (
+    SELECT store_id, user_id, active FROM job_store.runs WHERE claim_at <= now() AND claim_at IS NOT NULL LIMIT 100000
+), taken AS MATERIALIZED (
+    SELECT store_id, user_id, count(*) AS runs FROM job_store.runs WHERE active GROUP BY store_id, user_id
+), of_users AS (
+    SELECT w.store_id, w.runs, least(w.runs, greatest($2 - coalesce(t.runs, 0), 0)) AS fit
+    FROM (SELECT store_id, user_id, count(*) AS runs FROM due WHERE NOT active GROUP BY store_id, user_id) AS w
+    LEFT JOIN taken AS t USING (store_id, user_id)
+), of_stores AS (
+    SELECT u.runs, u.runs - u.fit AS over_user,
+           u.fit - least(u.fit, greatest($1 - coalesce(t.runs, 0), 0)) AS over_store
+    FROM (SELECT store_id, sum(runs) AS runs, sum(fit) AS fit FROM of_users GROUP BY store_id) AS u
+    LEFT JOIN (SELECT store_id, sum(runs) AS runs FROM taken GROUP BY store_id) AS t USING (store_id)
+)
+SELECT (SELECT count(*) FROM due WHERE active) + coalesce(sum(runs - over_user - over_store), 0) AS claimable,
+       coalesce(sum(over_user), 0) AS over_user_limit,
+       coalesce(sum(over_store), 0) AS over_store_limit,
+       (SELECT count(*) FROM (SELECT FROM job_store.outbox LIMIT 100000) AS waiting) AS outbox
+FROM of_stores
+"""
+
+
+class PostgresOfferBook:
+    """See `ports.OfferBook`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def held_by(
+        self, store_id: str, user_id: str, client_id: str, run_id: str
+    ) -> tuple[tuple[RunKey, CallKey], ...]:
+        async with self._database.acquire() as connection:
+            records = await connection.fetch(_HELD_BY, store_id, user_id, client_id, run_id)
+        return tuple(map(_keys, records))
+
+    async def run_out(self, *, calls_max: int) -> tuple[tuple[RunKey, CallKey], ...]:
+        async with self._database.acquire() as connection:
+            records = await connection.fetch(_RUN_OUT, calls_max)
+        return tuple(map(_keys, records))
+
+
+class PostgresCensus:
+    """See `ports.Census`."""
+
+    def __init__(self, database: Database, limits: PlaceLimits) -> None:
+        self._database = database
+        self._limits = limits
+
+    async def count(self) -> Mapping[str, float]:
+        async with self._database.transaction() as connection:
+            runs = {record["state"]: record["runs"] for record in await connection.fetch(_OPEN_RUNS)}
+            # Two of its parts have no index: with nested loops only, its time would grow with their product.
+            await connection.execute("SET LOCAL enable_hashjoin = on")
+            backlog = await connection.fetchrow(_BACKLOG, self._limits.per_store, self._limits.per_user)
+        counts = {state.name: float(runs.get(state, 0)) for state in RunState if not state.is_terminal}
+        return counts | ({} if backlog is None else {name: float(count) for name, count in backlog.items()})
+
+
+def _keys(record: Record) -> tuple[RunKey, CallKey]:
+    return (record["store_id"], record["run_id"]), (record["store_id"], record["call_id"])

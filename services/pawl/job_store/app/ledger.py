@@ -1,0 +1,107 @@
+"""The ledger as its callers see it: changes through group commit, leases and reads straight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Final, TypeVar
+
+from pawl.job_store.app.group_commit import GroupCommit
+from pawl.job_store.app.ports import Announcer, AttentionBook, OfferBook, Operation
+from pawl.job_store.app.reading import Leases, Reads
+from pawl.job_store.domain.attention import Quarantine, ReportCrash
+from pawl.job_store.domain.offers import ReleaseOffers, RenewOffers
+from pawl.job_store.domain.rows import CallKey, CallRow, RunKey
+
+T = TypeVar("T")
+
+# So many calls are renewed or given back by one operation.
+_CALLS_PER_OPERATION: Final = 200
+_RUNS_PER_OPERATION: Final = 50
+_DOOMED_MAX: Final = 1000
+# What such an operation weighs in a group, at most.
+_SWEEP_BYTES: Final = 64 * 1024
+
+
+class Ledger:
+    """All that can be done with the ledger. A run whose workers died `crashes_max` times is quarantined."""
+
+    def __init__(
+        self,
+        *,
+        group_commit: GroupCommit,
+        leases: Leases,
+        reads: Reads,
+        offer_book: OfferBook,
+        attention_book: AttentionBook,
+        announcer: Announcer,
+        crashes_max: int,
+    ) -> None:
+        self.leases = leases
+        self.reads = reads
+        self.attention_book = attention_book
+        self._crashes_max = crashes_max
+        self._group_commit = group_commit
+        self._offer_book = offer_book
+        self._announcer = announcer
+
+    async def change(self, operation: Operation[T], *, size_bytes: int) -> T:
+        """Return the answer of `operation` once it is durable. See `GroupCommit.run`."""
+        return await self._group_commit.run(operation, size_bytes=size_bytes)
+
+    async def release_worker(self, worker_id: str) -> int:
+        """Give all runs of a worker back and tell idle workers; returns how many."""
+        released = await self.leases.release(worker_id)
+        if released:
+            await self._announcer.work_ready()
+        return released
+
+    async def report_crash(self, store_id: str, run_id: str, epoch: int) -> bool:
+        """Take a run back that its worker can neither drive nor end; whether it is quarantined. See `ReportCrash`."""
+        report = ReportCrash(store_id=store_id, run_id=run_id, epoch=epoch, crashes_max=self._crashes_max)
+        return await self.change(report, size_bytes=0)
+
+    async def doomed(self) -> Sequence[RunKey]:
+        """Return the runs whose last allowed worker has lost its lease."""
+        return await self.attention_book.doomed(crashes_max=self._crashes_max, runs_max=_DOOMED_MAX)
+
+    async def quarantine(self, runs: Sequence[RunKey]) -> int:
+        """Put those of the runs under quarantine whose last allowed worker has died; returns how many."""
+        count, rest = 0, iter(runs)
+        while part := tuple(islice(rest, _RUNS_PER_OPERATION)):
+            operation = Quarantine(runs=part, crashes_max=self._crashes_max)
+            count += await self.change(operation, size_bytes=_SWEEP_BYTES)
+        return count
+
+    async def renew_offers(
+        self, store_id: str, user_id: str, client_id: str, session_id: str, *, lease_seconds: float
+    ) -> Sequence[CallRow]:
+        """Renew all calls that a session of a client holds, and return them."""
+        calls = await self._offer_book.held_by(store_id, user_id, client_id, "")
+        held: list[CallRow] = []
+        for part in _parts(calls):
+            operation = RenewOffers(client_id=client_id, session_id=session_id, lease_seconds=lease_seconds, calls=part)
+            held += await self.change(operation, size_bytes=_SWEEP_BYTES)
+        return held
+
+    async def release_offers(self, store_id: str, user_id: str, client_id: str, session_id: str, run_id: str) -> int:
+        """Give back the calls that a session of a client holds, of one run or of all; returns how many."""
+        calls = await self._offer_book.held_by(store_id, user_id, client_id, run_id)
+        released = 0
+        for part in _parts(calls):
+            operation = ReleaseOffers(client_id=client_id, session_id=session_id, calls=part)
+            released += await self.change(operation, size_bytes=_SWEEP_BYTES)
+        return released
+
+    async def offer_again(self) -> int:
+        """Offer the calls again whose client let the lease run out; returns how many."""
+        calls = await self._offer_book.run_out(calls_max=_CALLS_PER_OPERATION)
+        if not calls:
+            return 0
+        return await self.change(ReleaseOffers(client_id=None, calls=calls), size_bytes=_SWEEP_BYTES)
+
+
+def _parts(calls: Iterable[tuple[RunKey, CallKey]]) -> Iterator[tuple[tuple[RunKey, CallKey], ...]]:
+    rest = iter(calls)
+    while part := tuple(islice(rest, _CALLS_PER_OPERATION)):
+        yield part

@@ -1,0 +1,261 @@
+"""What can be read and claimed without changing what the ledger says: ports and their values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Generic, Protocol, TypeVar
+
+from pawl.job_store.domain.offers import is_pending
+from pawl.job_store.domain.rows import CallRow, CommandRow, MessageRow, RunRow
+from pawl.job_store.domain.states import CallState, RunState
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed:
+    """A run that a worker holds."""
+
+    store_id: str
+    run_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewed:
+    """What a worker holds, and which of it has unread commands."""
+
+    runs: tuple[Claimed, ...]
+    with_commands: tuple[Claimed, ...]
+    time: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """A run and the calls that it waits for, and what it waits for if it is shown with those of other runs.
+
+    `active` are its other open calls, where they are shown.
+    """
+
+    run: RunRow
+    pending: tuple[CallRow, ...]
+    waits: tuple[int, ...] | None = None
+    active: tuple[CallRow, ...] = ()
+
+
+def view_of(runs: Sequence[tuple[RunRow, Sequence[CallRow]]]) -> RunView:
+    """Return the view of the first of some runs with their open calls; the others do calls of it or of each other."""
+    run = runs[0][0]
+    waits = {wait for row, _ in runs for wait in row.waits}
+    return RunView(
+        run=run,
+        pending=tuple(call for row, calls in runs for call in calls if is_pending(row, call)),
+        waits=tuple(sorted(waits)) if run.waits else run.waits,
+        active=tuple(call for row, calls in runs for call in calls if not is_pending(row, call)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingFilter:
+    """What of all that waits: of one user, or with no user the calls and runs of all that approvers may see.
+
+    Empty fields leave all; states and a tool's name leave no run.
+    """
+
+    user_id: str
+    states: tuple[CallState, ...] = ()
+    tool_name: str = ""
+    conversation_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """All that the owner of a run needs, as of one moment.
+
+    Older results are left out when all together are too large: `omitted_bytes`
+    has the size of each by call, 0 for those that are there.
+    """
+
+    run: RunRow
+    messages: Sequence[MessageRow]
+    calls: Sequence[CallRow]
+    omitted_bytes: Mapping[str, int]
+    commands: Sequence[CommandRow]
+    loop_state: bytes
+    time: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSnapshot:
+    """A run that has ended, with its newest messages and calls, as far as they go, and the number of the others.
+
+    Large results are left out: `omitted_bytes` has the size of each by call, 0 for those that are there.
+    """
+
+    run: RunRow
+    messages: Sequence[MessageRow]
+    calls: Sequence[CallRow]
+    omitted_bytes: Mapping[str, int]
+    omitted_messages: int
+    omitted_calls: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogGap:
+    """What there is in place of the events from `from_seq` to `to_seq`, which were removed."""
+
+    run_id: str
+    from_seq: int
+    to_seq: int
+    snapshot: RunSnapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPart:
+    """A part of the log of a run: the bytes of its events, and what stands before them if some were removed."""
+
+    payloads: Sequence[bytes]
+    last_seq: int
+    ended: bool
+    gap: LogGap | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page(Generic[R]):
+    """Some rows, and whether there are more after them."""
+
+    rows: Sequence[R]
+    has_more: bool
+
+
+class Leases(Protocol):
+    """Leases of workers on runs. All times are the database's."""
+
+    async def claim(self, worker_id: str, *, runs_max: int, lease_seconds: float) -> list[Claimed]:
+        """Give up to `runs_max` runs to a worker, each with a new epoch.
+
+        Fair between stores: each gets its turn before any gets a second one, as
+        far as `runs_max` goes, and the next claim goes on where this one ended.
+        """
+        ...
+
+    async def renew(self, worker_id: str, *, lease_seconds: float) -> Renewed:
+        """Renew all leases of a worker, also those that ended and that nobody took."""
+        ...
+
+    async def release(self, worker_id: str) -> int:
+        """Give all runs of a worker back, claimable at once; returns how many."""
+        ...
+
+
+class DueTimes(Protocol):
+    """The times from which runs may be claimed, and the clock by which they are meant."""
+
+    async def time(self) -> datetime:
+        """Return the database's time."""
+        ...
+
+    async def bring_forward(self, seconds: float) -> int:
+        """Let runs be claimed so much earlier, because the clock went back by that; returns how many.
+
+        What was due is due again, and leases end soon; those of up to 30 s that were
+        given or renewed since stay as they are. More than once does no harm.
+        """
+        ...
+
+
+class Reads(Protocol):
+    """Reads of the ledger. What belongs to another user is not found, exactly as what is not there.
+
+    An empty `user_id` reads for a service.
+    """
+
+    async def run(self, store_id: str, user_id: str, run_id: str) -> RunView:
+        """Return a run with what it waits for, and what those runs wait for that do its calls, as of one moment.
+
+        Raises:
+            RunNotFound: there is none for this user.
+        """
+        ...
+
+    async def load(self, store_id: str, run_id: str, epoch: int) -> Loaded:
+        """Return all that the owner of a run needs, as of one moment.
+
+        Raises:
+            RunNotFound: there is no such run.
+            LeaseLost: it is not the owner's any more.
+        """
+        ...
+
+    async def commands(self, store_id: str, run_id: str) -> list[CommandRow]:
+        """Return the unread commands of a run, in order of arrival.
+
+        Raises:
+            RunNotFound: there is no such run.
+        """
+        ...
+
+    async def call(self, store_id: str, user_id: str, call_id: str, *, for_approval: bool = False) -> CallRow:
+        """Return a call; with `for_approval` also one of another user that awaits its approval, or did.
+
+        Raises:
+            CallNotFound: there is none for this user.
+        """
+        ...
+
+    async def runs(
+        self,
+        store_id: str,
+        user_id: str,
+        *,
+        conversation_id: str,
+        states: Sequence[RunState],
+        before: tuple[datetime, str] | None,
+        rows_max: int,
+    ) -> Page[RunRow]:
+        """Return runs of a user, the newest first, from the one before `before` on."""
+        ...
+
+    async def calls(
+        self, store_id: str, user_id: str, run_id: str, *, after: tuple[int, int, str] | None, rows_max: int
+    ) -> Page[CallRow]:
+        """Return the calls of a run in call order, from the one after `after` on.
+
+        Raises:
+            RunNotFound: there is none for this user.
+        """
+        ...
+
+    async def pending(
+        self, store_id: str, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
+    ) -> Page[CallRow]:
+        """Return the calls that wait for someone, the oldest first, from the one after `after` on."""
+        ...
+
+    async def short_of_tokens(
+        self, store_id: str, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
+    ) -> Page[RunRow]:
+        """Return the runs that wait for tokens, the oldest first, from the one after `after` on."""
+        ...
+
+    async def messages(
+        self, store_id: str, user_id: str, conversation_id: str, *, after: int, rows_max: int
+    ) -> Page[MessageRow]:
+        """Return the messages of a conversation, from the one after number `after` on.
+
+        Raises:
+            ConversationNotFound: there is none for this user.
+        """
+        ...
+
+    async def events(self, store_id: str, user_id: str, run_id: str, *, after_seq: int, events_max: int) -> LogPart:
+        """Return events of a run after a seq: at least one if there is any, then up to the limit and 1 MiB.
+
+        Those that were removed are a gap, and the events are those that follow it.
+
+        Raises:
+            RunNotFound: there is none for this user.
+        """
+        ...

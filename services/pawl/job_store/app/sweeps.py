@@ -1,0 +1,188 @@
+"""What the ledger does by itself: relay, offer again, forget, count. Each loop is run under supervision."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from pawl.chassis import logs, tasks
+from pawl.job_store.app.ledger import Ledger
+from pawl.job_store.app.ports import Attic, Census, LifecycleStream, Meter, Outbox
+from pawl.job_store.app.reading import DueTimes
+from pawl.job_store.domain.attention import Silence
+
+_RELAY_BATCH: Final = 256
+_REMOVAL_BATCH: Final = 100
+_ROWS_BATCH: Final = 500
+_SENT_BATCH: Final = 1000
+_TRIMMED_EVENTS_MAX: Final = 5000
+_OFFERS_SECONDS: Final = 1.0
+_QUARANTINE_SECONDS: Final = 1.0
+_CLOCK_SECONDS: Final = 1.0
+# Less than this the clock is taken to be slow, or this process.
+_BACK_SECONDS_MIN: Final = 2.0
+_RELAY_SECONDS: Final = 1.0
+# Events that come so soon after each other go together: each relay costs a transaction.
+_GATHER_SECONDS: Final = 0.1
+_CENSUS_SECONDS: Final = 5.0
+
+_log = logs.get_logger(__name__)
+
+
+class Clock(Protocol):
+    """The passing of time."""
+
+    def monotonic(self) -> float:
+        """Return seconds since some fixed moment."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after `seconds`."""
+        ...
+
+
+class Relay:
+    """Moves life-cycle events from the outbox to the stream, in order, until it is empty; again those that it lost."""
+
+    def __init__(self, outbox: Outbox, stream: LifecycleStream, meter: Meter) -> None:
+        self._outbox = outbox
+        self._stream = stream
+        self._meter = meter
+        self._written = asyncio.Event()
+
+    def wake(self) -> None:
+        """Say that there are new events."""
+        self._written.set()
+
+    async def run(self) -> None:
+        """Relay for ever: when woken, and every second for what other replicas or earlier failures left."""
+        while True:
+            tasks.check_cancelled()
+            self._written.clear()
+            relayed = _RELAY_BATCH
+            while relayed == _RELAY_BATCH:
+                relayed = await self._outbox.relay(self._stream, events_max=_RELAY_BATCH)
+                self._meter.relayed(relayed)
+            try:
+                async with asyncio.timeout(_RELAY_SECONDS):
+                    await self._written.wait()
+            except TimeoutError:
+                continue
+            await asyncio.sleep(_GATHER_SECONDS)
+
+
+class OfferSweep:
+    """Offers calls again whose client let the lease run out."""
+
+    def __init__(self, ledger: Ledger, clock: Clock) -> None:
+        self._ledger = ledger
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Sweep every second."""
+        while True:
+            while await self._ledger.offer_again():
+                pass
+            await self._clock.sleep(_OFFERS_SECONDS)
+
+
+class ClockSweep:
+    """Keeps runs from waiting for times that the database's clock had reached before it went back."""
+
+    def __init__(self, due_times: DueTimes, clock: Clock) -> None:
+        self._due_times = due_times
+        self._clock = clock
+        self._seen: tuple[float, float] | None = None
+
+    async def run(self) -> None:
+        """Look every second."""
+        while True:
+            asked_at = self._clock.monotonic()
+            time = (await self._due_times.time()).timestamp()
+            seen_time, seen_at = self._seen or (time, asked_at)
+            # So much has passed at least, however long an answer has waited for this process to read it.
+            back_seconds = seen_time + (asked_at - seen_at) - time
+            if back_seconds > _BACK_SECONDS_MIN:
+                count = await self._due_times.bring_forward(back_seconds)
+                _log.warning("database.clock_went_back", seconds=round(back_seconds, 1), runs=count)
+            self._seen = time, self._clock.monotonic()
+            await self._clock.sleep(_CLOCK_SECONDS)
+
+
+class QuarantineSweep:
+    """Quarantines the runs that kill their workers."""
+
+    def __init__(self, ledger: Ledger, meter: Meter, clock: Clock) -> None:
+        self._ledger = ledger
+        self._meter = meter
+        self._clock = clock
+        self._silence = Silence()
+
+    async def run(self) -> None:
+        """Sweep every second."""
+        while True:
+            self._silence = self._silence.after(await self._ledger.doomed(), self._clock.monotonic())
+            if count := await self._ledger.quarantine(self._silence.believed):
+                self._meter.quarantined(count)
+            await self._clock.sleep(_QUARANTINE_SECONDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """How long what is kept."""
+
+    requests_seconds: float
+    unsent_seconds: float
+    sent_seconds: float
+    events_seconds: float
+    conversations_seconds: float
+    interval_seconds: float
+
+
+class RetentionSweep:
+    """Removes what is old, a little at a time."""
+
+    def __init__(self, attic: Attic, clock: Clock, retention: Retention) -> None:
+        self._attic = attic
+        self._clock = clock
+        self._retention = retention
+
+    async def run(self) -> None:
+        """Sweep at the interval of the retention."""
+        while True:
+            await self.sweep()
+            await self._clock.sleep(self._retention.interval_seconds)
+
+    async def sweep(self) -> None:
+        """Remove all that is too old now. What cannot be removed keeps nothing else from going."""
+        keep, attic = self._retention, self._attic
+        await self._empty(attic.remove_requests, keep.requests_seconds, rows_max=_REMOVAL_BATCH)
+        await self._empty(attic.remove_unsent, keep.unsent_seconds, rows_max=_SENT_BATCH)
+        await self._empty(attic.remove_sent, keep.sent_seconds, rows_max=_SENT_BATCH)
+        await self._empty(attic.trim_logs, keep.events_seconds, events_max=_TRIMMED_EVENTS_MAX)
+        await self._empty(attic.remove_summarised, keep.conversations_seconds, rows_max=_ROWS_BATCH)
+        await self._empty(attic.remove_conversations, keep.conversations_seconds, rows_max=_ROWS_BATCH)
+
+    async def _empty(self, remove: Callable[..., Awaitable[int]], seconds: float, **batch: int) -> None:
+        try:
+            while await remove(older_than_seconds=seconds, **batch):
+                await self._clock.sleep(0)
+        except Exception:  # noqa: BLE001  # the next sweep tries it again
+            _log.exception("retention.failed", step=remove.__name__)
+
+
+class CensusTaker:
+    """Counts the ledger for the metrics."""
+
+    def __init__(self, census: Census, meter: Meter, clock: Clock) -> None:
+        self._census = census
+        self._meter = meter
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Count every 5 s."""
+        while True:
+            self._meter.census(await self._census.count())
+            await self._clock.sleep(_CENSUS_SECONDS)

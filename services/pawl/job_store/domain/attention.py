@@ -1,0 +1,138 @@
+"""Runs whose workers die, and what operators do about runs.
+
+A crash is a lease that ended without having been given back, or a worker that
+says that it can neither drive the run nor end it. Progress (see `commit`) sets the
+count back; too many crashes without any quarantine the run, so that what kills
+its workers does not kill them for ever (I20).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.errors import LeaseLost, RunEnded, RunNotFound
+from pawl.job_store.domain import log, run_table
+from pawl.job_store.domain.book import Book, Ids, Names
+from pawl.job_store.domain.events import RunChanged
+from pawl.job_store.domain.rows import Attention, RunKey, RunRow
+from pawl.job_store.domain.states import AttentionReason, RunState
+
+CRASH_PAUSE: Final = timedelta(seconds=2)
+"""So long a run rests whose worker said that it cannot drive it: what is wrong may pass."""
+
+GRACE: Final = timedelta(seconds=5)
+"""So long after its lease the last allowed worker of a run may still come back: it was perhaps only cut off."""
+
+_PAUSE_SECONDS_MAX: Final = 2.5
+
+
+class Silence(msgspec.Struct, frozen=True, kw_only=True):
+    """Since when runs have been found doomed at every look, by a clock that does not jump.
+
+    A jump of the database's clock, or a database that was away, ends the leases of workers that are well. They renew
+    them within seconds; so the end of a lease is believed after GRACE, and looking begins anew after a long pause.
+    """
+
+    since: Mapping[RunKey, float] = {}
+    looked_at: float = -math.inf
+
+    def after(self, doomed: Iterable[RunKey], now: float) -> Silence:
+        """Return what is known after one more look."""
+        since = self.since if now - self.looked_at <= _PAUSE_SECONDS_MAX else {}
+        return Silence(since={key: since.get(key, now) for key in doomed}, looked_at=now)
+
+    @property
+    def believed(self) -> tuple[RunKey, ...]:
+        """The runs whose last allowed worker has died."""
+        return tuple(key for key, since in self.since.items() if self.looked_at - since >= GRACE.total_seconds())
+
+
+class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
+    """Put those of `runs` under quarantine whose last allowed worker has died.
+
+    Whether it has is judged again here, under the lock: another worker of the same
+    run, or progress, may have come between.
+    """
+
+    runs: Sequence[RunKey]
+    crashes_max: int
+
+    @property
+    def names(self) -> Names:
+        """The rows it needs."""
+        return Names(runs=tuple(self.runs))
+
+    def apply(self, book: Book, now: datetime, ids: Ids) -> int:
+        """Return how many were put there."""
+        count = 0
+        for key in self.runs:
+            run = book.runs.get(key)
+            if run is None or run.worker_id is None or run.claim_at is None or run.claim_at > now - GRACE:
+                continue
+            if run.crashes + 1 >= self.crashes_max:
+                _crash(book, run, self.crashes_max, now=now, ids=ids)
+                count += 1
+        return count
+
+
+class ReportCrash(msgspec.Struct, frozen=True, kw_only=True):
+    """The worker with `epoch` can neither drive the run nor end it, and gives it back."""
+
+    store_id: str
+    run_id: str
+    epoch: int
+    crashes_max: int
+
+    @property
+    def names(self) -> Names:
+        """The rows it needs."""
+        return Names(runs=((self.store_id, self.run_id),))
+
+    def apply(self, book: Book, now: datetime, ids: Ids) -> bool:
+        """Count the crash; return whether the run is quarantined now.
+
+        Raises:
+            RunNotFound, RunEnded: there is nothing to give back.
+            LeaseLost: another worker has it, or this one gave it back before.
+        """
+        run = book.runs.get((self.store_id, self.run_id))
+        if run is None:
+            raise RunNotFound
+        if run.state.is_terminal:
+            raise RunEnded
+        if run.epoch != self.epoch or run.worker_id is None:
+            raise LeaseLost
+        return _crash(book, run, self.crashes_max, now=now, ids=ids).is_quarantined
+
+
+def redrive(book: Book, run: RunRow, *, now: datetime, ids: Ids) -> RunRow:
+    """Let a quarantined run go on from where it was, as if no worker of it had died; returns it.
+
+    A run that was being stopped is being stopped again. Any other one is QUEUED, and
+    its next worker finds out where it was.
+    """
+    state = RunState.QUEUED if run.stop_cause is None else RunState.CANCELLING
+    run_table.check(run.state, state)
+    free = replace(run, state=state, attention=None, crashes=0, claim_at=now)
+    book.work_ready = True
+    return log.write(book, free, [RunChanged(from_state=run.state, run=free)], now=now, ids=ids)
+
+
+def _crash(book: Book, run: RunRow, crashes_max: int, *, now: datetime, ids: Ids) -> RunRow:
+    """Take a run from its worker, of which nothing is to be expected any more."""
+    free = replace(run, crashes=run.crashes + 1, worker_id=None, claim_at=now + CRASH_PAUSE)
+    if free.crashes < crashes_max:
+        return book.put_run(free)
+    # The epoch rises, because the worker may only have been away for long: it must not write any more.
+    attention = Attention(reason=AttentionReason.QUARANTINED, since_time=now)
+    state = RunState.NEEDS_ATTENTION
+    held = replace(free, state=state, waits=(), attention=attention, epoch=run.epoch + 1, claim_at=None)
+    if run.state is not state:
+        run_table.check(run.state, state)
+    return log.write(book, held, [RunChanged(from_state=run.state, run=held)], now=now, ids=ids)

@@ -1,0 +1,253 @@
+"""The rows that a group of operations works on, in memory.
+
+Operations change the book one after the other. One that is refused leaves it as
+it was: every change made inside `attempt` is undone when an exception passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.errors import Internal
+from pawl.job_store.domain.events import Event
+from pawl.job_store.domain.rows import (
+    CallRow,
+    CommandKey,
+    CommandRow,
+    ConversationRow,
+    MessageRow,
+    Queue,
+    RequestRow,
+    RunKey,
+    RunRow,
+)
+
+K = TypeVar("K", bound=Hashable)
+R = TypeVar("R")
+
+
+class Ids(Protocol):
+    """Where new ids come from."""
+
+    def new(self, prefix: str) -> str:
+        """Return a fresh id that starts with `prefix` and an underscore."""
+        ...
+
+
+class Undo:
+    """How to go back to the state before the operation that is being applied."""
+
+    def __init__(self) -> None:
+        self._steps: list[Callable[[], None]] = []
+
+    def add(self, step: Callable[[], None]) -> None:
+        """Remember how to undo a change that was just made."""
+        self._steps.append(step)
+
+    def forget(self) -> None:
+        """Keep all changes made so far."""
+        self._steps.clear()
+
+    def run(self) -> None:
+        """Undo all changes since the last `forget`, the newest first."""
+        while self._steps:
+            self._steps.pop()()
+
+
+class Table(Generic[K, R]):
+    """Rows by key. Knows which of them are new and which differ from what was loaded."""
+
+    def __init__(self, undo: Undo) -> None:
+        self._undo = undo
+        self._stored: dict[K, R] = {}
+        self._rows: dict[K, R] = {}
+
+    def load(self, key: K, row: R) -> None:
+        """Take a row as it is stored."""
+        self._stored[key] = row
+        self._rows[key] = row
+
+    def get(self, key: K) -> R | None:
+        """Return the row as it is now."""
+        return self._rows.get(key)
+
+    def put(self, key: K, row: R) -> None:
+        """Create or change a row."""
+        rows = self._rows
+        if key in rows:
+            self._undo.add(partial(rows.__setitem__, key, rows[key]))
+        else:
+            self._undo.add(partial(rows.__delitem__, key))
+        rows[key] = row
+
+    def items(self) -> Iterable[tuple[K, R]]:
+        """Return all keys and rows as they are now."""
+        return self._rows.items()
+
+    def created(self) -> list[R]:
+        """Return the rows that are not stored yet."""
+        return [row for key, row in self._rows.items() if key not in self._stored]
+
+    def changed(self) -> list[tuple[R, R]]:
+        """Return the rows that are stored otherwise: each as stored, and as it is now."""
+        stored = self._stored
+        return [(stored[key], row) for key, row in self._rows.items() if key in stored and stored[key] is not row]
+
+
+class Entries(Generic[R]):
+    """Rows that are only ever added."""
+
+    def __init__(self, undo: Undo) -> None:
+        self._undo = undo
+        self.rows: list[R] = []
+
+    def add(self, rows: Iterable[R]) -> None:
+        """Append rows, in order."""
+        length = len(self.rows)
+        self.rows.extend(rows)
+        self._undo.add(partial(self.rows.__delitem__, slice(length, None)))
+
+
+class Poke(msgspec.Struct, frozen=True, kw_only=True):
+    """A command came for a run that a worker holds."""
+
+    worker_id: str
+    store_id: str
+    run_id: str
+
+
+class Names(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows that an operation names, to be loaded and locked before it is applied.
+
+    With a run come its open calls, its unread commands or its conversation only
+    where `calls_of`, `commands_of` or `conversations_of` name it too. With a
+    conversation come its active run and the first of those that wait for their
+    turn. `ends` names runs that may end: with them come their conversation, the
+    run whose turn is next, and the call that they do, with its run; the latter also
+    with the active run of a conversation. `queues` are stores in which a run may be created,
+    each with the most runs that may wait there for a place, and how many places it has: their
+    queues come along.
+    """
+
+    requests: tuple[tuple[str, str, str], ...] = ()
+    conversations: tuple[tuple[str, str], ...] = ()
+    runs: tuple[RunKey, ...] = ()
+    conversations_of: tuple[RunKey, ...] = ()
+    ends: tuple[RunKey, ...] = ()
+    calls_of: tuple[RunKey, ...] = ()
+    calls: tuple[tuple[str, str], ...] = ()
+    commands_of: tuple[RunKey, ...] = ()
+    commands: tuple[CommandKey, ...] = ()
+    queues: tuple[tuple[str, int, int], ...] = ()
+
+
+@dataclass(slots=True)
+class Book:
+    """All rows that a group of operations names, and what the operations made of them.
+
+    `loop_states` are new states of workers by run, `pokes` the workers to be told
+    of a command, `work_ready` says that a run became claimable. `queues` has the
+    stores whose queue was loaded.
+    """
+
+    _undo: Undo = field(default_factory=Undo)
+    requests: Table[tuple[str, str, str], RequestRow] = field(init=False)
+    conversations: Table[tuple[str, str], ConversationRow] = field(init=False)
+    runs: Table[RunKey, RunRow] = field(init=False)
+    calls: Table[tuple[str, str], CallRow] = field(init=False)
+    commands: Table[CommandKey, CommandRow] = field(init=False)
+    loop_states: Table[RunKey, bytes] = field(init=False)
+    queues: Table[str, Queue] = field(init=False)
+    messages: Entries[MessageRow] = field(init=False)
+    events: Entries[Event] = field(init=False)
+    pokes: Entries[Poke] = field(init=False)
+    work_ready: bool = False
+    _calls_of: dict[RunKey, dict[str, None]] = field(default_factory=dict)
+    _commands_of: dict[RunKey, dict[str, None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.requests = Table(self._undo)
+        self.conversations = Table(self._undo)
+        self.runs = Table(self._undo)
+        self.calls = Table(self._undo)
+        self.commands = Table(self._undo)
+        self.loop_states = Table(self._undo)
+        self.queues = Table(self._undo)
+        self.messages = Entries(self._undo)
+        self.events = Entries(self._undo)
+        self.pokes = Entries(self._undo)
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Apply one operation: all of it, or nothing if an exception passes."""
+        self._undo.forget()
+        work_ready = self.work_ready
+        try:
+            yield
+        except BaseException:
+            self._undo.run()
+            self.work_ready = work_ready
+            raise
+
+    def load_call(self, call: CallRow) -> None:
+        """Take a call as it is stored."""
+        self.calls.load(call.key, call)
+        self._calls_of.setdefault((call.store_id, call.run_id), {})[call.call_id] = None
+
+    def load_command(self, command: CommandRow) -> None:
+        """Take a command as it is stored."""
+        self.commands.load(command.key, command)
+        self._commands_of.setdefault((command.store_id, command.run_id), {})[command.command_id] = None
+
+    def put_call(self, call: CallRow) -> None:
+        """Create or change a call."""
+        self.calls.put(call.key, call)
+        self._calls_of.setdefault((call.store_id, call.run_id), {})[call.call_id] = None
+
+    def put_command(self, command: CommandRow) -> None:
+        """Create or change a command."""
+        self.commands.put(command.key, command)
+        self._commands_of.setdefault((command.store_id, command.run_id), {})[command.command_id] = None
+
+    def put_run(self, run: RunRow) -> RunRow:
+        """Create or change a run; returns it."""
+        before = self.runs.get(run.key)
+        queued = run.is_queued - (before is not None and before.is_queued)
+        active = run.is_active - (before is not None and before.is_active)
+        queue = self.queues.get(run.store_id)
+        if queue is not None and (queued or active):
+            self.queues.put(run.store_id, replace(queue, queued=queue.queued + queued, active=queue.active + active))
+        self.runs.put(run.key, run)
+        return run
+
+    def put_conversation(self, conversation: ConversationRow) -> ConversationRow:
+        """Create or change a conversation; returns it."""
+        self.conversations.put((conversation.store_id, conversation.conversation_id), conversation)
+        return conversation
+
+    def conversation_of(self, run: RunRow) -> ConversationRow:
+        """Return the conversation of a run."""
+        conversation = self.conversations.get((run.store_id, run.conversation_id))
+        if conversation is None:
+            raise Internal("the conversation of a run is not in the book")
+        return conversation
+
+    def open_calls(self, run: RunRow) -> list[CallRow]:
+        """Return the calls of a run that are not settled, in call order."""
+        calls = (self.calls.get((run.store_id, call_id)) for call_id in self._calls_of.get(run.key, ()))
+        is_open = [call for call in calls if call is not None and not call.state.is_terminal]
+        return sorted(is_open, key=lambda call: (call.round, call.index))
+
+    def inbox(self, run: RunRow) -> list[CommandRow]:
+        """Return the unconsumed commands of a run, in order of arrival."""
+        names = self._commands_of.get(run.key, ())
+        commands = (self.commands.get((run.store_id, run.run_id, name)) for name in names)
+        unread = [command for command in commands if command is not None and not command.consumed]
+        return sorted(unread, key=lambda command: command.number)

@@ -1,0 +1,279 @@
+"""Judging what the owner of a run makes of its calls.
+
+A gated call has a digest: of the store, the run, the call, the tool and the
+arguments. It starts only as exactly that, and only after somebody approved it,
+or as many people as it needs (I9, I10).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+from datetime import datetime
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.errors import IllegalTransition, InboxChanged, InvalidField
+from pawl.job_store.domain import call_table
+from pawl.job_store.domain.events import CallChanged
+from pawl.job_store.domain.rows import CallRow, Offer, RunRow
+from pawl.job_store.domain.states import CallState, DecisionKind
+
+_APPROVALS: Final = frozenset({DecisionKind.APPROVE, DecisionKind.EDIT})
+_BEGUN: Final = frozenset({CallState.RUNNING, CallState.DELEGATED})
+
+
+class CallChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A call as its owner wants it to be. See `CallRow`; what is missing here the ledger gives itself."""
+
+    call_id: str
+    round: int
+    index: int
+    state: CallState
+    tool_name: str
+    tool_version: int
+    fallback_tool_name: str
+    arguments: bytes
+    attempt: int
+    digest: str
+    deadline_time: datetime | None
+    result: bytes | None
+    spec: bytes
+    approvals_required: int = 1
+    escalated: bool = False
+    has_default: bool = False
+    child_run_id: str = ""
+
+
+def arguments_sha256(arguments: bytes) -> bytes:
+    """Return what a decision remembers of the arguments that it approves."""
+    return hashlib.sha256(arguments).digest()
+
+
+def create(run: RunRow, change: CallChange, *, now: datetime) -> CallRow:
+    """Return the row of a new call.
+
+    Raises:
+        IllegalTransition: it cannot be created in that state, or it is gated and would start.
+        InvalidField: it is settled without a result, or has a result and is not settled.
+    """
+    call_table.check(None, change.state)
+    _check_result(change)
+    _check_child(None, change)
+    if change.digest and change.state in call_table.STARTED:
+        raise IllegalTransition("a gated call cannot start before it was approved")
+    _check_gate_has_digest(change)
+    return CallRow(
+        store_id=run.store_id,
+        call_id=change.call_id,
+        run_id=run.run_id,
+        conversation_id=run.conversation_id,
+        user_id=run.user_id,
+        round=change.round,
+        index=change.index,
+        state=change.state,
+        tool_name=change.tool_name,
+        tool_version=change.tool_version,
+        fallback_tool_name=change.fallback_tool_name,
+        arguments=change.arguments,
+        attempt=change.attempt,
+        digest=change.digest,
+        decision=None,
+        deadline_time=change.deadline_time,
+        offer=_offer(change.state, None),
+        reserved_by="",
+        result=change.result,
+        spec=change.spec,
+        create_time=now,
+        start_time=now if change.state in _BEGUN else None,
+        end_time=now if change.state.is_terminal else None,
+        approvals_required=max(1, change.approvals_required),
+        has_default=change.has_default,
+        child_run_id=change.child_run_id,
+    )
+
+
+def move(call: CallRow, change: CallChange, consumed: Collection[str], *, now: datetime) -> CallRow:
+    """Return the row of a call after a step of its owner that takes the commands `consumed` into account.
+
+    Raises:
+        InboxChanged: a command settles or decides the call, and the step does not know it.
+        IllegalTransition: the table, or the gate, does not allow it.
+        InvalidField: as for `create`.
+    """
+    if call.reserved_by and call.reserved_by not in consumed:
+        raise InboxChanged
+    call_table.check(call.state, change.state)
+    if change.state is call.state is CallState.RUNNING and change.attempt <= call.attempt:
+        raise IllegalTransition("a call that runs again must have a higher attempt")
+    if (call.state, change.state) in call_table.ONCE_BEGUN and call.start_time is None:
+        raise IllegalTransition(f"a call that has not begun cannot go from {call.state.name} to {change.state.name}")
+    if change.state is CallState.SUCCEEDED and call.state in call_table.PENDING and not _is_answered(call):
+        raise IllegalTransition(f"nobody settled the call that is {call.state.name}")
+    if call.state is CallState.DELEGATED and change.state is not CallState.CANCELLED and not call.reserved_by:
+        raise IllegalTransition("the run that does the call has not ended")
+    _check_result(change)
+    _check_child(call, change)
+    _check_gate(call, change)
+    begins = change.state in _BEGUN
+    if change.state is CallState.AWAITING_APPROVAL:
+        call = _shown(call, change)
+    return replace(
+        call,
+        state=change.state,
+        tool_name=change.tool_name,
+        tool_version=change.tool_version,
+        fallback_tool_name=change.fallback_tool_name,
+        arguments=change.arguments,
+        attempt=change.attempt,
+        digest=change.digest,
+        deadline_time=change.deadline_time,
+        offer=_offer(change.state, call.offer),
+        reserved_by="",
+        result=change.result,
+        spec=change.spec,
+        start_time=now if begins else _began(call, change.state),
+        end_time=now if change.state.is_terminal else None,
+        has_default=change.has_default,
+        child_run_id=change.child_run_id,
+    )
+
+
+def is_approved(call: CallRow) -> bool:
+    """Return whether enough people have approved the call as it was decided.
+
+    Of two and more that are needed none is whoever started the run.
+    """
+    decision = call.decision
+    if decision is None or decision.kind not in _APPROVALS:
+        return False
+    if call.approvals_required == 1:
+        return True
+    people = {approval.user_id for approval in call.approvals if approval.digest == decision.digest}
+    return len(people - {call.user_id}) >= call.approvals_required
+
+
+def changed(before: CallRow | None, call: CallRow) -> CallChanged:
+    """Return the event that says what became of a call."""
+    duration = 0.0
+    ran = before is not None and (before.state in _BEGUN or before.is_leased)
+    if ran and call.state.is_terminal:
+        began = call.start_time or call.create_time
+        duration = max(0.0, ((call.end_time or began) - began).total_seconds())
+    return CallChanged(from_state=before.state if before else None, call=call, duration_seconds=duration)
+
+
+def _shown(call: CallRow, change: CallChange) -> CallRow:
+    """Return the call as it is put to people now: for the first time, edited, or once more."""
+    if call.state is not CallState.AWAITING_APPROVAL:
+        return replace(
+            call,
+            decision=None,
+            approvals=(),
+            earlier_approvals=(),
+            approvals_required=max(1, change.approvals_required),
+            escalated=False,
+        )
+    edit = call.decision
+    if edit is not None:
+        # Who edited it has approved what is shown now.
+        return replace(call, decision=None, approvals=(edit,))
+    return replace(call, escalated=True)
+
+
+def _is_answered(call: CallRow) -> bool:
+    """Whether a call that waits for somebody has a result: of a command, the default of a question, or its tool."""
+    is_asked = call.state is CallState.ASKED
+    return bool(call.reserved_by) or (is_asked and (call.has_default or call.start_time is not None))
+
+
+def _offer(state: CallState, before: Offer | None) -> Offer | None:
+    if state is not CallState.OFFERED:
+        return before
+    return Offer(client_id="", epoch=before.epoch if before else 0, expire_time=None, lease_seconds=0.0)
+
+
+def _began(call: CallRow, state: CallState) -> datetime | None:
+    """Return when the call began that goes on to `state`: what a client began is over once it is not offered."""
+    return None if call.state is CallState.OFFERED and not state.is_terminal else call.start_time
+
+
+def _check_result(change: CallChange) -> None:
+    if change.state.is_terminal and change.result is None:
+        raise InvalidField(f"call {change.call_id}: a settled call has a result", field="calls.result")
+    if not change.state.is_terminal and change.result is not None:
+        raise InvalidField(f"call {change.call_id}: only a settled call has a result", field="calls.result")
+
+
+def _check_child(call: CallRow | None, change: CallChange) -> None:
+    """Let a call have a run that does it from the moment on in which it is delegated, always the same one."""
+    had = call.child_run_id if call is not None else ""
+    if change.state is CallState.DELEGATED and not change.child_run_id:
+        raise InvalidField(f"call {change.call_id}: a run does a delegated call", field="calls.child_run_id")
+    if change.state is not CallState.DELEGATED and change.child_run_id != had:
+        raise IllegalTransition("a call keeps the run that does it, and gets one only by being delegated")
+
+
+def _check_gate_has_digest(change: CallChange) -> None:
+    if change.state is CallState.AWAITING_APPROVAL and not change.digest:
+        raise InvalidField(f"call {change.call_id}: an approval needs a digest", field="calls.approval.digest")
+
+
+def _check_gate(call: CallRow, change: CallChange) -> None:
+    if change.state is CallState.AWAITING_APPROVAL:
+        _check_gate_has_digest(change)
+        if call.state is CallState.AWAITING_APPROVAL:
+            _check_shown_again(call, change)
+        return
+    if not call.digest:
+        if change.digest:
+            raise IllegalTransition("a call becomes gated only by awaiting an approval")
+        return
+    if _is_fallback(call, change):
+        return
+    decision = call.decision
+    if change.state in call_table.STARTED and not is_approved(call):
+        raise IllegalTransition("a gated call cannot start before it was approved")
+    digest, sha256 = call.digest, arguments_sha256(call.arguments)
+    if decision is not None and decision.kind in _APPROVALS and not change.state.is_terminal:
+        digest, sha256 = decision.digest, decision.arguments_sha256
+    is_same_tool = (change.tool_name, change.tool_version) == (call.tool_name, call.tool_version)
+    is_same_call = is_same_tool and change.digest == digest and arguments_sha256(change.arguments) == sha256
+    if not is_same_call and not _is_settled_edit(call, change):
+        raise IllegalTransition("a gated call cannot become another call than the one that was shown")
+
+
+def _check_shown_again(call: CallRow, change: CallChange) -> None:
+    """Let a request be changed only as somebody edited it, or be escalated, once."""
+    digest, sha256 = call.digest, arguments_sha256(call.arguments)
+    edit = call.decision
+    if edit is not None and edit.kind is DecisionKind.EDIT and call.approvals_required > 1:
+        digest, sha256 = edit.digest, edit.arguments_sha256
+    elif call.reserved_by or call.escalated or not change.escalated:
+        raise IllegalTransition("a request for approval is shown again edited, or escalated once")
+    is_same_tool = (change.tool_name, change.tool_version) == (call.tool_name, call.tool_version)
+    if not is_same_tool or change.digest != digest or arguments_sha256(change.arguments) != sha256:
+        raise IllegalTransition("a gated call cannot become another call than the one that was shown")
+
+
+def _is_fallback(call: CallRow, change: CallChange) -> bool:
+    """Whether the tool that the definition names runs instead of one that no client ran; it is gated on its own."""
+    return (
+        call.state is CallState.OFFERED
+        and change.tool_name == call.fallback_tool_name != call.tool_name
+        and not change.digest
+    )
+
+
+def _is_settled_edit(call: CallRow, change: CallChange) -> bool:
+    """Whether an edited call is settled without having started, with the edited arguments in the record."""
+    decision = call.decision
+    return (
+        change.state.is_terminal
+        and decision is not None
+        and decision.kind is DecisionKind.EDIT
+        and change.digest == decision.digest
+        and arguments_sha256(change.arguments) == decision.arguments_sha256
+    )

@@ -1,0 +1,450 @@
+"""A command to a run, and its receipt, which is final.
+
+What settles or decides a call reserves the call in the same transaction: from
+then on only a step of the owner that takes the command into account can move it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import ClassVar, Final, TypeAlias, assert_never
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.errors import (
+    AlreadyDecided,
+    AttentionNotNeeded,
+    CallNotFound,
+    CallNotPending,
+    DeadlinePassed,
+    DigestMismatch,
+    DigestRequired,
+    NoTokenBudget,
+    PawlError,
+    PermissionDenied,
+    RequestIdReused,
+    RunEnded,
+    RunNotFound,
+    TokenCeiling,
+)
+from pawl.job_store.domain import attention, inbox, log, offers, stop, turn
+from pawl.job_store.domain.book import Book, Ids, Names
+from pawl.job_store.domain.calls import arguments_sha256
+from pawl.job_store.domain.events import CallChanged, OperatorActed, ToolProgressed, ToppedUp
+from pawl.job_store.domain.rows import TOKENS_MAX, CallRow, CommandRow, Decision, RunRow
+from pawl.job_store.domain.states import (
+    CallState,
+    CommandOutcome,
+    DecisionKind,
+    DecisionRight,
+    OperatorAct,
+    RunState,
+    StopCause,
+)
+
+PROGRESS_PAUSE: Final = timedelta(seconds=0.1)
+"""The log tells the progress of a call at most once in this time."""
+
+
+class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A client brings the result of a front-end call; `client_id` is empty on the unary path."""
+
+    name: ClassVar[str] = "tool_result"
+    call_id: str
+    client_id: str
+    offer_epoch: int
+
+
+class Decide(msgspec.Struct, frozen=True, kw_only=True):
+    """A person decides a gated call or answers a question, as far as `right` goes."""
+
+    name: ClassVar[str] = "decision"
+    call_id: str
+    kind: DecisionKind
+    digest: str
+    arguments: bytes
+    edited_digest: str
+    reason: str
+    right: DecisionRight = DecisionRight.OWN_RUNS
+
+
+class Steer(msgspec.Struct, frozen=True, kw_only=True):
+    """A message enters the run."""
+
+    name: ClassVar[str] = inbox.STEER
+    text_bytes: int = 0
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody stops the run."""
+
+    name: ClassVar[str] = inbox.CANCEL
+    cause: StopCause
+    reason: str = ""
+
+
+class Resolve(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator says what became of a call in doubt."""
+
+    name: ClassVar[str] = "resolve"
+    call_id: str
+
+
+class Redrive(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator lets a quarantined run go on."""
+
+    name: ClassVar[str] = "redrive"
+    reason: str = ""
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """A client says how far it is with a front-end call."""
+
+    name: ClassVar[str] = "progress"
+    call_id: str
+    client_id: str
+    offer_epoch: int
+    fraction: float | None
+    message: str
+
+
+class TopUp(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody adds to the token budget."""
+
+    name: ClassVar[str] = inbox.TOP_UP
+    tokens: int
+
+
+Command: TypeAlias = ToolResult | Decide | Steer | Cancel | Resolve | Redrive | Progress | TopUp
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """The final word on a command, and the run after it with what it waits for; no run if UNKNOWN."""
+
+    outcome: CommandOutcome
+    reason: str = ""
+    message: str = ""
+    run: RunRow | None = None
+    pending: tuple[CallRow, ...] = ()
+
+
+class _Refused(Exception):
+    """A command is not taken; `error` says why."""
+
+    def __init__(self, outcome: CommandOutcome, error: PawlError) -> None:
+        self.outcome = outcome
+        self.error = error
+        super().__init__(error.reason)
+
+
+class _Replaced(_Refused):
+    """What came by a session that lost the call to another of its client. Not kept: that one may send it again."""
+
+
+class Send(msgspec.Struct, frozen=True, kw_only=True):
+    """Send `command` to a run, as `user_id`. `payload` is opaque: what the owner of the run will read.
+
+    With `as_operator` the run may be of any user of the store, and its log says who did what.
+    So it may for a decision with the right STORE, if the call is one that people approve.
+    With a `session_id` what is said of a front-end call counts only if this session holds it.
+    """
+
+    store_id: str
+    run_id: str
+    user_id: str
+    command_id: str
+    fingerprint: bytes
+    command: Command
+    payload: bytes
+    as_operator: bool = False
+    session_id: str = ""
+    inbox_limits: inbox.Limits = inbox.LIMITS
+
+    @property
+    def names(self) -> Names:
+        """The rows it needs."""
+        key = (self.store_id, self.run_id)
+        call_id = _call_of(self.command)
+        return Names(
+            runs=(key,),
+            ends=(key,) if isinstance(self.command, Cancel) else (),
+            calls_of=(key,),
+            calls=((self.store_id, call_id),) if call_id else (),
+            commands_of=(key,),
+            commands=((self.store_id, self.run_id, self.command_id),),
+        )
+
+    def apply(self, book: Book, now: datetime, ids: Ids) -> Receipt:
+        """Take or refuse the command; the same one again is a DUPLICATE, or refused again.
+
+        Of what changes nothing a run keeps so many receipts; without one the same command is judged anew.
+
+        Raises:
+            RequestIdReused: the command id came before with something else.
+            QueueFull: too many such commands wait; this one may be sent again.
+        """
+        run = book.runs.get((self.store_id, self.run_id))
+        if run is None or not (self.as_operator or run.user_id == self.user_id or self._approves(book, run)):
+            return _unknown(RunNotFound())
+        earlier = book.commands.get((self.store_id, self.run_id, self.command_id))
+        if earlier is not None:
+            return self._repeat(book, run, earlier)
+        letter = inbox.Letter(
+            command_id=self.command_id,
+            user_id=self.user_id,
+            name=self.command.name,
+            fingerprint=self.fingerprint,
+            payload=self.payload,
+        )
+        try:
+            run = self._take(book, run, letter, now, ids)
+        except _Replaced as refusal:
+            return _receipt(book, run, refusal.outcome, refusal.error.reason, refusal.error.message)
+        except _Refused as refusal:
+            error = refusal.error
+            if refusal.outcome is CommandOutcome.UNKNOWN:
+                return _unknown(error)
+            run = inbox.refuse(book, run, letter, self.inbox_limits, outcome=refusal.outcome, error=error, now=now)
+            return _receipt(book, run, refusal.outcome, error.reason, error.message)
+        return _receipt(book, run, CommandOutcome.ACCEPTED)
+
+    def _approves(self, book: Book, run: RunRow) -> bool:
+        """Whether somebody who may approve for the whole store decides a call of the run that needs it."""
+        command = self.command
+        if not isinstance(command, Decide) or command.right is not DecisionRight.STORE:
+            return False
+        call = book.calls.get((run.store_id, command.call_id))
+        is_of_run = call is not None and call.run_id == run.run_id
+        return call is not None and is_of_run and call.digest != "" and call.state is not CallState.ASKED
+
+    def _repeat(self, book: Book, run: RunRow, earlier: CommandRow) -> Receipt:
+        if (earlier.fingerprint, earlier.user_id) != (self.fingerprint, self.user_id):
+            raise RequestIdReused
+        is_taken = earlier.outcome is CommandOutcome.ACCEPTED
+        outcome = CommandOutcome.DUPLICATE if is_taken else earlier.outcome
+        return _receipt(book, run, outcome, earlier.reason, earlier.message)
+
+    def _take(self, book: Book, run: RunRow, letter: inbox.Letter, now: datetime, ids: Ids) -> RunRow:
+        if run.state.is_terminal:
+            raise _Refused(CommandOutcome.LATE, RunEnded())
+        command = self.command
+        if isinstance(command, Cancel):
+            return self._cancel(book, run, letter, command, now=now, ids=ids)
+        if isinstance(command, TopUp):
+            return self._top_up(book, run, letter, command, now=now, ids=ids)
+        if isinstance(command, Redrive):
+            if not run.is_quarantined:
+                raise _Refused(CommandOutcome.REFUSED, AttentionNotNeeded("the run is not quarantined"))
+            run = inbox.accept(book, run, letter, now=now, consumed=True)
+            run = self._tell(book, run, OperatorAct.REDRIVEN, now=now, ids=ids, reason=command.reason)
+            return attention.redrive(book, run, now=now, ids=ids)
+        if run.is_stopping:
+            raise _Refused(CommandOutcome.LATE, CallNotPending("the run is being stopped"))
+        if isinstance(command, Steer):
+            letter = replace(letter, text_bytes=command.text_bytes)
+            return turn.wake(book, inbox.accept_message(book, run, letter, self.inbox_limits, now=now), now=now)
+        call = book.calls.get((run.store_id, command.call_id))
+        if call is None or call.run_id != run.run_id:
+            raise _Refused(CommandOutcome.UNKNOWN, CallNotFound())
+        match command:
+            case ToolResult():
+                _check_result(call, command, self.session_id, now)
+            case Decide():
+                call = self._decide(call, command, now)
+                if call.decision is None and call.state is not CallState.ASKED:
+                    return _count(book, run, call, letter, now=now, ids=ids)
+            case Resolve():
+                _check_resolve(run, call)
+                run = self._tell(book, run, OperatorAct.RESOLVED, now=now, ids=ids, call_id=call.call_id)
+            case Progress():
+                _check_progress(call, command, self.session_id)
+                return _progress(book, run, call, command, letter=letter, now=now, ids=ids)
+            case _:
+                assert_never(command)
+        book.put_call(replace(call, reserved_by=letter.command_id))
+        run = inbox.accept(book, run, replace(letter, call_id=call.call_id), now=now)
+        return turn.wake(book, run, now=now)
+
+    def _top_up(
+        self, book: Book, run: RunRow, letter: inbox.Letter, command: TopUp, *, now: datetime, ids: Ids
+    ) -> RunRow:
+        """Raise the budget at once, so that no two top-ups together pass the ceiling; the owner goes on by it."""
+        if run.is_stopping:
+            raise _Refused(CommandOutcome.LATE, RunEnded("the run is being stopped"))
+        if not run.token_budget:
+            raise _Refused(CommandOutcome.REFUSED, NoTokenBudget())
+        budget, ceiling = run.token_budget + command.tokens, run.token_ceiling or TOKENS_MAX
+        if budget > ceiling:
+            left = max(0, ceiling - run.token_budget)
+            raise _Refused(CommandOutcome.REFUSED, TokenCeiling(f"at most {left} tokens can still be added"))
+        run = inbox.accept_top_up(book, replace(run, token_budget=budget), letter, self.inbox_limits, now=now)
+        happening = ToppedUp(tokens=command.tokens, token_budget=budget, user_id=letter.user_id)
+        return turn.wake(book, log.write(book, run, [happening], now=now, ids=ids), now=now)
+
+    def _cancel(
+        self, book: Book, run: RunRow, letter: inbox.Letter, command: Cancel, *, now: datetime, ids: Ids
+    ) -> RunRow:
+        if run.state is RunState.CANCELLING:
+            # Somebody stopped it before: to the caller it is as if this did.
+            return inbox.accept_idle(book, run, letter, self.inbox_limits, now=now)
+        run = inbox.accept(book, run, letter, now=now)
+        run = self._tell(book, run, OperatorAct.ENDED, now=now, ids=ids, reason=command.reason)
+        return stop.request(book, run, command.cause, now=now, ids=ids)
+
+    def _tell(
+        self,
+        book: Book,
+        run: RunRow,
+        act: OperatorAct,
+        *,
+        now: datetime,
+        ids: Ids,
+        call_id: str = "",
+        reason: str = "",
+    ) -> RunRow:
+        """Say in the log of the run what an operator does about it."""
+        if not self.as_operator:
+            return run
+        acted = OperatorActed(user_id=self.user_id, act=act, call_id=call_id, reason=reason)
+        return log.write(book, run, [acted], now=now, ids=ids)
+
+    def _decide(self, call: CallRow, command: Decide, now: datetime) -> CallRow:
+        """Return the call with the decision, if it can be taken; without, if more people have to approve it."""
+        _check_decidable(call, command, self.user_id, now)
+        if call.state is CallState.ASKED and call.start_time is not None:
+            return call  # Its tool asks: what was decided about the call itself stays.
+        edits = command.kind is DecisionKind.EDIT
+        decision = Decision(
+            command_id=self.command_id,
+            kind=command.kind,
+            user_id=self.user_id,
+            reason=command.reason,
+            time=now,
+            digest=command.edited_digest if edits else call.digest,
+            arguments_sha256=arguments_sha256(command.arguments if edits else call.arguments),
+        )
+        if call.state is CallState.ASKED or command.kind not in {DecisionKind.APPROVE, DecisionKind.EDIT}:
+            return replace(call, decision=decision)
+        if edits:
+            # Who approved what it was has not approved what it is, and has approved all the same.
+            call = replace(call, approvals=(), earlier_approvals=(*call.earlier_approvals, *call.approvals))
+        approvals = (*call.approvals, decision)
+        is_last = edits or len(approvals) >= call.approvals_required
+        return replace(call, approvals=approvals, decision=decision if is_last else None)
+
+
+def _call_of(command: Command) -> str:
+    return "" if isinstance(command, Steer | Cancel | Redrive | TopUp) else command.call_id
+
+
+def _unknown(error: PawlError) -> Receipt:
+    return Receipt(outcome=CommandOutcome.UNKNOWN, reason=error.reason, message=error.message)
+
+
+def _receipt(book: Book, run: RunRow, outcome: CommandOutcome, reason: str = "", message: str = "") -> Receipt:
+    pending = tuple(call for call in book.open_calls(run) if offers.is_pending(run, call))
+    run = book.runs.get(run.key) or run
+    return Receipt(outcome=outcome, reason=reason, message=message, run=run, pending=pending)
+
+
+def _check_open(call: CallRow) -> None:
+    if call.state.is_terminal or call.reserved_by:
+        decided = call.decision is not None
+        raise _Refused(CommandOutcome.LATE, AlreadyDecided() if decided else CallNotPending())
+
+
+def _check_deadline(call: CallRow, now: datetime) -> None:
+    if call.deadline_time is not None and call.deadline_time <= now:
+        raise _Refused(CommandOutcome.LATE, DeadlinePassed())
+
+
+def _check_result(call: CallRow, command: ToolResult, session_id: str, now: datetime) -> None:
+    _check_open(call)
+    if call.state is not CallState.OFFERED:
+        raise _Refused(CommandOutcome.REFUSED, CallNotPending())
+    _check_deadline(call, now)
+    if command.client_id:
+        _check_holder(call, command.client_id, command.offer_epoch, session_id)
+    elif call.offer is not None and call.offer.is_held(now):
+        raise _Refused(CommandOutcome.WRONG_HOLDER, CallNotPending("a client runs the call"))
+
+
+def _check_progress(call: CallRow, command: Progress, session_id: str) -> None:
+    _check_open(call)
+    if call.state is not CallState.OFFERED:
+        raise _Refused(CommandOutcome.REFUSED, CallNotPending())
+    _check_holder(call, command.client_id, command.offer_epoch, session_id)
+
+
+def _check_holder(call: CallRow, client_id: str, offer_epoch: int, session_id: str) -> None:
+    offer = call.offer
+    if offer is None or (offer.client_id, offer.epoch) != (client_id, offer_epoch):
+        raise _Refused(CommandOutcome.WRONG_HOLDER, CallNotPending("the client does not hold the call"))
+    if session_id and session_id != offer.session_id:
+        raise _Replaced(CommandOutcome.WRONG_HOLDER, CallNotPending("another stream of the client holds the call"))
+
+
+def _check_decidable(call: CallRow, command: Decide, user_id: str, now: datetime) -> None:
+    _check_open(call)
+    if call.state is CallState.ASKED:
+        if command.kind not in {DecisionKind.ANSWER, DecisionKind.REJECT}:
+            raise _Refused(CommandOutcome.REFUSED, CallNotPending("a question is answered or refused"))
+    elif call.state is not CallState.AWAITING_APPROVAL:
+        decided = call.decision is not None
+        raise _Refused(
+            CommandOutcome.LATE if decided else CommandOutcome.REFUSED,
+            AlreadyDecided() if decided else CallNotPending(),
+        )
+    else:
+        _check_approver(call, command, user_id)
+    _check_deadline(call, now)
+
+
+def _check_approver(call: CallRow, command: Decide, user_id: str) -> None:
+    if command.right is DecisionRight.QUESTIONS:
+        raise _Refused(CommandOutcome.REFUSED, PermissionDenied("this needs the role approver or admin"))
+    if call.approvals_required > 1 and user_id == call.user_id:
+        message = f"{call.approvals_required} people other than the one who started the run decide this call"
+        raise _Refused(CommandOutcome.REFUSED, PermissionDenied(message))
+    if not command.digest:
+        raise _Refused(CommandOutcome.REFUSED, DigestRequired())
+    if command.digest != call.digest:
+        raise _Refused(CommandOutcome.REFUSED, DigestMismatch())
+    has_approved = any(approval.user_id == user_id for approval in call.approvals)
+    if command.kind is DecisionKind.APPROVE and has_approved:
+        message = f"you have approved this call; {call.approvals_required} different people must"
+        raise _Refused(CommandOutcome.LATE, AlreadyDecided(message))
+
+
+def _count(book: Book, run: RunRow, call: CallRow, letter: inbox.Letter, *, now: datetime, ids: Ids) -> RunRow:
+    """Keep an approval that is not the last one that the call needs, and say so; its owner has it audited."""
+    book.put_call(call)
+    run = inbox.accept(book, run, letter, now=now, consumed=True)
+    run = log.write(book, run, [CallChanged(from_state=call.state, call=call)], now=now, ids=ids)
+    return turn.wake(book, run, now=now)
+
+
+def _check_resolve(run: RunRow, call: CallRow) -> None:
+    _check_open(call)
+    in_doubt = run.state is RunState.NEEDS_ATTENTION and not run.is_quarantined
+    if not in_doubt or call.state is not CallState.RUNNING:
+        raise _Refused(CommandOutcome.REFUSED, CallNotPending("the outcome of the call is not in doubt"))
+
+
+def _progress(
+    book: Book, run: RunRow, call: CallRow, command: Progress, *, letter: inbox.Letter, now: datetime, ids: Ids
+) -> RunRow:
+    """Write the progress to the log at once; it renews the client's lease and needs no owner.
+
+    What comes too soon after the last one is left out of the log, and leaves no receipt.
+    """
+    call = offers.renewed(call, now=now)
+    if call.progress_time is not None and now < call.progress_time + PROGRESS_PAUSE:
+        book.put_call(call)
+        return run
+    call = replace(call, progress_time=now)
+    book.put_call(call)
+    happening = ToolProgressed(call=call, fraction=command.fraction, message=command.message)
+    run = inbox.accept(book, run, letter, now=now, consumed=True)
+    return log.write(book, run, [happening], now=now, ids=ids)

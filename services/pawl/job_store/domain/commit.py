@@ -1,0 +1,321 @@
+"""One step of a run, as its owner writes it: all or nothing, fenced by the epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Final, assert_never
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.errors import IllegalTransition, InboxChanged, InvalidField, LeaseLost, RunEnded, RunNotFound
+from pawl.job_store.domain import calls, delegation, inbox, log, run_table, stop
+from pawl.job_store.domain.book import Book, Ids, Names
+from pawl.job_store.domain.calls import CallChange
+from pawl.job_store.domain.delegation import Delegation
+from pawl.job_store.domain.events import Happening, MessageAdded, OwnerEvent, RunChanged
+from pawl.job_store.domain.rows import Attention, CommandRow, LastCommit, MessageRow, RunRow
+from pawl.job_store.domain.states import AttentionReason, CallState, LeaseAction, RunState, StopCause
+
+ROUND_STARTED: Final = "round.started"
+
+# Only these may wait for a command without end (I3: any other run goes on by itself).
+_MAY_SLEEP: Final = frozenset({RunState.WAITING, RunState.NEEDS_ATTENTION})
+
+
+class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message to append. `message_id` is empty if the ledger shall give one; `body` is opaque.
+
+    `steer_bytes` is the size of the text of a message that had entered the run; None for any other one.
+    """
+
+    message_id: str
+    summarised_to: int
+    body: bytes
+    steer_bytes: int | None = None
+
+
+class Committed(msgspec.Struct, frozen=True, kw_only=True):
+    """What the owner is told: the events of its step, and whether commands wait for it."""
+
+    first_seq: int
+    last_seq: int
+    commands_pending: bool
+    time: datetime
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """One step. None leaves a figure as it is; those of type `bytes` are opaque.
+
+    An owner whose lease has ended may still commit as long as nobody has claimed
+    the run: the epoch fences, not the time. The commit ids of one owner ascend, so
+    that a copy of a step that arrives after a later step is known for one.
+    """
+
+    store_id: str
+    run_id: str
+    epoch: int
+    commit_id: str
+    events: tuple[OwnerEvent, ...] = ()
+    messages: tuple[NewMessage, ...] = ()
+    calls: tuple[CallChange, ...] = ()
+    state: RunState | None = None
+    waits: tuple[int, ...] = ()
+    failure: bytes | None = None
+    stop_cause: StopCause | None = None
+    round: int | None = None
+    usage: bytes | None = None
+    output: bytes | None = None
+    active_seconds: float | None = None
+    tools: bytes | None = None
+    loop_state: bytes | None = None
+    consumed: tuple[str, ...] = ()
+    lease: LeaseAction = LeaseAction.KEEP
+    wake_time: datetime | None = None
+    after_seq: int | None = None
+    unstopped: bytes | None = None
+    delegations: tuple[Delegation, ...] = ()
+    give_up: bytes = b""
+    """The command, opaque, that a run gets whose call the step cancels."""
+
+    @property
+    def names(self) -> Names:
+        """The rows it needs."""
+        key = (self.store_id, self.run_id)
+        may_end = self.state is not None and self.state.is_terminal
+        begun = tuple((self.store_id, each.run_id) for each in self.delegations)
+        given_up = tuple(
+            (self.store_id, change.child_run_id)
+            for change in self.calls
+            if change.child_run_id and change.state is CallState.CANCELLED
+        )
+        return Names(
+            runs=(key, *begun, *given_up),
+            conversations_of=(key,) if self.messages else (),
+            ends=(key, *given_up) if may_end else given_up,
+            calls_of=(key,) if may_end else (),
+            calls=tuple((self.store_id, change.call_id) for change in self.calls),
+            commands_of=(key, *given_up),
+            commands=tuple((self.store_id, self.run_id, command_id) for command_id in self.consumed),
+        )
+
+    def apply(self, book: Book, now: datetime, ids: Ids) -> Committed:
+        """Write the step; the last step of a run again gets the same answer.
+
+        Raises:
+            RunNotFound: no such run.
+            RunEnded: it has ended.
+            LeaseLost: another worker has it, or this one gave it back.
+            InboxChanged: a command forbids the step, and the step does not know it,
+                or the log does not end where the step says.
+            IllegalTransition: a table forbids it.
+            InvalidField: the step contradicts itself.
+        """
+        run = book.runs.get((self.store_id, self.run_id))
+        if run is None:
+            raise RunNotFound
+        last = run.last_commit
+        if last is not None and (last.commit_id, last.epoch) == (self.commit_id, self.epoch):
+            return _answer(last)
+        if run.state.is_terminal:
+            raise RunEnded
+        if run.epoch != self.epoch or run.worker_id is None:
+            raise LeaseLost
+        if last is not None and last.epoch == self.epoch and self.commit_id < last.commit_id:
+            raise IllegalTransition("a later step of this owner was written before: this is a late copy")
+        return self._write(book, run, now, ids)
+
+    def _write(self, book: Book, before: RunRow, now: datetime, ids: Ids) -> Committed:
+        if self.after_seq is not None and self.after_seq != before.last_seq:
+            raise InboxChanged(f"the log ends at seq {before.last_seq}")
+        self._consume(book, before)
+        self._check_stopping(book, before)
+        steps: list[Happening] = [event for event in self.events if event.type != ROUND_STARTED]
+        steps += self._append_messages(book, before, now, ids)
+        steps += self._change_calls(book, before, now, ids)
+        self._delegate(book, before, now, ids)
+        steps += [event for event in self.events if event.type == ROUND_STARTED]
+        run = self._with_figures(before)
+        unread = book.inbox(run)
+        ends = self.state is not None and self.state.is_terminal
+        if not ends:
+            run = self._with_state(run, steps, now)
+            run = self._with_lease(book, run, unread, now)
+        run = log.write(book, run, steps, now=now, ids=ids, attempt=self.epoch)
+        if self.state is not None and self.state.is_terminal:
+            run = self._end(book, run, self.state, unread=unread, now=now, ids=ids)
+        if self.loop_state is not None:
+            book.loop_states.put(run.key, self.loop_state)
+        last = LastCommit(
+            commit_id=self.commit_id,
+            epoch=self.epoch,
+            first_seq=before.last_seq + 1 if run.last_seq > before.last_seq else 0,
+            last_seq=run.last_seq,
+            commands_pending=bool(unread) and not ends,
+            time=now,
+        )
+        book.put_run(replace(run, last_commit=last))
+        return _answer(last)
+
+    def _consume(self, book: Book, run: RunRow) -> None:
+        moved = {change.call_id for change in self.calls}
+        for command_id in dict.fromkeys(self.consumed):
+            command = book.commands.get((run.store_id, run.run_id, command_id))
+            if command is None or command.consumed:
+                raise InboxChanged(f"command {command_id} is not in the inbox")
+            if command.call_id and command.call_id not in moved:
+                raise IllegalTransition(f"command {command_id} is consumed by the step that moves its call")
+            book.put_command(replace(command, consumed=True))
+
+    def _check_stopping(self, book: Book, run: RunRow) -> None:
+        """Refuse what would start something, or go another way, while the run is being stopped (I12)."""
+        if run.state is not RunState.CANCELLING:
+            return
+        starts = any(not change.state.is_terminal for change in self.calls) or any(
+            event.type == ROUND_STARTED for event in self.events
+        )
+        # Only the ledger puts such a run elsewhere, and then takes it from its owner: under quarantine.
+        ways = {state for state in run_table.TRANSITIONS[run.state] if state.is_terminal}
+        is_detour = self.state is not None and self.state not in {run.state, *ways}
+        if not (starts or is_detour):
+            return
+        if any(command.name == inbox.CANCEL for command in book.inbox(run)):
+            raise InboxChanged
+        raise IllegalTransition("the run is being stopped: nothing new starts")
+
+    def _append_messages(self, book: Book, run: RunRow, now: datetime, ids: Ids) -> Iterable[Happening]:
+        if not self.messages:
+            return []
+        conversation = book.conversation_of(run)
+        rows = [
+            MessageRow(
+                store_id=run.store_id,
+                conversation_id=run.conversation_id,
+                number=number,
+                message_id=message.message_id or ids.new("msg"),
+                run_id=run.run_id,
+                summarised_to=message.summarised_to,
+                body=message.body,
+                create_time=now,
+            )
+            for number, message in enumerate(self.messages, conversation.last_number + 1)
+        ]
+        book.messages.add(rows)
+        book.put_conversation(replace(conversation, last_number=rows[-1].number, update_time=now))
+        return [MessageAdded(message=row) for row in rows]
+
+    def _change_calls(self, book: Book, run: RunRow, now: datetime, ids: Ids) -> Iterable[Happening]:
+        happenings = []
+        for change in self.calls:
+            before = book.calls.get((run.store_id, change.call_id))
+            if before is not None and before.run_id != run.run_id:
+                raise InvalidField(f"call {change.call_id} belongs to another run", field="calls.call_id")
+            if before is None:
+                call = calls.create(run, change, now=now)
+            else:
+                call = calls.move(before, change, self.consumed, now=now)
+            book.put_call(call)
+            if before is not None and call.state is CallState.CANCELLED:
+                delegation.give_up(book, before, self.give_up, now=now, ids=ids)
+            happenings.append(calls.changed(before, call))
+        return happenings
+
+    def _delegate(self, book: Book, run: RunRow, now: datetime, ids: Ids) -> None:
+        """Create the runs that do the calls which this step delegates."""
+        delegated = {
+            change.call_id: change.child_run_id for change in self.calls if change.state is CallState.DELEGATED
+        }
+        if {each.call_id: each.run_id for each in self.delegations} != delegated:
+            raise InvalidField("a run is created for each call that is delegated", field="delegations")
+        for each in self.delegations:
+            delegation.begin(book, run, each, now=now, ids=ids)
+
+    def _with_figures(self, run: RunRow) -> RunRow:
+        steers = [message.steer_bytes for message in self.messages if message.steer_bytes is not None]
+        return replace(
+            run,
+            steers_waiting=max(0, run.steers_waiting - len(steers)),
+            steer_bytes_waiting=max(0, run.steer_bytes_waiting - sum(steers)),
+            round=run.round if self.round is None else self.round,
+            usage=run.usage if self.usage is None else self.usage,
+            output=run.output if self.output is None else self.output,
+            active_seconds=run.active_seconds if self.active_seconds is None else self.active_seconds,
+            tools=run.tools if self.tools is None else self.tools,
+            stop_cause=run.stop_cause if self.stop_cause is None else self.stop_cause,
+            failure=run.failure if self.failure is None else self.failure,
+            unstopped=run.unstopped if self.unstopped is None else self.unstopped,
+            crashes=0 if self._makes_progress() else run.crashes,
+        )
+
+    def _makes_progress(self) -> bool:
+        """Whether the run has got somewhere. A step alone does not say so: what kills its workers may come after it."""
+        settles = any(change.state.is_terminal for change in self.calls)
+        return bool(self.messages) or settles or self.lease is LeaseAction.PARK
+
+    def _with_state(self, run: RunRow, steps: list[Happening], now: datetime) -> RunRow:
+        """Return the run in its new open state, and add the event if anything changed.
+
+        It runs before it does anything, and waits after all that it did.
+        """
+        if self.state is None:
+            return run
+        waits = self.waits if self.state is RunState.WAITING else ()
+        if self.state is RunState.WAITING and not waits:
+            raise InvalidField("a run that waits says for what", field="waits")
+        if self.state is RunState.CANCELLING and run.stop_cause is None:
+            # It would be forgotten that the run was stopped once it is quarantined.
+            raise InvalidField("a run that is being stopped says by whom", field="stop_cause")
+        if self.state is run.state and waits == run.waits:
+            return run
+        if self.state is not run.state:
+            run_table.check(run.state, self.state)
+        attention = None
+        if self.state is RunState.NEEDS_ATTENTION:
+            attention = Attention(reason=AttentionReason.UNKNOWN_OUTCOME, since_time=now)
+        moved = replace(run, state=self.state, waits=waits, attention=attention)
+        steps.insert(0 if self.state is RunState.RUNNING else len(steps), RunChanged(from_state=run.state, run=moved))
+        return moved
+
+    def _with_lease(self, book: Book, run: RunRow, unread: list[CommandRow], now: datetime) -> RunRow:
+        match self.lease:
+            case LeaseAction.KEEP:
+                return run
+            case LeaseAction.PARK:
+                if self.wake_time is None and run.state not in _MAY_SLEEP:
+                    raise InvalidField(f"a run that is {run.state.name} needs a time to go on", field="wake_time")
+                claim_at = now if unread else self.wake_time
+            case LeaseAction.RELEASE:
+                claim_at = now
+            case _:
+                assert_never(self.lease)
+        if claim_at is not None and claim_at <= now:
+            book.work_ready = True
+        return replace(run, worker_id=None, claim_at=claim_at)
+
+    def _end(
+        self, book: Book, run: RunRow, state: RunState, *, unread: list[CommandRow], now: datetime, ids: Ids
+    ) -> RunRow:
+        if state is RunState.FAILED and not run.failure:
+            raise InvalidField("a run that failed says why", field="failure")
+        if state is RunState.CANCELLED and run.stop_cause is None:
+            raise InvalidField("a run that was cancelled says by whom", field="stop_cause")
+        if any(command.name in {inbox.STEER, inbox.TOP_UP} for command in unread):
+            # A message that was taken must not be lost (I1): the owner appends it first. Nor may a run end for want
+            # of tokens that it has.
+            raise InboxChanged
+        still_open = book.open_calls(run)
+        if any(call.reserved_by for call in still_open):
+            raise InboxChanged
+        if still_open:
+            raise IllegalTransition(f"call {still_open[0].call_id} is open: settle it first")
+        return stop.end(book, run, state, now=now, ids=ids, attempt=self.epoch)
+
+
+def _answer(last: LastCommit) -> Committed:
+    return Committed(
+        first_seq=last.first_seq,
+        last_seq=last.last_seq,
+        commands_pending=last.commands_pending,
+        time=last.time,
+    )

@@ -1,0 +1,81 @@
+"""Entries of the log of a run, as values. What they look like on the wire is not the ledger's matter."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TypeAlias
+
+import msgspec
+
+from pawl.job_store.domain.rows import CallRow, MessageRow, RunRow
+from pawl.job_store.domain.states import CallState, OperatorAct, RunState
+
+
+class RunChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """The run changed its state or what it waits for, or was created (`from_state` None)."""
+
+    from_state: RunState | None
+    run: RunRow
+
+
+class CallChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """A call changed its state or its holder, or was created (`from_state` None)."""
+
+    from_state: CallState | None
+    call: CallRow
+    duration_seconds: float = 0.0
+
+
+class MessageAdded(msgspec.Struct, frozen=True, kw_only=True):
+    """A message was appended to the conversation."""
+
+    message: MessageRow
+
+
+class ToolProgressed(msgspec.Struct, frozen=True, kw_only=True):
+    """A client says how far it is with a call."""
+
+    call: CallRow
+    fraction: float | None
+    message: str
+
+
+class ToppedUp(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody added to the token budget, which is larger now."""
+
+    tokens: int
+    token_budget: int
+    user_id: str
+
+
+class OwnerEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """What the owner of the run supplies: output, rounds, progress, warnings."""
+
+    type: str
+    body: bytes
+
+
+class OperatorActed(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator did something about the run; `call_id` goes with RESOLVED."""
+
+    user_id: str
+    act: OperatorAct
+    call_id: str = ""
+    reason: str = ""
+
+
+Happening: TypeAlias = RunChanged | CallChanged | MessageAdded | ToolProgressed | OwnerEvent | OperatorActed | ToppedUp
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of the log of a run. `attempt` is the epoch of the worker that wrote it, 0 if none did."""
+
+    store_id: str
+    conversation_id: str
+    run_id: str
+    seq: int
+    time: datetime
+    attempt: int
+    event_id: str
+    type: str
+    happening: Happening

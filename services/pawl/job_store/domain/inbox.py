@@ -1,0 +1,133 @@
+"""The inbox of a run: commands that its owner has yet to act on.
+
+It is bounded, whether anybody reads it or not. What settles or decides a call comes
+once for each open call, and one stop is all that is kept; messages and top-ups are
+counted, and so are receipts of commands that changed nothing. A message counts until
+it stands in the conversation, wherever its owner keeps it meanwhile.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.errors import PawlError, QueueFull
+from pawl.job_store.domain.book import Book
+from pawl.job_store.domain.rows import CommandRow, RunRow
+from pawl.job_store.domain.states import CommandOutcome
+
+STEER: Final = "steer"
+CANCEL: Final = "cancel"
+TOP_UP: Final = "top_up"
+AGENT_ENDED: Final = "agent_ended"
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Most messages, and most top-ups, that wait for the owner of a run, and most bytes of text of those messages.
+
+    `idle_receipts_max` is the most receipts that a run keeps of commands that changed nothing.
+    """
+
+    commands_max: int = 100
+    bytes_max: int = 1024 * 1024
+    idle_receipts_max: int = 100
+
+
+LIMITS: Final = Limits()
+
+
+class Letter(msgspec.Struct, frozen=True, kw_only=True):
+    """A command as it arrives. `payload` is opaque: what the owner of the run will read.
+
+    `call_id` is the call that it settles or decides; empty if none. `text_bytes` is
+    the size of a message.
+    """
+
+    command_id: str
+    user_id: str
+    name: str
+    fingerprint: bytes
+    payload: bytes
+    call_id: str = ""
+    text_bytes: int = 0
+
+
+def accept_message(book: Book, run: RunRow, letter: Letter, limits: Limits, *, now: datetime) -> RunRow:
+    """Put a message into the inbox of `run`; returns the run.
+
+    Raises:
+        QueueFull: too many wait there.
+    """
+    size_bytes = run.steer_bytes_waiting + letter.text_bytes
+    if run.steers_waiting >= limits.commands_max or size_bytes > limits.bytes_max:
+        waiting = f"{run.steers_waiting} messages with {run.steer_bytes_waiting} bytes wait to be read by this run"
+        raise QueueFull(f"{waiting}: send this one again when it has read some, or queue it")
+    run = replace(run, steers_waiting=run.steers_waiting + 1, steer_bytes_waiting=size_bytes)
+    return accept(book, run, letter, now=now)
+
+
+def accept_top_up(book: Book, run: RunRow, letter: Letter, limits: Limits, *, now: datetime) -> RunRow:
+    """Put a top-up into the inbox of `run`; returns the run.
+
+    Raises:
+        QueueFull: too many wait there.
+    """
+    if sum(command.name == TOP_UP for command in book.inbox(run)) >= limits.commands_max:
+        raise QueueFull(f"{limits.commands_max} top-ups wait to be read by this run: send this one again later")
+    return accept(book, run, letter, now=now)
+
+
+def accept(book: Book, run: RunRow, letter: Letter, *, now: datetime, consumed: bool = False) -> RunRow:
+    """Put a command into the inbox of `run`, or only its receipt if it is `consumed` at once; returns the run."""
+    row = _row(run, letter, now)
+    if consumed:
+        row = replace(row, payload=b"", consumed=True)
+    return _put(book, run, row)
+
+
+def refuse(
+    book: Book, run: RunRow, letter: Letter, limits: Limits, *, outcome: CommandOutcome, error: PawlError, now: datetime
+) -> RunRow:
+    """Remember that a command was refused, so that it is refused for ever, unless too many were; returns the run."""
+    row = replace(_row(run, letter, now), outcome=outcome, reason=error.reason, message=error.message)
+    return _put_idle(book, run, row, limits)
+
+
+def accept_idle(book: Book, run: RunRow, letter: Letter, limits: Limits, *, now: datetime) -> RunRow:
+    """Remember a command that asked for what was done already, unless too many did; returns the run."""
+    return _put_idle(book, run, _row(run, letter, now), limits)
+
+
+def _put_idle(book: Book, run: RunRow, row: CommandRow, limits: Limits) -> RunRow:
+    """Keep a receipt that nobody has to read. Without it the same command is judged anew when it comes again."""
+    if run.idle_receipts >= limits.idle_receipts_max:
+        return run
+    run = replace(run, idle_receipts=run.idle_receipts + 1)
+    return _put(book, run, replace(row, payload=b"", consumed=True))
+
+
+def _row(run: RunRow, letter: Letter, now: datetime) -> CommandRow:
+    return CommandRow(
+        store_id=run.store_id,
+        run_id=run.run_id,
+        command_id=letter.command_id,
+        number=run.command_count + 1,
+        user_id=letter.user_id,
+        time=now,
+        name=letter.name,
+        call_id=letter.call_id,
+        fingerprint=letter.fingerprint,
+        outcome=CommandOutcome.ACCEPTED,
+        reason="",
+        message="",
+        payload=letter.payload,
+        consumed=False,
+    )
+
+
+def _put(book: Book, run: RunRow, row: CommandRow) -> RunRow:
+    book.put_command(row)
+    return book.put_run(replace(run, command_count=row.number))

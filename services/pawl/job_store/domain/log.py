@@ -1,0 +1,78 @@
+"""Writing the log of a run: seq, time, id and type of each event are given here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from pawl.job_store.domain import call_table, run_table
+from pawl.job_store.domain.book import Book, Ids
+from pawl.job_store.domain.events import (
+    CallChanged,
+    Event,
+    Happening,
+    MessageAdded,
+    OperatorActed,
+    OwnerEvent,
+    RunChanged,
+    ToolProgressed,
+    ToppedUp,
+)
+from pawl.job_store.domain.rows import RunRow
+from pawl.job_store.domain.states import CallState
+
+
+def write(
+    book: Book, run: RunRow, happenings: Sequence[Happening], *, now: datetime, ids: Ids, attempt: int = 0
+) -> RunRow:
+    """Append `happenings` to the log of `run`, in order, and put the run; returns it with its new `last_seq`.
+
+    The run inside a RunChanged is put up to date with the seq of its event.
+    """
+    seq = run.last_seq
+    events = []
+    for happening in happenings:
+        seq += 1
+        if isinstance(happening, RunChanged):
+            happening = replace(happening, run=replace(happening.run, last_seq=seq))  # noqa: PLW2901  # same event
+        events.append(
+            Event(
+                store_id=run.store_id,
+                conversation_id=run.conversation_id,
+                run_id=run.run_id,
+                seq=seq,
+                time=now,
+                attempt=attempt,
+                event_id=ids.new("evt"),
+                type=type_of(happening),
+                happening=happening,
+            )
+        )
+    book.events.add(events)
+    return book.put_run(replace(run, last_seq=seq))
+
+
+def type_of(happening: Happening) -> str:
+    """Return the dotted name of an event."""
+    match happening:
+        case RunChanged():
+            return run_table.EVENT_TYPES[happening.run.state]
+        case CallChanged() if happening.call.is_leased:
+            return call_table.EVENT_TYPES[CallState.RUNNING]
+        case CallChanged():
+            return call_table.EVENT_TYPES[happening.call.state]
+        case MessageAdded():
+            return "message.added"
+        case ToolProgressed():
+            return "tool.progress"
+        case ToppedUp():
+            return "run.topped_up"
+        case OperatorActed():
+            return "operator.acted"
+        case OwnerEvent():
+            return happening.type
+        case _:
+            assert_never(happening)

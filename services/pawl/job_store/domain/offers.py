@@ -1,0 +1,176 @@
+"""Front-end calls under a lease: one client at a time, given back or run out and then offered again (FE-2)."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.job_store.domain import call_table, log
+from pawl.job_store.domain.book import Book, Ids, Names
+from pawl.job_store.domain.events import CallChanged
+from pawl.job_store.domain.rows import CallKey, CallRow, Offer, RunKey, RunRow
+from pawl.job_store.domain.states import CallState, RunState
+
+
+def is_pending(run: RunRow, call: CallRow) -> bool:
+    """Return whether `call`, of `run`, waits for someone."""
+    if call.reserved_by or run.state.is_terminal or run.is_stopping:
+        return False
+    if call.state is CallState.RUNNING:
+        # In doubt. Of a quarantined run it is open whether it is: the registry may know.
+        return run.state is RunState.NEEDS_ATTENTION and not run.is_quarantined
+    return call.state in call_table.PENDING
+
+
+def renewed(call: CallRow, *, now: datetime, lease_seconds: float | None = None) -> CallRow:
+    """Return `call` with a lease that ends `lease_seconds` from now, or as long from now as it was given for."""
+    offer = call.offer
+    if offer is None:
+        return call
+    seconds = offer.lease_seconds if lease_seconds is None else lease_seconds
+    return replace(call, offer=replace(offer, expire_time=now + timedelta(seconds=seconds), lease_seconds=seconds))
+
+
+class Leased(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the session now holds the call, and the call; None if there is none for this user.
+
+    `replaced` if a newer session of the same client holds it.
+    """
+
+    granted: bool
+    call: CallRow | None
+    replaced: bool = False
+
+
+class LeaseOffer(msgspec.Struct, frozen=True, kw_only=True):
+    """Lease one offered call to a session of a client."""
+
+    store_id: str
+    user_id: str
+    run_id: str
+    call_id: str
+    client_id: str
+    session_id: str = ""
+    lease_seconds: float
+
+    @property
+    def names(self) -> Names:
+        """The rows it needs."""
+        return Names(runs=((self.store_id, self.run_id),), calls=((self.store_id, self.call_id),))
+
+    def apply(self, book: Book, now: datetime, ids: Ids) -> Leased:
+        """Grant the lease if the call waits and nobody else holds it. Then the client executes it, and the log says so.
+
+        To the client that holds it, it is granted again with the same epoch, and
+        belongs to this session from then on, unless a newer one holds it: the ids
+        of sessions sort by the time at which they were opened.
+        """
+        run = book.runs.get((self.store_id, self.run_id))
+        call = book.calls.get((self.store_id, self.call_id))
+        if run is None or call is None or call.run_id != run.run_id or run.user_id != self.user_id:
+            return Leased(granted=False, call=None)
+        is_over = call.deadline_time is not None and call.deadline_time <= now
+        if call.state is not CallState.OFFERED or is_over or not is_pending(run, call):
+            return Leased(granted=False, call=call)
+        offer = call.offer or Offer(client_id="", epoch=0, expire_time=None, lease_seconds=0.0)
+        if offer.client_id == self.client_id:
+            if offer.is_held(now) and self.session_id < offer.session_id:
+                return Leased(granted=False, call=call, replaced=True)
+            call = replace(call, offer=replace(offer, session_id=self.session_id))
+            call = renewed(call, now=now, lease_seconds=self.lease_seconds)
+            book.put_call(call)
+            return Leased(granted=True, call=call)
+        if offer.is_held(now):
+            return Leased(granted=False, call=call)
+        offer = replace(offer, client_id=self.client_id, session_id=self.session_id, epoch=offer.epoch + 1)
+        call = renewed(replace(call, offer=offer, start_time=now), now=now, lease_seconds=self.lease_seconds)
+        _change(book, run, [call], now, ids)
+        return Leased(granted=True, call=call)
+
+
+class RenewOffers(msgspec.Struct, frozen=True, kw_only=True):
+    """Renew the leases of `calls` (with their runs) that the session of the client still holds."""
+
+    client_id: str
+    session_id: str = ""
+    lease_seconds: float
+    calls: tuple[tuple[RunKey, CallKey], ...]
+
+    @property
+    def names(self) -> Names:
+        """The rows it needs."""
+        return _names(self.calls)
+
+    def apply(self, book: Book, now: datetime, ids: Ids) -> tuple[CallRow, ...]:
+        """Return the calls that the session holds."""
+        held = []
+        for _, call in _held(book, self.calls):
+            if call.offer is not None and _holder(call.offer) == (self.client_id, self.session_id):
+                held.append(renewed(call, now=now, lease_seconds=self.lease_seconds))
+                book.put_call(held[-1])
+        return tuple(held)
+
+
+class ReleaseOffers(msgspec.Struct, frozen=True, kw_only=True):
+    """Give the leases of `calls` (with their runs) back: those of a session of `client_id`.
+
+    If that is None, those that ran out. A session that was lost gives back late;
+    what the client has leased again by another one stays with it.
+    """
+
+    client_id: str | None
+    session_id: str = ""
+    calls: tuple[tuple[RunKey, CallKey], ...]
+
+    @property
+    def names(self) -> Names:
+        """The rows it needs."""
+        return _names(self.calls)
+
+    def apply(self, book: Book, now: datetime, ids: Ids) -> int:
+        """Return how many calls are offered again."""
+        released = 0
+        for run, call in _held(book, self.calls):
+            offer = call.offer
+            if offer is None or not self._gives_back(offer, now):
+                continue
+            offer = replace(offer, client_id="", session_id="", expire_time=None)
+            call = replace(call, offer=offer, start_time=None)  # noqa: PLW2901  # same call
+            _change(book, book.runs.get(run.key) or run, [call], now, ids)
+            released += 1
+        return released
+
+    def _gives_back(self, offer: Offer, now: datetime) -> bool:
+        if self.client_id is None:
+            return not offer.is_held(now)
+        return _holder(offer) == (self.client_id, self.session_id)
+
+
+def _holder(offer: Offer) -> tuple[str, str]:
+    return offer.client_id, offer.session_id
+
+
+def _names(calls: tuple[tuple[RunKey, CallKey], ...]) -> Names:
+    return Names(runs=tuple(dict.fromkeys(run for run, _ in calls)), calls=tuple(call for _, call in calls))
+
+
+def _held(book: Book, keys: tuple[tuple[RunKey, CallKey], ...]) -> list[tuple[RunRow, CallRow]]:
+    """Return the calls that are still offered and held by someone, with their runs."""
+    held = []
+    for run_key, call_key in keys:
+        run, call = book.runs.get(run_key), book.calls.get(call_key)
+        if run is None or call is None or call.state is not CallState.OFFERED or call.reserved_by:
+            continue
+        if call.offer is not None and call.offer.client_id:
+            held.append((run, call))
+    return held
+
+
+def _change(book: Book, run: RunRow, calls: list[CallRow], now: datetime, ids: Ids) -> None:
+    """Put calls whose holder changed, and say so in the log."""
+    for call in calls:
+        book.put_call(call)
+    happenings = [CallChanged(from_state=CallState.OFFERED, call=call) for call in calls]
+    log.write(book, run, happenings, now=now, ids=ids)

@@ -1,0 +1,329 @@
+"""The rows of the ledger.
+
+Fields of type `bytes` are opaque: the ledger keeps what it does not judge, and
+gives it back unchanged. Times are those of the database, with a time zone.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.job_store.domain.states import (
+    AttentionReason,
+    CallState,
+    CommandOutcome,
+    DecisionKind,
+    RunState,
+    StopCause,
+)
+
+ConversationKey: TypeAlias = tuple[str, str]
+"""Store and conversation."""
+
+RunKey: TypeAlias = tuple[str, str]
+"""Store and run."""
+
+CallKey: TypeAlias = tuple[str, str]
+"""Store and call."""
+
+CommandKey: TypeAlias = tuple[str, str, str]
+"""Store, run and command."""
+
+RequestKey: TypeAlias = tuple[str, str, str]
+"""Store, user and request."""
+
+TOKENS_MAX: Final = 2**53
+"""Most tokens that a budget can have."""
+
+WAIT_FOR_TOKENS: Final = 4
+"""What a run waits for that has used up its token budget (`WAIT_KIND_BUDGET`)."""
+
+_IN_MOTION: Final = frozenset({RunState.RUNNING, RunState.CANCELLING})
+
+
+class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One message thread. At most one of its runs has the turn; the others wait in `queue`, in order.
+
+    `interrupting` are those of them whose message interrupted another run: they stand first, in the order in which
+    they came, and each is superseded by the one behind it.
+    """
+
+    store_id: str
+    conversation_id: str
+    user_id: str
+    active_run_id: str | None
+    queue: tuple[str, ...]
+    last_number: int
+    create_time: datetime
+    update_time: datetime
+    interrupting: tuple[str, ...] = ()
+
+    def without(self, run_id: str, *, now: datetime) -> ConversationRow:
+        """Return it once a run does not wait any more."""
+        queue = tuple(other for other in self.queue if other != run_id)
+        interrupting = tuple(other for other in self.interrupting if other in queue)
+        return replace(self, queue=queue, interrupting=interrupting, update_time=now)
+
+
+class LastCommit(msgspec.Struct, frozen=True, kw_only=True):
+    """The last step of a run and what was answered, so that a lost answer can be given again."""
+
+    commit_id: str
+    epoch: int
+    first_seq: int
+    last_seq: int
+    commands_pending: bool
+    time: datetime
+
+
+class Attention(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operator is wanted for, and since when."""
+
+    reason: AttentionReason
+    since_time: datetime
+
+
+class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One execution on a conversation.
+
+    `claim_at` is the one fact of scheduling: None means that nothing is to be
+    done; otherwise a worker may claim the run from that time on (it was queued,
+    its lease ended, its deadline came, a command arrived). `worker_id` is the
+    holder of the lease; None when the run is parked or free. `queued_message`
+    is the first message of a run that has not had its turn yet. `crashes` counts
+    the workers that died with the run since it last made progress; `attention` goes
+    with NEEDS_ATTENTION. `token_budget` is what it may use, with all top-ups, 0 if
+    it has no budget; `token_ceiling` is what they can raise it to, 0 if anything.
+    `parent_run_id` and `parent_call_id` name the call that it does; empty unless it
+    does one. `steers_waiting` messages have entered it that do not stand in its
+    conversation yet, with `steer_bytes_waiting` bytes of text. `idle_receipts` is how
+    many receipts it has of commands that changed nothing.
+    """
+
+    store_id: str
+    run_id: str
+    conversation_id: str
+    user_id: str
+    state: RunState
+    waits: tuple[int, ...]
+    stop_cause: StopCause | None
+    epoch: int
+    worker_id: str | None
+    claim_at: datetime | None
+    crashes: int
+    attention: Attention | None
+    last_seq: int
+    command_count: int
+    round: int
+    active_seconds: float
+    token_budget: int
+    token_ceiling: int
+    last_commit: LastCommit | None
+    queued_message: bytes | None
+    options: bytes
+    tools: bytes
+    usage: bytes
+    failure: bytes
+    output: bytes
+    create_time: datetime
+    start_time: datetime | None
+    end_time: datetime | None
+    unstopped: bytes = b""
+    parent_run_id: str = ""
+    parent_call_id: str = ""
+    steers_waiting: int = 0
+    steer_bytes_waiting: int = 0
+    idle_receipts: int = 0
+
+    @property
+    def key(self) -> RunKey:
+        """Store and run."""
+        return self.store_id, self.run_id
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the run takes a place (LOOP-14): a worker has it or had it when it crashed, or it is in motion.
+
+        A run that is parked, or waits for its turn, costs nothing.
+        """
+        return self.worker_id is not None or self.state in _IN_MOTION
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether the run waits to begin: no worker has it."""
+        return self.state is RunState.QUEUED and not self.is_active
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether somebody has stopped the run and it has not ended: nothing new starts (I12)."""
+        return self.stop_cause is not None and not self.state.is_terminal
+
+    @property
+    def waits_for_tokens(self) -> bool:
+        """Whether the run goes on only if somebody adds to its token budget."""
+        return self.state is RunState.WAITING and self.waits == (WAIT_FOR_TOKENS,) and not self.is_stopping
+
+    @property
+    def is_quarantined(self) -> bool:
+        """Whether no worker gets the run until an operator acts."""
+        return self.attention is not None and self.attention.reason is AttentionReason.QUARANTINED
+
+
+class Queue(msgspec.Struct, frozen=True, kw_only=True):
+    """How many runs of a store no worker has begun, how many take one of its places, and how many places it has."""
+
+    queued: int
+    active: int
+    places: int
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for a place. A run that only waits to be claimed is no reason to refuse another one."""
+        return self.queued - max(0, self.places - self.active)
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person decided about a call, and what the call must then look like to start.
+
+    `digest` and `arguments_sha256` are those of what was approved: of the call
+    as shown, or of the edited one.
+    """
+
+    command_id: str
+    kind: DecisionKind
+    user_id: str
+    reason: str
+    time: datetime
+    digest: str
+    arguments_sha256: bytes
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """Which session of which client holds a front-end call; `client_id` is empty when nobody does."""
+
+    client_id: str
+    session_id: str = ""
+    epoch: int
+    expire_time: datetime | None
+    lease_seconds: float
+
+    def is_held(self, now: datetime) -> bool:
+        """Return whether a client holds the call at `now`."""
+        return self.client_id != "" and self.expire_time is not None and self.expire_time > now
+
+
+class CallRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One tool call.
+
+    `reserved_by` is the command that settles or decides it and that the owner of
+    the run has not consumed yet; empty if none. `digest` is empty if it was never
+    gated. `approvals` are those of the call as it is shown now, in order, each by
+    another person; it starts only once there are `approvals_required`.
+    `earlier_approvals` are those of what it was before it was edited. `escalated`
+    says that its approval was waited for twice, `has_default` that a question has
+    an answer for the case that nobody gives one. `child_run_id` is the run that does
+    it, empty if none ever did. `progress_time` is when the log last told how far its
+    client is. `spec` is the rest of the call.
+    """
+
+    store_id: str
+    call_id: str
+    run_id: str
+    conversation_id: str
+    user_id: str
+    round: int
+    index: int
+    state: CallState
+    tool_name: str
+    tool_version: int
+    fallback_tool_name: str
+    arguments: bytes
+    attempt: int
+    digest: str
+    decision: Decision | None
+    deadline_time: datetime | None
+    offer: Offer | None
+    reserved_by: str
+    result: bytes | None
+    spec: bytes
+    create_time: datetime
+    start_time: datetime | None
+    end_time: datetime | None
+    approvals_required: int = 1
+    approvals: tuple[Decision, ...] = ()
+    escalated: bool = False
+    has_default: bool = False
+    child_run_id: str = ""
+    progress_time: datetime | None = None
+    earlier_approvals: tuple[Decision, ...] = ()
+
+    @property
+    def key(self) -> CallKey:
+        """Store and call."""
+        return self.store_id, self.call_id
+
+    @property
+    def is_leased(self) -> bool:
+        """Whether a client has taken the offer and not given it back."""
+        return self.state is CallState.OFFERED and self.offer is not None and self.offer.client_id != ""
+
+
+class MessageRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of a conversation. `summarised_to` is not 0 for a summary; `body` is the rest of the message."""
+
+    store_id: str
+    conversation_id: str
+    number: int
+    message_id: str
+    run_id: str
+    summarised_to: int
+    body: bytes
+    create_time: datetime
+
+
+class CommandRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A command and its receipt. An accepted one stays in the inbox of its run until it is consumed.
+
+    `call_id` is the call that it settles or decides; empty if none.
+    """
+
+    store_id: str
+    run_id: str
+    command_id: str
+    number: int
+    user_id: str
+    time: datetime
+    name: str
+    call_id: str
+    fingerprint: bytes
+    outcome: CommandOutcome
+    reason: str
+    message: str
+    payload: bytes
+    consumed: bool
+
+    @property
+    def key(self) -> CommandKey:
+        """Store, run and command."""
+        return self.store_id, self.run_id, self.command_id
+
+
+class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that had its effect, and which run it made or entered."""
+
+    store_id: str
+    user_id: str
+    request_id: str
+    fingerprint: bytes
+    run_id: str
+    steered: bool
+    create_time: datetime
+
+    @property
+    def key(self) -> RequestKey:
+        """Store, user and request."""
+        return self.store_id, self.user_id, self.request_id

@@ -1,0 +1,117 @@
+"""Ending a run: on request, and for good."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.job_store.domain import inbox, log, run_table, turn
+from pawl.job_store.domain.book import Book, Ids
+from pawl.job_store.domain.events import RunChanged
+from pawl.job_store.domain.rows import RunRow
+from pawl.job_store.domain.states import CallState, RunState, StopCause
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended that did a call of another one: the payload of that one's command, as `payload` writes it."""
+
+    run_id: str
+    state: RunState
+    usage: bytes
+    failure: bytes
+    output: bytes
+
+    def payload(self) -> bytes:
+        """Return the bytes that `read_ending` takes."""
+        return msgspec.msgpack.encode(self)
+
+
+_read: Final = msgspec.msgpack.Decoder(Ending).decode
+
+
+def read_ending(payload: bytes) -> Ending:
+    """Return the payload of a command AGENT_ENDED."""
+    return _read(payload)
+
+
+def request(book: Book, run: RunRow, cause: StopCause, *, now: datetime, ids: Ids) -> RunRow:
+    """Stop `run`, which must be open and not CANCELLING: from now on nothing new starts (I12).
+
+    A run that no worker has begun is CANCELLED at once, unless messages entered
+    it: they must not be lost (I1), and only an owner can read them. Such a run,
+    and any other one, becomes CANCELLING, and its owner, or the next one,
+    settles what is open. A quarantined one gets workers again for that.
+    """
+    stopped, superseded = _stop(book, run, cause, now=now, ids=ids)
+    _supersede(book, superseded, now=now, ids=ids)
+    return stopped
+
+
+def end(book: Book, run: RunRow, state: RunState, *, now: datetime, ids: Ids, attempt: int = 0) -> RunRow:
+    """Put `run` into a terminal state: its last event, its inbox closed, its turn given to the next run."""
+    ended, superseded = _end(book, run, state, now=now, ids=ids, attempt=attempt)
+    _supersede(book, superseded, now=now, ids=ids)
+    return ended
+
+
+def _supersede(book: Book, run: RunRow | None, *, now: datetime, ids: Ids) -> None:
+    """Stop a run, and those whose turn comes by that, as if its turn had come before the message that interrupts it."""
+    while run is not None:
+        _, run = _stop(book, run, StopCause.SUPERSEDED, now=now, ids=ids)
+
+
+def _stop(book: Book, run: RunRow, cause: StopCause, *, now: datetime, ids: Ids) -> tuple[RunRow, RunRow | None]:
+    """Do what `request` says; return the run, and the one that is superseded now that it has the turn."""
+    has_begun = run.last_commit is not None or run.worker_id is not None
+    crashes = 0 if run.is_quarantined else run.crashes
+    if not has_begun and not _was_steered(book, run):
+        return _end(book, replace(run, stop_cause=cause), RunState.CANCELLED, now=now, ids=ids)
+    run_table.check(run.state, RunState.CANCELLING)
+    stopping = replace(run, state=RunState.CANCELLING, waits=(), stop_cause=cause, attention=None, crashes=crashes)
+    stopping = log.write(book, stopping, [RunChanged(from_state=run.state, run=stopping)], now=now, ids=ids)
+    return turn.wake(book, stopping, now=now), None
+
+
+def _was_steered(book: Book, run: RunRow) -> bool:
+    has_turn = run.queued_message is None
+    return has_turn and any(command.name == inbox.STEER for command in book.inbox(run))
+
+
+def _end(
+    book: Book, run: RunRow, state: RunState, *, now: datetime, ids: Ids, attempt: int = 0
+) -> tuple[RunRow, RunRow | None]:
+    """Do what `end` says; return the run, and the one that is superseded now that it has the turn."""
+    run_table.check(run.state, state)
+    ended = replace(run, state=state, waits=(), attention=None, worker_id=None, claim_at=None, end_time=now)
+    ended = log.write(book, ended, [RunChanged(from_state=run.state, run=ended)], now=now, ids=ids, attempt=attempt)
+    for command in book.inbox(ended):
+        book.put_command(replace(command, consumed=True))
+    superseded = turn.leave(book, ended, now=now, ids=ids)
+    _report(book, ended, now=now, ids=ids)
+    return ended, superseded
+
+
+def _report(book: Book, run: RunRow, *, now: datetime, ids: Ids) -> None:
+    """Tell the run whose call this one did, in the same transaction: its call is settled with this and nothing else.
+
+    Of a call that was given up, and of a run that is not there any more, nobody
+    wants to know.
+    """
+    parent = book.runs.get((run.store_id, run.parent_run_id))
+    call = book.calls.get((run.store_id, run.parent_call_id))
+    if parent is None or call is None or call.state is not CallState.DELEGATED:
+        return
+    ending = Ending(run_id=run.run_id, state=run.state, usage=run.usage, failure=run.failure, output=run.output)
+    letter = inbox.Letter(
+        command_id=ids.new("cmd"),
+        user_id=run.user_id,
+        name=inbox.AGENT_ENDED,
+        fingerprint=b"",
+        payload=ending.payload(),
+        call_id=call.call_id,
+    )
+    book.put_call(replace(call, reserved_by=letter.command_id))
+    turn.wake(book, inbox.accept(book, parent, letter, now=now), now=now)

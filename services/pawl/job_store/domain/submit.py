@@ -1,0 +1,188 @@
+"""A message of a user arrives: a new run, or a word into the active one (LOOP-1, LOOP-13)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import assert_never
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.errors import ConversationBusy, ConversationNotFound, QueueFull, RequestIdReused, RunNotFound
+from pawl.job_store.domain import inbox, stop, turn
+from pawl.job_store.domain.book import Book, Ids, Names
+from pawl.job_store.domain.events import RunChanged
+from pawl.job_store.domain.log import write
+from pawl.job_store.domain.rows import ConversationRow, RequestRow, RunRow
+from pawl.job_store.domain.states import ActiveRunPolicy, RunState, StopCause
+
+
+class Submitted(msgspec.Struct, frozen=True, kw_only=True):
+    """The run that was created or entered, as it is now.
+
+    `place` is its place among those that wait for their turn in the conversation, from 1; 0 if it has its turn.
+    """
+
+    run: RunRow
+    steered: bool
+    place: int = 0
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True):
+    """Bring `message` to a conversation.
+
+    `conversation_id` is empty for a new conversation, `request_id` for a request
+    that is not to be remembered. Opaque: `message` as it enters the conversation,
+    `steer` with the message and `interrupt` as commands for the owner of the
+    active run, and `options`, how the new run is to be driven and with which roles. At most `queue_max`
+    runs wait for their turn in the conversation, and `store_queue_max` wait
+    for one of the `store_places` of the store. `text_bytes` is the size of the text of the message.
+    """
+
+    store_id: str
+    user_id: str
+    request_id: str
+    fingerprint: bytes
+    conversation_id: str
+    conversation_must_exist: bool
+    policy: ActiveRunPolicy
+    message: bytes
+    steer: bytes
+    interrupt: bytes
+    options: bytes
+    queue_max: int
+    store_queue_max: int
+    token_budget: int = 0
+    token_ceiling: int = 0
+    text_bytes: int = 0
+    store_places: int = 0
+    inbox_limits: inbox.Limits = inbox.LIMITS
+
+    @property
+    def names(self) -> Names:
+        """The rows it needs."""
+        request = (self.store_id, self.user_id, self.request_id)
+        conversation = (self.store_id, self.conversation_id)
+        return Names(
+            requests=(request,) if self.request_id else (),
+            conversations=(conversation,) if self.conversation_id else (),
+            queues=((self.store_id, self.store_queue_max, self.store_places),),
+        )
+
+    def apply(self, book: Book, now: datetime, ids: Ids) -> Submitted:
+        """Create or enter a run; the same request again gets the same run.
+
+        Raises:
+            RequestIdReused: the request id came before with something else.
+            ConversationNotFound: absent, or of another user.
+            ConversationBusy: the policy is REJECT and a run is active.
+            QueueFull: too many runs wait in the conversation, or in the store, or too many
+                messages in the active run.
+        """
+        earlier = book.requests.get((self.store_id, self.user_id, self.request_id)) if self.request_id else None
+        if earlier is not None:
+            return _placed(book, self._repeat(book, earlier))
+        conversation = self._conversation(book, now, ids)
+        submitted = self._deliver(book, conversation, now, ids)
+        if self.request_id:
+            request = RequestRow(
+                store_id=self.store_id,
+                user_id=self.user_id,
+                request_id=self.request_id,
+                fingerprint=self.fingerprint,
+                run_id=submitted.run.run_id,
+                steered=submitted.steered,
+                create_time=now,
+            )
+            book.requests.put(request.key, request)
+        return _placed(book, submitted)
+
+    def _repeat(self, book: Book, earlier: RequestRow) -> Submitted:
+        if earlier.fingerprint != self.fingerprint:
+            raise RequestIdReused
+        run = book.runs.get((self.store_id, earlier.run_id))
+        if run is None:
+            raise RunNotFound
+        return Submitted(run=run, steered=earlier.steered)
+
+    def _conversation(self, book: Book, now: datetime, ids: Ids) -> ConversationRow:
+        found = book.conversations.get((self.store_id, self.conversation_id)) if self.conversation_id else None
+        if found is not None and found.user_id == self.user_id:
+            return found
+        if found is not None or (self.conversation_id and self.conversation_must_exist):
+            raise ConversationNotFound
+        return book.put_conversation(
+            ConversationRow(
+                store_id=self.store_id,
+                conversation_id=self.conversation_id or ids.new("conv"),
+                user_id=self.user_id,
+                active_run_id=None,
+                queue=(),
+                last_number=0,
+                create_time=now,
+                update_time=now,
+            )
+        )
+
+    def _deliver(self, book: Book, conversation: ConversationRow, now: datetime, ids: Ids) -> Submitted:
+        active = book.runs.get((self.store_id, conversation.active_run_id)) if conversation.active_run_id else None
+        if active is None:
+            return self._create(book, conversation, now, ids)
+        match self.policy:
+            case ActiveRunPolicy.REJECT:
+                raise ConversationBusy
+            case ActiveRunPolicy.QUEUE:
+                return self._create(book, conversation, now, ids)
+            case ActiveRunPolicy.STEER:
+                if active.is_stopping:
+                    # What enters a run that is being stopped would be lost.
+                    return self._create(book, conversation, now, ids)
+                letter = self._letter(inbox.STEER, self.steer, ids)
+                active = inbox.accept_message(book, active, letter, self.inbox_limits, now=now)
+                return Submitted(run=turn.wake(book, active, now=now), steered=True)
+            case ActiveRunPolicy.INTERRUPT:
+                submitted = self._create(book, conversation, now, ids, first=True)
+                if active.state is not RunState.CANCELLING:
+                    active = inbox.accept(book, active, self._letter(inbox.CANCEL, self.interrupt, ids), now=now)
+                    stop.request(book, active, StopCause.SUPERSEDED, now=now, ids=ids)
+                return replace(submitted, run=book.runs.get(submitted.run.key) or submitted.run)
+            case _:
+                assert_never(self.policy)
+
+    def _create(
+        self, book: Book, conversation: ConversationRow, now: datetime, ids: Ids, *, first: bool = False
+    ) -> Submitted:
+        if len(conversation.queue) >= self.queue_max:
+            raise QueueFull(f"{self.queue_max} messages wait in this conversation already")
+        of_store = book.queues.get(self.store_id)
+        if of_store is not None and of_store.waiting >= self.store_queue_max:
+            raise QueueFull(f"{self.store_queue_max} runs wait in this store already: try again when some have begun")
+        budget = (self.token_budget, self.token_ceiling)
+        run = turn.queued(conversation, ids.new("run"), self.message, self.options, budget, now=now)
+        created = RunChanged(from_state=None, run=run)
+        if conversation.active_run_id is None:
+            return Submitted(run=turn.give(book, conversation, run, now=now, ids=ids, before=(created,)), steered=False)
+        queue, interrupting = conversation.queue, conversation.interrupting
+        place = sum(waiting in interrupting for waiting in queue) if first else len(queue)
+        queue = (*queue[:place], run.run_id, *queue[place:])
+        interrupting = (*interrupting, run.run_id) if first else interrupting
+        book.put_conversation(replace(conversation, queue=queue, interrupting=interrupting, update_time=now))
+        return Submitted(run=write(book, run, [created], now=now, ids=ids), steered=False)
+
+    def _letter(self, name: str, payload: bytes, ids: Ids) -> inbox.Letter:
+        return inbox.Letter(
+            command_id=ids.new("cmd"),
+            user_id=self.user_id,
+            name=name,
+            fingerprint=self.fingerprint,
+            payload=payload,
+            text_bytes=self.text_bytes,
+        )
+
+
+def _placed(book: Book, submitted: Submitted) -> Submitted:
+    run = submitted.run
+    conversation = book.conversations.get((run.store_id, run.conversation_id))
+    if conversation is None or run.run_id not in conversation.queue:
+        return submitted
+    return replace(submitted, place=conversation.queue.index(run.run_id) + 1)

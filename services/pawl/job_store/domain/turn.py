@@ -1,0 +1,124 @@
+"""Whose turn it is in a conversation: one run at a time, the others wait in order (LOOP-13)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from msgspec.structs import replace
+
+from pawl.errors import Internal
+from pawl.job_store.domain import log, run_table
+from pawl.job_store.domain.book import Book, Ids, Poke
+from pawl.job_store.domain.events import Happening, MessageAdded
+from pawl.job_store.domain.rows import ConversationRow, MessageRow, RunRow
+
+
+def queued(
+    conversation: ConversationRow,
+    run_id: str,
+    message: bytes,
+    options: bytes,
+    budget: tuple[int, int],
+    *,
+    now: datetime,
+) -> RunRow:
+    """Return a new run that has not had its turn; `budget` is of tokens, and what top-ups can raise it to."""
+    return RunRow(
+        store_id=conversation.store_id,
+        run_id=run_id,
+        conversation_id=conversation.conversation_id,
+        user_id=conversation.user_id,
+        state=run_table.INITIAL,
+        waits=(),
+        stop_cause=None,
+        epoch=0,
+        worker_id=None,
+        claim_at=None,
+        crashes=0,
+        attention=None,
+        last_seq=0,
+        command_count=0,
+        round=0,
+        active_seconds=0.0,
+        token_budget=budget[0],
+        token_ceiling=budget[1],
+        last_commit=None,
+        queued_message=message,
+        options=options,
+        tools=b"",
+        usage=b"",
+        failure=b"",
+        output=b"",
+        create_time=now,
+        start_time=None,
+        end_time=None,
+    )
+
+
+def give(
+    book: Book,
+    conversation: ConversationRow,
+    run: RunRow,
+    *,
+    now: datetime,
+    ids: Ids,
+    before: tuple[Happening, ...] = (),
+) -> RunRow:
+    """Give the turn to `run`: its first message enters the conversation, and workers may claim it.
+
+    `before` is written to its log first.
+    """
+    if run.queued_message is None:
+        raise Internal("a run that had its turn cannot get it again")
+    message = MessageRow(
+        store_id=run.store_id,
+        conversation_id=run.conversation_id,
+        number=conversation.last_number + 1,
+        message_id=ids.new("msg"),
+        run_id=run.run_id,
+        summarised_to=0,
+        body=run.queued_message,
+        create_time=now,
+    )
+    book.messages.add([message])
+    conversation = conversation.without(run.run_id, now=now)
+    book.put_conversation(replace(conversation, active_run_id=run.run_id, last_number=message.number))
+    book.work_ready = True
+    run = replace(run, queued_message=None, claim_at=now)
+    return log.write(book, run, [*before, MessageAdded(message=message)], now=now, ids=ids)
+
+
+def leave(book: Book, run: RunRow, *, now: datetime, ids: Ids) -> RunRow | None:
+    """Take an ended run out of its conversation; the next one that waits gets the turn.
+
+    Return that one if another one that came to interrupt waits behind it.
+    """
+    conversation = book.conversation_of(run)
+    if conversation.active_run_id != run.run_id:
+        book.put_conversation(conversation.without(run.run_id, now=now))
+        return None
+    if not conversation.queue:
+        book.put_conversation(replace(conversation, active_run_id=None, update_time=now))
+        return None
+    following = book.runs.get((run.store_id, conversation.queue[0]))
+    if following is None:
+        raise Internal("the next run of a conversation is not in the book")
+    following = give(book, conversation, following, now=now, ids=ids)
+    return following if book.conversation_of(following).interrupting else None
+
+
+def wake(book: Book, run: RunRow, *, now: datetime) -> RunRow:
+    """Make somebody look at the inbox of `run`: its worker, or whoever claims it now.
+
+    A run that waits for its turn is left alone: it reads its inbox when it runs. So
+    is a quarantined one: it reads it when an operator lets it go on.
+    """
+    if run.is_quarantined:
+        return run
+    if run.worker_id is not None:
+        book.pokes.add([Poke(worker_id=run.worker_id, store_id=run.store_id, run_id=run.run_id)])
+        return run
+    if run.queued_message is not None or (run.claim_at is not None and run.claim_at <= now):
+        return run
+    book.work_ready = True
+    return book.put_run(replace(run, claim_at=now))

@@ -1,0 +1,291 @@
+"""Rows of the ledger as messages of the contract."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Final, assert_never
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2
+from pawl.job_store.app.reading import LogGap
+from pawl.job_store.domain import inbox, stop
+from pawl.job_store.domain.events import (
+    CallChanged,
+    Event,
+    MessageAdded,
+    OperatorActed,
+    OwnerEvent,
+    RunChanged,
+    ToolProgressed,
+    ToppedUp,
+)
+from pawl.job_store.domain.rows import CallRow, CommandRow, Decision, MessageRow, RunRow
+
+EVENT_RESULT_BYTES_MAX: Final = 16 * 1024
+"""Larger results are left out of events."""
+
+_FOR_APPROVERS: Final = frozenset(
+    {
+        "store_id",
+        "run_id",
+        "call_id",
+        "round",
+        "index",
+        "tool_name",
+        "tool_version",
+        "state",
+        "context",
+        "category",
+        "effect_class",
+        "arguments_json",
+        "timeout_seconds",
+        "deadline_time",
+        "approval",
+        "create_time",
+        "user_id",
+    }
+)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+def timestamp(time: datetime) -> Timestamp:
+    """Return a time as protobuf has it."""
+    seconds, microseconds = divmod((time - _EPOCH) // _MICROSECOND, 1_000_000)
+    return Timestamp(seconds=seconds, nanos=microseconds * 1000)
+
+
+def run(row: RunRow) -> run_pb2.Run:
+    """Return a run, without its pending calls."""
+    # Parts of one message, one after the other, are that message.
+    message = run_pb2.Run.FromString(row.options + row.tools + row.usage + row.failure + row.unstopped + row.output)
+    message.store_id = row.store_id
+    message.user_id = row.user_id
+    message.conversation_id = row.conversation_id
+    message.run_id = row.run_id
+    message.state = row.state.value  # type: ignore[assignment]  # the same numbers
+    message.waits.extend(row.waits)  # type: ignore[arg-type]  # the same numbers
+    message.round = row.round
+    message.epoch = row.epoch
+    message.last_seq = row.last_seq
+    if row.stop_cause is not None:
+        message.stop_cause = row.stop_cause.value  # type: ignore[assignment]  # the same numbers
+    message.active_seconds = row.active_seconds
+    message.crash_count = row.crashes
+    if row.attention is not None:
+        message.attention.reason = row.attention.reason.value  # type: ignore[assignment]  # the same numbers
+        message.attention.since_time.CopyFrom(timestamp(row.attention.since_time))
+    message.token_budget = row.token_budget
+    message.parent_run_id = row.parent_run_id
+    message.parent_call_id = row.parent_call_id
+    message.create_time.CopyFrom(timestamp(row.create_time))
+    if row.start_time is not None:
+        message.start_time.CopyFrom(timestamp(row.start_time))
+    if row.end_time is not None:
+        message.end_time.CopyFrom(timestamp(row.end_time))
+    return message
+
+
+def call(row: CallRow, *, result_bytes_max: int | None = None, omitted_bytes: int = 0) -> call_pb2.Call:
+    """Return a call; a result over `result_bytes_max` is left out and its size given instead.
+
+    `omitted_bytes` is the size of a result that the row does not have.
+    """
+    message = call_pb2.Call.FromString(row.spec)
+    message.result_omitted_bytes = omitted_bytes
+    message.store_id = row.store_id
+    message.conversation_id = row.conversation_id
+    message.run_id = row.run_id
+    message.call_id = row.call_id
+    message.round = row.round
+    message.index = row.index
+    message.state = row.state.value  # type: ignore[assignment]  # the same numbers
+    message.tool_name = row.tool_name
+    message.tool_version = row.tool_version
+    message.fallback_tool_name = row.fallback_tool_name
+    message.arguments_json = row.arguments
+    message.attempt = row.attempt
+    if row.deadline_time is not None:
+        message.deadline_time.CopyFrom(timestamp(row.deadline_time))
+    message.user_id = row.user_id
+    message.child_run_id = row.child_run_id
+    if row.digest:
+        message.approval.digest = row.digest
+        message.approval.approvals_required = row.approvals_required
+        message.approval.approvals.extend(map(_decision, row.approvals))
+        message.approval.earlier_approvals.extend(map(_decision, row.earlier_approvals))
+        message.approval.escalated = row.escalated
+    if row.decision is not None:
+        message.approval.decision.CopyFrom(_decision(row.decision))
+    if row.offer is not None:
+        message.offer.SetInParent()
+        message.offer.client_id = row.offer.client_id
+        message.offer.offer_epoch = row.offer.epoch
+        if row.offer.expire_time is not None:
+            message.offer.expire_time.CopyFrom(timestamp(row.offer.expire_time))
+    message.create_time.CopyFrom(timestamp(row.create_time))
+    if row.start_time is not None:
+        message.start_time.CopyFrom(timestamp(row.start_time))
+    if row.end_time is not None:
+        message.end_time.CopyFrom(timestamp(row.end_time))
+    _put_result(message, row.result, result_bytes_max)
+    return message
+
+
+def run_for_approver(row: RunRow) -> run_pb2.Run:
+    """Return what somebody who decided about the run of another user may know of it: conversations are private."""
+    return run_pb2.Run(
+        store_id=row.store_id,
+        user_id=row.user_id,
+        run_id=row.run_id,
+        state=row.state.value,  # type: ignore[arg-type]  # the same numbers
+    )
+
+
+def run_short_of_tokens(row: RunRow, user_id: str) -> run_pb2.Run:
+    """Return a run that waits for tokens, as the user may see it: of others' runs there is what it needs."""
+    whole = run(row)
+    if row.user_id == user_id:
+        return whole
+    shown = run_for_approver(row)
+    shown.waits.extend(whole.waits)
+    shown.usage.CopyFrom(whole.usage)
+    shown.token_budget = whole.token_budget
+    return shown
+
+
+def call_for_approver(row: CallRow) -> call_pb2.Call:
+    """Return what somebody who decides about a call of another user may see of it: conversations are private."""
+    shown = call(row)
+    for name in call_pb2.Call.DESCRIPTOR.fields_by_name:
+        if name not in _FOR_APPROVERS:
+            shown.ClearField(name)  # type: ignore[arg-type]  # a field of the message
+    return shown
+
+
+def _put_result(message: call_pb2.Call, result: bytes | None, result_bytes_max: int | None) -> None:
+    if result is None:
+        return
+    message.result.MergeFromString(result)
+    message.result.SetInParent()
+    size_bytes = len(message.result.content_json) + len(message.result.inverse.arguments_json)
+    if result_bytes_max is not None and size_bytes > result_bytes_max:
+        message.ClearField("result")
+        message.result_omitted_bytes = size_bytes
+
+
+def _decision(decision: Decision) -> call_pb2.Decision:
+    return call_pb2.Decision(
+        kind=decision.kind.value,  # type: ignore[arg-type]  # the same numbers
+        user_id=decision.user_id,
+        reason=decision.reason,
+        time=timestamp(decision.time),
+        arguments_sha256=decision.arguments_sha256.hex(),
+    )
+
+
+def message(row: MessageRow) -> message_pb2.Message:
+    """Return a message of a conversation."""
+    entry = message_pb2.Message.FromString(row.body)
+    entry.message_id = row.message_id
+    entry.conversation_id = row.conversation_id
+    entry.run_id = row.run_id
+    entry.number = row.number
+    entry.summarised_to_number = row.summarised_to
+    entry.create_time.CopyFrom(timestamp(row.create_time))
+    return entry
+
+
+def gap(gap: LogGap) -> gap_pb2.Gap:
+    """Return what stands in place of removed events."""
+    snapshot = gap.snapshot
+    return gap_pb2.Gap(
+        run_id=gap.run_id,
+        from_seq=gap.from_seq,
+        to_seq=gap.to_seq,
+        snapshot=gap_pb2.RunSnapshot(
+            run=run(snapshot.run),
+            messages=map(message, snapshot.messages),
+            calls=[
+                call(row, result_bytes_max=EVENT_RESULT_BYTES_MAX, omitted_bytes=snapshot.omitted_bytes[row.call_id])
+                for row in snapshot.calls
+            ],
+            omitted_message_count=snapshot.omitted_messages,
+            omitted_call_count=snapshot.omitted_calls,
+        ),
+    )
+
+
+def command(row: CommandRow) -> ledger_pb2.Command:
+    """Return an unread command."""
+    is_ending = row.name == inbox.AGENT_ENDED
+    entry = _agent_ended(row) if is_ending else ledger_pb2.Command.FromString(row.payload)
+    entry.command_id = row.command_id
+    entry.user_id = row.user_id
+    entry.time.CopyFrom(timestamp(row.time))
+    return entry
+
+
+def _agent_ended(row: CommandRow) -> ledger_pb2.Command:
+    ending = stop.read_ending(row.payload)
+    entry = ledger_pb2.Command()
+    entry.agent_ended.call_id = row.call_id
+    # Parts of one message, one after the other, are that message.
+    entry.agent_ended.run.MergeFromString(ending.usage + ending.failure + ending.output)
+    entry.agent_ended.run.run_id = ending.run_id
+    entry.agent_ended.run.state = ending.state.value  # type: ignore[assignment]  # the same numbers
+    return entry
+
+
+def encode_event(event: Event) -> bytes:
+    """Return the bytes of an event: those that every watcher gets."""
+    happening = event.happening
+    match happening:
+        case OwnerEvent():
+            entry = event_pb2.RunEvent.FromString(happening.body)
+        case RunChanged():
+            entry = event_pb2.RunEvent()
+            if happening.from_state is not None:
+                entry.run_changed.from_state = happening.from_state.value  # type: ignore[assignment]
+            entry.run_changed.run.CopyFrom(run(happening.run))
+        case CallChanged():
+            entry = event_pb2.RunEvent()
+            if happening.from_state is not None:
+                entry.call_changed.from_state = happening.from_state.value  # type: ignore[assignment]
+            entry.call_changed.call.CopyFrom(call(happening.call, result_bytes_max=EVENT_RESULT_BYTES_MAX))
+            entry.call_changed.duration_seconds = happening.duration_seconds
+        case MessageAdded():
+            entry = event_pb2.RunEvent()
+            entry.message_added.message.CopyFrom(message(happening.message))
+        case ToolProgressed():
+            entry = event_pb2.RunEvent()
+            progress = entry.tool_progress
+            progress.call_id = happening.call.call_id
+            progress.tool_name = happening.call.tool_name
+            progress.message = happening.message
+            if happening.fraction is not None:
+                progress.fraction = happening.fraction
+        case ToppedUp():
+            entry = event_pb2.RunEvent()
+            entry.run_topped_up.tokens = happening.tokens
+            entry.run_topped_up.token_budget = happening.token_budget
+            entry.run_topped_up.user_id = happening.user_id
+        case OperatorActed():
+            entry = event_pb2.RunEvent()
+            entry.operator_acted.user_id = happening.user_id
+            entry.operator_acted.act = happening.act.value  # type: ignore[assignment]  # the same numbers
+            entry.operator_acted.call_id = happening.call_id
+            entry.operator_acted.reason = happening.reason
+        case _:
+            assert_never(happening)
+    entry.store_id = event.store_id
+    entry.conversation_id = event.conversation_id
+    entry.run_id = event.run_id
+    entry.seq = event.seq
+    entry.time.CopyFrom(timestamp(event.time))
+    entry.attempt = event.attempt
+    entry.event_id = event.event_id
+    entry.type = event.type
+    return entry.SerializeToString()

@@ -1,0 +1,482 @@
+"""Requests of the contract as operations of the ledger. What contradicts the contract is refused here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from enum import IntEnum
+from typing import Final, TypeVar
+
+from google.protobuf.message import Message as ProtoMessage
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from pawl.chassis.ids import check_id
+from pawl.errors import InvalidField
+from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2
+from pawl.job_store.app.reading import PendingFilter
+from pawl.job_store.domain import inbox
+from pawl.job_store.domain.calls import CallChange
+from pawl.job_store.domain.command import (
+    Cancel,
+    Command,
+    Decide,
+    Progress,
+    Redrive,
+    Resolve,
+    Send,
+    Steer,
+    ToolResult,
+    TopUp,
+)
+from pawl.job_store.domain.commit import Commit, NewMessage
+from pawl.job_store.domain.delegation import Delegation
+from pawl.job_store.domain.events import OwnerEvent
+from pawl.job_store.domain.offers import LeaseOffer
+from pawl.job_store.domain.rows import TOKENS_MAX
+from pawl.job_store.domain.states import (
+    ActiveRunPolicy,
+    CallState,
+    DecisionKind,
+    DecisionRight,
+    LeaseAction,
+    RunState,
+    StopCause,
+)
+from pawl.job_store.domain.submit import Submit
+
+E = TypeVar("E", bound=IntEnum)
+
+LEASE_SECONDS_MIN: Final = 1.0
+LEASE_SECONDS_MAX: Final = 300.0
+EVENTS_PER_COMMIT_MAX: Final = 1000
+
+_OWNER_EVENTS: Final = {
+    "round_started": "round.started",
+    "round_retrying": "round.retrying",
+    "round_ended": "round.ended",
+    "output_delta": "output.delta",
+    "tool_progress": "tool.progress",
+    "warning": "warning",
+}
+_EVENT_HEADER: Final = ("store_id", "conversation_id", "run_id", "seq", "time", "attempt", "event_id", "type")
+_MESSAGE_HEADER: Final = (
+    "message_id",
+    "conversation_id",
+    "run_id",
+    "number",
+    "summarised_to_number",
+    "create_time",
+)
+# What the ledger judges or gives itself, and so keeps outside of the opaque rest.
+_CALL_HEADER: Final = (
+    "store_id",
+    "user_id",
+    "conversation_id",
+    "run_id",
+    "call_id",
+    "round",
+    "index",
+    "state",
+    "tool_name",
+    "tool_version",
+    "fallback_tool_name",
+    "arguments_json",
+    "attempt",
+    "deadline_time",
+    "offer",
+    "result",
+    "result_omitted_bytes",
+    "create_time",
+    "start_time",
+    "end_time",
+    "child_run_id",
+)
+_APPROVAL_HEADER: Final = ("digest", "decision", "approvals_required", "approvals", "escalated")
+_INT32_END: Final = 2**31
+_GIVE_UP: Final = ledger_pb2.Command(
+    cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_PARENT)
+).SerializeToString()
+APPROVALS_MAX: Final = 5
+"""Most people whose approval a call can need."""
+_DIGEST_CHARACTERS: Final = frozenset("0123456789abcdef")
+
+
+def submit(
+    request: ledger_pb2.SubmitMessageRequest,
+    *,
+    queue_max: int,
+    store_queue_max: int,
+    store_places: int,
+    inbox_limits: inbox.Limits,
+) -> Submit:
+    """Return the operation of a SubmitMessage."""
+    check_id(request.store_id, "store_id")
+    check_id(request.user_id, "user_id")
+    if request.request_id:
+        check_id(request.request_id, "request_id")
+    if request.conversation_id:
+        check_id(request.conversation_id, "conversation_id")
+    if not request.text:
+        raise InvalidField("text is empty", field="text")
+    steer = ledger_pb2.Command(steer=ledger_pb2.SteerCommand(text=request.text))
+    interrupt = ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_SUPERSEDED))
+    message = message_pb2.Message(role=message_pb2.ROLE_USER, text=request.text)
+    undo = request.undo if request.HasField("undo") else None
+    return Submit(
+        store_id=request.store_id,
+        user_id=request.user_id,
+        request_id=request.request_id,
+        # Defaults and roles are no part of the payload: a deploy may change them.
+        fingerprint=_fingerprint(request, without=("request_id", "options", "user_roles")),
+        conversation_id=request.conversation_id,
+        conversation_must_exist=request.conversation_must_exist,
+        policy=_enum(ActiveRunPolicy, request.policy, "policy"),
+        message=message.SerializeToString(),
+        steer=steer.SerializeToString(),
+        interrupt=interrupt.SerializeToString(),
+        options=run_pb2.Run(options=request.options, user_roles=request.user_roles, undo=undo).SerializeToString(),
+        queue_max=queue_max,
+        store_queue_max=store_queue_max,
+        store_places=store_places,
+        token_budget=_tokens(request.options.limits.total_tokens_max, "options.limits.total_tokens_max"),
+        token_ceiling=_tokens(request.options.limits.topped_up_tokens_max, "options.limits.topped_up_tokens_max"),
+        text_bytes=len(request.text.encode()),
+        inbox_limits=inbox_limits,
+    )
+
+
+def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
+    """Return the operation of a CommitRun. Takes the request apart: it is of no use afterwards."""
+    check_id(request.store_id, "store_id")
+    check_id(request.run_id, "run_id")
+    check_id(request.commit_id, "commit_id")
+    for command_id in request.consumed_command_ids:
+        check_id(command_id, "consumed_command_ids")
+    if len(request.events) > EVENTS_PER_COMMIT_MAX:
+        raise InvalidField(f"a step has at most {EVENTS_PER_COMMIT_MAX} events", field="events")
+    if len({call.call_id for call in request.calls}) != len(request.calls):
+        raise InvalidField("a step moves a call once", field="calls")
+    has = request.HasField
+    return Commit(
+        store_id=request.store_id,
+        run_id=request.run_id,
+        epoch=request.epoch,
+        commit_id=request.commit_id,
+        events=tuple(_owner_event(event) for event in request.events),
+        messages=tuple(_new_message(message) for message in request.messages),
+        calls=tuple(_call_change(call) for call in request.calls),
+        state=_enum(RunState, request.state, "state") if request.state else None,
+        waits=_waits(request.waits),
+        failure=run_pb2.Run(failure=request.failure).SerializeToString() if has("failure") else None,
+        stop_cause=_enum(StopCause, request.stop_cause, "stop_cause") if request.stop_cause else None,
+        round=_int32(request.round, "round") if has("round") else None,
+        usage=run_pb2.Run(usage=request.usage).SerializeToString() if has("usage") else None,
+        output=run_pb2.Run(output_text=request.output_text).SerializeToString() if has("output_text") else None,
+        active_seconds=request.active_seconds if has("active_seconds") else None,
+        tools=run_pb2.Run(tools=request.tools).SerializeToString() if request.tools else None,
+        loop_state=request.loop_state if has("loop_state") else None,
+        consumed=tuple(request.consumed_command_ids),
+        lease=_enum(LeaseAction, request.lease_action, "lease_action") if request.lease_action else LeaseAction.KEEP,
+        wake_time=_time(request.wake_time) if has("wake_time") else None,
+        after_seq=request.after_seq if has("after_seq") else None,
+        unstopped=_unstopped(request.unstopped_call_ids),
+        delegations=tuple(map(_delegation, request.delegations)),
+        give_up=_GIVE_UP,
+    )
+
+
+def send(request: ledger_pb2.SendCommandRequest, *, inbox_limits: inbox.Limits) -> Send:
+    """Return the operation of a SendCommand. Takes the request apart: it is of no use afterwards."""
+    check_id(request.store_id, "store_id")
+    check_id(request.run_id, "run_id")
+    check_id(request.user_id, "user_id")
+    entry = request.command
+    command_id = check_id(entry.command_id, "command.command_id")
+    for field in ("command_id", "user_id", "time"):
+        entry.ClearField(field)
+    if request.decision_right and not entry.HasField("decision"):
+        raise InvalidField("a right to decide goes with a decision", field="decision_right")
+    right = _enum(DecisionRight, request.decision_right or DecisionRight.OWN_RUNS, "decision_right")
+    command = _command(entry, right)
+    is_for_operators = isinstance(command, Resolve | Redrive | Cancel)
+    if request.as_operator > is_for_operators or (isinstance(command, Redrive) and not request.as_operator):
+        raise InvalidField("an operator resolves, re-drives and cancels, and only one re-drives", field="as_operator")
+    return Send(
+        store_id=request.store_id,
+        run_id=request.run_id,
+        user_id=request.user_id,
+        command_id=command_id,
+        # What a tool says of the same arguments may differ from one time to the next.
+        fingerprint=_fingerprint(_without_preview(entry)),
+        command=command,
+        payload=entry.SerializeToString(),
+        as_operator=request.as_operator,
+        session_id=check_id(request.session_id, "session_id") if request.session_id else "",
+        inbox_limits=inbox_limits,
+    )
+
+
+def lease_offer(request: ledger_pb2.LeaseOfferRequest) -> LeaseOffer:
+    """Return the operation of a LeaseOffer."""
+    return LeaseOffer(
+        store_id=check_id(request.store_id, "store_id"),
+        user_id=check_id(request.user_id, "user_id"),
+        run_id=check_id(request.run_id, "run_id"),
+        call_id=check_id(request.call_id, "call_id"),
+        client_id=check_id(request.client_id, "client_id"),
+        session_id=check_id(request.session_id, "session_id"),
+        lease_seconds=lease_seconds(request.lease_seconds),
+    )
+
+
+def lease_seconds(asked: float) -> float:
+    """Return a length of a lease that is allowed."""
+    if not LEASE_SECONDS_MIN <= asked <= LEASE_SECONDS_MAX:
+        raise InvalidField("a lease is of 1 to 300 seconds", field="lease_seconds")
+    return asked
+
+
+def pending_filter(request: ledger_pb2.ListPendingCallsRequest) -> PendingFilter:
+    """Return which calls a ListPendingCalls asks for."""
+    if request.conversation_id:
+        check_id(request.conversation_id, "conversation_id")
+        if request.of_all_users:
+            raise InvalidField("a conversation belongs to one user", field="conversation_id")
+    return PendingFilter(
+        user_id="" if request.of_all_users else check_id(request.user_id, "user_id"),
+        states=tuple(sorted({_enum(CallState, state, "states") for state in request.states})),
+        tool_name=request.tool_name,
+        conversation_id=request.conversation_id,
+    )
+
+
+def run_states(states: Sequence[int]) -> tuple[RunState, ...]:
+    """Return the states of a filter, sorted."""
+    return tuple(sorted({_enum(RunState, state, "states") for state in states}))
+
+
+def _owner_event(event: event_pb2.RunEvent) -> OwnerEvent:
+    kind = event.WhichOneof("kind")
+    if kind not in _OWNER_EVENTS:
+        raise InvalidField(f"the ledger writes events of kind {kind} itself", field="events")
+    for field in _EVENT_HEADER:
+        event.ClearField(field)
+    return OwnerEvent(type=_OWNER_EVENTS[kind], body=event.SerializeToString())
+
+
+def _new_message(message: message_pb2.Message) -> NewMessage:
+    if message.role == message_pb2.ROLE_UNSPECIFIED:
+        raise InvalidField("a message has a role", field="messages.role")
+    if (message.role == message_pb2.ROLE_SUMMARY) != (message.summarised_to_number > 0):
+        raise InvalidField(
+            "a summary, and nothing else, says what it stands for", field="messages.summarised_to_number"
+        )
+    message_id, summarised_to = (
+        message.message_id,
+        _int32(message.summarised_to_number, "messages.summarised_to_number"),
+    )
+    if message_id:
+        check_id(message_id, "messages.message_id")
+    for field in _MESSAGE_HEADER:
+        message.ClearField(field)
+    return NewMessage(
+        message_id=message_id,
+        summarised_to=summarised_to,
+        body=message.SerializeToString(),
+        steer_bytes=len(message.text.encode()) if message.role == message_pb2.ROLE_USER else None,
+    )
+
+
+def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
+    if not entry.text:
+        raise InvalidField("text is empty", field="delegations.text")
+    run = run_pb2.Run(
+        options=entry.options,
+        user_roles=entry.user_roles,
+        depth=_int32(entry.depth, "delegations.depth"),
+        above=entry.above,
+    )
+    limits = entry.options.limits
+    return Delegation(
+        call_id=check_id(entry.call_id, "delegations.call_id"),
+        run_id=check_id(entry.run_id, "delegations.run_id"),
+        message=message_pb2.Message(role=message_pb2.ROLE_USER, text=entry.text).SerializeToString(),
+        options=run.SerializeToString(),
+        token_budget=_tokens(limits.total_tokens_max, "delegations.options.limits.total_tokens_max"),
+        token_ceiling=_tokens(limits.topped_up_tokens_max, "delegations.options.limits.topped_up_tokens_max"),
+    )
+
+
+def _call_change(call: call_pb2.Call) -> CallChange:
+    digest = call.approval.digest
+    values = {
+        "call_id": check_id(call.call_id, "calls.call_id"),
+        "round": _int32(call.round, "calls.round"),
+        "index": _int32(call.index, "calls.index"),
+        "state": _enum(CallState, call.state, "calls.state"),
+        "tool_name": call.tool_name,
+        "tool_version": _int32(call.tool_version, "calls.tool_version"),
+        "fallback_tool_name": call.fallback_tool_name,
+        "arguments": call.arguments_json,
+        "attempt": _int32(call.attempt, "calls.attempt"),
+        "digest": _digest(digest, "calls.approval.digest") if digest else "",
+        "deadline_time": _time(call.deadline_time) if call.HasField("deadline_time") else None,
+        "result": call.result.SerializeToString() if call.HasField("result") else None,
+        "approvals_required": _approvals(call.approval.approvals_required),
+        "escalated": call.approval.escalated,
+        "has_default": bool(call.question.default_answer),
+        "child_run_id": check_id(call.child_run_id, "calls.child_run_id") if call.child_run_id else "",
+    }
+    if call.HasField("approval"):
+        for part in _APPROVAL_HEADER:
+            call.approval.ClearField(part)
+    for field in _CALL_HEADER:
+        call.ClearField(field)
+    return CallChange(**values, spec=call.SerializeToString())  # type: ignore[arg-type]  # checked by name
+
+
+def _without_preview(entry: ledger_pb2.Command) -> ledger_pb2.Command:
+    if not entry.decision.edited_preview:
+        return entry
+    copy = ledger_pb2.Command()
+    copy.CopyFrom(entry)
+    copy.decision.ClearField("edited_preview")
+    return copy
+
+
+def _command(entry: ledger_pb2.Command, right: DecisionRight) -> Command:
+    match entry.WhichOneof("kind"):
+        case "tool_result":
+            result = entry.tool_result
+            if not result.HasField("result"):
+                raise InvalidField("a result is missing", field="command.tool_result.result")
+            return ToolResult(
+                call_id=check_id(result.call_id, "command.tool_result.call_id"),
+                client_id=check_id(result.client_id, "command.tool_result.client_id") if result.client_id else "",
+                offer_epoch=result.offer_epoch,
+            )
+        case "decision":
+            return _decide(entry.decision, right)
+        case "steer":
+            if not entry.steer.text:
+                raise InvalidField("text is empty", field="command.steer.text")
+            return Steer(text_bytes=len(entry.steer.text.encode()))
+        case "cancel":
+            cause = _enum(StopCause, entry.cancel.cause, "command.cancel.cause")
+            return Cancel(cause=cause, reason=entry.cancel.reason)
+        case "redrive":
+            return Redrive(reason=entry.redrive.reason)
+        case "resolve":
+            return _resolve(entry.resolve)
+        case "progress":
+            return _progress(entry.progress)
+        case "top_up":
+            if not entry.top_up.tokens:
+                raise InvalidField("a top-up has tokens", field="command.top_up.tokens")
+            return TopUp(tokens=_tokens(entry.top_up.tokens, "command.top_up.tokens"))
+        case _:
+            raise InvalidField("a command has a kind", field="command.kind")
+
+
+def _decide(decision: ledger_pb2.DecisionCommand, right: DecisionRight) -> Decide:
+    kind = _enum(DecisionKind, decision.kind, "command.decision.kind")
+    if kind is DecisionKind.EDIT:
+        if not decision.arguments_json:
+            raise InvalidField("an edit has arguments", field="command.decision.arguments_json")
+        _digest(decision.edited_digest, "command.decision.edited_digest")
+    if kind is DecisionKind.ANSWER and not decision.answer:
+        raise InvalidField("an answer is not empty", field="command.decision.answer")
+    return Decide(
+        call_id=check_id(decision.call_id, "command.decision.call_id"),
+        kind=kind,
+        digest=decision.digest,
+        arguments=decision.arguments_json,
+        edited_digest=decision.edited_digest,
+        reason=decision.reason,
+        right=right,
+    )
+
+
+def _resolve(resolve: ledger_pb2.ResolveCommand) -> Resolve:
+    if resolve.resolution not in {1, 2, 3}:
+        raise InvalidField("resolution is unknown", field="command.resolve.resolution")
+    happened = resolve.resolution == ledger_pb2.CALL_RESOLUTION_HAPPENED
+    if happened != bool(resolve.content_json):
+        raise InvalidField("what happened, and only that, has a result", field="command.resolve.content_json")
+    return Resolve(call_id=check_id(resolve.call_id, "command.resolve.call_id"))
+
+
+def _progress(progress: ledger_pb2.ProgressCommand) -> Progress:
+    fraction = progress.fraction if progress.HasField("fraction") else None
+    if fraction is not None and not 0 <= fraction <= 1:
+        raise InvalidField("fraction is from 0 to 1", field="command.progress.fraction")
+    return Progress(
+        call_id=check_id(progress.call_id, "command.progress.call_id"),
+        client_id=check_id(progress.client_id, "command.progress.client_id"),
+        offer_epoch=progress.offer_epoch,
+        fraction=fraction,
+        message=progress.message,
+    )
+
+
+def _fingerprint(message: ProtoMessage, *, without: Sequence[str] = ()) -> bytes:
+    """Return what tells one payload from another."""
+    if without:
+        copy = type(message)()
+        copy.CopyFrom(message)
+        for field in without:
+            copy.ClearField(field)
+        message = copy
+    return hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
+
+
+def _unstopped(call_ids: Sequence[str]) -> bytes | None:
+    for call_id in call_ids:
+        check_id(call_id, "unstopped_call_ids")
+    return run_pb2.Run(unstopped_call_ids=call_ids).SerializeToString() if call_ids else None
+
+
+def _waits(waits: Sequence[int]) -> tuple[int, ...]:
+    if any(wait not in run_pb2.WaitKind.values() or wait == 0 for wait in waits):
+        raise InvalidField("a wait is of an unknown kind", field="waits")
+    return tuple(sorted(set(waits)))
+
+
+def _approvals(value: int) -> int:
+    if value > APPROVALS_MAX:
+        raise InvalidField(f"at most {APPROVALS_MAX} people approve a call", field="calls.approval.approvals_required")
+    return max(1, value)
+
+
+def _digest(value: str, field: str) -> str:
+    if len(value) != hashlib.sha256().digest_size * 2 or not _DIGEST_CHARACTERS.issuperset(value):
+        raise InvalidField("a digest is a SHA-256 in hex", field=field)
+    return value
+
+
+def _tokens(value: int, field: str) -> int:
+    if value > TOKENS_MAX:
+        raise InvalidField(f"{field} is too large", field=field)
+    return value
+
+
+def _int32(value: int, field: str) -> int:
+    if value >= _INT32_END:
+        raise InvalidField(f"{field} is too large", field=field)
+    return value
+
+
+def _enum(kind: type[E], value: int, field: str) -> E:
+    try:
+        return kind(value)
+    except ValueError:
+        raise InvalidField(f"{field} has no value {value}", field=field) from None
+
+
+def _time(value: Timestamp) -> datetime:
+    try:
+        return value.ToDatetime(tzinfo=UTC)
+    except (ValueError, OverflowError):
+        raise InvalidField("a time is out of range", field="time") from None

@@ -1,0 +1,342 @@
+"""pawl.job.v1.LedgerService: translates, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any, Final, TypeAlias
+
+import grpc
+
+from pawl.chassis.ids import check_id
+from pawl.errors import InvalidField, InvalidPageToken, SeqBeyondEnd
+from pawl.event.v1 import event_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2 as pb
+from pawl.job.v1 import ledger_pb2_grpc
+from pawl.job_store.app.ledger import Ledger
+from pawl.job_store.app.pages import Id, Large, Small, make_token, page_size, read_token
+from pawl.job_store.app.reading import Claimed, PendingFilter, RunView
+from pawl.job_store.domain import inbox
+from pawl.job_store.domain.command import Receipt
+from pawl.job_store.rpc import messages, operations, parts
+
+RUNS_PER_CLAIM_MAX: Final = 64
+EVENTS_DEFAULT: Final = 256
+EVENTS_MAX: Final = 1000
+_PENDING_RUNS: Final = "ListPendingCalls, runs"
+_BEFORE_ALL_RUNS: Final = (datetime(1970, 1, 1, tzinfo=UTC), "0")
+_PAGE_BYTES_WITH_RUNS_MAX: Final = 1024 * 1024
+"""A page with more of calls takes no runs."""
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+
+class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
+    """Serves the ledger.
+
+    `queue_max` runs may wait in one conversation, `store_queue_max` in one store for one of its `store_places`.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        queue_max: int,
+        store_queue_max: int,
+        store_places: int,
+        inbox_limits: inbox.Limits = inbox.LIMITS,
+    ) -> None:
+        self._ledger = ledger
+        self._inbox_limits = inbox_limits
+        self._queue_max = queue_max
+        self._store_queue_max = store_queue_max
+        self._store_places = store_places
+
+    async def SubmitMessage(self, request: pb.SubmitMessageRequest, context: Context) -> pb.SubmitMessageResponse:
+        size_bytes = request.ByteSize()
+        operation = operations.submit(
+            request,
+            queue_max=self._queue_max,
+            store_queue_max=self._store_queue_max,
+            store_places=self._store_places,
+            inbox_limits=self._inbox_limits,
+        )
+        submitted = await self._ledger.change(operation, size_bytes=size_bytes)
+        run = messages.run(submitted.run)
+        run.queue_position = submitted.place
+        return pb.SubmitMessageResponse(run=run, steered=submitted.steered)
+
+    async def ClaimRuns(self, request: pb.ClaimRunsRequest, context: Context) -> pb.ClaimRunsResponse:
+        check_id(request.worker_id, "worker_id")
+        if not 1 <= request.runs_max <= RUNS_PER_CLAIM_MAX:
+            raise InvalidField(f"runs_max is from 1 to {RUNS_PER_CLAIM_MAX}", field="runs_max")
+        claimed = await self._ledger.leases.claim(
+            request.worker_id,
+            runs_max=request.runs_max,
+            lease_seconds=operations.lease_seconds(request.lease_seconds),
+        )
+        return pb.ClaimRunsResponse(runs=map(_claimed, claimed))
+
+    async def LoadRun(self, request: pb.LoadRunRequest, context: Context) -> AsyncIterator[pb.LoadRunResponse]:
+        check_id(request.store_id, "store_id")
+        check_id(request.run_id, "run_id")
+        loaded = await self._ledger.reads.load(request.store_id, request.run_id, request.epoch)
+        for part in parts.of_run(loaded):
+            yield part
+
+    async def RenewLeases(self, request: pb.RenewLeasesRequest, context: Context) -> pb.RenewLeasesResponse:
+        renewed = await self._ledger.leases.renew(
+            check_id(request.worker_id, "worker_id"),
+            lease_seconds=operations.lease_seconds(request.lease_seconds),
+        )
+        return pb.RenewLeasesResponse(
+            runs=map(_claimed, renewed.runs),
+            runs_with_commands=map(_claimed, renewed.with_commands),
+            now=messages.timestamp(renewed.time),
+        )
+
+    async def ReleaseWorker(self, request: pb.ReleaseWorkerRequest, context: Context) -> pb.ReleaseWorkerResponse:
+        released = await self._ledger.release_worker(check_id(request.worker_id, "worker_id"))
+        return pb.ReleaseWorkerResponse(released_count=released)
+
+    async def ReportCrash(self, request: pb.ReportCrashRequest, context: Context) -> pb.ReportCrashResponse:
+        store_id, run_id = check_id(request.store_id, "store_id"), check_id(request.run_id, "run_id")
+        quarantined = await self._ledger.report_crash(store_id, run_id, request.epoch)
+        return pb.ReportCrashResponse(quarantined=quarantined)
+
+    async def CommitRun(self, request: pb.CommitRunRequest, context: Context) -> pb.CommitRunResponse:
+        size_bytes = request.ByteSize()
+        committed = await self._ledger.change(operations.commit(request), size_bytes=size_bytes)
+        return pb.CommitRunResponse(
+            first_seq=committed.first_seq,
+            last_seq=committed.last_seq,
+            commands_pending=committed.commands_pending,
+            time=messages.timestamp(committed.time),
+        )
+
+    async def SendCommand(self, request: pb.SendCommandRequest, context: Context) -> pb.SendCommandResponse:
+        size_bytes = request.ByteSize()
+        receipt: Receipt = await self._ledger.change(
+            operations.send(request, inbox_limits=self._inbox_limits), size_bytes=size_bytes
+        )
+        response = pb.SendCommandResponse(
+            outcome=receipt.outcome.value,  # type: ignore[arg-type]  # the same numbers
+            reason=receipt.reason,
+            message=receipt.message,
+        )
+        if receipt.run is not None and (request.as_operator or receipt.run.user_id == request.user_id):
+            response.run.CopyFrom(_run_view(RunView(run=receipt.run, pending=receipt.pending)))
+        elif receipt.run is not None:
+            response.run.CopyFrom(messages.run_for_approver(receipt.run))
+        return response
+
+    async def ListCommands(
+        self, request: pb.ListCommandsRequest, context: Context
+    ) -> AsyncIterator[pb.ListCommandsResponse]:
+        check_id(request.store_id, "store_id")
+        check_id(request.run_id, "run_id")
+        rows = await self._ledger.reads.commands(request.store_id, request.run_id)
+        for part in parts.of_inbox(rows):
+            yield part
+
+    async def LeaseOffer(self, request: pb.LeaseOfferRequest, context: Context) -> pb.LeaseOfferResponse:
+        leased = await self._ledger.change(operations.lease_offer(request), size_bytes=request.ByteSize())
+        response = pb.LeaseOfferResponse(granted=leased.granted, replaced=leased.replaced)
+        if leased.call is not None:
+            response.call.CopyFrom(messages.call(leased.call))
+        return response
+
+    async def RenewOffers(self, request: pb.RenewOffersRequest, context: Context) -> pb.RenewOffersResponse:
+        held = await self._ledger.renew_offers(
+            check_id(request.store_id, "store_id"),
+            check_id(request.user_id, "user_id"),
+            check_id(request.client_id, "client_id"),
+            check_id(request.session_id, "session_id"),
+            lease_seconds=operations.lease_seconds(request.lease_seconds),
+        )
+        return pb.RenewOffersResponse(calls=map(messages.call, held))
+
+    async def ReleaseOffers(self, request: pb.ReleaseOffersRequest, context: Context) -> pb.ReleaseOffersResponse:
+        released = await self._ledger.release_offers(
+            check_id(request.store_id, "store_id"),
+            check_id(request.user_id, "user_id"),
+            check_id(request.client_id, "client_id"),
+            check_id(request.session_id, "session_id"),
+            check_id(request.run_id, "run_id") if request.run_id else "",
+        )
+        return pb.ReleaseOffersResponse(released_count=released)
+
+    async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
+        store_id, user_id = _reader(request.store_id, request.user_id)
+        view = await self._ledger.reads.run(store_id, user_id, check_id(request.run_id, "run_id"))
+        return pb.GetRunResponse(run=_run_view(view))
+
+    async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
+        check_id(request.store_id, "store_id")
+        check_id(request.user_id, "user_id")
+        if request.conversation_id:
+            check_id(request.conversation_id, "conversation_id")
+        states = operations.run_states(request.states)
+        selection = (request.store_id, request.user_id, request.conversation_id, states)
+        page = await self._ledger.reads.runs(
+            request.store_id,
+            request.user_id,
+            conversation_id=request.conversation_id,
+            states=states,
+            before=read_token(request.page_token, "ListRuns", selection, tuple[datetime, Id]),
+            rows_max=page_size(request.page_size),
+        )
+        response = pb.ListRunsResponse(runs=map(messages.run, page.rows))
+        if page.has_more:
+            last = page.rows[-1]
+            response.next_page_token = make_token("ListRuns", selection, (last.create_time, last.run_id))
+        return response
+
+    async def ListAttention(self, request: pb.ListAttentionRequest, context: Context) -> pb.ListAttentionResponse:
+        check_id(request.store_id, "store_id")
+        if request.run_id:
+            check_id(request.run_id, "run_id")
+        selection = (request.store_id, request.run_id)
+        page = await self._ledger.attention_book.listed(
+            request.store_id,
+            run_id=request.run_id,
+            after=read_token(request.page_token, "ListAttention", selection, tuple[datetime, Id]),
+            rows_max=page_size(request.page_size),
+        )
+        response = pb.ListAttentionResponse(runs=map(_run_view, page.rows))
+        if page.has_more and (last := page.rows[-1].run).attention is not None:
+            position = (last.attention.since_time, last.run_id)
+            response.next_page_token = make_token("ListAttention", selection, position)
+        return response
+
+    async def GetCall(self, request: pb.GetCallRequest, context: Context) -> pb.GetCallResponse:
+        store_id, user_id = _reader(request.store_id, request.user_id)
+        call_id = check_id(request.call_id, "call_id")
+        row = await self._ledger.reads.call(store_id, user_id, call_id, for_approval=request.for_approval)
+        return pb.GetCallResponse(call=messages.call(row))
+
+    async def ListCalls(self, request: pb.ListCallsRequest, context: Context) -> pb.ListCallsResponse:
+        store_id, user_id = _reader(request.store_id, request.user_id)
+        check_id(request.run_id, "run_id")
+        selection = (request.store_id, request.user_id, request.run_id)
+        page = await self._ledger.reads.calls(
+            store_id,
+            user_id,
+            request.run_id,
+            after=read_token(request.page_token, "ListCalls", selection, tuple[Small, Small, Id]),
+            rows_max=page_size(request.page_size),
+        )
+        response = pb.ListCallsResponse(calls=map(messages.call, page.rows))
+        if page.has_more:
+            last = page.rows[-1]
+            response.next_page_token = make_token("ListCalls", selection, (last.round, last.index, last.call_id))
+        return response
+
+    async def ListPendingCalls(
+        self, request: pb.ListPendingCallsRequest, context: Context
+    ) -> pb.ListPendingCallsResponse:
+        check_id(request.store_id, "store_id")
+        check_id(request.user_id, "user_id")
+        wanted, rows_max = operations.pending_filter(request), page_size(request.page_size)
+        selection = (
+            request.store_id,
+            wanted.user_id,
+            tuple(map(int, wanted.states)),
+            wanted.tool_name,
+            wanted.conversation_id,
+        )
+        try:
+            after = read_token(request.page_token, "ListPendingCalls", selection, tuple[datetime, Id])
+        except InvalidPageToken:
+            after_run = read_token(request.page_token, _PENDING_RUNS, selection, tuple[datetime, Id])
+            return await self._pending_runs(request, wanted, selection, after=after_run, rows_max=rows_max)
+        page = await self._ledger.reads.pending(request.store_id, wanted, after=after, rows_max=rows_max)
+        shown = [
+            messages.call(row) if row.user_id == request.user_id else messages.call_for_approver(row)
+            for row in page.rows
+        ]
+        response = pb.ListPendingCallsResponse(calls=shown)
+        if page.has_more:
+            last = page.rows[-1]
+            position = (last.create_time, last.call_id)
+            response.next_page_token = make_token("ListPendingCalls", selection, position)
+            return response
+        room = rows_max - len(shown) if response.ByteSize() < _PAGE_BYTES_WITH_RUNS_MAX else 0
+        runs = await self._pending_runs(request, wanted, selection, after=None, rows_max=max(1, room))
+        if room:
+            response.MergeFrom(runs)
+        elif runs.runs:
+            response.next_page_token = make_token(_PENDING_RUNS, selection, _BEFORE_ALL_RUNS)
+        return response
+
+    async def _pending_runs(
+        self,
+        request: pb.ListPendingCallsRequest,
+        wanted: PendingFilter,
+        selection: tuple[object, ...],
+        *,
+        after: tuple[datetime, str] | None,
+        rows_max: int,
+    ) -> pb.ListPendingCallsResponse:
+        page = await self._ledger.reads.short_of_tokens(request.store_id, wanted, after=after, rows_max=rows_max)
+        shown = [messages.run_short_of_tokens(row, request.user_id) for row in page.rows]
+        response = pb.ListPendingCallsResponse(runs=shown)
+        if page.has_more:
+            last = page.rows[-1]
+            response.next_page_token = make_token(_PENDING_RUNS, selection, (last.create_time, last.run_id))
+        return response
+
+    async def ListMessages(self, request: pb.ListMessagesRequest, context: Context) -> pb.ListMessagesResponse:
+        store_id, user_id = _reader(request.store_id, request.user_id)
+        check_id(request.conversation_id, "conversation_id")
+        selection = (request.store_id, request.user_id, request.conversation_id)
+        page = await self._ledger.reads.messages(
+            store_id,
+            user_id,
+            request.conversation_id,
+            after=(read_token(request.page_token, "ListMessages", selection, tuple[Large]) or (0,))[0],
+            rows_max=page_size(request.page_size),
+        )
+        response = pb.ListMessagesResponse(messages=map(messages.message, page.rows))
+        if page.has_more:
+            response.next_page_token = make_token("ListMessages", selection, (page.rows[-1].number,))
+        return response
+
+    async def ListEvents(self, request: pb.ListEventsRequest, context: Context) -> pb.ListEventsResponse:
+        store_id, user_id = _reader(request.store_id, request.user_id)
+        check_id(request.run_id, "run_id")
+        if request.events_max > EVENTS_MAX:
+            raise InvalidField(f"events_max is at most {EVENTS_MAX}", field="events_max")
+        part = await self._ledger.reads.events(
+            store_id,
+            user_id,
+            request.run_id,
+            after_seq=request.after_seq,
+            events_max=request.events_max or EVENTS_DEFAULT,
+        )
+        if request.after_seq > part.last_seq:
+            raise SeqBeyondEnd(f"the log ends at seq {part.last_seq}", last_seq=part.last_seq)
+        return pb.ListEventsResponse(
+            events=map(event_pb2.RunEvent.FromString, part.payloads),
+            last_seq=part.last_seq,
+            ended=part.ended,
+            gap=None if part.gap is None else messages.gap(part.gap),
+        )
+
+
+def _reader(store_id: str, user_id: str) -> tuple[str, str]:
+    """Return who reads; an empty user is a service."""
+    return check_id(store_id, "store_id"), check_id(user_id, "user_id") if user_id else ""
+
+
+def _claimed(claimed: Claimed) -> pb.ClaimedRun:
+    return pb.ClaimedRun(store_id=claimed.store_id, run_id=claimed.run_id, epoch=claimed.epoch)
+
+
+def _run_view(view: RunView) -> run_pb2.Run:
+    run = messages.run(view.run)
+    if view.waits is not None:
+        run.waits[:] = view.waits  # type: ignore[assignment]  # the same numbers
+    run.pending_calls.extend(map(messages.call, view.pending))
+    run.active_calls.extend(map(messages.call, view.active))
+    return run

@@ -1,0 +1,71 @@
+"""The data folder: its layout, its version, and what is wrong with it if it cannot be used."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pawl.chassis.start import StartError
+from pawl.launcher.lock import DataLock
+from pawl.launcher.secrets import SecretFiles
+
+VERSION = "1"
+"""Of the layout below. Clusters and schemas have versions of their own."""
+
+_VERSION_FILE = "VERSION"
+_LOCK_FILE = "lock"
+
+
+class DataFolder:
+    """One data folder, held by this process from `open` to `close`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run = path / "run"
+        self.logs = path / "logs"
+        self.postgres = path / "postgres"
+        self.nats = path / "nats"
+        self.outbox = path / "outbox"
+        self.files = path / "files"
+        self._lock = DataLock(path / _LOCK_FILE)
+
+    def open(self) -> SecretFiles:
+        """Makes the folder if need be, takes its lock and returns its secrets. Raises StartError if that fails."""
+        try:
+            self._make()
+            self._lock.acquire()
+            self._check_version()
+            for folder in (self.run, self.logs, self.outbox, self.files):
+                folder.mkdir(mode=0o700, exist_ok=True)
+            return SecretFiles(self.path / "secrets")
+        except OSError as error:
+            self.close()
+            raise StartError(
+                f"The data folder {self.path} cannot be used: {error.strerror} ({error.filename})."
+            ) from None
+        except StartError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Lets go of the lock. Idempotent."""
+        self._lock.release()
+
+    def _make(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        if {entry.name for entry in self.path.iterdir()} - {_LOCK_FILE} and not (self.path / _VERSION_FILE).exists():
+            raise StartError(f"{self.path} is not empty and no data folder of Pawl. Choose another one with --data.")
+        # PostgreSQL does not run as root: then its account has to pass here on its way to its own folder.
+        self.path.chmod(0o711 if os.geteuid() == 0 else 0o700)
+
+    def _check_version(self) -> None:
+        path = self.path / _VERSION_FILE
+        if not path.exists():
+            path.touch(mode=0o600)
+            path.write_text(f"{VERSION}\n", encoding="utf-8")
+        found = path.read_text(encoding="utf-8").strip()
+        if found != VERSION:
+            raise StartError(
+                f"{self.path} has data version {found or 'unknown'}, and this Pawl reads version {VERSION}: use the "
+                "Pawl that wrote it, or choose another folder with --data."
+            )

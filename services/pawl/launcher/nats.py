@@ -1,0 +1,158 @@
+"""The embedded NATS: the real nats-server, with JetStream and one user per service.
+
+Its default is no authentication at all. Here each user may do what its service does and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import shutil
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pawl.chassis.start import StartError
+from pawl.launcher.ports import HOST, address
+from pawl.launcher.processes import Addresses, Command, ProcessSpec
+from pawl.launcher.secrets import SecretFiles
+
+LIFECYCLE_STREAM = "PAWL_LIFECYCLE"
+PAYLOAD_BYTES_MAX = 8 * 1024 * 1024
+_PROBE_TIMEOUT_SECONDS = 1.0
+_INBOX = "_INBOX.>"
+_LIVE = "pawl.v1.*.run.*.events"
+_INTERNAL = "pawl.internal.v1.>"
+_NOTIFICATIONS = "pawl.v1.*.user.*.notifications"
+_READ_STREAM = ("$JS.API.INFO", f"$JS.API.STREAM.INFO.{LIFECYCLE_STREAM}", "$JS.API.STREAM.NAMES")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rights:
+    """Which subjects a user may publish on and subscribe to; what is not listed is refused."""
+
+    publish: tuple[str, ...] = ()
+    subscribe: tuple[str, ...] = ()
+
+
+USERS: Mapping[str, Rights] = {
+    "job_store": Rights(
+        publish=(_LIVE, "pawl.v1.*.lifecycle.>", _INTERNAL, "$JS.API.>"),
+        subscribe=("pawl.v1.>", _INTERNAL, _INBOX),
+    ),
+    "agent_loop": Rights(publish=(_INTERNAL,), subscribe=(_LIVE, _INTERNAL, _INBOX)),
+    "notifier": Rights(
+        publish=(
+            _NOTIFICATIONS,
+            *_READ_STREAM,
+            f"$JS.API.CONSUMER.*.{LIFECYCLE_STREAM}.>",
+            f"$JS.API.CONSUMER.*.*.{LIFECYCLE_STREAM}.>",
+            f"$JS.ACK.{LIFECYCLE_STREAM}.>",
+        ),
+        subscribe=("pawl.v1.*.lifecycle.>", _NOTIFICATIONS, _INBOX),
+    ),
+    "tool_registry": Rights(),
+    # For outside: sees everything, changes nothing. A consumer would be a change (it can be told to publish anywhere),
+    # so the past is read message by message.
+    "subscriber": Rights(
+        publish=(
+            *_READ_STREAM,
+            f"$JS.API.STREAM.MSG.GET.{LIFECYCLE_STREAM}",
+            f"$JS.API.DIRECT.GET.{LIFECYCLE_STREAM}.>",
+        ),
+        subscribe=("pawl.v1.>", _INBOX),
+    ),
+}
+
+
+def program() -> Path:
+    """The nats-server program. Raises StartError if the wheel is not installed."""
+    installed = Path(sysconfig.get_path("scripts")) / "nats-server"
+    found = installed if installed.exists() else shutil.which("nats-server")
+    if found is None:
+        raise StartError(
+            "The embedded NATS is not installed: install pawl[embedded], or point PAWL_NATS_URL at a NATS server."
+        )
+    return Path(found)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Nats:
+    """One NATS server with its files in a folder. `prepare` it, then let a supervisor run `spec()`."""
+
+    folder: Path
+    port: int
+    secrets: SecretFiles
+
+    @property
+    def url(self) -> str:
+        """Where it listens, without credentials."""
+        return f"nats://{address(self.port)}"
+
+    def url_of(self, user: str) -> str:
+        """How that user connects, password included."""
+        return f"nats://{user}:{self.secrets.get(f'nats-{user}')}@{address(self.port)}"
+
+    def prepare(self) -> None:
+        """Writes the configuration anew."""
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        self._config_path.unlink(missing_ok=True)
+        self._config_path.touch(mode=0o600)
+        self._config_path.write_text(json.dumps(self.config(), indent=2), encoding="utf-8")
+
+    def wipe(self) -> None:
+        """Removes all that JetStream stored. Call it while the server is down."""
+        shutil.rmtree(self._store, ignore_errors=True)
+
+    def spec(self) -> ProcessSpec:
+        """How to run it."""
+        command = Command(arguments=(str(program()), "--config", str(self._config_path)), environment={})
+        return ProcessSpec(name="nats", command=lambda _: command, probe=self._probe)
+
+    def config(self) -> dict[str, Any]:
+        """The configuration; nats-server reads JSON."""
+        users = [
+            {
+                "user": name,
+                "password": self.secrets.get(f"nats-{name}"),
+                "permissions": {"publish": _rule(rights.publish), "subscribe": _rule(rights.subscribe)},
+            }
+            for name, rights in USERS.items()
+        ]
+        return {
+            "server_name": "pawl",
+            "host": HOST,
+            "port": self.port,
+            "max_payload": PAYLOAD_BYTES_MAX,
+            "jetstream": {"store_dir": str(self._store), "max_memory_store": 64 << 20, "max_file_store": 4 << 30},
+            # The system account has no users, so nobody can reach $SYS.
+            "system_account": "SYS",
+            "accounts": {"SYS": {}, "PAWL": {"jetstream": "enabled", "users": users}},
+        }
+
+    @property
+    def _config_path(self) -> Path:
+        return self.folder / "nats.conf"
+
+    @property
+    def _store(self) -> Path:
+        return self.folder / "jetstream"
+
+    async def _probe(self) -> Addresses | None:
+        """Whether it greets; it does so only when JetStream is up."""
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_PROBE_TIMEOUT_SECONDS):
+                reader, writer = await asyncio.open_connection(HOST, self.port)
+                try:
+                    greeting = await reader.readline()
+                finally:
+                    writer.close()
+            return {"nats": address(self.port)} if greeting.startswith(b"INFO ") else None
+        return None
+
+
+def _rule(subjects: tuple[str, ...]) -> dict[str, Any]:
+    return {"allow": list(subjects)} if subjects else {"deny": ">"}

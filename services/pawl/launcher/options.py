@@ -1,0 +1,103 @@
+"""What a user can choose about the suite, from flags and the environment."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pawl.chassis.start import StartError
+from pawl.launcher.services import DEFAULT_PORTS, STAGES, ServiceSpec
+
+PORT_MAX = 65535
+REPLICAS_MAX = 16
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteOptions:
+    """How to run the suite. By default: embedded servers, the scripted model, one replica each, free ports everywhere.
+
+    `ports` maps the names of DEFAULT_PORTS to numbers; what is missing, or 0, takes a free port. Of `environment`
+    each service gets what it reads, and what runs Python tools the variables that `tool_environment` names;
+    `service_environment` is added to that of one, as it is. `local_key` is the key of callers on this machine;
+    without it the data folder's own.
+    """
+
+    data: Path
+    ports: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    replicas: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    database_url: str | None = None
+    nats_url: str | None = None
+    local_key: str | None = None
+    scripted_model: bool = True
+    model_arguments: Sequence[str] = ()
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    service_environment: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+    tool_environment: Sequence[str] = ()
+    stages: tuple[tuple[ServiceSpec, ...], ...] = STAGES
+    ready_seconds: float = 60.0
+
+    def port(self, name: str, replica: int = 0) -> int:
+        """The port chosen for one replica; 0 for a free one."""
+        return self.ports.get(name, 0) if replica == 0 else 0
+
+
+def read_options(
+    environment: Mapping[str, str],
+    *,
+    data: Path | None = None,
+    ports: Sequence[str] = (),
+    replicas: Sequence[str] = (),
+) -> SuiteOptions:
+    """Puts together the flags of `pawl up` and the environment; a flag wins over its variable.
+
+    `data` or PAWL_DATA (default `.pawl`); `ports` as `name=number`, or PAWL_PORTS with commas between, where the name
+    `all` stands for every one that is not named; `replicas` as `service=count`, or PAWL_REPLICAS. PAWL_DATABASE_URL and
+    PAWL_NATS_URL, or the files that PAWL_DATABASE_URL_FILE and PAWL_NATS_URL_FILE name, replace the embedded servers,
+    PAWL_LOCAL_KEY or PAWL_LOCAL_KEY_FILE the key; OPENAI_API_KEY or OPENAI_BASE_URL the scripted model.
+
+    Raises StartError with one sentence about the first mistake.
+    """
+    chosen = _pairs("PAWL_PORTS", environment.get("PAWL_PORTS", "").split(","), (*DEFAULT_PORTS, "all"), 0, PORT_MAX)
+    chosen |= _pairs("--port", ports, (*DEFAULT_PORTS, "all"), 0, PORT_MAX)
+    services = [spec.name for stage in STAGES for spec in stage]
+    copies = _pairs("PAWL_REPLICAS", environment.get("PAWL_REPLICAS", "").split(","), services, 1, REPLICAS_MAX)
+    copies |= _pairs("--replicas", replicas, services, 1, REPLICAS_MAX)
+    base = dict.fromkeys(DEFAULT_PORTS, chosen.pop("all")) if "all" in chosen else DEFAULT_PORTS
+    return SuiteOptions(
+        data=(data or Path(environment.get("PAWL_DATA") or ".pawl")).resolve(),
+        ports={**base, **chosen},
+        replicas=copies,
+        database_url=_secret(environment, "PAWL_DATABASE_URL"),
+        nats_url=_secret(environment, "PAWL_NATS_URL"),
+        local_key=_secret(environment, "PAWL_LOCAL_KEY"),
+        scripted_model=not (environment.get("OPENAI_API_KEY") or environment.get("OPENAI_BASE_URL")),
+        environment=dict(environment),
+        tool_environment=tuple(filter(None, map(str.strip, environment.get("PAWL_TOOL_ENVIRONMENT", "").split(",")))),
+    )
+
+
+def _pairs(source: str, texts: Sequence[str], names: Sequence[str], low: int, high: int) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for text in (text.strip() for text in texts):
+        if not text:
+            continue
+        name, _, number = text.partition("=")
+        if name not in names:
+            raise StartError(f"{source}: there is no {name!r}; choose from {', '.join(names)}.")
+        if not number.isdecimal() or not low <= int(number) <= high:
+            raise StartError(f"{source}: {name} must be a number from {low} to {high}, not {number!r}.")
+        found[name] = int(number)
+    return found
+
+
+def _secret(environment: Mapping[str, str], name: str) -> str | None:
+    value, path = environment.get(name), environment.get(f"{name}_FILE")
+    if value and path:
+        raise StartError(f"{name}: give either {name} or {name}_FILE, not both.")
+    if not path:
+        return value or None
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise StartError(f"{name}_FILE: cannot read {path}: {error.strerror}.") from None

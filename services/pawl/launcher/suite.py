@@ -1,0 +1,285 @@
+"""The suite as one object: what `pawl up` runs, and what tests run in their own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+from pawl.chassis import logs
+from pawl.chassis.local_key import LOCAL_KEY
+from pawl.launcher import orphans
+from pawl.launcher.endpoints import Endpoints, Replica, remove_endpoints, write_endpoints
+from pawl.launcher.folder import DataFolder
+from pawl.launcher.nats import USERS, Nats
+from pawl.launcher.options import SuiteOptions
+from pawl.launcher.plan import (
+    MODEL_ID,
+    SERVICE_KEY,
+    Surroundings,
+    has_keys,
+    model_process,
+    nats_url_file,
+    process_name,
+    service_process,
+)
+from pawl.launcher.ports import check_port, free_port
+from pawl.launcher.postgres import Postgres
+from pawl.launcher.processes import Process, ProcessSpec
+from pawl.launcher.secrets import SecretFiles
+from pawl.launcher.services import ServiceSpec
+
+SUBSCRIBER = "subscriber"
+_ROTATE_SECONDS = 10.0
+
+_log = logs.get_logger(__name__)
+
+
+class Suite:
+    """Starts everything on entering, in order and each part ready before the next; stops it in reverse on leaving.
+
+    A part that dies is started again. `stop` is idempotent; a start that fails or is cancelled stops what it started.
+    """
+
+    def __init__(self, options: SuiteOptions) -> None:
+        self.options = options
+        self.folder = DataFolder(options.data)
+        self._processes: dict[str, Process] = {}
+        self._nats: Nats | None = None
+        self._postgres: Postgres | None = None
+        self._secrets: SecretFiles | None = None
+        self._housekeeping: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Returns when every part is ready. Raises StartError with one sentence if that cannot be."""
+        secrets = self._secrets = self.folder.open()
+        try:
+            for name in await orphans.stop_all(self.folder.run):
+                _log.warning("process.orphan_stopped", process=name)
+            self._check_ports()
+            secrets.get(SERVICE_KEY)
+            self._settle_local_key(secrets)
+            around = Surroundings(
+                options=self.options, folder=self.folder, secrets=secrets, peers=self._peers, model=self._model
+            )
+            await self._start_embedded(around)
+            for stage in self.options.stages:
+                await self._start_stage(stage, around)
+            self._housekeeping = asyncio.create_task(self._rotate_logs())
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Stops everything in the reverse order of the start, and lets go of the data folder."""
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+            await asyncio.gather(self._housekeeping, return_exceptions=True)
+            self._housekeeping = None
+        for process in reversed(self._processes.values()):
+            await process.stop()
+        if self._secrets is not None:
+            remove_endpoints(self.folder.path)
+            self.folder.close()
+            self._secrets = None
+
+    # Where things are.
+
+    @property
+    def endpoints(self) -> Endpoints:
+        """Where everything listens at this moment."""
+        return Endpoints(
+            launcher_pid=os.getpid(),
+            data=str(self.folder.path),
+            secrets=str(self.folder.path / "secrets"),
+            services={spec.name: self._replicas(spec) for stage in self.options.stages for spec in stage},
+            nats=self._nats.url if self._nats else None,
+            postgres=(self._address("postgres", "postgres") or None),
+            model_base_url=f"http://{model}/v1" if (model := self._address("model", "http")) else None,
+        )
+
+    @property
+    def database_url(self) -> str:
+        """How the services reach PostgreSQL, password included."""
+        return self._secret_files.get("database.url")
+
+    def nats_url(self, user: str = SUBSCRIBER) -> str:
+        """How that user reaches NATS, password included."""
+        return self._secret_files.get(nats_url_file(user))
+
+    @property
+    def service_key_file(self) -> Path:
+        """The file with the key that services show each other."""
+        return self._secret_files.path(SERVICE_KEY)
+
+    @property
+    def local_key(self) -> str:
+        """The key for callers on this machine, of suites without keys of their own."""
+        return self._secret_files.get(LOCAL_KEY)
+
+    def process(self, name: str, replica: int = 0) -> Process:
+        """One process: a service, or `postgres`, `nats`, `model`. Raises KeyError if there is none of that name."""
+        return self._processes[process_name(name, replica)]
+
+    def pid(self, name: str, replica: int = 0) -> int | None:
+        """Its process id; None while it is down."""
+        return self.process(name, replica).pid
+
+    # What tests do to it.
+
+    def kill(self, name: str, replica: int = 0, number: signal.Signals = signal.SIGKILL) -> None:
+        """Sends a signal to a process, which is started again if it dies of it."""
+        self.process(name, replica).send_signal(number)
+
+    async def wait_ready(self, name: str, replica: int = 0) -> None:
+        """Returns when that process is ready, after a kill: when its next incarnation is."""
+        await self.process(name, replica).wait_ready(self.options.ready_seconds)
+
+    async def stop_process(self, name: str, replica: int = 0) -> None:
+        """Stops a process in good order and leaves it down until `start_process`."""
+        await self.process(name, replica).stop()
+
+    async def start_process(self, name: str, replica: int = 0) -> None:
+        """Starts a process that was stopped, on the same addresses, and returns when it is ready."""
+        self.process(name, replica).start()
+        await self.wait_ready(name, replica)
+
+    async def restart_postgres(self) -> None:
+        """Stops PostgreSQL, which cuts every connection, and starts it again."""
+        await self.stop_process("postgres")
+        await self.start_process("postgres")
+
+    async def stop_nats(self) -> None:
+        """Stops NATS and leaves it down."""
+        await self.stop_process("nats")
+
+    async def start_nats(self) -> None:
+        """Starts NATS after `stop_nats`."""
+        await self.start_process("nats")
+
+    async def wipe_nats(self) -> None:
+        """Removes everything NATS has stored; it restarts if it was running."""
+        if self._nats is None:
+            raise KeyError("nats")
+        running = self.pid("nats") is not None
+        await self.stop_nats()
+        self._nats.wipe()
+        if running:
+            await self.start_nats()
+
+    # How it is put together.
+
+    @property
+    def _secret_files(self) -> SecretFiles:
+        if self._secrets is None:
+            raise RuntimeError("the suite is not started")
+        return self._secrets
+
+    def _settle_local_key(self, secrets: SecretFiles) -> None:
+        if has_keys(self.options):
+            secrets.remove(LOCAL_KEY)
+        elif self.options.local_key:
+            secrets.put(LOCAL_KEY, self.options.local_key)
+        else:
+            secrets.get(LOCAL_KEY)
+
+    def _check_ports(self) -> None:
+        for name, port in self.options.ports.items():
+            replaced = {
+                "postgres": self.options.database_url is not None,
+                "nats": self.options.nats_url is not None,
+                "model": not self.options.scripted_model,
+            }
+            if not replaced.get(name, False):
+                check_port(port, name)
+
+    async def _start_embedded(self, around: Surroundings) -> None:
+        """Starts PostgreSQL, NATS and the model, but for those that are replaced, and writes how to reach them."""
+        options, secrets = self.options, around.secrets
+        if options.database_url is None:
+            port = options.port("postgres") or free_port()
+            self._postgres = Postgres.at(self.folder.postgres, port, secrets)
+            self._add(self._postgres.spec())
+        if options.nats_url is None:
+            self._nats = Nats(folder=self.folder.nats, port=options.port("nats") or free_port(), secrets=secrets)
+            self._nats.prepare()
+            self._add(self._nats.spec()).start()
+        if options.scripted_model:
+            self._add(model_process(around)).start()
+        if self._postgres is not None:
+            await self._postgres.prepare()
+            self.process("postgres").start()
+        secrets.put("database.url", options.database_url or (self._postgres.url if self._postgres else ""))
+        for user in USERS:
+            secrets.put(nats_url_file(user), options.nats_url or (self._nats.url_of(user) if self._nats else ""))
+        await asyncio.gather(*(self.wait_ready(name) for name in self._processes))
+
+    async def _start_stage(self, stage: tuple[ServiceSpec, ...], around: Surroundings) -> None:
+        started = [
+            self._add(service_process(spec, replica, around))
+            for spec in stage
+            for replica in range(self.options.replicas.get(spec.name, 1))
+        ]
+        for process in started:
+            process.start()
+        await asyncio.gather(*(process.wait_ready(self.options.ready_seconds) for process in started))
+
+    def _add(self, spec: ProcessSpec) -> Process:
+        process = Process(
+            spec, run_directory=self.folder.run, log_directory=self.folder.logs, changed=self._write_endpoints
+        )
+        self._processes[spec.name] = process
+        return process
+
+    def _peers(self, asking: ServiceSpec) -> Mapping[str, str]:
+        """The addresses of the services that start before the one that asks."""
+        found: dict[str, str] = {}
+        for stage in self.options.stages:
+            if asking in stage:
+                break
+            for spec in stage:
+                found[spec.address_variable] = ",".join(replica.grpc for replica in self._replicas(spec))
+        return found
+
+    def _model(self) -> Mapping[str, str]:
+        """How to reach the scripted model, if it is used."""
+        address = self._address("model", "http")
+        if not address:
+            return {}
+        return {"OPENAI_BASE_URL": f"http://{address}/v1", "OPENAI_API_KEY": MODEL_ID, "PAWL_MODEL": MODEL_ID}
+
+    def _replicas(self, spec: ServiceSpec) -> list[Replica]:
+        names = [process_name(spec.name, number) for number in range(self.options.replicas.get(spec.name, 1))]
+        return [
+            Replica(
+                grpc=self._address(name, "grpc"),
+                metrics=self._address(name, "metrics"),
+                pid=self._processes[name].pid,
+                ready=self._processes[name].ready,
+            )
+            for name in names
+            if name in self._processes
+        ]
+
+    def _address(self, process: str, protocol: str) -> str:
+        found = self._processes[process].addresses if process in self._processes else None
+        return found.get(protocol, "") if found else ""
+
+    def _write_endpoints(self) -> None:
+        write_endpoints(self.endpoints)
+
+    async def _rotate_logs(self) -> None:
+        while True:
+            await asyncio.sleep(_ROTATE_SECONDS)
+            for process in self._processes.values():
+                process.log.rotate()

@@ -1,0 +1,52 @@
+"""`pawl up`: the suite in the foreground, until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+from pawl.chassis import logs
+from pawl.chassis.start import StartError
+from pawl.launcher import screen
+from pawl.launcher.options import SuiteOptions
+from pawl.launcher.suite import Suite
+
+_CANNOT_START = 2
+
+
+def up(options: SuiteOptions) -> int:
+    """Runs the suite until SIGTERM, SIGINT or SIGHUP, then stops it in order.
+
+    Returns the exit code: 0 after an orderly stop, 2 with one sentence on standard error if it could not start.
+    """
+    logs.configure(service="launcher", instance_id=str(os.getpid()), level="info", log_format="auto")
+    try:
+        asyncio.run(_run(Suite(options)))
+    except StartError as error:
+        print(error, file=sys.stderr)
+        return _CANNOT_START
+    return 0
+
+
+async def _run(suite: Suite) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, stop.set)
+    print(f"Starting in {suite.options.data} ...", flush=True)
+    starting = asyncio.create_task(suite.start())
+    told = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({starting, told}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            screen.show(suite.endpoints)
+            await told
+            print("Stopping.", flush=True)
+    finally:
+        for task in (starting, told):
+            task.cancel()
+        await asyncio.gather(starting, told, return_exceptions=True)
+        await suite.stop()

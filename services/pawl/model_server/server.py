@@ -1,0 +1,285 @@
+"""The server itself: routes, the choice between script and rules, the record of requests, and the faults."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from pawl.chassis import logs
+from pawl.model_server.http import ClientGoneError, Connection, Request
+from pawl.model_server.reply import (
+    Drop,
+    EmptyStream,
+    ErrorObject,
+    Garble,
+    Hang,
+    HangBeforeHeaders,
+    JsonInsteadOfStream,
+    NullChoices,
+    ReasoningField,
+    Reply,
+    Reset,
+    Status,
+    Truncate,
+)
+from pawl.model_server.request import ChatRequest, RefusedRequest, read_request
+from pawl.model_server.rules import SELF, reply_for
+from pawl.model_server.script import Player, Script, ScriptError, parse_script
+from pawl.model_server.strict import check_request
+from pawl.model_server.wire import DONE, MODEL_ID, Envelope, completion, event, null_choices, stream_events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REQUESTS_RECORDED_MAX = 1_000
+_JSON = {"content-type": "application/json"}
+_EVENTS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+
+_log = logs.get_logger(__name__)
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Recorded:
+    """A model call as it came in, and how it ended.
+
+    `outcome` is `open` while it is answered, then `complete`, `refused` (strict mode, or no step for it), `fault` (as
+    the script demanded) or `client_gone`. `body` is the parsed JSON, or None if it was none.
+    """
+
+    number: int
+    body: Any
+    outcome: str = "open"
+    status: int = 200
+    chunks_sent: int = 0
+
+
+class ModelServer:
+    """A running model server: `async with ModelServer(script=...) as server`, then use `server.base_url`.
+
+    Leaving the context closes every connection, hanging ones included. `script` may be replaced at any time with
+    `play`; `requests` holds the last calls. With `strict` (the default) it refuses what OpenAI would refuse.
+    """
+
+    def __init__(
+        self,
+        *,
+        script: Script | None = None,
+        strict: bool = True,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        reasoning_field: ReasoningField = "reasoning_content",
+        reasoning_echo: bool = False,
+        clock: Callable[[], float] = time.time,
+        new_token: Callable[[], str] = lambda: secrets.token_hex(8),
+    ) -> None:
+        self._player = Player(script or Script())
+        self._strict = strict
+        self._host = host
+        self._port = port
+        self._reasoning_field = reasoning_field
+        self._reasoning_echo = reasoning_echo
+        self._clock = clock
+        self._new_token = new_token
+        self._connections: set[Connection] = set()
+        self._changed = asyncio.Condition()
+        self.requests: deque[Recorded] = deque(maxlen=REQUESTS_RECORDED_MAX)
+        self.request_count = 0
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: Connection(self._handle, self._connections), self._host, self._port
+        )
+        self._port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        await asyncio.gather(*(connection.stop() for connection in tuple(self._connections)))
+        await self._server.wait_closed()
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as host:port."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"{host}:{self._port}"
+
+    @property
+    def base_url(self) -> str:
+        """What to give an OpenAI client as its base URL."""
+        return f"http://{self.address}/v1"
+
+    def play(self, script: Script) -> None:
+        """Replaces the script and forgets what was counted; answers under way are not affected."""
+        self._player = Player(script)
+
+    async def wait_for(self, condition: Callable[[ModelServer], bool]) -> None:
+        """Returns once the condition holds; it is looked at whenever a call starts, sends a chunk or ends."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: condition(self))
+
+    async def _handle(self, request: Request, connection: Connection) -> None:
+        match request.method, request.path.rstrip("/"):
+            case "POST", "/v1/chat/completions" | "/chat/completions":
+                await self._chat(request, connection)
+            case "GET", "/v1/models" | "/models":
+                model = {"id": MODEL_ID, "object": "model", "created": 0, "owned_by": "pawl", "description": SELF}
+                await _send_json(connection, 200, {"object": "list", "data": [model]})
+            case "GET", "/_pawl/requests":
+                calls = [dataclasses.asdict(recorded) for recorded in self.requests]
+                await _send_json(connection, 200, {"count": self.request_count, "requests": calls})
+            case "POST", "/_pawl/script":
+                await self._swap(request, connection)
+            case _:
+                error = RefusedRequest(f"Unknown request URL: {request.method} {request.path}.", status=404)
+                await _send_json(connection, error.status, error.body())
+
+    async def _swap(self, request: Request, connection: Connection) -> None:
+        try:
+            script = parse_script(request.body)
+        except ScriptError as error:
+            await _send_json(connection, 400, RefusedRequest(str(error), code="invalid_script").body())
+        else:
+            self.play(script)
+            await _send_json(connection, 200, {"steps": len(script.steps)})
+
+    async def _chat(self, request: Request, connection: Connection) -> None:
+        self.request_count += 1
+        recorded = Recorded(number=self.request_count, body=_json_or_none(request.body))
+        self.requests.append(recorded)
+        await self._notify()
+        try:
+            chat = read_request(request.body)
+            if self._strict:
+                check_request(chat, reasoning_echo=self._reasoning_echo)
+            await self._answer(chat, self._choose(chat), connection, recorded)
+        except RefusedRequest as error:
+            recorded.outcome, recorded.status = "refused", error.status
+            _log.warning("chat.refused", number=recorded.number, status=error.status, error=error.message)
+            await _send_json(connection, error.status, error.body())
+        except ClientGoneError:
+            recorded.outcome = "client_gone"
+            raise
+        finally:
+            await self._notify()
+
+    def _choose(self, chat: ChatRequest) -> Reply:
+        reply = self._player.choose(chat)
+        if reply is not None:
+            return reply
+        if self._player.script.otherwise == "error":
+            raise RefusedRequest(f"The script has no step for the prompt {chat.prompt[:200]!r}.", code="no_step")
+        return reply_for(chat)
+
+    async def _answer(self, chat: ChatRequest, reply: Reply, connection: Connection, recorded: Recorded) -> None:
+        envelope = Envelope(
+            completion_id=f"chatcmpl-{self._new_token()}",
+            created_unix_seconds=int(self._clock()),
+            prompt_characters=len(msgspec.json.encode(chat.messages)),
+            reasoning_field=reply.reasoning_field or self._reasoning_field,
+            include_usage=chat.include_usage,
+        )
+        recorded.outcome = "open" if reply.fault is None else "fault"
+        if reply.header_delay:
+            await connection.pause(reply.header_delay)
+        match reply.fault:
+            case Status() as fault:
+                recorded.status = fault.status
+                await _send_status(connection, fault)
+            case HangBeforeHeaders():
+                await connection.pause(None)
+            case Reset(after_chunks=0):
+                connection.reset()
+            case EmptyStream(done=done):
+                await connection.start(200, _EVENTS)
+                await connection.write(*([DONE] if done else []))
+                await connection.finish()
+            case JsonInsteadOfStream():
+                await connection.send(200, _JSON, completion(reply, envelope))
+            case _ if not chat.stream:
+                await connection.send(200, _JSON, completion(reply, envelope))
+            case _:
+                await self._stream(reply, envelope, connection, recorded)
+        if recorded.outcome == "open":
+            recorded.outcome = "complete"
+
+    async def _stream(self, reply: Reply, envelope: Envelope, connection: Connection, recorded: Recorded) -> None:
+        events = stream_events(reply, envelope)
+        await connection.start(200, _EVENTS)
+        fault = reply.fault
+        before = len(events) if fault is None else getattr(fault, "after_chunks", len(events))
+        await self._send_events(events[:before], reply.chunk_delay, connection, recorded)
+        match fault:
+            case Hang():
+                await connection.pause(None)
+            case Reset():
+                await connection.pause(0.05)  # a reset discards what the client has not read yet
+                connection.reset()
+                return
+            case Drop():
+                connection.close()
+                return
+            case Truncate():
+                await connection.finish()
+                return
+            case ErrorObject(error=error):
+                await connection.write(event({"error": error}))
+                await connection.finish()
+                return
+            case Garble(data=data):
+                await connection.write(event(data))
+            case NullChoices():
+                await connection.write(null_choices(envelope))
+            case _:
+                pass
+        await self._send_events(events[before:], reply.chunk_delay, connection, recorded)
+        if reply.done_marker:
+            await connection.write(DONE)
+        await connection.finish()
+
+    async def _send_events(self, events: list[bytes], delay: float, connection: Connection, recorded: Recorded) -> None:
+        if not delay and events:
+            await connection.write(*events)
+            recorded.chunks_sent += len(events)
+            await self._notify()
+            return
+        for chunk in events:
+            await connection.write(chunk)
+            recorded.chunks_sent += 1
+            await self._notify()
+            await connection.pause(delay)
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+
+async def _send_status(connection: Connection, fault: Status) -> None:
+    headers = dict(_JSON)
+    if fault.retry_after is not None:
+        headers["retry-after"] = str(fault.retry_after)
+    if isinstance(fault.body, str):
+        headers["content-type"] = "text/plain; charset=utf-8"
+        await connection.send(fault.status, headers, fault.body.encode())
+    elif fault.body is msgspec.UNSET:
+        error = RefusedRequest("This error was scripted.", status=fault.status)
+        await connection.send(fault.status, headers, msgspec.json.encode(error.body()))
+    else:
+        await connection.send(fault.status, headers, msgspec.json.encode(fault.body))
+
+
+async def _send_json(connection: Connection, status: int, body: Any) -> None:
+    await connection.send(status, _JSON, msgspec.json.encode(body))
+
+
+def _json_or_none(data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.MsgspecError, RecursionError):
+        return None

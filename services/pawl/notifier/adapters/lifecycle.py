@@ -1,0 +1,175 @@
+"""The life cycle of all runs, from JetStream.
+
+One durable pull consumer, shared by all replicas: each event goes to one of
+them, and to another if it is not answered within 10 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC
+from typing import Final
+
+import nats.errors
+import nats.js.errors
+from google.protobuf.message import DecodeError
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+
+from pawl.chassis import logs
+from pawl.chassis.bus import Bus
+from pawl.chassis.ids import is_id
+from pawl.errors import DependencyUnavailable
+from pawl.event.v1 import event_pb2, run_pb2
+from pawl.notifier.app.ports import Delivery, PoisonEvent
+from pawl.notifier.domain.announcement import RunChange, Wait
+from pawl.notifier.domain.notification import ConversationId, EventId, Inbox, RunId, StoreId, UserId
+
+STREAM: Final = "PAWL_LIFECYCLE"
+CONSUMER: Final = "notifier"
+SUBJECTS: Final = "pawl.v1.*.lifecycle.*"
+
+_BATCH: Final = 64
+_WAIT_SECONDS: Final = 20.0
+# What is known to be pending comes at once, unless another replica was quicker.
+_MORE_SECONDS: Final = 0.05
+_PAUSE_SECONDS: Final = 1.0
+_ACK_WAIT_SECONDS: Final = 10.0
+_UNANSWERED_MAX: Final = 1000
+
+_WAITS: Final = {
+    run_pb2.WAIT_KIND_APPROVAL: Wait.APPROVAL,
+    run_pb2.WAIT_KIND_ANSWER: Wait.ANSWER,
+    run_pb2.WAIT_KIND_TOOL_RESULT: Wait.TOOL_RESULT,
+    run_pb2.WAIT_KIND_BUDGET: Wait.BUDGET,
+}
+
+_log = logs.get_logger(__name__)
+
+
+class JetStreamLifecycle:
+    """Hands events to `take`, many at a time, for as long as the bus is connected."""
+
+    def __init__(self, bus: Bus, take: Callable[[Sequence[Delivery]], Awaitable[None]]) -> None:
+        self._bus = bus
+        self._take = take
+
+    def start(self) -> None:
+        """Consume from now on, on this connection of the bus and all later ones."""
+        self._bus.on_connected(self._consume)
+
+    async def _consume(self) -> None:
+        waiting = False
+        while True:
+            try:
+                subscription = await self._subscribe(self._bus.jetstream())
+                waiting = False
+                while True:
+                    messages = await _fetch(subscription)
+                    if messages:
+                        await self._take([JetStreamDelivery(message) for message in messages])
+            except (nats.errors.Error, OSError, TimeoutError, DependencyUnavailable) as error:
+                # The stream is not there yet, or it was wiped, and the consumer with it.
+                if not waiting:
+                    _log.warning("lifecycle.waiting", error=str(error) or type(error).__name__)
+                waiting = True
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _subscribe(self, jetstream: JetStreamContext) -> JetStreamContext.PullSubscription:
+        await jetstream.add_consumer(
+            STREAM,
+            ConsumerConfig(
+                durable_name=CONSUMER,
+                deliver_policy=DeliverPolicy.ALL,
+                ack_policy=AckPolicy.EXPLICIT,
+                ack_wait=_ACK_WAIT_SECONDS,
+                # JetStream hides a message that was delivered too often. Giving up is the intake's decision.
+                max_deliver=-1,
+                max_ack_pending=_UNANSWERED_MAX,
+                filter_subject=SUBJECTS,
+            ),
+        )
+        return await jetstream.pull_subscribe_bind(durable=CONSUMER, stream=STREAM)
+
+
+async def _fetch(subscription: JetStreamContext.PullSubscription) -> list[Msg]:
+    """Return what there is, up to a batch; nothing after a while without events.
+
+    A fetch of many waits for the last of them, so the first is fetched alone.
+    """
+    try:
+        messages = await subscription.fetch(1, timeout=_WAIT_SECONDS)
+    except nats.errors.TimeoutError:
+        return []
+    more = min(messages[0].metadata.num_pending, _BATCH - 1)
+    if more > 0:
+        try:
+            messages += await subscription.fetch(more, timeout=_MORE_SECONDS)
+        except nats.errors.TimeoutError:
+            return messages
+    return messages
+
+
+class JetStreamDelivery:
+    """See `ports.Delivery`."""
+
+    def __init__(self, message: Msg) -> None:
+        self._message = message
+
+    @property
+    def attempt(self) -> int:
+        return self._message.metadata.num_delivered
+
+    def read(self) -> RunChange | None:
+        return read_change(self._message.subject, self._message.data)
+
+    async def accept(self) -> None:
+        await self._message.ack()
+
+    async def retry(self, *, delay_seconds: float) -> None:
+        await self._message.nak(delay=delay_seconds)
+
+    async def reject(self) -> None:
+        await self._message.term()
+
+
+def read_change(subject: str, data: bytes) -> RunChange | None:
+    """Return what a message of the life cycle tells, or None if it is no change of a run.
+
+    Raises:
+        PoisonEvent: the bytes are no RunEvent, an id is none, or the event belongs
+            to another store than its subject says.
+    """
+    try:
+        event = event_pb2.RunEvent.FromString(data)
+    except DecodeError:
+        raise PoisonEvent("the payload is no RunEvent") from None
+    if not event.HasField("run_changed"):
+        return None
+    run = event.run_changed.run
+    if not all(map(is_id, (event.event_id, event.store_id, event.run_id, event.conversation_id, run.user_id))):
+        raise PoisonEvent("an id is missing or malformed")
+    if subject.split(".")[2] != event.store_id:
+        raise PoisonEvent("the event is on the subject of another store")
+    try:
+        time = event.time.ToDatetime(tzinfo=UTC)
+    except ValueError:
+        raise PoisonEvent("the time is out of range") from None
+    return RunChange(
+        event_id=EventId(event.event_id),
+        type=event.type,
+        time=time,
+        inbox=Inbox(store_id=StoreId(event.store_id), user_id=UserId(run.user_id)),
+        run_id=RunId(event.run_id),
+        conversation_id=ConversationId(event.conversation_id),
+        waits=frozenset(_WAITS[wait] for wait in run.waits if wait in _WAITS),
+        superseded=run.stop_cause == run_pb2.STOP_CAUSE_SUPERSEDED,
+        ended_by_operator=run.stop_cause == run_pb2.STOP_CAUSE_OPERATOR,
+        quarantined=run.attention.reason == run_pb2.ATTENTION_REASON_QUARANTINED,
+        failure_message=run.failure.message,
+        output_text=run.output_text,
+        does_call=run.parent_run_id != "",
+        waits_for_agent=run_pb2.WAIT_KIND_AGENT in run.waits,
+    )

@@ -1,0 +1,213 @@
+"""The inboxes in PostgreSQL, schema `notifier`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from importlib import resources
+from typing import Final
+
+import asyncpg
+
+from pawl.chassis.database import Database
+from pawl.errors import NotificationNotFound
+from pawl.notifier.app.ports import PoisonEvent
+from pawl.notifier.domain.notification import (
+    ConversationId,
+    Draft,
+    EventId,
+    Inbox,
+    Notification,
+    NotificationId,
+    NotificationKind,
+    RunId,
+    StoreId,
+    UserId,
+)
+
+MIGRATIONS: Final = "pawl.notifier.adapters.sql.migrations"
+SCHEMA: Final = "notifier"
+
+_ADD: Final = (resources.files("pawl.notifier.adapters.sql") / "add.sql").read_text(encoding="utf-8")
+_ADD_ATTEMPTS: Final = 3
+_REFUSED_VALUES: Final = (
+    asyncpg.DataError,
+    asyncpg.IntegrityConstraintViolationError,
+    asyncpg.ProgramLimitExceededError,
+)
+
+_READ_AFTER: Final = """
+SELECT * FROM notifier.notifications
+WHERE store_id = $1 AND user_id = $2 AND number > $3
+ORDER BY number LIMIT $4
+"""
+
+_READ_BEFORE: Final = """
+SELECT * FROM notifier.notifications
+WHERE store_id = $1 AND user_id = $2 AND number < coalesce($3::bigint, 9223372036854775807)
+ORDER BY number DESC LIMIT $4
+"""
+
+_READ_UNREAD_BEFORE: Final = """
+SELECT * FROM notifier.notifications
+WHERE store_id = $1 AND user_id = $2 AND number < coalesce($3::bigint, 9223372036854775807) AND read_time IS NULL
+ORDER BY number DESC LIMIT $4
+"""
+
+_COUNT_UNREAD: Final = """
+SELECT count(*) FROM notifier.notifications
+WHERE store_id = $1 AND user_id = $2 AND read_time IS NULL
+"""
+
+_LAST_NUMBERS: Final = """
+SELECT store_id, user_id, last_number
+FROM notifier.inboxes
+JOIN unnest($1::text[], $2::text[]) AS wanted (store_id, user_id) USING (store_id, user_id)
+"""
+
+# Locked in one order, so that two acknowledgements of the same ones do not deadlock.
+_LOCK: Final = """
+SELECT number FROM notifier.notifications
+WHERE store_id = $1 AND user_id = $2 AND notification_id = ANY ($3::text[])
+ORDER BY number FOR UPDATE
+"""
+
+_MARK_READ: Final = """
+UPDATE notifier.notifications SET read_time = coalesce(read_time, now())
+WHERE store_id = $1 AND user_id = $2 AND notification_id = ANY ($3::text[])
+RETURNING *
+"""
+
+_HOLD_UNPUBLISHED: Final = """
+SELECT * FROM notifier.notifications
+WHERE publish_time IS NULL
+ORDER BY insert_time, number LIMIT $1
+FOR UPDATE SKIP LOCKED
+"""
+
+_MARK_PUBLISHED: Final = """
+UPDATE notifier.notifications AS n SET publish_time = now()
+FROM unnest($1::text[], $2::text[], $3::bigint[]) AS held (store_id, user_id, number)
+WHERE (n.store_id, n.user_id, n.number) = (held.store_id, held.user_id, held.number)
+"""
+
+_FORGET: Final = """
+DELETE FROM notifier.notifications
+WHERE (store_id, user_id, number) IN (
+    SELECT store_id, user_id, number FROM notifier.notifications
+    WHERE insert_time < now() - make_interval(secs => $1)
+    ORDER BY insert_time LIMIT $2
+    FOR UPDATE SKIP LOCKED
+)
+"""
+
+
+class PostgresStore:
+    """See `ports.Store`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def add(self, drafts: Sequence[Draft]) -> int:
+        columns = [
+            [draft.inbox.store_id for draft in drafts],
+            [draft.inbox.user_id for draft in drafts],
+            [draft.notification_id for draft in drafts],
+            [draft.kind.value for draft in drafts],
+            [draft.run_id for draft in drafts],
+            [draft.conversation_id for draft in drafts],
+            [draft.event_id for draft in drafts],
+            [draft.title for draft in drafts],
+            [draft.body for draft in drafts],
+            [draft.create_time for draft in drafts],
+        ]
+        for attempt in range(1, _ADD_ATTEMPTS + 1):
+            try:
+                async with self._database.acquire() as connection:
+                    return _count(await connection.execute(_ADD, *columns))
+            except asyncpg.UniqueViolationError:
+                # Another replica was given the same event. It has committed: the next attempt sees it.
+                if attempt == _ADD_ATTEMPTS:
+                    raise
+            except _REFUSED_VALUES as error:
+                raise PoisonEvent(f"the database refuses the values: {error}") from error
+        raise AssertionError("unreachable")
+
+    async def read_after(self, inbox: Inbox, number: int, *, limit: int) -> Sequence[Notification]:
+        async with self._database.acquire() as connection:
+            rows = await connection.fetch(_READ_AFTER, inbox.store_id, inbox.user_id, number, limit)
+        return [_notification(row) for row in rows]
+
+    async def read_before(
+        self, inbox: Inbox, number: int | None, *, only_unread: bool, limit: int
+    ) -> Sequence[Notification]:
+        query = _READ_UNREAD_BEFORE if only_unread else _READ_BEFORE
+        async with self._database.acquire() as connection:
+            rows = await connection.fetch(query, inbox.store_id, inbox.user_id, number, limit)
+        return [_notification(row) for row in rows]
+
+    async def count_unread(self, inbox: Inbox) -> int:
+        async with self._database.acquire() as connection:
+            count: int = await connection.fetchval(_COUNT_UNREAD, inbox.store_id, inbox.user_id)
+        return count
+
+    async def last_numbers(self, inboxes: Sequence[Inbox]) -> Mapping[Inbox, int]:
+        stores = [inbox.store_id for inbox in inboxes]
+        users = [inbox.user_id for inbox in inboxes]
+        async with self._database.acquire() as connection:
+            rows = await connection.fetch(_LAST_NUMBERS, stores, users)
+        return {_inbox(row): row["last_number"] for row in rows}
+
+    async def acknowledge(self, inbox: Inbox, ids: Sequence[NotificationId]) -> Sequence[Notification]:
+        wanted = list(dict.fromkeys(ids))
+        async with self._database.transaction() as connection:
+            held = await connection.fetch(_LOCK, inbox.store_id, inbox.user_id, wanted)
+            if len(held) != len(wanted):
+                raise NotificationNotFound
+            rows = await connection.fetch(_MARK_READ, inbox.store_id, inbox.user_id, wanted)
+        by_id = {row["notification_id"]: _notification(row) for row in rows}
+        return [by_id[notification_id] for notification_id in ids]
+
+    @asynccontextmanager
+    async def unpublished(self, *, limit: int) -> AsyncIterator[Sequence[Notification]]:
+        async with self._database.transaction() as connection:
+            rows = await connection.fetch(_HOLD_UNPUBLISHED, limit)
+            yield [_notification(row) for row in rows]
+            if rows:
+                await connection.execute(
+                    _MARK_PUBLISHED,
+                    [row["store_id"] for row in rows],
+                    [row["user_id"] for row in rows],
+                    [row["number"] for row in rows],
+                )
+
+    async def forget(self, *, older_than_seconds: float, limit: int) -> int:
+        async with self._database.acquire() as connection:
+            return _count(await connection.execute(_FORGET, older_than_seconds, limit))
+
+
+def _count(tag: str) -> int:
+    """Return the number of rows of a command tag like `INSERT 0 3` or `DELETE 3`."""
+    return int(tag.rpartition(" ")[2])
+
+
+def _inbox(row: asyncpg.Record) -> Inbox:
+    return Inbox(store_id=StoreId(row["store_id"]), user_id=UserId(row["user_id"]))
+
+
+def _notification(row: asyncpg.Record) -> Notification:
+    return Notification(
+        draft=Draft(
+            inbox=_inbox(row),
+            notification_id=NotificationId(row["notification_id"]),
+            kind=NotificationKind(row["kind"]),
+            run_id=RunId(row["run_id"]),
+            conversation_id=ConversationId(row["conversation_id"]),
+            event_id=EventId(row["event_id"]),
+            title=row["title"],
+            body=row["body"],
+            create_time=row["create_time"],
+        ),
+        number=row["number"],
+        read_time=row["read_time"],
+    )

@@ -1,0 +1,76 @@
+"""From the inboxes onto the bus, and old ones out."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from pawl.chassis import logs
+from pawl.chassis.clock import Clock
+from pawl.errors import Unavailable
+from pawl.notifier.app.ports import Announcer, Counters, Store
+
+_BATCH: Final = 100
+_SWEEP_SECONDS: Final = 1.0
+_FORGET_SECONDS: Final = 3600.0
+_FORGET_BATCH: Final = 1000
+
+_log = logs.get_logger(__name__)
+
+
+class Publication:
+    """Publishes what was not published yet: at once when woken, and every second.
+
+    A row is locked while it is published and marked in the same transaction, so
+    replicas do not publish the same one; a crash in between publishes it again
+    under the same id.
+    """
+
+    def __init__(self, store: Store, announcer: Announcer, counters: Counters) -> None:
+        self._store = store
+        self._announcer = announcer
+        self._counters = counters
+        self._new = asyncio.Event()
+
+    def wake(self) -> None:
+        """There is something to publish."""
+        self._new.set()
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        while True:
+            try:
+                await self.publish_all()
+            except Unavailable as error:
+                _log.debug("publication.postponed", reason=error.reason)
+            try:
+                async with asyncio.timeout(_SWEEP_SECONDS):
+                    await self._new.wait()
+            except TimeoutError:
+                continue
+
+    async def publish_all(self) -> None:
+        """Publish all that waits.
+
+        Raises:
+            DependencyUnavailable: the database or the bus is away.
+        """
+        while True:
+            self._new.clear()
+            async with self._store.unpublished(limit=_BATCH) as notifications:
+                if notifications:
+                    await self._announcer.announce(notifications)
+            self._counters.published(len(notifications))
+            if len(notifications) < _BATCH:
+                return
+
+
+async def forget_old(store: Store, clock: Clock, *, keep_days: float) -> None:
+    """Delete notifications older than `keep_days`, every hour, until cancelled."""
+    while True:
+        try:
+            while await store.forget(older_than_seconds=keep_days * 86400, limit=_FORGET_BATCH) == _FORGET_BATCH:
+                pass
+        except Unavailable as error:
+            _log.debug("retention.postponed", reason=error.reason)
+        await clock.sleep(_FORGET_SECONDS)

@@ -1,0 +1,128 @@
+"""Which changes of a run are told to its user, and in which words."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Final
+
+from pawl.notifier.domain.notification import (
+    ConversationId,
+    Draft,
+    EventId,
+    Inbox,
+    NotificationId,
+    NotificationKind,
+    RunId,
+)
+
+TITLE_BYTES_MAX: Final = 200
+BODY_BYTES_MAX: Final = 2048
+
+
+class Wait(StrEnum):
+    """What a waiting run waits for, in the words that a user reads."""
+
+    APPROVAL = "your approval"
+    ANSWER = "your answer"
+    TOOL_RESULT = "a front end to run a tool"
+    BUDGET = "more tokens: its budget is used up"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunChange:
+    """A run has reached a state, as the life cycle tells it.
+
+    `type` is that of the event (`run.completed`). `output_text` is the answer, partial
+    unless the run completed.
+    """
+
+    event_id: EventId
+    type: str
+    time: datetime
+    inbox: Inbox
+    run_id: RunId
+    conversation_id: ConversationId
+    waits: AbstractSet[Wait] = frozenset()
+    superseded: bool = False
+    ended_by_operator: bool = False
+    quarantined: bool = False
+    failure_message: str = ""
+    output_text: str = ""
+    does_call: bool = False
+    """Whether it does a call of another run, which goes on with its end."""
+    waits_for_agent: bool = False
+    """Whether it waits for a run that does a call of it."""
+
+
+_ENDED: Final = frozenset({"run.completed", "run.failed", "run.cancelled", "run.expired"})
+
+
+def draft_notification(change: RunChange) -> Draft | None:
+    """Return what the user is told about `change`, or None: most changes concern nobody.
+
+    A run that a newer message of its user replaced is not told: the user did it. Nor
+    is what runs are to each other: that one waits for another, or has done its call.
+    """
+    if change.does_call and change.type in _ENDED:
+        return None
+    match change.type:
+        case "run.completed":
+            return _draft(change, NotificationKind.RUN_COMPLETED, "Run completed", change.output_text)
+        case "run.failed":
+            reason = change.failure_message or "the reason is in its log"
+            return _draft(change, NotificationKind.RUN_FAILED, f"Run failed: {reason}", change.output_text)
+        case "run.cancelled" if not change.superseded:
+            title = "Run ended by an operator" if change.ended_by_operator else "Run cancelled"
+            return _draft(change, NotificationKind.RUN_CANCELLED, title, change.output_text)
+        case "run.expired":
+            return _draft(
+                change, NotificationKind.RUN_EXPIRED, "Run expired: nobody answered in time", change.output_text
+            )
+        case "run.waiting" if change.waits or not change.waits_for_agent:
+            waits = " and ".join(wait.value for wait in Wait if wait in change.waits) or "input"
+            return _draft(change, NotificationKind.INPUT_NEEDED, f"Run waits for {waits}", change.output_text)
+        case "run.needs_attention":
+            return _draft(change, NotificationKind.ATTENTION_NEEDED, _attention(change), change.output_text)
+        case _:
+            return None
+
+
+def _attention(change: RunChange) -> str:
+    if change.quarantined:
+        return "Run stopped: its workers died, and an operator must look at it"
+    return "Run stopped: it is unknown whether a call had its effect, and an operator must say"
+
+
+def notification_id(event_id: EventId) -> NotificationId:
+    """Return the id of the notification about an event: always the same, whatever the form of the event's id."""
+    return NotificationId(f"ntf_{hashlib.sha256(event_id.encode()).hexdigest()[:40]}")
+
+
+def _draft(change: RunChange, kind: NotificationKind, title: str, body: str) -> Draft:
+    return Draft(
+        inbox=change.inbox,
+        notification_id=notification_id(change.event_id),
+        kind=kind,
+        run_id=change.run_id,
+        conversation_id=change.conversation_id,
+        event_id=change.event_id,
+        title=_cut(" ".join(_storable(title).split()), TITLE_BYTES_MAX),
+        body=_cut(_storable(body).strip(), BODY_BYTES_MAX),
+        create_time=change.time,
+    )
+
+
+def _storable(text: str) -> str:
+    """Return `text` without NUL, which PostgreSQL cannot hold."""
+    return text.replace("\0", "")
+
+
+def _cut(text: str, bytes_max: int) -> str:
+    data = text.encode()
+    if len(data) <= bytes_max:
+        return text
+    return data[: bytes_max - 3].decode(errors="ignore") + "..."

@@ -1,0 +1,92 @@
+"""Between the domain and pawl.notify.v1."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from pawl.chassis.ids import check_id
+from pawl.errors import InvalidField, InvalidPageToken
+from pawl.notifier.domain.notification import Notification, NotificationId, NotificationKind
+from pawl.notify.v1 import notify_pb2
+
+PAGE_DEFAULT: Final = 50
+PAGE_MAX: Final = 200
+IDS_MAX: Final = 200
+
+_KINDS: Final = {
+    NotificationKind.RUN_COMPLETED: notify_pb2.NOTIFICATION_KIND_RUN_COMPLETED,
+    NotificationKind.RUN_FAILED: notify_pb2.NOTIFICATION_KIND_RUN_FAILED,
+    NotificationKind.RUN_CANCELLED: notify_pb2.NOTIFICATION_KIND_RUN_CANCELLED,
+    NotificationKind.RUN_EXPIRED: notify_pb2.NOTIFICATION_KIND_RUN_EXPIRED,
+    NotificationKind.INPUT_NEEDED: notify_pb2.NOTIFICATION_KIND_INPUT_NEEDED,
+    NotificationKind.ATTENTION_NEEDED: notify_pb2.NOTIFICATION_KIND_ATTENTION_NEEDED,
+}
+_TOKEN: Final = re.compile(r"(all|unread)-([0-9]{1,18})")
+
+
+def to_proto(notification: Notification) -> notify_pb2.Notification:
+    """Return the message of a notification."""
+    draft = notification.draft
+    message = notify_pb2.Notification(
+        notification_id=draft.notification_id,
+        store_id=draft.inbox.store_id,
+        user_id=draft.inbox.user_id,
+        number=notification.number,
+        kind=_KINDS[draft.kind],
+        run_id=draft.run_id,
+        conversation_id=draft.conversation_id,
+        event_id=draft.event_id,
+        title=draft.title,
+        body=draft.body,
+    )
+    message.create_time.FromDatetime(draft.create_time)
+    if notification.read_time is not None:
+        message.read_time.FromDatetime(notification.read_time)
+    return message
+
+
+def page_size(requested: int) -> int:
+    """Return how many a page has.
+
+    Raises:
+        InvalidField: more than 200 were asked for.
+    """
+    if requested > PAGE_MAX:
+        raise InvalidField(f"page_size must be 0 to {PAGE_MAX}", field="page_size")
+    return requested or PAGE_DEFAULT
+
+
+def page_token(last: Notification, *, only_unread: bool) -> str:
+    """Return the token of the page after `last`."""
+    return f"{_filter(only_unread=only_unread)}-{last.number}"
+
+
+def read_page_token(token: str, *, only_unread: bool) -> int | None:
+    """Return the number before which the page begins; None for the first page.
+
+    Raises:
+        InvalidPageToken: it was made by another method or for another filter.
+    """
+    if not token:
+        return None
+    match = _TOKEN.fullmatch(token)
+    if match is None or match[1] != _filter(only_unread=only_unread):
+        raise InvalidPageToken
+    return int(match[2])
+
+
+def notification_ids(request: notify_pb2.AcknowledgeNotificationsRequest) -> list[NotificationId]:
+    """Return the ids to acknowledge.
+
+    Raises:
+        InvalidField: none, or more than 200.
+        InvalidId: one is no id.
+    """
+    if not 1 <= len(request.notification_ids) <= IDS_MAX:
+        raise InvalidField(f"notification_ids must have 1 to {IDS_MAX} ids", field="notification_ids")
+    return [NotificationId(check_id(value, "notification_ids")) for value in request.notification_ids]
+
+
+def _filter(*, only_unread: bool) -> str:
+    return "unread" if only_unread else "all"

@@ -1,0 +1,89 @@
+"""NotifyService."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any, Final
+
+import grpc
+
+from pawl.chassis.auth import require_user
+from pawl.errors import InvalidField, SlowConsumer
+from pawl.notifier.app.ports import Store
+from pawl.notifier.app.subscription import Subscriptions
+from pawl.notifier.domain.notification import Inbox, StoreId, UserId
+from pawl.notifier.rpc import convert
+from pawl.notify.v1 import notify_pb2, notify_pb2_grpc
+
+_NUMBER_MAX: Final = 2**63 - 1
+
+
+class Notify(notify_pb2_grpc.NotifyServiceServicer):
+    """Serves a user's own inbox; the credential says whose."""
+
+    def __init__(
+        self,
+        store: Store,
+        subscriptions: Subscriptions,
+        *,
+        heartbeat_seconds: float = 15.0,
+        write_seconds_max: float = 30.0,
+    ) -> None:
+        self._store = store
+        self._subscriptions = subscriptions
+        self._heartbeat_seconds = heartbeat_seconds
+        self._write_seconds_max = write_seconds_max
+
+    async def Subscribe(  # type: ignore[override]  # writes by itself, to bound how long a write may take
+        self, request: notify_pb2.SubscribeRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        inbox = _inbox()
+        if request.after_number > _NUMBER_MAX:
+            raise InvalidField("after_number is larger than any number", field="after_number")
+        sent = request.after_number
+        following = self._subscriptions.follow(
+            inbox,
+            after_number=None if request.only_new else request.after_number,
+            silence_seconds=self._heartbeat_seconds,
+        )
+        async with aclosing(following):
+            async for notification in following:
+                response = notify_pb2.SubscribeResponse()
+                if notification is not None:
+                    response.notification.CopyFrom(convert.to_proto(notification))
+                try:
+                    async with asyncio.timeout(self._write_seconds_max):
+                        await context.write(response)
+                except TimeoutError:
+                    raise SlowConsumer(
+                        f"nothing was read for {self._write_seconds_max:g} s: subscribe again after number {sent}",
+                        resume_after_seq=sent,
+                    ) from None
+                sent = notification.number if notification is not None else sent
+
+    async def ListNotifications(
+        self, request: notify_pb2.ListNotificationsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> notify_pb2.ListNotificationsResponse:
+        inbox = _inbox()
+        size = convert.page_size(request.page_size)
+        before = convert.read_page_token(request.page_token, only_unread=request.only_unread)
+        found = await self._store.read_before(inbox, before, only_unread=request.only_unread, limit=size + 1)
+        page = found[:size]
+        return notify_pb2.ListNotificationsResponse(
+            notifications=map(convert.to_proto, page),
+            next_page_token=convert.page_token(page[-1], only_unread=request.only_unread) if len(found) > size else "",
+            unread_count=await self._store.count_unread(inbox),
+        )
+
+    async def AcknowledgeNotifications(
+        self, request: notify_pb2.AcknowledgeNotificationsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> notify_pb2.AcknowledgeNotificationsResponse:
+        ids = convert.notification_ids(request)
+        acknowledged = await self._store.acknowledge(_inbox(), ids)
+        return notify_pb2.AcknowledgeNotificationsResponse(notifications=map(convert.to_proto, acknowledged))
+
+
+def _inbox() -> Inbox:
+    caller = require_user()
+    return Inbox(store_id=StoreId(caller.store_id), user_id=UserId(caller.user_id))

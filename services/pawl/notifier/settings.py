@@ -1,0 +1,16 @@
+"""What the notifier can be told."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from pawl.chassis.settings import ListenAddress, ServiceSettings
+
+
+class NotifierSettings(ServiceSettings):
+    """See `.env.example`."""
+
+    listen: ListenAddress = "127.0.0.1:7604"
+    metrics_listen: ListenAddress = "127.0.0.1:7614"
+    message_bytes_max: int = Field(default=256 * 1024, ge=1024)
+    notifications_keep_days: float = Field(default=30.0, gt=0)

@@ -1,0 +1,132 @@
+"""The one way out: a transport that resolves a name, judges its addresses and connects to one of those."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final, cast
+
+import httpx2
+
+from pawl.tool_registry.domain.addresses import Address, plain_address
+from pawl.tool_registry.domain.egress import EgressRules, Target, no_address, read_target
+
+ADDRESSES_MAX: Final = 4
+"""Addresses of a host that are tried, one after the other."""
+CONNECT_SECONDS: Final = 5.0
+"""For each of them."""
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""From host and port to addresses, the preferred ones first; raises OSError if there are none."""
+
+_ONE_CONNECTION: Final = httpx2.Limits(max_connections=1, max_keepalive_connections=0)
+
+
+async def resolve_by_system(host: str, port: int) -> list[str]:
+    """Return the addresses of a host as the operating system knows them."""
+    found = await asyncio.get_running_loop().getaddrinfo(host.encode("ascii"), port, type=socket.SOCK_STREAM)
+    return [str(sockaddr[0]) for *_, sockaddr in found]
+
+
+class GuardedTransport(httpx2.AsyncBaseTransport):
+    """Sends a request if the rules allow its host and every address that the host has.
+
+    The name is resolved once, and the connection goes to an address that was
+    judged: a name that means something else a moment later is not asked again.
+    The name stays what certificates are checked against and what the header Host
+    says. Connections are not kept, because one that was opened for a name must
+    not serve another of the same address. Proxies of the environment are not used.
+
+    A client over it must not follow redirects on trust: each request that it
+    makes of one is judged here, but what headers go along is its own affair.
+
+    Raises, beside the errors of httpx2:
+        EgressRefused: nothing was sent, and no connection opened.
+    """
+
+    def __init__(
+        self,
+        rules: EgressRules,
+        *,
+        resolve: Resolve = resolve_by_system,
+        tls: ssl.SSLContext,
+        with_secrets: bool = False,
+    ) -> None:
+        self._rules = rules
+        self._with_secrets = with_secrets
+        self._resolve = resolve
+        self._tls = tls
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        target = read_target(str(request.url))
+        self._rules.check_target(target)
+        if self._with_secrets:
+            self._rules.check_secrets(target)
+        addresses = await self._addresses(target)
+        self._rules.check_addresses(target, addresses)
+        *others, last = addresses[:ADDRESSES_MAX]
+        for address in others:
+            try:
+                return await self._send(request, target, address)
+            except (httpx2.ConnectError, httpx2.ConnectTimeout):
+                continue  # Nothing was sent yet, so the next one may be tried.
+        return await self._send(request, target, last)
+
+    async def _addresses(self, target: Target) -> list[Address]:
+        if target.address is not None:
+            return [target.address]
+        try:
+            found = await self._resolve(target.host, target.port)
+            return list(dict.fromkeys(map(plain_address, found)))
+        except (OSError, ValueError):
+            raise no_address(target) from None
+
+    async def _send(self, request: httpx2.Request, target: Target, address: Address) -> httpx2.Response:
+        headers = request.headers.copy()
+        headers["Host"] = target.authority
+        timeouts: dict[str, Any] = dict(request.extensions.get("timeout", {}))
+        timeouts["connect"] = min(timeouts.get("connect") or CONNECT_SECONDS, CONNECT_SECONDS)
+        extensions = {**request.extensions, "timeout": timeouts, "target": target.target.encode("ascii")}
+        if target.address is None:
+            extensions["sni_hostname"] = target.host
+        literal = f"[{address}]" if address.version == 6 else str(address)  # noqa: PLR2004  # IPv6
+        pinned = httpx2.Request(
+            request.method,
+            f"{target.scheme}://{literal}:{target.port}/",
+            headers=headers,
+            stream=request.stream,
+            extensions=extensions,
+        )
+        connection = httpx2.AsyncHTTPTransport(verify=self._tls, trust_env=False, limits=_ONE_CONNECTION)
+        try:
+            response = await connection.handle_async_request(pinned)
+        except BaseException:
+            await connection.aclose()
+            raise
+        stream = cast("httpx2.AsyncByteStream", response.stream)
+        return httpx2.Response(
+            response.status_code,
+            headers=response.headers,
+            stream=_Stream(stream, connection),
+            extensions=response.extensions,
+        )
+
+
+class _Stream(httpx2.AsyncByteStream):
+    """The body of a response; closing it closes the connection."""
+
+    def __init__(self, body: httpx2.AsyncByteStream, connection: httpx2.AsyncHTTPTransport) -> None:
+        self._body = body
+        self._connection = connection
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self._body:
+            yield part
+
+    async def aclose(self) -> None:
+        try:
+            await self._body.aclose()
+        finally:
+            await self._connection.aclose()

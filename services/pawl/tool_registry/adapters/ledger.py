@@ -1,0 +1,46 @@
+"""Runs and earlier calls, from the ledger."""
+
+from __future__ import annotations
+
+import grpc
+
+from pawl.chassis.rpc_client import translating
+from pawl.errors import CallNotFound, RunNotFound
+from pawl.event.v1 import call_pb2
+from pawl.job.v1 import ledger_pb2, ledger_pb2_grpc
+
+
+class LedgerReads:
+    """The ports StoredResults of read_result and RunReads of rules, over LedgerService."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._ledger = ledger_pb2_grpc.LedgerServiceStub(channel)
+
+    async def has_run(self, *, store_id: str, user_id: str, run_id: str) -> bool:
+        request = ledger_pb2.GetRunRequest(store_id=store_id, user_id=user_id, run_id=run_id)
+        try:
+            with translating():
+                await self._ledger.GetRun(request)
+        except RunNotFound:
+            return False
+        return True
+
+    async def gated_tool(self, *, store_id: str, user_id: str, call_id: str) -> str | None:
+        call = await self._call(store_id, user_id, call_id)
+        return call.tool_name if call is not None and call.approval.digest else None
+
+    async def _call(self, store_id: str, user_id: str, call_id: str) -> call_pb2.Call | None:
+        request = ledger_pb2.GetCallRequest(store_id=store_id, user_id=user_id, call_id=call_id)
+        try:
+            with translating():
+                return (await self._ledger.GetCall(request)).call
+        except CallNotFound:
+            return None
+
+    async def read(self, *, store_id: str, user_id: str, conversation_id: str, call_id: str) -> bytes | None:
+        call = await self._call(store_id, user_id, call_id)
+        if call is None:
+            return None
+        if call.conversation_id != conversation_id or not call.HasField("result"):
+            return None
+        return call.result.content_json

@@ -1,0 +1,98 @@
+"""One call of a tool of an MCP server: what the server says and asks meanwhile, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+import mcp.types
+
+from pawl.errors import DependencyUnavailable, Overloaded
+from pawl.tool_registry.adapters.mcp.elicitation import Asked, Reader, Unaskable, put
+from pawl.tool_registry.adapters.mcp.results import error_text, plain_text, result_json
+from pawl.tool_registry.app.ports import Helper
+from pawl.tool_registry.domain.definition import RESULT_BYTES_MAX, ToolVersion
+from pawl.tool_registry.sdk.context import ToolContext, ToolError
+from pawl.tool_registry.sdk.values import hide
+
+_SCHEMA_CHARACTERS_MAX: Final = 2000
+
+
+class Call:
+    """What a session needs of a call, and the result for the model."""
+
+    def __init__(self, entry: ToolVersion, context: ToolContext, secrets: Collection[str], helper: Helper) -> None:
+        self._reader = Reader(helper, context.store_id)
+        self._entry = entry
+        self._context = context
+        self._secrets = secrets
+        self._declined: list[tuple[Asked, str]] = []
+        self.is_in_doubt = False
+        """Whether a question was declined that may have been this call's, or another's."""
+
+    async def on_progress(self, progress: float, total: float | None, message: str | None) -> None:
+        """Pass progress on."""
+        fraction = min(max(progress / total, 0.0), 1.0) if total else None
+        self._context.progress(fraction, message or "")
+
+    async def on_question(self, question: Asked) -> mcp.types.ElicitResult:
+        """Ask the user. What cannot be put to a person is declined; the model is told of it, and can ask."""
+        try:
+            return await put(
+                question,
+                self._context.ask,
+                tool=self._entry.definition.name,
+                clean=self._clean,
+                reader=self._reader,
+            )
+        except (Unaskable, ToolError, Overloaded, DependencyUnavailable) as error:
+            self._declined.append((question, str(error)))
+        return mcp.types.ElicitResult(action="decline")
+
+    def outcome(self, result: mcp.types.CallToolResult) -> Any:
+        """Return the result for the model.
+
+        Raises:
+            ToolError: the tool failed, or asked the user what could not be put to them.
+        """
+        bytes_max = self._entry.definition.result_bytes_max or RESULT_BYTES_MAX
+        if self._declined:
+            asked = _question_text(self._entry.definition.name, self._declined)
+            answer = error_text(result) if result.is_error else json.dumps(result_json(result, 0), ensure_ascii=False)
+            raise ToolError(f"{asked}\nAfter the decline the tool returned: {answer}")
+        if self.is_in_doubt:
+            return self._doubtful(result, bytes_max)
+        if result.is_error:
+            raise ToolError(error_text(result))
+        return result_json(result, bytes_max)
+
+    def _doubtful(self, result: mcp.types.CallToolResult, bytes_max: int) -> Any:
+        """Return the result of a call whose server asked something that may have been for somebody else."""
+        note = (
+            f"The server of {self._entry.definition.name} asked something while several calls were under way, and did"
+            " not say in which one, so nobody was asked and it was declined. If this result lacks an answer, call the"
+            " tool again: it will be alone on its connection, and what it asks reaches the user."
+        )
+        if result.is_error:
+            raise ToolError(f"{error_text(result)}\n{note}")
+        return {"result": result_json(result, bytes_max - len(note.encode())), "note": note}
+
+    def _clean(self, text: str) -> str:
+        return plain_text(hide(self._secrets, text))
+
+
+def _question_text(name: str, declined: Sequence[tuple[Asked, str]]) -> str:
+    """Return what the model is told of questions that nobody could answer."""
+    lines = [f"{name} asked the user something in the middle of the call, which was declined."]
+    for question, problem in declined:
+        asked = question.model_dump(by_alias=True, mode="json", exclude_none=True)
+        schema = asked.get("requestedSchema")
+        lines.append(f"Question: {str(asked.get('message', ''))[:_SCHEMA_CHARACTERS_MAX]}")
+        if schema is not None:
+            lines.append(f"Schema of the answer: {json.dumps(schema, ensure_ascii=False)[:_SCHEMA_CHARACTERS_MAX]}")
+        if asked.get("url"):
+            lines.append(f"It wants the user to open: {str(asked['url'])[:_SCHEMA_CHARACTERS_MAX]}")
+        lines.append(f"It was declined because {problem}.")
+    lines.append("Ask the user with ask_user, then call the tool again with what the answer changes.")
+    return "\n".join(lines)

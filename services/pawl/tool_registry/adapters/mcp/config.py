@@ -1,0 +1,127 @@
+"""The configuration of MCP sources: the JSON of pawl.tool.v1.SourceConfig."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Final
+from urllib.parse import urlsplit
+
+from google.protobuf import json_format
+
+from pawl.errors import InvalidField
+from pawl.tool.v1 import source_pb2
+from pawl.tool_registry.adapters.mcp.program import MEMORY_BYTES_DEFAULT, PROCESSES_DEFAULT
+
+COMMAND_MAX: Final = 64
+_TEXT_CHARACTERS_MAX: Final = 8192
+_ENTRIES_MAX: Final = 100
+_MEMORY_BYTES_MIN: Final = 32 * 1024 * 1024
+_PROCESSES_MAX: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StdioServer:
+    """An MCP server that is a program."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    secrets: Mapping[str, str]
+    """Name of the variable to name of the secret."""
+    readable: Sequence[str]
+    writable: Sequence[str]
+    memory_bytes_max: int
+    processes_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpServer:
+    """An MCP server over streamable HTTP."""
+
+    url: str
+    headers: Mapping[str, str]
+    secrets: Mapping[str, str]
+    """Name of the header to name of the secret."""
+
+
+def read_config(config: bytes) -> StdioServer | HttpServer:
+    """Return the server that a configuration describes.
+
+    Raises:
+        InvalidField: it describes none, or not one that can be.
+    """
+    try:
+        message = json_format.Parse(config, source_pb2.SourceConfig())
+    except json_format.ParseError:
+        raise InvalidField("config: is no SourceConfig", field="config") from None
+    match message.WhichOneof("kind"):
+        case "mcp_stdio":
+            return _stdio(message.mcp_stdio)
+        case "mcp_http":
+            return _http(message.mcp_http)
+        case _:
+            raise InvalidField("config: describes no MCP server", field="config")
+
+
+def _stdio(config: source_pb2.McpStdioConfig) -> StdioServer:
+    where = "config.mcp_stdio"
+    _require(1 <= len(config.command) <= COMMAND_MAX, f"{where}.command", f"must be 1 to {COMMAND_MAX} texts")
+    _require(all(map(_is_argument, config.command)), f"{where}.command", "must not have NUL or be too long")
+    _require(bool(config.command[0].strip()), f"{where}.command", "must begin with a program")
+    for field, names in (("environment", config.environment), ("secret_environment", config.secret_environment)):
+        holds = len(names) <= _ENTRIES_MAX and all(_is_variable(name, value) for name, value in names.items())
+        _require(holds, f"{where}.{field}", f"must be at most {_ENTRIES_MAX} variables, without NUL")
+    for field, paths in (("readable_paths", config.readable_paths), ("writable_paths", config.writable_paths)):
+        holds = len(paths) <= _ENTRIES_MAX and all(_is_argument(path) and _is_absolute(path) for path in paths)
+        _require(holds, f"{where}.{field}", f"must be at most {_ENTRIES_MAX} absolute paths, without ..")
+    memory, processes = config.memory_bytes_max, config.processes_max
+    _require(not memory or memory >= _MEMORY_BYTES_MIN, f"{where}.memory_bytes_max", f"at least {_MEMORY_BYTES_MIN}")
+    _require(memory < 2**62, f"{where}.memory_bytes_max", "is more than any machine has")
+    _require(processes <= _PROCESSES_MAX, f"{where}.processes_max", f"at most {_PROCESSES_MAX}")
+    return StdioServer(
+        command=tuple(config.command),
+        environment=dict(config.environment),
+        secrets=dict(config.secret_environment),
+        readable=tuple(config.readable_paths),
+        writable=tuple(config.writable_paths),
+        memory_bytes_max=memory or MEMORY_BYTES_DEFAULT,
+        processes_max=processes or PROCESSES_DEFAULT,
+    )
+
+
+def _http(config: source_pb2.McpHttpConfig) -> HttpServer:
+    where = "config.mcp_http"
+    try:
+        parts = urlsplit(config.url)
+        holds = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        holds = False
+    _require(holds and len(config.url) <= _TEXT_CHARACTERS_MAX, f"{where}.url", "must be an http or https URL")
+    _require("@" not in parts.netloc, f"{where}.url", "must not hold a password: use secret_headers")
+    for field, headers in (("headers", config.headers), ("secret_headers", config.secret_headers)):
+        holds = len(headers) <= _ENTRIES_MAX and all(_is_header(name, value) for name, value in headers.items())
+        _require(holds, f"{where}.{field}", f"must be at most {_ENTRIES_MAX} headers in ASCII")
+    return HttpServer(url=config.url, headers=dict(config.headers), secrets=dict(config.secret_headers))
+
+
+def _is_argument(text: str) -> bool:
+    return "\0" not in text and len(text) <= _TEXT_CHARACTERS_MAX
+
+
+def _is_variable(name: str, value: str) -> bool:
+    return bool(name) and "=" not in name and _is_argument(name) and _is_argument(value)
+
+
+def _is_absolute(path: str) -> bool:
+    return PurePosixPath(path).is_absolute() and ".." not in PurePosixPath(path).parts
+
+
+def _is_header(name: str, value: str) -> bool:
+    is_name = name.isascii() and bool(name) and all(sign.isalnum() or sign in "!#$%&'*+-.^_`|~" for sign in name)
+    return is_name and value.isascii() and value.isprintable() and len(value) <= _TEXT_CHARACTERS_MAX
+
+
+def _require(holds: bool, field: str, rule: str) -> None:  # noqa: FBT001  # reads as the rule it states
+    if not holds:
+        raise InvalidField(f"{field}: {rule}", field=field)

@@ -1,0 +1,97 @@
+"""What programs may do here: which are started at all, and what none of them reaches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from pawl.chassis.start import StartError
+from pawl.errors import PermissionDenied
+from pawl.tool_registry.adapters.mcp.config import StdioServer
+from pawl.tool_registry.adapters.mcp.program import ProgramOrder
+from pawl.tool_registry.domain.programs import ProgramRule, WantedProgram, check_rule, objection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Programs:
+    """What the deployment says of programs.
+
+    Without `rules` stores may have any program started, which is for one machine
+    that has one user; then a program without folders of its own reads what that
+    user may. `private` paths are reached by none.
+    """
+
+    rules: Mapping[str, Sequence[ProgramRule]] | None
+    private: Sequence[str] = ()
+    is_confined: bool = True
+
+    def order(self, store_id: str, server: StdioServer, secrets: Mapping[str, str]) -> ProgramOrder:
+        """Return how to start a server of a store.
+
+        Raises:
+            PermissionDenied: the deployment does not allow that.
+        """
+        self.check(store_id, server)
+        return ProgramOrder(
+            command=server.command,
+            environment={**server.environment, **secrets},
+            readable=server.readable,
+            writable=server.writable,
+            private=self.private,
+            is_confined=self.is_confined,
+            reads_all=self.rules is None and not server.readable and not server.writable,
+            memory_bytes_max=server.memory_bytes_max,
+            processes_max=server.processes_max,
+        )
+
+    def check(self, store_id: str, server: StdioServer) -> None:
+        """Refuse what the deployment does not allow.
+
+        Raises:
+            PermissionDenied: with the reason.
+        """
+        if self.rules is None:
+            return
+        wanted = WantedProgram(
+            command=server.command,
+            variables={*server.environment, *server.secrets},
+            paths=[*server.readable, *server.writable],
+        )
+        reason = objection(self.rules, store_id, wanted)
+        if reason:
+            raise PermissionDenied(f"{reason}: whoever runs it lists programs in PAWL_MCP_PROGRAMS_FILE")
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    command: list[str]
+    variables: list[str] = msgspec.field(default_factory=list)
+    paths: list[str] = msgspec.field(default_factory=list)
+
+
+def read_programs_file(path: Path | None) -> dict[str, list[ProgramRule]]:
+    """Return the rules of each store, `*` for all that have none of their own; none without a file.
+
+    Raises:
+        StartError: the file cannot be read, or has an entry that cannot be used.
+    """
+    if path is None:
+        return {}
+    try:
+        entries = msgspec.json.decode(path.read_bytes(), type=dict[str, list[_Entry]])
+        rules = {
+            store: [ProgramRule(command=one.command, variables=one.variables, paths=one.paths) for one in some]
+            for store, some in entries.items()
+        }
+        for rule in (rule for some in rules.values() for rule in some):
+            check_rule(rule)
+    except OSError as error:
+        raise StartError(f"PAWL_MCP_PROGRAMS_FILE: cannot read {path}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        form = '{"*": [{"command": ["/opt/mcp/bin/time"], "variables": ["TZ"], "paths": ["/srv/data"]}]}'
+        raise StartError(f"PAWL_MCP_PROGRAMS_FILE: {path} must be JSON like {form}: {error}") from None
+    except ValueError as error:
+        raise StartError(f"PAWL_MCP_PROGRAMS_FILE: {path}: {error}") from None
+    return rules

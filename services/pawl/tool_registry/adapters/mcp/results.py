@@ -1,0 +1,127 @@
+"""From the result of an MCP tool to JSON for the model."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from typing import Any, Final, assert_never
+
+import mcp.types
+
+from pawl.chassis.strict_json import INTEGER_MAX, INTEGER_MIN, JsonValue
+
+_SHARE_FOR_WORDS: Final = 4096
+
+
+def result_json(result: mcp.types.CallToolResult, bytes_max: int) -> JsonValue:
+    """Return what a tool returned: one text as it is, structured content alone if the text only repeats it.
+
+    What is binary has its bytes in base64 as long as there is room for them in
+    `bytes_max`, else a note in their place.
+    """
+    room = _Room(max(bytes_max - _SHARE_FOR_WORDS, 0))
+    room.left -= sum(len(_text_of(block)) for block in result.content)
+    content = [_block(block, room) for block in result.content]
+    structured = _clean(result.structured_content)
+    if structured is None:
+        return content[0]["text"] if len(content) == 1 and content[0]["type"] == "text" else {"content": [*content]}
+    if _repeats(result, structured):
+        return structured
+    return {"content": [*content], "structured": structured}
+
+
+def error_text(result: mcp.types.CallToolResult) -> str:
+    """Return what a tool says went wrong."""
+    texts = [plain_text(block.text) for block in result.content if isinstance(block, mcp.types.TextContent)]
+    if not texts and result.structured_content is not None:
+        texts = [json.dumps(_clean(result.structured_content), ensure_ascii=False)]
+    return "\n".join(texts) or "it failed and does not say why"
+
+
+class _Room:
+    """Bytes that are left for what is binary."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+
+def _text_of(block: mcp.types.ContentBlock) -> str:
+    if isinstance(block, mcp.types.TextContent):
+        return block.text
+    resource = block.resource if isinstance(block, mcp.types.EmbeddedResource) else None
+    return resource.text if isinstance(resource, mcp.types.TextResourceContents) else ""
+
+
+def _block(block: mcp.types.ContentBlock, room: _Room) -> dict[str, JsonValue]:
+    match block:
+        case mcp.types.TextContent():
+            return {"type": "text", "text": plain_text(block.text)}
+        case mcp.types.ImageContent() | mcp.types.AudioContent():
+            return {"type": block.type} | _binary(block.data, block.mime_type, room)
+        case mcp.types.ResourceLink():
+            said = block.model_dump(by_alias=True, mode="json", exclude_none=True)
+            kept = ("uri", "name", "title", "description", "mimeType", "size")
+            return {"type": "resource_link"} | {key: _clean(said[key]) for key in kept if key in said}
+        case mcp.types.EmbeddedResource(resource=resource):
+            found: dict[str, JsonValue] = {"type": "resource", "uri": plain_text(str(resource.uri))}
+            if isinstance(resource, mcp.types.BlobResourceContents):
+                return found | _binary(resource.blob, resource.mime_type or "", room)
+            return found | {"mimeType": plain_text(resource.mime_type or ""), "text": plain_text(resource.text)}
+        case _:
+            assert_never(block)
+
+
+def _binary(data: str, mime_type: str, room: _Room) -> dict[str, JsonValue]:
+    described: dict[str, JsonValue] = {"mimeType": plain_text(mime_type)}
+    try:
+        size = len(base64.b64decode(data, validate=True))
+    except (binascii.Error, ValueError):
+        return described | {"note": "left out: it is not valid base64"}
+    described["bytes"] = size
+    if len(data) > room.left:
+        return described | {"note": "left out: it is too large for a result"}
+    room.left -= len(data)
+    return described | {"data": data}
+
+
+def _repeats(result: mcp.types.CallToolResult, structured: JsonValue) -> bool:
+    """Whether the content is the structured content once more, as text, as the specification asks for.
+
+    Many servers wrap a plain value to have an object, and give the plain value as text.
+    """
+    if not result.content:
+        return True
+    if len(result.content) > 1 or not isinstance(result.content[0], mcp.types.TextContent):
+        return False
+    text = plain_text(result.content[0].text)
+    values: list[JsonValue] = [structured]
+    if isinstance(structured, dict) and len(structured) == 1:
+        values += structured.values()
+    try:
+        return text in values or _clean(json.loads(text)) in values
+    except (ValueError, RecursionError):
+        return False
+
+
+def _clean(value: Any) -> JsonValue:
+    """Return JSON that every store can hold: without NUL, lone surrogates and numbers beyond 64 bits."""
+    match value:
+        case str():
+            return plain_text(value)
+        case bool():
+            return value
+        case int():
+            return value if INTEGER_MIN <= value <= INTEGER_MAX else str(value)
+        case list():
+            return [_clean(item) for item in value]
+        case dict():
+            return {plain_text(str(key)): _clean(item) for key, item in value.items()}
+        case _:
+            plain: JsonValue = value
+            return plain
+
+
+def plain_text(text: str) -> str:
+    """Return a text that every store can hold: without NUL and lone surrogates."""
+    return text.replace("\0", "").encode(errors="replace").decode()

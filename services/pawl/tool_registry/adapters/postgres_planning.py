@@ -1,0 +1,215 @@
+"""Projects and tasks in PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import date
+from typing import TYPE_CHECKING, Any, Final
+
+import asyncpg
+import msgspec
+
+from pawl.chassis.database import Database
+from pawl.tool_registry.domain.planning import ParentGone, PlanChange, Project, Task, TitleTaken
+
+if TYPE_CHECKING:
+    from pawl.chassis.database import Connection
+
+_TASK_COLUMNS: Final = "task_id, project_id, parent_task_id, title, notes, due, is_done, run_id"
+_PROJECT_COLUMNS: Final = "project_id, title, status, notes"
+
+# The key comes back also where a call before this one, or one at the same time, has made the row.
+_ADD_PROJECT: Final = f"""
+INSERT INTO tool_registry.projects (store_id, user_id, project_id, title) VALUES ($1, $2, $3, $4)
+ON CONFLICT (store_id, user_id, lower(title)) DO UPDATE SET title = projects.title
+RETURNING {_PROJECT_COLUMNS}
+"""  # noqa: S608  # constants only
+_ADD_TASK: Final = f"""
+INSERT INTO tool_registry.tasks
+    (store_id, user_id, task_id, project_id, parent_task_id, title, notes, due, run_id, idempotency_key)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+ON CONFLICT (store_id, user_id, idempotency_key) DO UPDATE SET title = tasks.title
+RETURNING {_TASK_COLUMNS}
+"""  # noqa: S608  # constants only
+_PROJECTS: Final = f"""
+SELECT {_PROJECT_COLUMNS} FROM tool_registry.projects WHERE store_id = $1 AND user_id = $2
+ORDER BY created_at, project_id LIMIT $3
+"""  # noqa: S608  # constants only
+_TASKS: Final = f"""
+SELECT {_TASK_COLUMNS} FROM tool_registry.tasks WHERE store_id = $1 AND user_id = $2 ORDER BY position LIMIT $3
+"""  # noqa: S608  # constants only
+_BY_REFERENCE: Final = f"""
+SELECT {_TASK_COLUMNS} FROM tool_registry.tasks
+WHERE store_id = $1 AND user_id = $2 AND (task_id = $3 OR lower(title) = lower($3))
+ORDER BY task_id = $3 DESC, position DESC LIMIT 100
+"""  # noqa: S608  # constants only
+_TITLES: Final = """
+SELECT title FROM tool_registry.tasks WHERE store_id = $1 AND user_id = $2
+GROUP BY title ORDER BY max(position) DESC LIMIT 500
+"""
+_EARLIER: Final = """
+SELECT change FROM tool_registry.plan_changes WHERE store_id = $1 AND user_id = $2 AND idempotency_key = $3
+"""
+_WRITE_CHANGE: Final = """
+WITH old AS (
+    DELETE FROM tool_registry.plan_changes
+    WHERE store_id = $1 AND user_id = $2 AND created_at < now() - interval '30 days' AND idempotency_key <> $3)
+INSERT INTO tool_registry.plan_changes (store_id, user_id, idempotency_key, change) VALUES ($1, $2, $3, $4)
+"""
+_LOCK_PROJECT: Final = f"""
+SELECT {_PROJECT_COLUMNS} FROM tool_registry.projects
+WHERE store_id = $1 AND user_id = $2 AND project_id = $3 FOR UPDATE
+"""  # noqa: S608  # constants only
+_SET_PROJECT: Final = """
+UPDATE tool_registry.projects SET title = $4, status = $5, notes = $6
+WHERE store_id = $1 AND user_id = $2 AND project_id = $3
+"""
+# In order, so that two calls that change the same tasks do not wait for each other in a circle.
+_LOCK_TASKS: Final = f"""
+SELECT {_TASK_COLUMNS} FROM tool_registry.tasks
+WHERE store_id = $1 AND user_id = $2 AND task_id = ANY ($3::text[]) ORDER BY task_id FOR UPDATE
+"""  # noqa: S608  # constants only
+_SET_TASK: Final = """
+UPDATE tool_registry.tasks SET title = $4, notes = $5, due = $6, is_done = $7
+WHERE store_id = $1 AND user_id = $2 AND task_id = $3
+"""
+_BELOW: Final = """
+WITH RECURSIVE below AS (
+    SELECT task_id FROM tool_registry.tasks WHERE store_id = $1 AND user_id = $2 AND task_id = $3
+    UNION
+    SELECT t.task_id FROM below b
+    JOIN tool_registry.tasks t ON t.store_id = $1 AND t.user_id = $2 AND t.parent_task_id = b.task_id)
+SELECT task_id FROM below
+"""
+_REMOVE_TASKS: Final = """
+DELETE FROM tool_registry.tasks WHERE store_id = $1 AND user_id = $2 AND task_id = ANY ($3::text[])
+"""
+
+
+class PostgresPlanBook:
+    """The PlanBook port of the planning tools."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def add_project(self, store_id: str, user_id: str, project: Project) -> Project:
+        async with self._database.acquire() as connection:
+            row = await connection.fetchrow(_ADD_PROJECT, store_id, user_id, project.project_id, project.title)
+        return project if row is None else _project(row)
+
+    async def add_task(self, store_id: str, user_id: str, task: Task, *, idempotency_key: str) -> Task:
+        place = (task.task_id, task.project_id, task.parent_task_id)
+        fields = (*place, task.title, task.notes, _date(task.due), task.run_id)
+        try:
+            async with self._database.acquire() as connection:
+                row = await connection.fetchrow(_ADD_TASK, store_id, user_id, *fields, idempotency_key)
+        except asyncpg.ForeignKeyViolationError:
+            raise ParentGone from None
+        return task if row is None else _task(row)
+
+    async def projects(self, store_id: str, user_id: str, most: int) -> Sequence[Project]:
+        async with self._database.acquire() as connection:
+            return [_project(row) for row in await connection.fetch(_PROJECTS, store_id, user_id, most)]
+
+    async def tasks(self, store_id: str, user_id: str, most: int) -> Sequence[Task]:
+        async with self._database.acquire() as connection:
+            return [_task(row) for row in await connection.fetch(_TASKS, store_id, user_id, most)]
+
+    async def find_tasks(self, store_id: str, user_id: str, reference: str) -> Sequence[Task]:
+        async with self._database.acquire() as connection:
+            return [_task(row) for row in await connection.fetch(_BY_REFERENCE, store_id, user_id, reference)]
+
+    async def task_titles(self, store_id: str, user_id: str) -> Sequence[str]:
+        async with self._database.acquire() as connection:
+            return [row["title"] for row in await connection.fetch(_TITLES, store_id, user_id)]
+
+    async def earlier_change(self, store_id: str, user_id: str, *, idempotency_key: str) -> PlanChange | None:
+        async with self._database.acquire() as connection:
+            stored = await connection.fetchval(_EARLIER, store_id, user_id, idempotency_key)
+        return None if stored is None else msgspec.msgpack.decode(stored, type=PlanChange)
+
+    async def change_project(
+        self, store_id: str, user_id: str, project_id: str, fields: Mapping[str, Any], *, idempotency_key: str
+    ) -> PlanChange:
+        owner = (store_id, user_id)
+        try:
+            async with self._database.transaction() as connection:
+                row = await connection.fetchrow(_LOCK_PROJECT, *owner, project_id)
+                earlier = await connection.fetchval(_EARLIER, *owner, idempotency_key)
+                if earlier is not None:
+                    return msgspec.msgpack.decode(earlier, type=PlanChange)
+                if row is None:
+                    return PlanChange()
+                before = _project(row)
+                after = replace(before, **fields)
+                await connection.execute(_SET_PROJECT, *owner, project_id, after.title, after.status, after.notes)
+                return await _written(
+                    connection, owner, idempotency_key, PlanChange(project_before=before, project_after=after)
+                )
+        except asyncpg.UniqueViolationError:
+            raise TitleTaken from None
+
+    async def change_tasks(
+        self, store_id: str, user_id: str, task_ids: Collection[str], fields: Mapping[str, Any], *, idempotency_key: str
+    ) -> PlanChange:
+        owner = (store_id, user_id)
+        async with self._database.transaction() as connection:
+            rows = await connection.fetch(_LOCK_TASKS, *owner, sorted(task_ids))
+            earlier = await connection.fetchval(_EARLIER, *owner, idempotency_key)
+            if earlier is not None:
+                return msgspec.msgpack.decode(earlier, type=PlanChange)
+            before = {task.task_id: task for task in map(_task, rows)}
+            # As they were asked for.
+            found = tuple(before[task_id] for task_id in task_ids if task_id in before)
+            after = tuple(replace(task, **fields) for task in found)
+            await connection.executemany(
+                _SET_TASK,
+                [(*owner, task.task_id, task.title, task.notes, _date(task.due), task.is_done) for task in after],
+            )
+            return await _written(connection, owner, idempotency_key, PlanChange(tasks_before=found, tasks_after=after))
+
+    async def remove_task(
+        self, store_id: str, user_id: str, task_id: str, *, with_subtasks: bool, idempotency_key: str
+    ) -> PlanChange:
+        owner = (store_id, user_id)
+        async with self._database.transaction() as connection:
+            rows = await connection.fetch(_LOCK_TASKS, *owner, [task_id])
+            earlier = await connection.fetchval(_EARLIER, *owner, idempotency_key)
+            if earlier is not None:
+                return msgspec.msgpack.decode(earlier, type=PlanChange)
+            # Nobody adds a subtask to a task that is locked, because of the foreign key.
+            while len(rows) < len(below := [row["task_id"] for row in await connection.fetch(_BELOW, *owner, task_id)]):
+                if not with_subtasks:
+                    return PlanChange()
+                rows = await connection.fetch(_LOCK_TASKS, *owner, below)
+            if not rows:
+                return PlanChange()
+            await connection.execute(_REMOVE_TASKS, *owner, below)
+            return await _written(connection, owner, idempotency_key, PlanChange(tasks_before=tuple(map(_task, rows))))
+
+
+async def _written(connection: Connection, owner: tuple[str, str], key: str, change: PlanChange) -> PlanChange:
+    await connection.execute(_WRITE_CHANGE, *owner, key, msgspec.msgpack.encode(change))
+    return change
+
+
+def _date(text: str | None) -> date | None:
+    return None if text is None else date.fromisoformat(text)
+
+
+def _project(row: asyncpg.Record) -> Project:
+    return Project(project_id=row["project_id"], title=row["title"], status=row["status"], notes=row["notes"])
+
+
+def _task(row: asyncpg.Record) -> Task:
+    return Task(
+        task_id=row["task_id"],
+        project_id=row["project_id"],
+        parent_task_id=row["parent_task_id"],
+        title=row["title"],
+        notes=row["notes"],
+        due=None if row["due"] is None else row["due"].isoformat(),
+        is_done=row["is_done"],
+        run_id=row["run_id"],
+    )

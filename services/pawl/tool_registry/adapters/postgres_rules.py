@@ -1,0 +1,177 @@
+"""Rules in PostgreSQL."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import asyncpg
+import msgspec
+
+from pawl.chassis.database import Database
+from pawl.errors import RequestIdReused, RuleNotFound
+from pawl.tool_registry.domain.patterns import ArgumentPattern
+from pawl.tool_registry.domain.rules import Rule, RuleCounts, RuleEffect, RuleScope, check_room, said_by
+
+_IN_FORCE: Final = """
+revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp()) AND (uses_max = 0 OR uses < uses_max)
+"""
+_ADD: Final = """
+INSERT INTO tool_registry.rules
+    (store_id, rule_id, request_id, request_hash, effect, scope, scope_id, user_id, tool_name, arguments, items_max,
+     includes_destructive, uses_max, tool_version, reason, expires_at, from_call_id)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
+ON CONFLICT (store_id, user_id, request_id) WHERE request_id <> '' DO NOTHING RETURNING *
+"""
+_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('tool_registry.rules'), hashtext($1))"
+_COUNT: Final = f"""
+SELECT count(*) FILTER (WHERE scope = 'STORE') AS of_store, count(*) FILTER (WHERE scope <> 'STORE') AS of_users,
+    count(*) FILTER (WHERE scope <> 'STORE' AND user_id = $2) AS of_user
+FROM tool_registry.rules WHERE store_id = $1 AND {_IN_FORCE}
+"""  # noqa: S608  # constants
+_BY_REQUEST: Final = "SELECT * FROM tool_registry.rules WHERE store_id = $1 AND user_id = $2 AND request_id = $3"
+_GET: Final = "SELECT * FROM tool_registry.rules WHERE store_id = $1 AND rule_id = $2"
+_ALL_IN_FORCE: Final = f"SELECT * FROM tool_registry.rules WHERE store_id = $1 AND {_IN_FORCE}"  # noqa: S608  # constants
+_REVOKE: Final = """
+UPDATE tool_registry.rules
+SET revoked_at = coalesce(revoked_at, clock_timestamp()),
+    revoked_by = CASE WHEN revoked_at IS NULL THEN $3 ELSE revoked_by END
+WHERE store_id = $1 AND rule_id = $2 RETURNING *
+"""
+_LIST: Final = f"""
+SELECT * FROM tool_registry.rules
+WHERE store_id = $1 AND ($2 = '' OR user_id = $2 OR scope = 'STORE') AND ($3 OR ({_IN_FORCE}))
+  AND ($4 = '' OR rule_id < $4)
+ORDER BY rule_id DESC LIMIT $5
+"""  # noqa: S608  # constants
+# The row of the rule is locked first, so that of two calls that want the last use one gets it.
+_USE: Final = f"""
+WITH rule AS MATERIALIZED (
+    SELECT store_id, rule_id, revoked_at, expires_at, uses, uses_max FROM tool_registry.rules
+    WHERE store_id = $1 AND rule_id = $2 FOR UPDATE),
+used AS (
+    INSERT INTO tool_registry.rule_uses (store_id, rule_id, call_id)
+    SELECT store_id, rule_id, $3 FROM rule WHERE {_IN_FORCE}
+    ON CONFLICT DO NOTHING RETURNING true),
+counted AS (
+    UPDATE tool_registry.rules SET uses = uses + 1
+    WHERE store_id = $1 AND rule_id = $2 AND EXISTS (SELECT FROM used) RETURNING true)
+SELECT count(*) FROM counted
+"""  # noqa: S608  # constants
+_HAS_ALLOWED: Final = """
+SELECT EXISTS (
+    SELECT FROM tool_registry.rule_uses u JOIN tool_registry.rules r USING (store_id, rule_id)
+    WHERE u.store_id = $1 AND u.rule_id = $2 AND u.call_id = $3
+      AND r.revoked_at IS NULL AND (r.expires_at IS NULL OR r.expires_at > clock_timestamp()))
+"""
+_FORGET: Final = """
+DELETE FROM tool_registry.rule_uses WHERE used_at < now() - make_interval(secs => $1)
+"""
+
+
+class PostgresRuleBook:
+    """The RuleBook port."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def add(self, rule: Rule, request_id: str) -> Rule:
+        patterns = msgspec.msgpack.encode(rule.arguments)
+        request_hash = hashlib.sha256(said_by(rule)).digest()
+        async with self._database.transaction() as connection:
+            await connection.execute(_LOCK, rule.store_id)
+            is_known = request_id and await connection.fetchrow(_BY_REQUEST, rule.store_id, rule.user_id, request_id)
+            if not is_known:
+                counts = await connection.fetchrow(_COUNT, rule.store_id, rule.user_id)
+                check_room(rule, RuleCounts(**dict(counts or {})))
+            row = await connection.fetchrow(
+                _ADD,
+                rule.store_id,
+                rule.rule_id,
+                request_id,
+                request_hash,
+                rule.effect.value,
+                rule.scope.value,
+                rule.scope_id,
+                rule.user_id,
+                rule.tool_name,
+                patterns,
+                rule.items_max,
+                rule.includes_destructive,
+                rule.uses_max,
+                rule.tool_version,
+                rule.reason,
+                datetime.fromtimestamp(rule.expire_time, UTC) if rule.expire_time else None,
+                rule.call_id,
+            )
+            if row is None:
+                row = await connection.fetchrow(_BY_REQUEST, rule.store_id, rule.user_id, request_id)
+        if row is None or row["request_hash"] != request_hash:
+            raise RequestIdReused
+        return _rule(row)
+
+    async def get(self, store_id: str, rule_id: str) -> Rule | None:
+        async with self._database.acquire() as connection:
+            row = await connection.fetchrow(_GET, store_id, rule_id)
+        return None if row is None else _rule(row)
+
+    async def is_made(self, store_id: str, user_id: str, request_id: str) -> bool:
+        async with self._database.acquire() as connection:
+            return await connection.fetchrow(_BY_REQUEST, store_id, user_id, request_id) is not None
+
+    async def in_force(self, store_id: str) -> Sequence[Rule]:
+        async with self._database.acquire() as connection:
+            return [_rule(row) for row in await connection.fetch(_ALL_IN_FORCE, store_id)]
+
+    async def revoke(self, store_id: str, rule_id: str, user_id: str) -> Rule:
+        async with self._database.acquire() as connection:
+            row = await connection.fetchrow(_REVOKE, store_id, rule_id, user_id)
+        if row is None:
+            raise RuleNotFound
+        return _rule(row)
+
+    async def list(self, store_id: str, user_id: str, *, include_ended: bool, before: str, most: int) -> Sequence[Rule]:
+        async with self._database.acquire() as connection:
+            rows = await connection.fetch(_LIST, store_id, user_id, include_ended, before, most)
+        return [_rule(row) for row in rows]
+
+    async def use(self, store_id: str, rule_id: str, call_id: str) -> bool:
+        async with self._database.acquire() as connection:
+            if await connection.fetchval(_USE, store_id, rule_id, call_id):
+                return True
+            # It was counted before, or the rule is not in force any more.
+            return bool(await connection.fetchval(_HAS_ALLOWED, store_id, rule_id, call_id))
+
+    async def has_allowed(self, store_id: str, rule_id: str, call_id: str) -> bool:
+        async with self._database.acquire() as connection:
+            return bool(await connection.fetchval(_HAS_ALLOWED, store_id, rule_id, call_id))
+
+    async def forget(self, older_than_seconds: float) -> None:
+        async with self._database.acquire() as connection:
+            await connection.execute(_FORGET, older_than_seconds)
+
+
+def _rule(row: asyncpg.Record) -> Rule:
+    return Rule(
+        store_id=row["store_id"],
+        rule_id=row["rule_id"],
+        effect=RuleEffect(row["effect"]),
+        scope=RuleScope(row["scope"]),
+        scope_id=row["scope_id"],
+        user_id=row["user_id"],
+        tool_name=row["tool_name"],
+        arguments=msgspec.msgpack.decode(row["arguments"], type=tuple[ArgumentPattern, ...]),
+        items_max=row["items_max"],
+        includes_destructive=row["includes_destructive"],
+        uses_max=row["uses_max"],
+        uses=row["uses"],
+        tool_version=row["tool_version"],
+        reason=row["reason"],
+        create_time=row["created_at"].timestamp(),
+        expire_time=row["expires_at"].timestamp() if row["expires_at"] else 0.0,
+        revoke_time=row["revoked_at"].timestamp() if row["revoked_at"] else 0.0,
+        revoke_user_id=row["revoked_by"],
+        call_id=row["from_call_id"],
+    )

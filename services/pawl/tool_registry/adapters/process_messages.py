@@ -1,0 +1,131 @@
+"""What the registry and the process of a call tell each other: a length in four bytes, then MessagePack."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from datetime import datetime
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from pawl.tool_registry.domain.inverse import InverseCall
+
+_LENGTH_BYTES: Final = 4
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Run this; sent once, first."""
+
+    import_name: str
+    folder: str
+    """The folder of tools that the module is in; empty for an installed one."""
+    tool_name: str
+    arguments: dict[str, Any]
+    memory_bytes: int
+    cpu_seconds: int
+    content_bytes_max: int
+    store_id: str
+    user_id: str
+    conversation_id: str
+    run_id: str
+    call_id: str
+    attempt: int
+    deadline: datetime
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """The result is not wanted any more."""
+
+
+class SecretAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The secret that was asked for last; `error` says why there is none."""
+
+    value: str = ""
+    error: str = ""
+
+
+class SecretAsked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The tool asks for a secret; the next one is asked for when this one is answered."""
+
+    name: str
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Progress."""
+
+    fraction: float | None
+    message: str
+
+
+class Returned(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What the tool returned, as JSON; the last message."""
+
+    content: bytes
+    inverse: InverseCall | None = None
+
+
+class Raised(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Why the tool returned nothing; the last message.
+
+    `text` is that of a ToolError (TOLD), what JSON has no form for (NOT_JSON), the
+    number of bytes (TOO_LARGE), or the type of an exception (CRASHED, BROKEN: when
+    its module was imported).
+    """
+
+    kind: Literal["TOLD", "UNKNOWN", "NOT_JSON", "TOO_LARGE", "MEMORY", "CRASHED", "BROKEN"]
+    text: str = ""
+    frames: tuple[str, ...] = ()
+
+
+ToProcess: TypeAlias = Call | Cancel | SecretAnswer
+ToRegistry: TypeAlias = SecretAsked | Said | Returned | Raised
+Answer: TypeAlias = Returned | Raised
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_to_process: Final[msgspec.msgpack.Decoder[ToProcess]] = msgspec.msgpack.Decoder(ToProcess)
+_to_registry: Final[msgspec.msgpack.Decoder[ToRegistry]] = msgspec.msgpack.Decoder(ToRegistry)
+
+
+class GarbledMessage(Exception):
+    """What came is no message: the tool wrote into the channel itself."""
+
+
+def frame(message: ToProcess | ToRegistry) -> bytes:
+    """Return a message with its length."""
+    body = _encoder.encode(message)
+    return len(body).to_bytes(_LENGTH_BYTES, "big") + body
+
+
+def receive(channel: socket.socket) -> ToProcess | None:
+    """Wait for the next message from the registry; None if there will be none."""
+    head = _exactly(channel, _LENGTH_BYTES)
+    body = _exactly(channel, int.from_bytes(head, "big")) if head else b""
+    return _to_process.decode(body) if body else None
+
+
+def _exactly(channel: socket.socket, count: int) -> bytes:
+    read = bytearray()
+    while len(read) < count:
+        part = channel.recv(count - len(read))
+        if not part:
+            return b""
+        read += part
+    return bytes(read)
+
+
+async def read_message(reader: asyncio.StreamReader, bytes_max: int) -> ToRegistry | None:
+    """Wait for the next message from a process; None if there will be none.
+
+    Raises:
+        GarbledMessage: it is over `bytes_max`, or no message.
+    """
+    try:
+        count = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
+        if count > bytes_max:
+            raise GarbledMessage
+        return _to_registry.decode(await reader.readexactly(count))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise GarbledMessage from None

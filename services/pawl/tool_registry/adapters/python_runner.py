@@ -1,0 +1,132 @@
+"""Runs the functions of Python tools: async ones on the loop, sync ones in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from pawl.tool_registry.app.ports import Ended
+from pawl.tool_registry.sdk.context import ToolContext
+from pawl.tool_registry.sdk.tool import Tool
+
+T = TypeVar("T")
+
+
+class ToolCrashed(Exception):
+    """A tool raised what is no Exception: it tried to end the process, or cancelled itself."""
+
+
+class PythonRunner:
+    """Runs async tools as tasks and sync ones in at most `threads_max` threads.
+
+    A thread cannot be stopped from outside. One whose result is not wanted any
+    more counts as occupied until its function returns; its context says that it
+    is cancelled. Threads do not keep the process alive. An async tool that
+    blocks stops the whole process for as long: such code belongs in a sync tool.
+    """
+
+    def __init__(self, *, threads_max: int) -> None:
+        self._free = asyncio.Semaphore(threads_max)
+        self.threads_busy = 0
+
+    def start(self, tool: Tool[..., Any], arguments: Mapping[str, Any], context: ToolContext) -> PythonWork:
+        call = tool.bind(arguments, context)
+        begin = _nothing if tool.marks_begun else context.mark_begun
+        return PythonWork(self._in_task(call, begin) if tool.is_async else self._in_thread(call, begin))
+
+    async def _in_task(self, call: Callable[[], Any], begin: Callable[[], None]) -> Any:
+        begin()
+        return await call()
+
+    async def _in_thread(self, call: Callable[[], Any], begin: Callable[[], None]) -> Any:
+        await self._free.acquire()
+        begin()
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[Any] = loop.create_future()
+        variables = contextvars.copy_context()
+
+        def deliver(value: Any, error: BaseException | None) -> None:
+            if error is not None:
+                ended.set_exception(error)
+                ended.exception()  # Seen, also when nobody wants it any more.
+            else:
+                ended.set_result(value)
+
+        def run() -> None:
+            value, error = None, None
+            try:
+                value = variables.run(call)
+            except Exception as raised:  # noqa: BLE001  # the author's code
+                error = raised
+            except BaseException as raised:  # noqa: BLE001  # sys.exit in a tool must not end a thread silently
+                error = ToolCrashed(type(raised).__name__)
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(deliver, value, error)
+
+        def free(_: object) -> None:
+            self.threads_busy -= 1
+            self._free.release()
+
+        ended.add_done_callback(free)
+        self.threads_busy += 1
+        threading.Thread(target=run, name="tool", daemon=True).start()
+        with suppress(asyncio.CancelledError):
+            # The second cancel is that of a process that ends.
+            await asyncio.wait({ended})
+            return ended.result()
+        await asyncio.wait({ended})
+        return ended.result()
+
+
+def _nothing() -> None:
+    """Leave it to the function to say that it has begun."""
+
+
+async def uncancelled(ended: asyncio.Future[T]) -> T:
+    """Wait for what cannot be stopped: cancelling takes effect only when it has ended."""
+    while not ended.done():
+        try:
+            await asyncio.wait({ended})
+        except asyncio.CancelledError:
+            await asyncio.wait({ended})
+            raise
+    return ended.result()
+
+
+class PythonWork:
+    """A running function."""
+
+    def __init__(self, coroutine: Any) -> None:
+        loop = asyncio.get_running_loop()
+        self.left: asyncio.Future[Ended | None] = loop.create_future()
+        self._task = loop.create_task(_guarded(coroutine))
+        self._task.add_done_callback(self._leave)
+
+    async def result(self) -> Any:
+        try:
+            await asyncio.wait({self._task})
+        except asyncio.CancelledError:
+            self._task.cancel()
+            raise
+        if self._task.cancelled():
+            raise ToolCrashed("CancelledError")
+        return self._task.result()
+
+    def _leave(self, task: asyncio.Task[Any]) -> None:
+        if self.left.done():
+            return
+        error = None if task.cancelled() else task.exception()
+        value = None if task.cancelled() or error is not None else task.result()
+        self.left.set_result(None if task.cancelled() else Ended(value=value, error=error))
+
+
+async def _guarded(coroutine: Any) -> Any:
+    try:
+        return await coroutine
+    except (SystemExit, KeyboardInterrupt) as error:
+        # Raised out of a task, these would end the process.
+        raise ToolCrashed(type(error).__name__) from None

@@ -1,0 +1,43 @@
+"""Secrets of tools, from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Self
+
+import msgspec
+
+from pawl.chassis.start import StartError
+
+COMMON: Final = "*"
+
+
+class FileSecrets:
+    """The Secrets port over `{"<store>": {"<name>": "<value>"}}`; store `*` is for the deployment's code in all."""
+
+    def __init__(self, secrets: Mapping[str, Mapping[str, str]]) -> None:
+        self._secrets = secrets
+
+    @classmethod
+    def read(cls, path: Path | None) -> Self:
+        """Return the secrets of a file, or none without one.
+
+        Raises:
+            StartError: the file cannot be read or has another form.
+        """
+        if path is None:
+            return cls({})
+        try:
+            return cls(msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, str]]))
+        except OSError as error:
+            raise StartError(f"PAWL_TOOL_SECRETS_FILE: cannot read {path}: {error.strerror}") from None
+        except msgspec.DecodeError:
+            raise StartError(f'PAWL_TOOL_SECRETS_FILE: {path} must be JSON like {{"*": {{"name": "value"}}}}') from None
+
+    def find(self, store_id: str, name: str) -> str | None:
+        own = self.own(store_id, name)
+        return own if own is not None else self._secrets.get(COMMON, {}).get(name)
+
+    def own(self, store_id: str, name: str) -> str | None:
+        return self._secrets.get(store_id, {}).get(name)

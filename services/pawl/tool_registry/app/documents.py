@@ -1,0 +1,119 @@
+"""Keeping documents: who may, and what is found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pawl.errors import DocumentNotFound, PermissionDenied
+from pawl.tool_registry.domain.document import STORE_OWNER, Document, Hit, check_document, check_name
+from pawl.tool_registry.domain.roles import ADMIN
+
+
+class DocumentBook(Protocol):
+    """Documents of stores and their users, durable. An owner is a user, or STORE_OWNER."""
+
+    async def put(self, store_id: str, owner_id: str, name: str, text: str, language: str) -> tuple[Document, bool]:
+        """Write a document, new or in place of another; returns it, and whether it is new. Atomic, idempotent.
+
+        Raises:
+            TooLarge: the store has too many documents, or too large ones.
+        """
+        ...
+
+    async def delete(self, store_id: str, owner_id: str, name: str) -> bool:
+        """Remove a document; returns whether there was one."""
+        ...
+
+    async def find(self, store_id: str, user_id: str, name: str) -> Sequence[Document]:
+        """Return the documents of that name that a user sees, the store's first."""
+        ...
+
+    async def text(self, store_id: str, owner_id: str, name: str) -> str | None:
+        """Return the text of a document; None if there is none."""
+        ...
+
+    async def after(
+        self, store_id: str, user_id: str, name: str, owner_id: str | None, most: int
+    ) -> Sequence[Document]:
+        """Return documents that a user sees, by name and owner, after those; from all on with a name but no owner."""
+        ...
+
+    async def search(self, store_id: str, user_id: str, query: str, most: int) -> Sequence[Hit]:
+        """Return the documents that a user sees and that match, the best first.
+
+        The query is in the form of search engines: words, "phrases", or, -without.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentCaller:
+    """Who asks."""
+
+    store_id: str
+    user_id: str
+    roles: frozenset[str]
+
+
+class Documents:
+    """What users do with documents; the tools only read them, through the book."""
+
+    def __init__(self, book: DocumentBook) -> None:
+        self._book = book
+
+    async def put(
+        self, caller: DocumentCaller, *, shared: bool, name: str, text: str, language: str
+    ) -> tuple[Document, bool]:
+        """Write a document, idempotently; returns it, and whether it is new.
+
+        Raises:
+            InvalidField, TooLarge: it cannot be kept.
+            PermissionDenied: it would be the store's, and the caller is no admin.
+        """
+        owner_id = _changed_owner(caller, shared=shared)
+        check_document(name, text, language)
+        return await self._book.put(caller.store_id, owner_id, name, text, language)
+
+    async def delete(self, caller: DocumentCaller, *, shared: bool, name: str) -> None:
+        """Remove a document.
+
+        Raises:
+            DocumentNotFound: there is none of that name and owner.
+            InvalidField: no document can have that name.
+            PermissionDenied: it is the store's, and the caller is no admin.
+        """
+        owner_id = _changed_owner(caller, shared=shared)
+        check_name(name)
+        if not await self._book.delete(caller.store_id, owner_id, name):
+            raise DocumentNotFound
+
+    async def get(self, caller: DocumentCaller, *, shared: bool, name: str) -> tuple[Document, str]:
+        """Return a document with its text.
+
+        Raises:
+            DocumentNotFound: there is none of that name and owner.
+            InvalidField: no document can have that name.
+        """
+        check_name(name)
+        for document in await self._book.find(caller.store_id, caller.user_id, name):
+            if document.is_shared is shared:
+                text = await self._book.text(caller.store_id, document.owner_id, name)
+                if text is not None:
+                    return document, text
+        raise DocumentNotFound
+
+    async def page(
+        self, caller: DocumentCaller, *, after_name: str, after_owner: str | None, most: int
+    ) -> Sequence[Document]:
+        """Return documents that the caller sees, by name, the store's first."""
+        return await self._book.after(caller.store_id, caller.user_id, after_name, after_owner, most)
+
+
+def _changed_owner(caller: DocumentCaller, *, shared: bool) -> str:
+    if not shared:
+        return caller.user_id
+    if ADMIN not in caller.roles:
+        raise PermissionDenied(f"changing documents of the store needs the role {ADMIN}")
+    return STORE_OWNER

@@ -1,0 +1,140 @@
+"""From what a tool did to the result that the model reads."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Collection
+from enum import StrEnum
+from typing import Any, Final
+
+from pawl.chassis import logs
+from pawl.chassis.strict_json import dumps_canonical
+from pawl.errors import InvalidJson
+from pawl.tool_registry.domain.definition import RESULT_BYTES_MAX, Effect, ToolDefinition
+from pawl.tool_registry.domain.execution import NOT_STOPPED, ExecutionResult, Outcome, ended_badly, succeeded
+from pawl.tool_registry.domain.inverse import InverseCall, inverse_call
+from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolError
+from pawl.tool_registry.sdk.inverse import Inverse, Reversible
+from pawl.tool_registry.sdk.values import hide, plain, without
+
+_ERROR_CHARACTERS_MAX: Final = 4000
+
+_log = logs.get_logger(__name__)
+
+
+class ToolEnd(StrEnum):
+    """How far a tool had come when its call was ended from outside, and what became of it."""
+
+    NEVER_BEGAN = "NEVER_BEGAN"
+    STOPPED = "STOPPED"
+    ASKED_TO = "ASKED_TO"
+    """It runs elsewhere, where nobody sees whether it stops."""
+    GOES_ON = "GOES_ON"
+
+
+def of_value(definition: ToolDefinition, value: Any, *, secrets: Collection[str], seconds: float) -> ExecutionResult:
+    """Return the result of a tool that returned `value`."""
+    inverse, given = (value.inverse, value.value) if isinstance(value, Reversible) else (None, value)
+    try:
+        content = dumps_canonical(without(secrets, plain(given)))
+        back = None if inverse is None else _inverse(inverse, secrets)
+    except (TypeError, ValueError, RecursionError, InvalidJson) as error:
+        reason = error.message if isinstance(error, InvalidJson) else f"{type(given).__name__} is not JSON"
+        return ended_badly(Outcome.FAILED, "TOOL_ERROR", unusable_text(definition, reason), seconds)
+    if len(content) > (definition.result_bytes_max or RESULT_BYTES_MAX):
+        return ended_badly(Outcome.FAILED, "RESULT_TOO_LARGE", too_large_text(definition, len(content)), seconds)
+    return succeeded(content, seconds, back)
+
+
+def unusable_text(definition: ToolDefinition, reason: str) -> str:
+    """Say that a result is no JSON."""
+    return f"{definition.name} returned what cannot be passed on: {reason}"
+
+
+def too_large_text(definition: ToolDefinition, count: int) -> str:
+    """Say that a result has too many bytes."""
+    limit = definition.result_bytes_max or RESULT_BYTES_MAX
+    return f"{definition.name} returned {count} bytes, the limit is {limit}: ask for less"
+
+
+def unexpected_text(definition: ToolDefinition, error: str) -> str:
+    """Say that a tool raised an exception of that type, whose text is not meant for the model."""
+    return f"TOOL_ERROR: {error}. {definition.name} failed unexpectedly; the operator finds the cause in the log."
+
+
+def doubt(definition: ToolDefinition) -> str:
+    """Return what is added where a tool was ended in the middle."""
+    return "; it may have had its effect all the same" if definition.effect.is_journaled else ""
+
+
+def _inverse(inverse: Inverse, secrets: Collection[str]) -> InverseCall:
+    arguments = dumps_canonical(without(secrets, plain(inverse.arguments)))
+    return inverse_call(inverse.tool_name, arguments, hide(secrets, inverse.summary))
+
+
+def of_error(
+    definition: ToolDefinition, error: BaseException, *, secrets: Collection[str], seconds: float
+) -> ExecutionResult:
+    """Return the result of a tool that raised.
+
+    Only the text of a ToolError is meant for the model. Of anything else it
+    learns the type: texts of exceptions hold paths, queries and passwords. The
+    log gets the type and where it was raised, for the same reason.
+    """
+    if isinstance(error, OutcomeUnknown):
+        return of_doubt(definition.name, seconds)
+    if isinstance(error, ToolError):
+        text = hide(secrets, str(error) or type(error).__name__)[:_ERROR_CHARACTERS_MAX]
+        reason = "RESULT_TOO_LARGE" if isinstance(error, ResultTooLarge) else "TOOL_ERROR"
+        return ended_badly(Outcome.FAILED, reason, text, seconds)
+    name = type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)[-8:]
+    _log.warning(
+        "tool.failed",
+        tool=definition.name,
+        error=name,
+        frames=[f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
+    )
+    return ended_badly(Outcome.FAILED, "TOOL_ERROR", unexpected_text(definition, name), seconds)
+
+
+def of_timeout(definition: ToolDefinition, limit_seconds: float, seconds: float, end: ToolEnd) -> ExecutionResult:
+    """Return the result of a tool that took too long."""
+    match end:
+        case ToolEnd.STOPPED | ToolEnd.NEVER_BEGAN:
+            then = f"and was stopped{doubt(definition)}"
+        case ToolEnd.ASKED_TO:
+            then = f"and was asked to stop; it may go on{_late_effect(definition)}"
+        case ToolEnd.GOES_ON:
+            then = f"and was asked to stop, but goes on{_late_effect(definition)}"
+    message = f"{definition.name} did not end within {limit_seconds:g} s {then}"
+    return ended_badly(Outcome.FAILED, "TOOL_TIMEOUT", message, seconds)
+
+
+def of_unbegun(definition: ToolDefinition, reason: str, why: str, seconds: float) -> ExecutionResult:
+    """Return the result of a call that ended before its tool was begun."""
+    message = f"{definition.name} was not begun, because {why}: it was never sent and has had no effect. Call it again"
+    return ended_badly(Outcome.FAILED, reason, message, seconds)
+
+
+def of_cancel(definition: ToolDefinition, seconds: float, end: ToolEnd = ToolEnd.STOPPED) -> ExecutionResult:
+    """Return the result of a cancelled execution."""
+    if end is ToolEnd.GOES_ON:
+        message = f"{definition.name} was cancelled and could not be stopped: it goes on{_late_effect(definition)}"
+        return ended_badly(Outcome.CANCELLED, NOT_STOPPED, message, seconds)
+    then = " before it had begun" if end is ToolEnd.NEVER_BEGAN else doubt(definition)
+    return ended_badly(Outcome.CANCELLED, "CANCELLED", f"{definition.name} was cancelled{then}", seconds)
+
+
+def _late_effect(definition: ToolDefinition) -> str:
+    return "" if definition.effect is Effect.READ_ONLY else " and may still have its effect"
+
+
+def of_doubt(name: str, seconds: float = 0.0) -> ExecutionResult:
+    """Return the result where nobody knows whether the effect happened."""
+    return ended_badly(
+        Outcome.UNKNOWN,
+        "OUTCOME_UNKNOWN",
+        f"{name} was interrupted in the middle: it is unknown whether it had its effect. Do not simply repeat it.",
+        seconds,
+    )

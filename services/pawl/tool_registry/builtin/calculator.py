@@ -1,0 +1,175 @@
+"""Arithmetic that cannot do anything else."""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable
+from typing import Annotated, Any, Final
+
+import simpleeval  # type: ignore[import-untyped]  # ships no types
+
+from pawl.chassis.strict_json import INTEGER_MAX, INTEGER_MIN
+from pawl.tool_registry.domain.definition import Category, Effect
+from pawl.tool_registry.sdk.context import ToolError
+from pawl.tool_registry.sdk.tool import Tool, tool
+
+EXPRESSION_CHARACTERS_MAX: Final = 500
+BITS_MAX: Final = 4096
+"""Size of the largest whole number on the way to a result."""
+_FACTORIAL_MAX: Final = 400
+_ROUND_DIGITS_MAX: Final = 300
+_NODES_MAX: Final = 200
+
+Number = int | float
+
+
+def calculator_tools() -> list[Tool[..., Any]]:
+    """Return calculate."""
+
+    @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+    def calculate(
+        expression: Annotated[str, "for example (17 * 23 + 4) / 2, sqrt(2) ** 3 or round(7 / 3, 2)"],
+    ) -> dict[str, Any]:
+        """Work out an arithmetic expression.
+
+        Knows + - * / // % ** (or ^), parentheses, comparisons, pi, e, tau, and abs,
+        ceil, floor, round, min, max, sum of several, sqrt, exp, log, log2, log10,
+        sin, cos, tan, asin, acos, atan, atan2, degrees, radians, hypot, factorial,
+        gcd, lcm. Whole numbers are exact.
+        """
+        return {"expression": expression, "result": evaluate(expression)}
+
+    return [calculate]
+
+
+def evaluate(expression: str) -> int | float | bool | str:
+    """Return the value of an expression; a whole number beyond 64 bits as text.
+
+    Raises:
+        ToolError: it is no arithmetic, or too large; the text says which.
+    """
+    if len(expression) > EXPRESSION_CHARACTERS_MAX:
+        raise ToolError(f"the expression has over {EXPRESSION_CHARACTERS_MAX} characters")
+    evaluator = simpleeval.SimpleEval(operators=_OPERATORS, functions=_FUNCTIONS, names=_NAMES)
+    evaluator.nodes = {kind: node for kind, node in evaluator.nodes.items() if kind in _NODES}
+    try:
+        parsed = ast.parse(expression.strip().replace("^", "**"), mode="eval")
+        _check(parsed)
+        value = evaluator.eval(expression, previously_parsed=parsed.body)
+    except ToolError:
+        raise
+    except (simpleeval.InvalidExpression, SyntaxError) as error:
+        raise ToolError(f"this is not an expression that calculate knows: {_plain(error)}") from None
+    except ZeroDivisionError:
+        raise ToolError("division by zero") from None
+    except OverflowError:
+        raise ToolError("the result is too large") from None
+    except (ArithmeticError, ValueError, TypeError, RecursionError, MemoryError, KeyError) as error:
+        raise ToolError(f"cannot be worked out: {_plain(error)}") from None
+    return _shown(value)
+
+
+def _check(parsed: ast.Expression) -> None:
+    nodes = list(ast.walk(parsed))
+    if len(nodes) > _NODES_MAX:
+        raise ToolError("the expression has too many parts")
+    for node in nodes:
+        if isinstance(node, ast.Constant) and type(node.value) not in (int, float, bool):
+            raise ToolError("only numbers can be calculated with")
+        if isinstance(node, ast.Constant) and isinstance(node.value, int):
+            _bounded(node.value)
+        if isinstance(node, ast.keyword | ast.Starred):
+            raise ToolError("functions take plain arguments only")
+
+
+def _shown(value: Any) -> int | float | bool | str:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return value if INTEGER_MIN <= value <= INTEGER_MAX else str(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ToolError("the result is too large, or not a number")
+        return value
+    raise ToolError("the result is not a real number")
+
+
+def _bounded(value: Any) -> Any:
+    """Return `value` unless it is a whole number that would take long to go on with."""
+    if isinstance(value, int) and value.bit_length() > BITS_MAX:
+        raise ToolError(f"a number on the way has over {BITS_MAX} bits")
+    return value
+
+
+def _power(base: Number, exponent: Number) -> Any:
+    is_whole = isinstance(base, int) and isinstance(exponent, int)
+    # The size of the result is known before it is worked out.
+    if is_whole and exponent * (int(base).bit_length() - 1) > BITS_MAX:
+        raise ToolError(f"a number on the way has over {BITS_MAX} bits")
+    return _bounded(base**exponent)
+
+
+def _factorial(number: Number) -> int:
+    if number > _FACTORIAL_MAX:
+        raise ToolError(f"factorial takes at most {_FACTORIAL_MAX}")
+    return math.factorial(int(number)) if number == int(number) else math.factorial(number)  # type: ignore[arg-type]
+
+
+def _round(number: Number, digits: int = 0) -> Number:
+    if abs(digits) > _ROUND_DIGITS_MAX:
+        # Digits before the point are a power of ten to work out.
+        raise ToolError(f"round takes at most {_ROUND_DIGITS_MAX} digits")
+    return round(number, digits) if digits else round(number)
+
+
+def _sum(*numbers: Number) -> Number:
+    return sum(numbers)
+
+
+def _limited(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *numbers: _bounded(function(*numbers))
+
+
+_OPERATORS: Final[dict[type[ast.AST], Callable[..., Any]]] = {
+    ast.Add: _limited(operator.add),
+    ast.Sub: _limited(operator.sub),
+    ast.Mult: _limited(operator.mul),
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: _power,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+    name: _limited(function)
+    for name, function in {
+        "abs": abs,
+        "round": _round,
+        "min": min,
+        "max": max,
+        "sum": _sum,
+        "factorial": _factorial,
+        **{
+            name: getattr(math, name)
+            for name in (
+                *("ceil", "floor", "sqrt", "exp", "log", "log2", "log10", "sin", "cos", "tan", "asin", "acos"),
+                *("atan", "atan2", "degrees", "radians", "hypot", "gcd", "lcm"),
+            )
+        },
+    }.items()
+}
+_NAMES: Final = {"pi": math.pi, "e": math.e, "tau": math.tau}
+_NODES: Final = frozenset({ast.Expr, ast.Name, ast.UnaryOp, ast.BinOp, ast.Compare, ast.Call, ast.Constant, ast.IfExp})
+
+
+def _plain(error: Exception) -> str:
+    return str(error).partition(" (<")[0][:200]

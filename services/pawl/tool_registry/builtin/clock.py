@@ -1,0 +1,56 @@
+"""What time it is, anywhere."""
+
+from __future__ import annotations
+
+import zoneinfo
+from datetime import UTC, datetime
+from functools import cache
+from typing import Annotated, Any
+
+from pawl.chassis.clock import Clock
+from pawl.tool_registry.domain.definition import Category, Effect
+from pawl.tool_registry.domain.names import near_matches
+from pawl.tool_registry.sdk.context import ToolError
+from pawl.tool_registry.sdk.tool import Tool, tool
+
+
+def clock_tools(clock: Clock) -> list[Tool[..., Any]]:
+    """Return get_current_time, on that clock."""
+    _zones()  # Read from the disk now, not while somebody waits.
+
+    @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+    async def get_current_time(
+        timezone: Annotated[str, "IANA name of a time zone, for example Europe/Oslo"] = "UTC",
+    ) -> dict[str, str]:
+        """Get the current date and time in a time zone."""
+        zone = _zone(timezone)
+        now = datetime.fromtimestamp(clock.now(), UTC).astimezone(zone)
+        return {
+            "time": now.isoformat(timespec="seconds"),
+            "weekday": _WEEKDAYS[now.weekday()],
+            "timezone": zone.key,
+            "abbreviation": now.tzname() or "",
+        }
+
+    return [get_current_time]
+
+
+_WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+
+
+@cache
+def _zones() -> dict[str, str]:
+    """Return the IANA names by themselves and by their city, folded."""
+    names = zoneinfo.available_timezones()
+    by_city = {name.rpartition("/")[2].replace("_", " ").casefold(): name for name in sorted(names)}
+    return by_city | {name.casefold(): name for name in names}
+
+
+def _zone(name: str) -> zoneinfo.ZoneInfo:
+    exact = _zones().get(name.strip().casefold())
+    if exact is not None and ("/" in name or exact.casefold() == name.strip().casefold()):
+        return zoneinfo.ZoneInfo(exact)
+    # A city is near enough to suggest, not to assume: there is more than one London.
+    near = dict.fromkeys(_zones()[match] for match in near_matches(name.replace("_", " "), _zones()))
+    hint = f"; did you mean {' or '.join(near)}?" if near else ", for example Europe/Oslo or UTC"
+    raise ToolError(f"there is no time zone {name[:80]!r}: give an IANA name{hint}")

@@ -1,0 +1,50 @@
+"""Asking the user."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from pawl.tool_registry.domain.definition import Category, Effect, ExecutionContext
+from pawl.tool_registry.sdk.context import ToolError
+from pawl.tool_registry.sdk.tool import Tool, tool
+
+Question = Annotated[str, msgspec.Meta(min_length=1, max_length=4000), "what to ask, in the user's language"]
+Why = Annotated[str, "why the answer is needed"]
+Kind = Annotated[
+    Literal["clarification", "permission", "confirmation"],
+    "a missing detail, leave to do something, or that something is so",
+]
+Options = Annotated[list[str], msgspec.Meta(max_length=20), "answers to choose from; the user may always answer freely"]
+
+Default = Annotated[
+    str,
+    msgspec.Meta(max_length=4000),
+    "the answer to go on with if nobody answers in time; empty for none",
+]
+Minutes = Annotated[
+    float, msgspec.Meta(ge=0, le=525_600), "how long to wait for the answer; 0 for as long as the run allows"
+]
+
+
+def question_tools() -> list[Tool[..., Any]]:
+    """Return ask_user."""
+
+    @tool(category=Category.SAFE, effect=Effect.READ_ONLY, context=ExecutionContext.HUMAN)
+    def ask_user(  # noqa: PLR0917  # the arguments are what the user is shown
+        question: Question,  # noqa: ARG001
+        why: Why = "",  # noqa: ARG001
+        kind: Kind = "clarification",  # noqa: ARG001
+        options: Options = [],  # noqa: ARG001, B006
+        default: Default = "",  # noqa: ARG001
+        timeout_minutes: Minutes = 0,  # noqa: ARG001
+    ) -> str:
+        """Ask the user a question and wait for the answer.
+
+        Use it when something needed is missing or ambiguous, not for what another
+        tool can find out.
+        """
+        raise ToolError("a question is answered by a person")
+
+    return [ask_user]

@@ -1,0 +1,44 @@
+"""Reading the rest of a result that was cut for the model."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Protocol
+
+import msgspec
+
+from pawl.tool_registry.builtin.slices import BYTES_DEFAULT, BYTES_MAX, slice_of
+from pawl.tool_registry.domain.definition import Category, Effect
+from pawl.tool_registry.sdk.context import ToolContext, ToolError
+from pawl.tool_registry.sdk.tool import Tool, tool
+
+
+class StoredResults(Protocol):
+    """Where results of earlier calls are."""
+
+    async def read(self, *, store_id: str, user_id: str, conversation_id: str, call_id: str) -> bytes | None:
+        """Return the result of a call of that conversation, as JSON; None if there is none."""
+        ...
+
+
+def result_tools(results: StoredResults) -> list[Tool[..., Any]]:
+    """Return read_result."""
+
+    @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+    async def read_result(
+        context: ToolContext,
+        call_id: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$"), "the call, as the note on the cut says"],
+        offset: Annotated[int, msgspec.Meta(ge=0), "bytes to skip, as the note on the cut says"] = 0,
+        length: Annotated[int, msgspec.Meta(ge=1, le=BYTES_MAX), "bytes to read"] = BYTES_DEFAULT,
+    ) -> dict[str, Any]:
+        """Read the rest of a tool result that was cut."""
+        content = await results.read(
+            store_id=context.store_id,
+            user_id=context.user_id,
+            conversation_id=context.conversation_id,
+            call_id=call_id,
+        )
+        if content is None:
+            raise ToolError(f"this conversation has no call {call_id!r} with a result")
+        return {"call_id": call_id} | slice_of(content, offset, length)
+
+    return [read_result]

@@ -1,0 +1,120 @@
+"""`python -m pawl.tool_registry.check`, which `pawl tools check` starts."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from pawl.chassis import logs
+from pawl.chassis.start import StartError
+from pawl.tool_registry.adapters.modules import ToolModule, load_modules
+from pawl.tool_registry.adapters.secret_file import FileSecrets
+from pawl.tool_registry.check.calling import Caller, call
+from pawl.tool_registry.check.findings import Finding, find
+from pawl.tool_registry.domain.names import did_you_mean
+from pawl.tool_registry.sdk.context import ToolContext
+from pawl.tool_registry.sdk.tool import Tool
+from pawl.tool_registry.settings import module_names
+
+_EXIT_UNSUCCESSFUL: Final = 1
+_EXIT_IMPOSSIBLE: Final = 2
+_DEFAULTS: Final = ToolContext()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Check tools and perhaps call one; returns 1 if a module is broken, a name taken twice, or the call failed."""
+    options = _read(arguments)
+    # What the registry would log is said here, in sentences.
+    logs.configure(service="tools", instance_id="check", level="critical", log_format="auto")
+    sys.path.insert(0, str(Path.cwd()))
+    entries = options.tools or module_names(os.environ.get("PAWL_TOOLS", ""))
+    if not entries:
+        _complain("name a module, a package or a folder, or set PAWL_TOOLS")
+        return _EXIT_IMPOSSIBLE
+    modules = list(load_modules(entries))
+    tools: dict[str, Tool[..., Any]] = {}
+    errors = _show_all(modules, tools)
+    if not options.call:
+        return _EXIT_UNSUCCESSFUL if errors else 0
+    if options.call not in tools:
+        _complain(f"there is no tool {options.call!r}{did_you_mean(options.call, tools)}")
+        return _EXIT_IMPOSSIBLE
+    try:
+        file = os.environ.get("PAWL_TOOL_SECRETS_FILE")
+        secrets = FileSecrets.read(Path(file) if file else None)
+    except StartError as error:
+        _complain(str(error))
+        return _EXIT_IMPOSSIBLE
+    caller = Caller(store_id=options.store, user_id=options.user, secrets=secrets)
+    _say("")
+    succeeded = asyncio.run(call(tools[options.call], options.args.encode(), caller, _say))
+    return 0 if succeeded and not errors else _EXIT_UNSUCCESSFUL
+
+
+def _read(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="pawl tools check",
+        description="Look at Python tools as the registry would load them, without a suite and without a model.",
+        epilog="Exits with 1 if a module is broken, a name is taken twice, or the call did not succeed.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("tools", nargs="*", metavar="MODULE", help="module, package or folder; default PAWL_TOOLS")
+    parser.add_argument("--call", metavar="NAME", help="run this tool once, here, with all its effects")
+    parser.add_argument("--args", metavar="JSON", default="{}", help="arguments of that call")
+    parser.add_argument("--store", metavar="ID", default=_DEFAULTS.store_id, help="store of that call")
+    parser.add_argument("--user", metavar="ID", default=_DEFAULTS.user_id, help="user of that call")
+    return parser.parse_args(arguments)
+
+
+def _show_all(modules: Sequence[ToolModule], tools: dict[str, Tool[..., Any]]) -> int:
+    """Say what there is and what is wrong with it; fills `tools`, and returns the number of errors."""
+    owners: dict[str, str] = {}
+    errors = warnings = 0
+    for module in modules:
+        _say(module.name)
+        if module.error:
+            errors += 1
+            _say(f"  error: {module.error}")
+        for tool in module.tools:
+            found = list(find(tool))
+            if tool.name in owners:
+                text = f"the name is taken by a tool of {owners[tool.name]}; this one would be left out"
+                found.append(Finding(is_error=True, text=text))
+            owners.setdefault(tool.name, module.name)
+            tools.setdefault(tool.name, tool)
+            _show(tool, found)
+            errors += sum(finding.is_error for finding in found)
+            warnings += sum(not finding.is_error for finding in found)
+    _say(f"{_count(len(tools), 'tool')}, {_count(errors, 'error')}, {_count(warnings, 'warning')}")
+    return errors
+
+
+def _show(tool: Tool[..., Any], found: Sequence[Finding]) -> None:
+    definition = tool.definition
+    words = [definition.category.lower(), definition.effect.lower().replace("_", " ")]
+    if tool.process is not None:
+        words.append("process of its own")
+    _say(f"  {tool.name}  {', '.join(words)}")
+    for finding in found:
+        _say(f"    {'error' if finding.is_error else 'warning'}: {finding.text}")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _complain(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,128 @@
+"""One call of a tool, checked and run as the registry does it, without a registry."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from pawl.tool_registry.adapters.process_runner import ProcessRunner
+from pawl.tool_registry.adapters.python_runner import PythonRunner
+from pawl.tool_registry.app import outcome
+from pawl.tool_registry.app.jobs import DEFAULT_TIMEOUT_SECONDS
+from pawl.tool_registry.app.ports import Runner, Secrets
+from pawl.tool_registry.domain.check import Refused, check_arguments
+from pawl.tool_registry.domain.definition import ExecutionContext
+from pawl.tool_registry.domain.execution import ExecutionResult
+from pawl.tool_registry.domain.gate import approval_cause, items_of
+from pawl.tool_registry.domain.schema import compile_schema
+from pawl.tool_registry.sdk.context import SecretNotFound, ToolContext, ToolError
+from pawl.tool_registry.sdk.tool import Tool
+
+Say = Callable[[str], None]
+
+_UNWIND_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """On whose behalf the call is made, and what the deployment would give it."""
+
+    store_id: str
+    user_id: str
+    secrets: Secrets
+
+
+async def call(tool: Tool[..., Any], raw: bytes, caller: Caller, say: Say) -> bool:
+    """Check one call and run it here, saying what happens; returns whether it succeeded.
+
+    Nobody is asked for an approval: whoever calls it here wants it.
+    """
+    definition = tool.definition
+    if definition.context is not ExecutionContext.BACKEND:
+        say(f"{tool.name} does not run in the registry")
+        return False
+    checked = check_arguments(definition, compile_schema(definition.arguments_schema, recursion=True), raw)
+    if isinstance(checked, Refused):
+        say(f"refused: {checked.reason}: {checked.message}")
+        return False
+    say(f"arguments: {checked.canonical.decode()}")
+    if checked.note:
+        say(f"note: {checked.note}")
+    try:
+        items = tool.bulk_count(checked.arguments)
+        preview = tool.preview(checked.arguments)
+    except Exception:  # noqa: BLE001  # the author's code
+        say(f"error: the preview or bulk_count of {tool.name} failed\n{traceback.format_exc()}")
+        return False
+    cause = approval_cause(definition, items_of(definition, checked.arguments) if items is None else items)
+    say(f"approval: {f'needed ({cause}); not asked for here' if cause else 'not needed'}")
+    if preview:
+        say(f"preview: {preview}")
+    result = await _run(tool, checked.arguments, caller, say)
+    say(f"{'failed' if result.is_error else 'result'}: {result.content.decode()}")
+    if result.inverse is not None:
+        inverse = result.inverse
+        say(f"inverse: {inverse.tool_name} {inverse.arguments.decode()} ({inverse.summary})")
+    say(f"duration: {result.duration_seconds * 1000:.1f} ms, {len(result.content)} bytes")
+    return not result.is_error
+
+
+async def _run(tool: Tool[..., Any], arguments: Any, caller: Caller, say: Say) -> ExecutionResult:
+    async with ProcessRunner(PythonRunner(threads_max=1), processes_max=1, shows_output=True) as runner:
+        return await _within_time(tool, arguments, caller, say, runner)
+
+
+async def _within_time(
+    tool: Tool[..., Any], arguments: Any, caller: Caller, say: Say, runner: Runner
+) -> ExecutionResult:
+    definition = tool.definition
+    limit = definition.timeout_seconds or DEFAULT_TIMEOUT_SECONDS
+    given: set[str] = set()
+    cancelled = threading.Event()
+
+    def find_secret(name: str) -> str:
+        value = caller.secrets.find(caller.store_id, name)
+        if value is None:
+            raise SecretNotFound(f"no secret named {name!r} is configured")
+        given.add(value)
+        return value
+
+    def report(fraction: float | None, message: str) -> None:
+        say(f"progress: {'' if fraction is None else f'{fraction:.0%} '}{message}")
+
+    context = ToolContext(
+        store_id=caller.store_id,
+        user_id=caller.user_id,
+        deadline=datetime.now(UTC) + timedelta(seconds=limit),
+        _cancelled=cancelled,
+        _report=report,
+        _find_secret=find_secret,
+    )
+    began = time.monotonic()
+    try:
+        work = runner.start(tool, arguments, context)
+        async with asyncio.timeout(limit):
+            value = await work.result()
+    except TimeoutError as error:
+        seconds = time.monotonic() - began
+        if seconds < limit:
+            return _failure(tool, error, given, seconds)
+        cancelled.set()
+        await asyncio.wait({work.left}, timeout=_UNWIND_SECONDS)
+        end = outcome.ToolEnd.STOPPED if work.left.done() else outcome.ToolEnd.GOES_ON
+        return outcome.of_timeout(definition, limit, seconds, end)
+    except Exception as error:  # noqa: BLE001  # the author's code
+        return _failure(tool, error, given, time.monotonic() - began)
+    return outcome.of_value(definition, value, secrets=given, seconds=time.monotonic() - began)
+
+
+def _failure(tool: Tool[..., Any], error: Exception, secrets: set[str], seconds: float) -> ExecutionResult:
+    if not isinstance(error, ToolError):
+        traceback.print_exception(error)
+    return outcome.of_error(tool.definition, error, secrets=secrets, seconds=seconds)

@@ -1,0 +1,243 @@
+"""The audit chain of a store: what was proposed, decided, begun and returned, each entry bound to the one before.
+
+An entry holds digests of arguments and results, never the things themselves. Its
+hash covers all of it, its number and the hash of the entry before; so whoever
+changes, removes, inserts or moves one has to make all later ones anew, and a head
+that is kept elsewhere shows that too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from pawl.chassis.strict_json import dumps_canonical
+from pawl.tool_registry.domain.execution import Outcome
+
+TOOL_NAME_CHARACTERS_MAX: Final = 80
+
+_SCHEME: Final = "pawl.audit.1"
+
+
+class AuditKind(StrEnum):
+    """What an entry says of a call."""
+
+    PROPOSED = "PROPOSED"
+    """It was checked: `verdict` is the disposition, `reason` why it is gated or refused, or the rule that decided."""
+    DECIDED = "DECIDED"
+    """A person decided about it: `verdict` is the kind of the decision, `by_user_id` who."""
+    EXECUTED = "EXECUTED"
+    """It is about to begin: `verdict` is APPROVED if it had an approval, RULE if a rule stood for one, else empty."""
+    RETURNED = "RETURNED"
+    """It has ended: `verdict` is the outcome, `reason` that of an error, or CACHED, or LATE for what went on.
+    Of a front-end call `by_user_id` is who brought the result, or held the call."""
+    RULE = "RULE"
+    """Somebody made or revoked a rule: `verdict` is MADE or REVOKED, `reason` its id. The call is that whose approval
+    made it, if one did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditDraft:
+    """What an entry says, without its place in the chain. Times are microseconds since 1970."""
+
+    store_id: str
+    kind: str
+    """An AuditKind, unless somebody has changed it in the database."""
+    time_us: int
+    user_id: str
+    run_id: str
+    call_id: str
+    tool_name: str
+    tool_version: int
+    verdict: str
+    reason: str = ""
+    by_user_id: str = ""
+    arguments_sha256: str = ""
+    result_sha256: str = ""
+    result_bytes: int = 0
+    duration_us: int = 0
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether another service told of it, and may tell again what is written once."""
+        return self.kind == AuditKind.DECIDED or (self.kind == AuditKind.RETURNED and self.by_user_id != "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionRecord:
+    """What a person decided about a call, and the digest of the arguments that the decision is about."""
+
+    tool_name: str
+    tool_version: int
+    kind: str
+    by_user_id: str
+    arguments_sha256: str
+
+
+ENDS: Final[Mapping[str, tuple[Outcome, str]]] = {
+    "SUCCEEDED": (Outcome.SUCCEEDED, ""),
+    "FAILED": (Outcome.FAILED, "TOOL_ERROR"),
+    "EXPIRED": (Outcome.FAILED, "EXPIRED"),
+    "CANCELLED": (Outcome.CANCELLED, "CANCELLED"),
+}
+"""Outcome and reason of a front-end call, by the state that it ended in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultRecord:
+    """The end of a front-end call, by whom, and how long after its lease; `state` is one of `ENDS`."""
+
+    tool_name: str
+    tool_version: int
+    by_user_id: str
+    state: str
+    arguments_sha256: str
+    result_sha256: str
+    result_bytes: int
+    duration_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The last entry of a chain; number 0 and no hash for an empty one."""
+
+    seq: int = 0
+    hash: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """An entry of the chain. Numbers begin at 1 and have no gaps."""
+
+    draft: AuditDraft
+    seq: int
+    prev_hash: str
+    hash: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """The first entry that is not as it was written, and what is wrong with it."""
+
+    seq: int
+    kind: str
+    """HASH_MISMATCH, BROKEN_LINK, GAP, CUT_TAIL, BEYOND_HEAD or HEAD_MISMATCH."""
+    explanation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFigures:
+    """What a tool did in a span of time. Durations are seconds; of executions alone, not of results from the cache."""
+
+    tool_name: str
+    executions: int
+    errors: int
+    cached: int
+    p50_seconds: float
+    p95_seconds: float
+    result_bytes: int
+    approvals_asked: int
+    approved: int
+    edited: int
+    rejected: int
+
+
+def chained(head: Head, drafts: Sequence[AuditDraft]) -> list[AuditEntry]:
+    """Return the entries that follow `head`, in order. All are of one store."""
+    entries = []
+    for draft in drafts:
+        seq = head.seq + 1
+        entry = AuditEntry(draft=draft, seq=seq, prev_hash=head.hash, hash=entry_hash(draft, seq, head.hash))
+        entries.append(entry)
+        head = Head(seq=seq, hash=entry.hash)
+    return entries
+
+
+def entry_hash(draft: AuditDraft, seq: int, prev_hash: str) -> str:
+    """Return the SHA-256, in hex, of everything that an entry says and of its place."""
+    return hashlib.sha256(
+        dumps_canonical(
+            [
+                _SCHEME,
+                seq,
+                prev_hash,
+                draft.store_id,
+                str(draft.kind),
+                draft.time_us,
+                draft.user_id,
+                draft.run_id,
+                draft.call_id,
+                draft.tool_name,
+                draft.tool_version,
+                draft.verdict,
+                draft.reason,
+                draft.by_user_id,
+                draft.arguments_sha256,
+                draft.result_sha256,
+                draft.result_bytes,
+                draft.duration_us,
+            ]
+        )
+    ).hexdigest()
+
+
+class Verifier:
+    """Takes the entries of a chain in the order of their numbers and says what is wrong with the first bad one.
+
+    `head` is what the database says the last entry is, `known` a head that was
+    kept elsewhere.
+    """
+
+    def __init__(self, head: Head, known: Head | None = None) -> None:
+        self._head = head
+        self._known = known
+        self._last = Head()
+
+    @property
+    def verified(self) -> Head:
+        """The last entry that is good."""
+        return self._last
+
+    def take(self, entry: AuditEntry) -> Problem | None:
+        """Return what is wrong with the next entry, if anything."""
+        expected = self._last.seq + 1
+        if entry.seq != expected:
+            return Problem(seq=expected, kind="GAP", explanation=f"entry {expected} is missing, {entry.seq} comes next")
+        if entry_hash(entry.draft, entry.seq, entry.prev_hash) != entry.hash:
+            return Problem(seq=entry.seq, kind="HASH_MISMATCH", explanation=f"entry {entry.seq} was changed")
+        if entry.prev_hash != self._last.hash:
+            explanation = f"entry {entry.seq} does not follow entry {self._last.seq}: one of them was replaced"
+            return Problem(seq=entry.seq, kind="BROKEN_LINK", explanation=explanation)
+        if self._known is not None and entry.seq == self._known.seq and entry.hash != self._known.hash:
+            explanation = f"entry {entry.seq} is not the one whose hash was kept: the chain was made anew"
+            return Problem(seq=entry.seq, kind="HEAD_MISMATCH", explanation=explanation)
+        self._last = Head(seq=entry.seq, hash=entry.hash)
+        return None
+
+    def end(self, beyond_head: int) -> Problem | None:
+        """Return what is wrong with the end; `beyond_head` is an entry behind the recorded head, 0 for none."""
+        last = self._last.seq
+        due = max(self._head.seq, self._known.seq if self._known else 0)
+        if last < due:
+            explanation = f"the chain had {due} entries and ends with {last}"
+            return Problem(seq=last + 1, kind="CUT_TAIL", explanation=explanation)
+        if beyond_head:
+            explanation = f"entry {beyond_head} stands behind the head: it was inserted, or the head was moved"
+            return Problem(seq=beyond_head, kind="BEYOND_HEAD", explanation=explanation)
+        if self._last.hash != self._head.hash:
+            explanation = f"entry {last} is not the one that the head names"
+            return Problem(seq=last, kind="HEAD_MISMATCH", explanation=explanation)
+        return None
+
+
+def sha256_hex(content: bytes) -> str:
+    """Return the SHA-256, in hex, of arguments or of a result."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def clean_name(tool_name: str) -> str:
+    """Return the name of a tool, which a model may have made up, as it can be stored."""
+    return tool_name[:TOOL_NAME_CHARACTERS_MAX].replace("\0", "").encode(errors="replace").decode()

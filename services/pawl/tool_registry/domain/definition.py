@@ -1,0 +1,308 @@
+"""What a tool is: its definition, and the place of a version in the register."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from pawl.chassis.ids import is_id
+from pawl.chassis.strict_json import JsonValue, dumps_canonical
+from pawl.errors import InvalidField
+from pawl.tool_registry.domain.resources import check_template
+
+ARGUMENTS_BYTES_MAX: Final = 256 * 1024
+RESULT_BYTES_MAX: Final = 1024 * 1024
+DESCRIPTION_BYTES_MAX: Final = 4096
+TIMEOUT_SECONDS_MIN: Final = 0.1
+TIMEOUT_SECONDS_MAX: Final = 3600.0
+RESOURCE_KEYS_MAX: Final = 16
+ALLOWED_USERS_MAX: Final = 1000
+ALLOWED_ROLES_MAX: Final = 16
+RATE_PER_MINUTE_MAX: Final = 100_000
+CACHE_SECONDS_MAX: Final = 86400.0
+APPROVALS_MAX: Final = 5
+
+# One dot stands between a source and its tool. Such a name has room for the two characters that a model server needs
+# in place of the dot.
+_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}|(?=.{3,63}\Z)[a-zA-Z0-9_-]+\.[a-zA-Z0-9_-]+", re.ASCII)
+# Tab, line feed and carriage return are text; no other control character is.
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+VERSION_MAX: Final = 2**31 - 1
+
+
+class ExecutionContext(StrEnum):
+    """Where a tool runs."""
+
+    BACKEND = "BACKEND"
+    FRONTEND = "FRONTEND"
+    HUMAN = "HUMAN"
+    AGENT = "AGENT"
+
+
+class Category(StrEnum):
+    """How much harm a tool can do; all but SAFE need an approval."""
+
+    SAFE = "SAFE"
+    SENSITIVE = "SENSITIVE"
+    DESTRUCTIVE = "DESTRUCTIVE"
+
+
+class Effect(StrEnum):
+    """What may be done when nobody knows whether a call had its effect."""
+
+    READ_ONLY = "READ_ONLY"
+    IDEMPOTENT = "IDEMPOTENT"
+    RECONCILABLE = "RECONCILABLE"
+    AT_MOST_ONCE = "AT_MOST_ONCE"
+
+    @property
+    def is_journaled(self) -> bool:
+        """Whether executions are written down before they begin."""
+        return self in (Effect.RECONCILABLE, Effect.AT_MOST_ONCE)
+
+
+class OfferFallback(StrEnum):
+    """What happens to a front-end call that nobody ran in time."""
+
+    FAIL = "FAIL"
+    BACKEND_TOOL = "BACKEND_TOOL"
+    ASK_USER = "ASK_USER"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """On whose behalf a tool is looked up or called: a user of a store, with the roles of the credential."""
+
+    store_id: str
+    user_id: str
+    roles: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolDefinition:
+    """What a tool is. Zero means: none of its own (timeout), the most allowed (result)."""
+
+    name: str
+    description: str
+    arguments_schema: Mapping[str, Any]
+    context: ExecutionContext = ExecutionContext.BACKEND
+    category: Category = Category.SENSITIVE
+    effect: Effect = Effect.AT_MOST_ONCE
+    timeout_seconds: float = 0.0
+    parallel: bool = False
+    resource_keys: tuple[str, ...] = ()
+    result_bytes_max: int = 0
+    allowed_user_ids: tuple[str, ...] = ()
+    allowed_roles: tuple[str, ...] = ()
+    """Roles of which the user must have one; empty means any."""
+    rate_per_minute: int = 0
+    """Executions that may begin in a store within a minute, on average; 0 means any number."""
+    cache_seconds: float = 0.0
+    """How long the result of a READ_ONLY tool is given again to the same user for the same arguments."""
+    approvals_required: int = 0
+    """How many different people must approve a gated call; 0 means one."""
+    offer_fallback: OfferFallback = OfferFallback.FAIL
+    fallback_tool_name: str = ""
+    bulk_count: str = ""
+    """Where in the arguments the things are that a call is about, like `$.body.items`; empty for the longest array."""
+
+    def may_be_called_by(self, caller: Caller) -> bool:
+        """Whether the caller may call it: one of its users, with one of its roles. To others it does not exist."""
+        is_one_of_them = not self.allowed_user_ids or caller.user_id in self.allowed_user_ids
+        return is_one_of_them and (not self.allowed_roles or not caller.roles.isdisjoint(self.allowed_roles))
+
+    @property
+    def runs_beside_others(self) -> bool:
+        """Whether calls may run side by side with others of their batch."""
+        return self.parallel or self.effect is Effect.READ_ONLY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolVersion:
+    """A definition with its place in the register. Never changes."""
+
+    store_id: str
+    """Empty for a loaded tool: it is the same in every store."""
+    definition: ToolDefinition
+    version: int
+    source: str
+    """`builtin`, `module:<name>`, `store` (front-end tools), or `<kind>:<name>` of a source that the store has."""
+    create_time: float
+    binding: bytes = b""
+    """How its source runs it; of no meaning to anybody else."""
+    user_id: str = ""
+    """Who registered it; empty for a tool that the deployment or a source of the store has."""
+
+    @property
+    def source_kind(self) -> str:
+        """The kind of its source."""
+        return self.source.partition(":")[0]
+
+
+def can_exist(name: str, version: int = 0) -> bool:
+    """Whether a tool can have that name and version: what cannot is not worth asking a store for."""
+    return _NAME.fullmatch(name) is not None and version <= VERSION_MAX
+
+
+def check_own_name(name: str) -> None:
+    """Return if the tool is not named like one of a source.
+
+    Raises:
+        InvalidField: it is; a source that is added later must find the names of its tools free.
+    """
+    if "." in name:
+        raise InvalidField("name: a dot is only in the names of tools of a source", field="name")
+
+
+def check_definition(definition: ToolDefinition) -> None:
+    """Return if every field but the schema is in range; `domain.schema` checks that.
+
+    Raises:
+        InvalidField: metadata `field` names the first that is not.
+    """
+    _require(
+        can_exist(definition.name),
+        "name",
+        "must match ^[a-zA-Z0-9_-]{1,64}$, or with a dot inside have at most 63 characters",
+    )
+    _require(
+        1 <= len(definition.description.encode()) <= DESCRIPTION_BYTES_MAX,
+        "description",
+        f"must have 1 to {DESCRIPTION_BYTES_MAX} bytes",
+    )
+    _require(_CONTROL.search(definition.description) is None, "description", "must not have control characters")
+    _require(
+        definition.timeout_seconds == 0 or TIMEOUT_SECONDS_MIN <= definition.timeout_seconds <= TIMEOUT_SECONDS_MAX,
+        "timeout_seconds",
+        f"must be 0 or from {TIMEOUT_SECONDS_MIN} to {TIMEOUT_SECONDS_MAX:g}",
+    )
+    _require(
+        0 <= definition.result_bytes_max <= RESULT_BYTES_MAX, "result_bytes_max", f"must be 0 to {RESULT_BYTES_MAX}"
+    )
+    _require(
+        len(definition.allowed_user_ids) <= ALLOWED_USERS_MAX and all(map(is_id, definition.allowed_user_ids)),
+        "allowed_user_ids",
+        f"must be at most {ALLOWED_USERS_MAX} user ids",
+    )
+    _require(
+        len(definition.allowed_roles) <= ALLOWED_ROLES_MAX and all(map(is_id, definition.allowed_roles)),
+        "allowed_roles",
+        f"must be at most {ALLOWED_ROLES_MAX} names of roles",
+    )
+    _require(
+        0 <= definition.rate_per_minute <= RATE_PER_MINUTE_MAX, "rate_per_minute", f"must be 0 to {RATE_PER_MINUTE_MAX}"
+    )
+    _require(0 <= definition.cache_seconds <= CACHE_SECONDS_MAX, "cache_seconds", f"must be 0 to {CACHE_SECONDS_MAX:g}")
+    _require(
+        not definition.cache_seconds or definition.effect is Effect.READ_ONLY,
+        "cache_seconds",
+        "goes with the effect READ_ONLY, and only with it",
+    )
+    _require(0 <= definition.approvals_required <= APPROVALS_MAX, "approvals_required", f"must be 0 to {APPROVALS_MAX}")
+    # What the registry does not run it can neither count nor give again, and a question needs no approval.
+    is_backend = definition.context is ExecutionContext.BACKEND
+    _require(is_backend or not definition.result_bytes_max, "result_bytes_max", "goes with BACKEND tools only")
+    _require(is_backend or not definition.rate_per_minute, "rate_per_minute", "goes with BACKEND tools only")
+    _require(is_backend or not definition.cache_seconds, "cache_seconds", "goes with BACKEND tools only")
+    _require(
+        definition.context is not ExecutionContext.HUMAN or not definition.approvals_required,
+        "approvals_required",
+        "does not go with HUMAN tools",
+    )
+    _require(len(definition.resource_keys) <= RESOURCE_KEYS_MAX, "resource_keys", f"at most {RESOURCE_KEYS_MAX}")
+    for template in definition.resource_keys:
+        _require(_CONTROL.search(template) is None, "resource_keys", "must not have control characters")
+        problem = check_template(template, definition.arguments_schema)
+        _require(not problem, "resource_keys", problem)
+    wants_tool = definition.offer_fallback is OfferFallback.BACKEND_TOOL
+    _require(
+        bool(definition.fallback_tool_name) == wants_tool,
+        "fallback_tool_name",
+        "goes with the fallback BACKEND_TOOL, and only with it",
+    )
+
+
+def is_laxer(new: ToolDefinition, old: ToolDefinition) -> bool:
+    """Whether people are asked less, or more of them may call, by `new` than by `old`."""
+    severity = (Category.SAFE, Category.SENSITIVE, Category.DESTRUCTIVE)
+    return (
+        severity.index(new.category) < severity.index(old.category)
+        or max(1, new.approvals_required) < max(1, old.approvals_required)
+        or (new.effect is Effect.READ_ONLY and old.effect is not Effect.READ_ONLY)  # It is never bulk then.
+        or _is_wider(new.allowed_user_ids, old.allowed_user_ids)
+        or _is_wider(new.allowed_roles, old.allowed_roles)
+    )
+
+
+def is_restricted(definition: ToolDefinition) -> bool:
+    """Whether people are asked about calls, or not everybody may make them."""
+    is_gated = definition.category is not Category.SAFE or definition.approvals_required > 1
+    return is_gated or bool(definition.allowed_user_ids) or bool(definition.allowed_roles)
+
+
+def _is_wider(new: tuple[str, ...], old: tuple[str, ...]) -> bool:
+    """Whether somebody is in `new` and not in `old`; empty means everybody."""
+    return bool(old) and (not new or not set(new) <= set(old))
+
+
+def _require(holds: bool, field: str, rule: str) -> None:  # noqa: FBT001  # reads as the rule it states
+    if not holds:
+        raise InvalidField(f"{field}: {rule}", field=field)
+
+
+def encode_definition(definition: ToolDefinition) -> bytes:
+    """Return the one text of a definition; equal definitions give equal bytes."""
+    # What came later is written where it says something, so that definitions stay the versions that they are.
+    later: dict[str, JsonValue] = {"bulk_count": definition.bulk_count} if definition.bulk_count else {}
+    return dumps_canonical(
+        later
+        | {
+            "name": definition.name,
+            "description": definition.description,
+            "arguments_schema": dict(definition.arguments_schema),
+            "context": definition.context.value,
+            "category": definition.category.value,
+            "effect": definition.effect.value,
+            "timeout_seconds": float(definition.timeout_seconds),
+            "parallel": definition.parallel,
+            "resource_keys": list(definition.resource_keys),
+            "result_bytes_max": definition.result_bytes_max,
+            "allowed_user_ids": list(definition.allowed_user_ids),
+            "allowed_roles": list(definition.allowed_roles),
+            "rate_per_minute": definition.rate_per_minute,
+            "cache_seconds": float(definition.cache_seconds),
+            "approvals_required": definition.approvals_required,
+            "offer_fallback": definition.offer_fallback.value,
+            "fallback_tool_name": definition.fallback_tool_name,
+        }
+    )
+
+
+def decode_definition(fields: JsonValue) -> ToolDefinition:
+    """Return the definition of parsed `encode_definition` bytes."""
+    if not isinstance(fields, dict):
+        raise TypeError("a stored definition is an object")
+    names = {field.name for field in dataclasses.fields(ToolDefinition)}
+    known: dict[str, Any] = {name: value for name, value in fields.items() if name in names}
+    return ToolDefinition(
+        **known
+        | {
+            "context": ExecutionContext(known["context"]),
+            "category": Category(known["category"]),
+            "effect": Effect(known["effect"]),
+            "resource_keys": tuple(known["resource_keys"]),
+            "allowed_user_ids": tuple(known["allowed_user_ids"]),
+            "allowed_roles": tuple(known["allowed_roles"]),
+            "offer_fallback": OfferFallback(known["offer_fallback"]),
+        }
+    )
+
+
+def definition_hash(definition: ToolDefinition) -> str:
+    """Return the SHA-256, in hex, that decides whether two definitions are one version."""
+    return hashlib.sha256(encode_definition(definition)).hexdigest()

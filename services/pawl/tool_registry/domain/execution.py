@@ -1,0 +1,86 @@
+"""How an execution goes and ends."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from pawl.chassis.strict_json import dumps_canonical
+from pawl.tool_registry.domain.inverse import InverseCall
+from pawl.tool_registry.domain.question import Question
+
+PROGRESS_BYTES_MAX: Final = 1024
+
+NOT_STOPPED: Final = "NOT_STOPPED"
+"""Reason of the result of a cancelled execution whose tool goes on."""
+
+
+class Outcome(StrEnum):
+    """How an execution ended."""
+
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    UNKNOWN = "UNKNOWN"
+    INPUT_REQUIRED = "INPUT_REQUIRED"
+    """It has not ended: the tool asks a person something."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionResult:
+    """The end of an execution. `content` is strict JSON."""
+
+    outcome: Outcome
+    content: bytes
+    is_error: bool = False
+    error_reason: str = ""
+    note: str = ""
+    duration_seconds: float = 0.0
+    inverse: InverseCall | None = None
+    """The call that takes its effect back, if the tool gave one."""
+    question: Question | None = None
+    """What is asked, with INPUT_REQUIRED."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a tool says while it runs: how far from 0 to 1 if known, and a text for people."""
+
+    fraction: float | None
+    message: str
+
+
+def succeeded(content: bytes, seconds: float, inverse: InverseCall | None = None) -> ExecutionResult:
+    """Return the result of a tool that returned."""
+    return ExecutionResult(outcome=Outcome.SUCCEEDED, content=content, duration_seconds=seconds, inverse=inverse)
+
+
+def ended_badly(outcome: Outcome, reason: str, message: str, seconds: float = 0.0) -> ExecutionResult:
+    """Return an error result: the model reads `{"error": message}`."""
+    return ExecutionResult(
+        outcome=outcome,
+        content=dumps_canonical({"error": _clean(message)}),
+        is_error=True,
+        error_reason=reason,
+        duration_seconds=seconds,
+    )
+
+
+def input_required(question: Question, seconds: float) -> ExecutionResult:
+    """Return what there is instead of a result while a tool asks a person something."""
+    return ExecutionResult(outcome=Outcome.INPUT_REQUIRED, content=b"null", duration_seconds=seconds, question=question)
+
+
+def progress(fraction: float | None, message: str) -> Progress:
+    """Return progress cut to what is allowed."""
+    if fraction is not None:
+        fraction = min(1.0, max(0.0, fraction)) if math.isfinite(fraction) else None
+    text = _clean(message).encode()[:PROGRESS_BYTES_MAX].decode(errors="ignore")
+    return Progress(fraction=fraction, message=text)
+
+
+def _clean(text: str) -> str:
+    """Return `text` without what strict JSON cannot hold."""
+    return text.replace("\0", "").encode(errors="replace").decode()

@@ -1,0 +1,212 @@
+"""How a call becomes an HTTP request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+
+from pawl.chassis.strict_json import dumps_canonical
+
+PLACEHOLDER: Final = re.compile(r"\{([^{}/?#]+)\}")
+_QUERY_PART: Final = re.compile(r"[^&;]+")
+METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+
+_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+_HEADER_VALUE: Final = re.compile(r"[\x21-\x7e]([\x20-\x7e]{0,8190}[\x21-\x7e])?")
+# What belongs to the connection, or is filled in by whoever sends the request.
+_OWN_HEADERS: Final = frozenset(
+    {
+        "accept-encoding",
+        "connection",
+        "content-length",
+        "expect",
+        "host",
+        "keep-alive",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_QUERY_VALUES_MAX: Final = 2000
+_DOTS: Final = frozenset({"", ".", ".."})
+
+
+class UnusableArgument(Exception):
+    """An argument that has no place in a request; the text is fit for the model."""
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an argument goes. `style` and `explode` are those of OpenAPI."""
+
+    argument: str
+    name: str
+    place: str
+    """path, query or header."""
+    style: str
+    explode: bool = False
+    is_json: bool = False
+
+
+class Binding(msgspec.Struct, frozen=True, kw_only=True):
+    """A request with gaps. Holds names of secrets and no secrets."""
+
+    method: str
+    url: str
+    """With {name} in path and query where arguments go."""
+    placements: list[Placement]
+    body_argument: str = ""
+    """The argument that is the body; empty if none is."""
+    body_type: str = "application/json"
+    rest: str = ""
+    """Where arguments go that have no placement: query, body, or nowhere."""
+    headers: dict[str, str] = {}
+    secret_headers: dict[str, str] = {}
+    """Name of the header to name of the secret."""
+    idempotency_header: str = ""
+
+
+class BuiltRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request without its secrets."""
+
+    url: str
+    headers: dict[str, str]
+    body: bytes | None
+
+
+def may_be_header(name: str) -> bool:
+    """Whether a source may have a header of that name in its requests."""
+    folded = name.lower()
+    is_own = folded in _OWN_HEADERS or folded.startswith("proxy-")
+    return _HEADER_NAME.fullmatch(name) is not None and not is_own
+
+
+def may_be_header_value(value: str) -> bool:
+    """Whether a text can be the value of a header: printable ASCII, without space around it."""
+    return _HEADER_VALUE.fullmatch(value) is not None
+
+
+def build(binding: Binding, arguments: Mapping[str, Any]) -> BuiltRequest:
+    """Return the request of a call.
+
+    Raises:
+        UnusableArgument: an argument has no place in it, or would lead to another path.
+    """
+    left = {name: value for name, value in arguments.items() if value is not None}
+    body = left.pop(binding.body_argument, None) if binding.body_argument else None
+    inside: dict[str, str] = {}
+    query: list[tuple[str, str]] = []
+    headers = dict(binding.headers)
+    for placement in binding.placements:
+        if placement.argument not in left:
+            continue
+        value = left.pop(placement.argument)
+        if placement.is_json:
+            value = dumps_canonical(value).decode()
+        if placement.place == "path":
+            inside[placement.name] = _joined(value, explode=placement.explode)
+        elif placement.place == "query":
+            query += _query(placement, value)
+        else:
+            headers[placement.name] = _header(placement, value)
+    if binding.rest == "query":
+        for name, value in left.items():
+            query += _query(Placement(argument=name, name=name, place="query", style="form", explode=True), value)
+    elif binding.rest == "body" and left:
+        body = left
+    url = _fill(binding.url, inside)
+    if query:
+        pairs = "&".join(f"{quote(name, safe='[]')}={value}" for name, value in query)
+        url += ("&" if "?" in url else "?") + pairs
+    packed = None if body is None else dumps_canonical(body)
+    if packed is not None:
+        headers["Content-Type"] = binding.body_type
+    return BuiltRequest(url=url, headers=headers, body=packed)
+
+
+def _fill(template: str, values: Mapping[str, str]) -> str:
+    """Return the URL with its gaps filled. What fills a gap of the path stays within its segment."""
+
+    def value_of(match: re.Match[str]) -> str:
+        if match[1] not in values:
+            raise UnusableArgument(f"{match[1]} is missing, and part of the URL")
+        return values[match[1]]
+
+    path, mark, query = template.partition("?")
+    segments = []
+    for segment in path.split("/"):
+        filled = PLACEHOLDER.sub(value_of, segment)
+        if filled != segment and filled in _DOTS:
+            raise UnusableArgument(f"{segment} of the URL cannot be {filled!r}")
+        segments.append(filled)
+    return "/".join(segments) + mark + PLACEHOLDER.sub(value_of, query)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict | list):
+        return dumps_canonical(value).decode()
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _encoded(value: Any) -> str:
+    return quote(_text(value), safe="")
+
+
+def _joined(value: Any, *, explode: bool, separator: str = ",") -> str:
+    """Return the style `simple`, which is also `form` without `explode`."""
+    match value:
+        case list():
+            return separator.join(map(_encoded, value))
+        case dict() if explode:
+            return separator.join(f"{_encoded(name)}={_encoded(item)}" for name, item in value.items())
+        case dict():
+            return separator.join(f"{_encoded(name)}{separator}{_encoded(item)}" for name, item in value.items())
+        case _:
+            return _encoded(value)
+
+
+def _query(placement: Placement, value: Any) -> list[tuple[str, str]]:
+    name = placement.name
+    if isinstance(value, list | dict) and len(value) > _QUERY_VALUES_MAX:
+        raise UnusableArgument(f"{placement.argument} has more than {_QUERY_VALUES_MAX} values, and goes into the URL")
+    if placement.style == "deepObject" and isinstance(value, dict):
+        return [(f"{name}[{part}]", _encoded(item)) for part, item in value.items()]
+    if placement.explode and isinstance(value, list):
+        return [(name, _encoded(item)) for item in value]
+    if placement.explode and isinstance(value, dict):
+        return [(part, _encoded(item)) for part, item in value.items()]
+    separator = {"spaceDelimited": "%20", "pipeDelimited": "%7C"}.get(placement.style, ",")
+    return [(name, _joined(value, explode=False, separator=separator))]
+
+
+def _header(placement: Placement, value: Any) -> str:
+    match value:
+        case list():
+            text = ",".join(map(_text, value))
+        case dict():
+            between = "=" if placement.explode else ","
+            text = ",".join(f"{name}{between}{_text(item)}" for name, item in value.items())
+        case _:
+            text = _text(value)
+    if not may_be_header_value(text):
+        raise UnusableArgument(f"{placement.argument} must be printable ASCII, because it goes into a header")
+    return text
+
+
+def without_values(url: str) -> str:
+    """Return a URL with the names of its query, and its gaps, but no values: any of them may be a secret."""
+    path, mark, query = url.partition("#")[0].partition("?")
+    return path + mark + _QUERY_PART.sub(_name_and_gaps, query)
+
+
+def _name_and_gaps(part: re.Match[str]) -> str:
+    name, mark, value = part.group().partition("=")
+    # What stands alone may be a key, too.
+    gaps = "".join(gap.group() for gap in PLACEHOLDER.finditer(value if mark else name))
+    return name + mark + gaps if mark else gaps

@@ -1,0 +1,67 @@
+"""The journal of executions: what a written entry says about asking again.
+
+An entry is written before the effect and completed after it. Who wrote it holds
+a lease; an entry without an end whose writer has no lease any more is that of a
+process that died in the middle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pawl.tool_registry.domain.definition import Effect
+from pawl.tool_registry.domain.execution import ExecutionResult, Outcome
+
+
+class Step(StrEnum):
+    """What to do about a call that is in the journal."""
+
+    MISMATCH = "MISMATCH"
+    """Refuse: it was begun with another tool or other arguments."""
+    STORED = "STORED"
+    """Answer with the stored result."""
+    ELSEWHERE = "ELSEWHERE"
+    """Wait: another process runs it."""
+    RECONCILE = "RECONCILE"
+    """Ask the tool whether it happened."""
+    CONCLUDE_UNKNOWN = "CONCLUDE_UNKNOWN"
+    """Write that nobody knows."""
+    RUN = "RUN"
+    """Run it: it is certain that it has not happened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A call in the journal, read under a lock."""
+
+    fingerprint: str
+    """Digest of tool and arguments; empty if it was cancelled before it began."""
+    effect: Effect
+    unknowns: int
+    """How often it was concluded that nobody knows."""
+    is_own: bool
+    """Whether the process that asks wrote it."""
+    is_unacted: bool
+    """Whether that process knows that nothing was run on the strength of it."""
+    is_holder_alive: bool
+    result: ExecutionResult | None
+
+
+def next_step(entry: Entry, *, fingerprint: str, unknowns_resolved: int) -> Step:
+    """Return what to do when a call is asked for that is in the journal already.
+
+    `unknowns_resolved` of its unknown outcomes were found, by an operator, not to
+    have happened. Asked by a process that does not run the call at the moment:
+    an open entry of its own is one that it lost.
+    """
+    if entry.fingerprint and entry.fingerprint != fingerprint:
+        return Step.MISMATCH
+    if entry.result is not None:
+        is_disowned = entry.result.outcome is Outcome.UNKNOWN and unknowns_resolved >= entry.unknowns
+        return Step.RUN if is_disowned else Step.STORED
+    if entry.is_unacted:
+        return Step.RUN
+    if entry.is_holder_alive and not entry.is_own:
+        return Step.ELSEWHERE
+    return Step.RECONCILE if entry.effect is Effect.RECONCILABLE else Step.CONCLUDE_UNKNOWN

@@ -1,0 +1,127 @@
+"""Registering the tools of a store: by whom, in whose place, and how many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from pawl.errors import InvalidField, PermissionDenied
+from pawl.tool_registry.domain.definition import Caller, ToolDefinition, ToolVersion, encode_definition, is_laxer
+from pawl.tool_registry.domain.roles import ADMIN, MEMBER
+
+FRONT_END: Final = "store"
+"""The source of front-end tools."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registrant:
+    """A user who registers tools, and whether as an admin."""
+
+    user_id: str = ""
+    is_admin: bool = True
+
+    @classmethod
+    def of(cls, caller: Caller) -> Registrant:
+        """Return the caller as a registrant."""
+        return cls(user_id=caller.user_id, is_admin=ADMIN in caller.roles)
+
+
+TOOLS_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Definitions of the store in one run; a message between services holds more."""
+SOURCE: Final = Registrant()
+"""The registrant of the tools of a source: they are approved with it, by those who may."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """How many tools of one kind may be registered: by one user who is no admin, and in a store."""
+
+    of_user: int
+    of_store: int
+
+
+SHARES: Final[Mapping[str, Share]] = MappingProxyType(
+    {FRONT_END: Share(of_user=100, of_store=1000), "worker": Share(of_user=500, of_store=2000)}
+)
+"""The shares by kind of source. The tools of other kinds are bounded with their sources."""
+
+
+def chosen(entries: Sequence[ToolVersion], names: Sequence[str], user_id: str, most: int) -> list[ToolVersion]:
+    """Return at most so many of the tools that a user may call, in TOOLS_BYTES_MAX; 0 means all.
+
+    What is registered later, or by another user, pushes nothing out.
+    """
+    if not most:
+        return list(entries)
+    places = {name: place for place, name in reversed(list(enumerate(names)))}
+
+    def rank(entry: ToolVersion) -> tuple[int, float, str]:
+        place = places.get(entry.definition.name, len(names)) if names else _closeness(entry, user_id)
+        return place, entry.create_time, entry.definition.name
+
+    taken, left = list[ToolVersion](), TOOLS_BYTES_MAX
+    for entry in sorted(entries, key=rank):
+        if len(taken) == most:
+            break
+        # Those of the deployment are small, and as it wants them.
+        size = len(encode_definition(entry.definition)) if entry.store_id else 0
+        if size <= left:
+            taken.append(entry)
+            left -= size
+    return taken
+
+
+def _closeness(entry: ToolVersion, user_id: str) -> int:
+    if not entry.store_id:
+        return 0
+    if entry.source != FRONT_END:
+        return 2
+    return 1 if entry.user_id == user_id else 3
+
+
+def may_register(caller: Caller) -> bool:
+    """Whether a caller registers front-end tools: members and admins do, and whoever has no roles at all."""
+    return not caller.roles or not caller.roles.isdisjoint({ADMIN, MEMBER})
+
+
+def check_owner(current: ToolVersion, registrant: Registrant) -> None:
+    """Return if a front-end tool is the registrant's to replace and to take out.
+
+    Raises:
+        PermissionDenied: another user has registered it.
+    """
+    if not registrant.is_admin and current.user_id != registrant.user_id:
+        name = current.definition.name
+        raise PermissionDenied(f"{name!r} is the tool of another user: take another name, or ask an admin")
+
+
+def check_not_laxer(new: ToolDefinition, earlier: ToolVersion | None, registrant: Registrant) -> None:
+    """Return if a definition may follow the newest one that its name has had in the store, registered still or not.
+
+    Raises:
+        PermissionDenied: it is laxer, and the registrant no admin.
+    """
+    if earlier is not None and not registrant.is_admin and is_laxer(new, earlier.definition):
+        raise PermissionDenied(
+            f"to ask people less about {new.name!r}, or let more of them call it, needs the role admin"
+        )
+
+
+def check_share(source_kind: str, registrant: Registrant, *, of_user: int, of_store: int) -> None:
+    """Return if one more tool of the kind fits, beside so many of the registrant and of the store.
+
+    Raises:
+        InvalidField: the share of the user or of the store is full.
+    """
+    share = SHARES.get(source_kind)
+    if share is None:
+        return
+    if of_store >= share.of_store:
+        whose, most = "the store has", share.of_store
+    elif of_user >= share.of_user and not registrant.is_admin:
+        whose, most = "you have", share.of_user
+    else:
+        return
+    raise InvalidField(f"name: {whose} {most} tools of this kind: unregister some first", field="name")

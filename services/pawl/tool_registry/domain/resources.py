@@ -1,0 +1,68 @@
+"""Resource keys: what calls touch, so that those that touch the same run one at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pawl.chassis.strict_json import JsonValue, dumps_canonical
+
+TEMPLATE_CHARACTERS_MAX: Final = 256
+KEY_CHARACTERS_MAX: Final = 512
+KEYS_MAX: Final = 64
+_VALUES_MAX: Final = 1000
+
+_PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
+
+
+def check_template(template: str, schema: Mapping[str, Any]) -> str:
+    """Return what is wrong with a template like `path:{path}`, or an empty text."""
+    if not 1 <= len(template) <= TEMPLATE_CHARACTERS_MAX:
+        return f"a template has 1 to {TEMPLATE_CHARACTERS_MAX} characters"
+    if re.search(r"[{}]", _PLACEHOLDER.sub("", template)):
+        return f"{template!r} has a brace without its partner"
+    names = _PLACEHOLDER.findall(template)
+    if len(names) > 1:
+        return f"{template!r} has more than one placeholder"
+    unknown = [name for name in names if name not in (schema.get("properties") or {})]
+    return f"{template!r} names {unknown[0]!r}, which is no argument of the tool" if unknown else ""
+
+
+def resource_keys(templates: tuple[str, ...], arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
+    """Return the keys of a call, sorted, each once.
+
+    A placeholder stands for the argument of that name: a text as it is, anything
+    else as canonical JSON, and each item of an array gives a key of its own. A
+    template whose argument is absent or null gives none. Long keys are hashed;
+    of more than KEYS_MAX, or of a thousand items, the template without its values is the one key.
+    """
+    keys: set[str] = set()
+    for template in templates:
+        made = set(_expand(template, arguments))
+        keys |= made if len(made) <= KEYS_MAX else {template}
+    return tuple(sorted(keys))
+
+
+def _expand(template: str, arguments: Mapping[str, JsonValue]) -> list[str]:
+    match = _PLACEHOLDER.search(template)
+    if match is None:
+        return [_short(template)]
+    value = arguments.get(match[1])
+    values = value if isinstance(value, list) else [value]
+    if len(values) > _VALUES_MAX:
+        return [template]
+    return [
+        _short(template[: match.start()] + _text(item) + template[match.end() :]) for item in values if item is not None
+    ]
+
+
+def _text(value: JsonValue) -> str:
+    return value if isinstance(value, str) else dumps_canonical(value).decode()
+
+
+def _short(key: str) -> str:
+    if len(key) <= KEY_CHARACTERS_MAX:
+        return key
+    return f"{key[: KEY_CHARACTERS_MAX - 80]}:sha256:{hashlib.sha256(key.encode()).hexdigest()}"

@@ -1,0 +1,258 @@
+"""Sources: what a store has connected to get tools from, and what of their tools is believed."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Final
+
+from pawl.chassis.strict_json import dumps_canonical, loads
+from pawl.errors import InvalidField, InvalidJson, TooLarge
+from pawl.tool_registry.domain.definition import Category, Effect, ToolDefinition, ToolVersion, encode_definition
+from pawl.tool_registry.domain.gate import may_be_count_path
+
+SOURCES_MAX: Final = 50
+TOOLS_MAX: Final = 200
+POLICIES_MAX: Final = 500
+CONFIG_BYTES_MAX: Final = 2 * 1024 * 1024
+EVERY_TOOL: Final = "*"
+
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}", re.ASCII)
+_NOT_IN_A_NAME: Final = re.compile(r"[^a-zA-Z0-9_-]+", re.ASCII)
+_NAME_CHARACTERS_MAX: Final = 63
+_DIGEST_DIGITS: Final = 10
+_LEFT_OUT_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """An MCP server or an HTTP service of a store. Its tools are named `<name>.<tool>`.
+
+    `kind` says who understands `config`, which is JSON and holds names of secrets,
+    never their values.
+    """
+
+    store_id: str
+    name: str
+    kind: str
+    config: bytes
+
+    @property
+    def origin(self) -> str:
+        """What its tools have as their `source`."""
+        return f"{self.kind}:{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscoveredTool:
+    """A tool as its source describes it now; `binding` is how the source runs it."""
+
+    definition: ToolDefinition
+    binding: bytes = b""
+    unusable: str = ""
+    """Why it cannot be called, and so is left out; empty if it can."""
+
+
+class SourceState(StrEnum):
+    """Where a source stands, as of its last check."""
+
+    READY = "READY"
+    CHANGED = "CHANGED"
+    UNREACHABLE = "UNREACHABLE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRecord:
+    """A source with what is known of it."""
+
+    source: Source
+    state: SourceState
+    problem: str
+    """For people; empty if nothing is wrong."""
+    runs_program: bool
+    """Whether it is a program on the registry's machine."""
+    create_time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolPolicy:
+    """What the admin of a store says of a tool. None: the cautious value."""
+
+    tool_name: str
+    category: Category | None = None
+    effect: Effect | None = None
+    timeout_seconds: float = 0.0
+    bulk_count: str = ""
+    excluded: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolChange:
+    """How a tool differs from what was approved; None where it is not there."""
+
+    tool_name: str
+    approved: ToolDefinition | None
+    found: ToolDefinition | None
+
+
+def may_be_source(name: str) -> bool:
+    """Whether a source can have that name: what cannot is not worth asking a store for."""
+    return _NAME.fullmatch(name) is not None
+
+
+def check_source_name(name: str) -> None:
+    """Return if a source may have that name.
+
+    Raises:
+        InvalidField: it may not.
+    """
+    if not may_be_source(name):
+        raise InvalidField("name: must match ^[a-z0-9][a-z0-9_-]{0,31}$", field="name")
+
+
+def read_policies(config: bytes) -> tuple[ToolPolicy, ...]:
+    """Return the policies in a source's configuration.
+
+    Raises:
+        InvalidField: one of them cannot be kept, or a tool has two.
+    """
+    try:
+        fields = loads(config, bytes_max=CONFIG_BYTES_MAX)
+    except (InvalidJson, TooLarge) as error:
+        raise InvalidField(f"config: {error.message}", field="config") from None
+    items = fields.get("policies", []) if isinstance(fields, dict) else []
+    policies = tuple(_policy(item) for item in items) if isinstance(items, list) else ()
+    _check_policies(policies)
+    return policies
+
+
+def _policy(item: Any) -> ToolPolicy:
+    """Return a policy from its JSON, which is that of the message SourceToolPolicy."""
+    try:
+        category = str(item.get("category", "")).removeprefix("TOOL_CATEGORY_")
+        effect = str(item.get("effectClass", "")).removeprefix("EFFECT_CLASS_")
+        return ToolPolicy(
+            tool_name=item.get("toolName", ""),
+            category=Category(category) if category else None,
+            effect=Effect(effect) if effect else None,
+            timeout_seconds=float(item.get("timeoutSeconds", 0.0)),
+            bulk_count=str(item.get("bulkCount", "")),
+            excluded=bool(item.get("excluded", False)),
+        )
+    except ValueError as error:
+        raise InvalidField(f"policies: {error}", field="policies") from None
+
+
+def _check_policies(policies: Sequence[ToolPolicy]) -> None:
+    names = [policy.tool_name for policy in policies]
+    if len(names) > POLICIES_MAX or len(set(names)) != len(names):
+        raise InvalidField(f"policies: at most {POLICIES_MAX}, one for each tool", field="policies")
+    if any(policy.effect is Effect.RECONCILABLE for policy in policies):
+        raise InvalidField("policies: no source can be asked what became of a call", field="policies")
+    if any(policy.bulk_count and not may_be_count_path(policy.bulk_count) for policy in policies):
+        raise InvalidField("policies: bulk_count: must be a path like $.body.items[*].lines", field="policies")
+
+
+def under_policies(
+    source_name: str, found: Iterable[DiscoveredTool], policies: Sequence[ToolPolicy]
+) -> list[DiscoveredTool]:
+    """Return the tools that are not excluded, by name, each with what its policy says of it."""
+    by_name = {policy.tool_name: policy for policy in policies}
+    default = by_name.get(EVERY_TOOL, ToolPolicy(tool_name=EVERY_TOOL))
+    kept: list[DiscoveredTool] = []
+    for tool in found:
+        own_name = tool.definition.name.removeprefix(f"{source_name}.")
+        policy = by_name.get(own_name, default)
+        if not policy.excluded:
+            kept.append(replace(tool, definition=_under(tool.definition, policy)))
+    return sorted(kept, key=lambda tool: tool.definition.name)
+
+
+def _under(definition: ToolDefinition, policy: ToolPolicy) -> ToolDefinition:
+    return replace(
+        definition,
+        category=policy.category or definition.category,
+        effect=policy.effect or definition.effect,
+        timeout_seconds=policy.timeout_seconds or definition.timeout_seconds,
+        bulk_count=policy.bulk_count,
+    )
+
+
+def left_out(tools: Sequence[DiscoveredTool]) -> str:
+    """Return, for people, which tools cannot be called, and why; empty if all can."""
+    unusable = [f"{tool.definition.name} ({tool.unusable})" for tool in tools if tool.unusable]
+    more = f" and {len(unusable) - _LEFT_OUT_SHOWN} more" if len(unusable) > _LEFT_OUT_SHOWN else ""
+    return f"left out: {', '.join(unusable[:_LEFT_OUT_SHOWN])}{more}" if unusable else ""
+
+
+def definitions_hash(tools: Iterable[DiscoveredTool]) -> str:
+    """Return the SHA-256, in hex, of definitions and bindings, whatever their order."""
+    items = sorted((tool.definition.name, *_digests(tool)) for tool in tools)
+    return hashlib.sha256(dumps_canonical([list(item) for item in items])).hexdigest()
+
+
+def _digests(tool: DiscoveredTool) -> tuple[str, str]:
+    definition = hashlib.sha256(encode_definition(tool.definition)).hexdigest()
+    return definition, hashlib.sha256(tool.binding).hexdigest()
+
+
+def as_approved(versions: Iterable[ToolVersion]) -> list[DiscoveredTool]:
+    """Return registered versions as the tools that were discovered then."""
+    return [DiscoveredTool(definition=version.definition, binding=version.binding) for version in versions]
+
+
+def changes(approved: Iterable[DiscoveredTool], found: Iterable[DiscoveredTool]) -> list[ToolChange]:
+    """Return what differs, by name."""
+    before = {tool.definition.name: tool for tool in approved}
+    now = {tool.definition.name: tool for tool in found}
+    return [
+        ToolChange(
+            tool_name=name,
+            approved=before[name].definition if name in before else None,
+            found=now[name].definition if name in now else None,
+        )
+        for name in sorted(before.keys() | now.keys())
+        if name not in before or name not in now or _digests(before[name]) != _digests(now[name])
+    ]
+
+
+def registered_names(source_name: str, names: Iterable[str]) -> Mapping[str, str]:
+    """Return the name in the register, `<source>.<tool>`, of each tool of a source, all different.
+
+    A name that can stay as it is does. Others have `_` for what cannot be in a
+    name, and a digest at their end. The same names give the same result, in any order.
+    """
+    room = _NAME_CHARACTERS_MAX - len(source_name) - 1
+    given = sorted(set(names))
+    fitting = {name for name in given if 1 <= len(name) <= room and not _NOT_IN_A_NAME.search(name)}
+    own_names = {name: name for name in fitting}
+    taken = set(fitting)
+    for name in given:
+        if name in fitting:
+            continue
+        salt = 0
+        while (made := _made(name, salt, room)) in taken:
+            salt += 1
+        taken.add(made)
+        own_names[name] = made
+    return {name: f"{source_name}.{own_name}" for name, own_name in own_names.items()}
+
+
+def _made(name: str, salt: int, room: int) -> str:
+    digest = hashlib.sha256(f"{salt}:{name}".encode(errors="surrogatepass")).hexdigest()[:_DIGEST_DIGITS]
+    plain = _NOT_IN_A_NAME.sub("_", name)[: room - _DIGEST_DIGITS - 1]
+    return f"{plain}_{digest}"
+
+
+def plain_schema(schema: Any) -> dict[str, Any]:
+    """Return the arguments schema of a source as Pawl takes it: an object, in the one dialect.
+
+    Sources name older dialects of JSON Schema out of habit, and mean what all of
+    them have in common. A schema that does use an older one fails to compile.
+    """
+    given = dict(schema) if isinstance(schema, Mapping) else {}
+    given.pop("$schema", None)
+    return {"type": "object"} | given

@@ -1,0 +1,87 @@
+"""What may be done with a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pawl.chassis.strict_json import JsonValue
+from pawl.tool_registry.domain.check import Accepted
+from pawl.tool_registry.domain.definition import Caller, ToolDefinition
+from pawl.tool_registry.domain.question import KINDS, Question
+
+
+class Disposition(StrEnum):
+    """What may be done with a call."""
+
+    RUN = "RUN"
+    APPROVE = "APPROVE"
+    OFFER = "OFFER"
+    ASK = "ASK"
+    DELEGATE = "DELEGATE"
+    REFUSE = "REFUSE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallIdentity:
+    """Which call, of which run, on whose behalf."""
+
+    store_id: str
+    user_id: str
+    conversation_id: str
+    run_id: str
+    call_id: str
+    user_roles: frozenset[str] = frozenset()
+    approvals_required: int = 0
+    """People who must approve each gated call of the run; 0 means one."""
+    above_ids: frozenset[str] = frozenset()
+    """The runs above its run, and their conversations."""
+
+    @property
+    def caller(self) -> Caller:
+        """On whose behalf."""
+        return Caller(store_id=self.store_id, user_id=self.user_id, roles=self.user_roles)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the registry says of a call. Without `accepted` it is refused."""
+
+    call_id: str
+    disposition: Disposition
+    definition: ToolDefinition | None = None
+    tool_version: int = 0
+    accepted: Accepted | None = None
+    resource_keys: tuple[str, ...] = ()
+    digest: str = ""
+    preview: str = ""
+    approval_cause: str = ""
+    approvals_required: int = 0
+    question: Question | None = None
+    error_reason: str = ""
+    error_message: str = ""
+    rule_id: str = ""
+
+
+def question_of(definition: ToolDefinition, arguments: dict[str, JsonValue]) -> Question:
+    """Return the question that a HUMAN call asks.
+
+    Its arguments `question`, `why`, `kind`, `options`, `default` and
+    `timeout_minutes` are what the question is made of; a tool with other arguments
+    asks with its description.
+    """
+    kind = arguments.get("kind")
+    minutes = arguments.get("timeout_minutes")
+    options = arguments.get("options")
+    return Question(
+        question=_text(arguments.get("question")) or definition.description,
+        why=_text(arguments.get("why")),
+        kind=kind if isinstance(kind, str) and kind in KINDS else "clarification",
+        options=tuple(_text(option) for option in options) if isinstance(options, list) else (),
+        default_answer=_text(arguments.get("default")),
+        timeout_seconds=minutes * 60.0 if isinstance(minutes, int | float) and minutes > 0 else 0.0,
+    )
+
+
+def _text(value: JsonValue) -> str:
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,176 @@
+"""Remote workers: what they are handed, what they answer, and what follows when one is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+import msgspec
+
+from pawl.tool_registry.domain.definition import Effect, ToolDefinition
+from pawl.tool_registry.domain.inverse import InverseCall
+from pawl.tool_registry.domain.roles import ADMIN
+from pawl.tool_registry.domain.roles import WORKER as WORKER_ROLE
+
+TOOLS_MAX: Final = 200
+CALLS_MAX: Final = 256
+SOURCE_KIND: Final = "worker"
+ROLES: Final = frozenset({ADMIN, WORKER_ROLE})
+"""Who may attach workers, and take their tools out: one of these roles is needed."""
+
+
+class WorkerKey(NamedTuple):
+    """Which worker."""
+
+    store_id: str
+    group_name: str
+    worker_id: str
+
+
+class Purpose(StrEnum):
+    """What a worker is to do with a call."""
+
+    RUN = "RUN"
+    RECONCILE = "RECONCILE"
+
+
+class CallState(StrEnum):
+    """Where a call for a worker stands."""
+
+    WAITING = "WAITING"
+    HELD = "HELD"
+    DONE = "DONE"
+
+
+class ResultStatus(StrEnum):
+    """What became of a result."""
+
+    ACCEPTED = "ACCEPTED"
+    LATE = "LATE"
+    UNKNOWN = "UNKNOWN"
+
+
+class AnswerKind(StrEnum):
+    """How a worker says that a call has ended."""
+
+    RETURNED = "RETURNED"
+    FAILED = "FAILED"
+    OUTCOME_UNKNOWN = "OUTCOME_UNKNOWN"
+    DID_NOT_HAPPEN = "DID_NOT_HAPPEN"
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's answer: `content` is the JSON of what was returned, `message` the text of a failure.
+
+    `is_too_large`: it is a failure because too much was returned.
+    """
+
+    kind: AnswerKind
+    content: bytes = b""
+    message: str = ""
+    inverse: InverseCall | None = None
+    is_too_large: bool = False
+
+
+class CallDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """On whose behalf a call is made, and its canonical arguments."""
+
+    user_id: str
+    conversation_id: str
+    run_id: str
+    arguments: bytes
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """What the audit says of a call."""
+
+    user_id: str
+    run_id: str
+    tool_version: int
+    arguments_sha256: str
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tool says while it runs."""
+
+    fraction: float | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerCall:
+    """A call that some worker of a group is to run."""
+
+    store_id: str
+    call_id: str
+    group_name: str
+    tool_name: str
+    definition_hash: str
+    purpose: Purpose
+    details: CallDetails
+    attempt: int
+    seconds: float
+    """Until its deadline."""
+    token: str
+    """Unique for the execution that asks."""
+    origin: Origin | None
+    """None for a question about an earlier execution."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invocation:
+    """A call as it is handed to a worker. `deadline` is in seconds since 1970."""
+
+    purpose: Purpose
+    store_id: str
+    call_id: str
+    lease_epoch: int
+    tool_name: str
+    details: CallDetails
+    deadline: float
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """Who a worker is. `held` are the calls that it has in hand, with their epochs."""
+
+    group_name: str
+    worker_id: str
+    definitions: tuple[ToolDefinition, ...]
+    calls_max: int
+    held: Mapping[str, int]
+
+
+class AfterLoss(StrEnum):
+    """What follows for a call whose worker is lost."""
+
+    RUN_ELSEWHERE = "RUN_ELSEWHERE"
+    ASK = "ASK"
+    """Another worker of the group is asked whether it happened."""
+    UNKNOWN = "UNKNOWN"
+
+
+def after_loss(effect: Effect, purpose: Purpose) -> AfterLoss:
+    """Return what follows for a call that was handed out, if its worker is lost before it answers."""
+    if purpose is Purpose.RECONCILE:
+        return AfterLoss.ASK
+    match effect:
+        case Effect.READ_ONLY | Effect.IDEMPOTENT:
+            return AfterLoss.RUN_ELSEWHERE
+        case Effect.RECONCILABLE:
+            return AfterLoss.ASK
+        case Effect.AT_MOST_ONCE:
+            return AfterLoss.UNKNOWN
+
+
+def source_of(group_name: str) -> str:
+    """Return the source of the tools of a group."""
+    return f"{SOURCE_KIND}:{group_name}"
+
+
+def group_of(source: str) -> str:
+    """Return the group whose tools have that source."""
+    return source.partition(":")[2]

@@ -1,0 +1,177 @@
+"""pawl.tool.v1.AuditService: for operators of a store, which comes from the credential."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import grpc
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from pawl.chassis.auth import require_user
+from pawl.errors import InvalidField, InvalidPageToken, PermissionDenied
+from pawl.tool.v1 import audit_pb2, audit_pb2_grpc
+from pawl.tool_registry.app.policy_ports import AuditFilter, AuditLog
+from pawl.tool_registry.app.verifying import Verified, verify
+from pawl.tool_registry.domain.audit import AuditEntry, AuditKind, Head, ToolFigures
+from pawl.tool_registry.domain.roles import ADMIN, OPERATOR
+
+PAGE_SIZE_DEFAULT: Final = 100
+PAGE_SIZE_MAX: Final = 1000
+
+_PAGE_OF: Final = "audit:"
+_ROLES: Final = frozenset({ADMIN, OPERATOR})
+_SEQ_MAX: Final = 2**63 - 1
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
+    """Translates between the wire and the audit chain."""
+
+    def __init__(self, log: AuditLog) -> None:
+        self._log = log
+
+    async def ListAudit(self, request: audit_pb2.ListAuditRequest, context: Context) -> audit_pb2.ListAuditResponse:
+        store_id = _require_operator()
+        if request.page_size > PAGE_SIZE_MAX:
+            raise InvalidField(f"page_size: at most {PAGE_SIZE_MAX}", field="page_size")
+        size = request.page_size or PAGE_SIZE_DEFAULT
+        wanted = AuditFilter(
+            store_id=store_id,
+            run_id=_text(request.run_id, "run_id"),
+            call_id=_text(request.call_id, "call_id"),
+            tool_name=_text(request.tool_name, "tool_name"),
+            user_id=_text(request.user_id, "user_id"),
+            kind=_kind_from(request.kind),
+            since_us=_time(request, "since_time"),
+            before_us=_time(request, "before_time"),
+        )
+        found = await self._log.listed(wanted, before_seq=_seq_of(request.page_token), rows_max=size + 1)
+        page = found[:size]
+        token = _token_of(page[-1].seq) if len(found) > size else ""
+        return audit_pb2.ListAuditResponse(entries=map(_entry_message, page), next_page_token=token)
+
+    async def VerifyAudit(
+        self, request: audit_pb2.VerifyAuditRequest, context: Context
+    ) -> AsyncIterator[audit_pb2.VerifyAuditResponse]:
+        store_id = _require_operator()
+        if bool(request.known_seq) != bool(request.known_hash) or request.known_seq > _SEQ_MAX:
+            raise InvalidField("known_seq and known_hash go together", field="known_seq")
+        known = Head(seq=request.known_seq, hash=request.known_hash.lower()) if request.known_seq else None
+        async for found in verify(self._log, store_id, known):
+            yield _verified_message(found)
+
+    async def GetToolAnalytics(
+        self, request: audit_pb2.GetToolAnalyticsRequest, context: Context
+    ) -> audit_pb2.GetToolAnalyticsResponse:
+        wanted = AuditFilter(
+            store_id=_require_operator(),
+            tool_name=_text(request.tool_name, "tool_name"),
+            since_us=_time(request, "since_time"),
+            before_us=_time(request, "before_time"),
+        )
+        return audit_pb2.GetToolAnalyticsResponse(tools=map(_figures_message, await self._log.figures(wanted)))
+
+
+def _require_operator() -> str:
+    user = require_user()
+    if not user.roles & _ROLES:
+        raise PermissionDenied("this needs the role operator or admin")
+    return user.store_id
+
+
+def _text(value: str, field: str) -> str:
+    if "\0" in value:
+        raise InvalidField(f"{field}: must not have NUL", field=field)
+    return value
+
+
+def _kind_from(number: int) -> str:
+    if number == audit_pb2.AUDIT_KIND_UNSPECIFIED:
+        return ""
+    if number not in audit_pb2.AuditKind.values():
+        raise InvalidField(f"kind: {number} is not a value of it", field="kind")
+    return audit_pb2.AuditKind.Name(number).removeprefix("AUDIT_KIND_")  # type: ignore[arg-type]  # looked up above
+
+
+def _time(request: Any, field: str) -> int | None:
+    if not request.HasField(field):
+        return None
+    try:
+        getattr(request, field).ToDatetime()
+    except (ValueError, OverflowError):
+        raise InvalidField(f"{field}: is not a time", field=field) from None
+    return int(getattr(request, field).ToMicroseconds())
+
+
+def _token_of(seq: int) -> str:
+    return base64.urlsafe_b64encode(f"{_PAGE_OF}{seq}".encode()).decode()
+
+
+def _seq_of(token: str) -> int | None:
+    if not token:
+        return None
+    try:
+        text = base64.b64decode(token.encode(), altchars=b"-_", validate=True).decode()
+        seq = int(text.removeprefix(_PAGE_OF))
+    except (binascii.Error, ValueError):
+        raise InvalidPageToken from None
+    if not text.startswith(_PAGE_OF) or not 0 <= seq <= _SEQ_MAX:
+        raise InvalidPageToken
+    return seq
+
+
+def _entry_message(entry: AuditEntry) -> audit_pb2.AuditEntry:
+    draft = entry.draft
+    time = Timestamp()
+    time.FromMicroseconds(draft.time_us)
+    is_known = draft.kind in AuditKind.__members__
+    return audit_pb2.AuditEntry(
+        seq=entry.seq,
+        kind=audit_pb2.AuditKind.Value(f"AUDIT_KIND_{draft.kind if is_known else 'UNSPECIFIED'}"),
+        time=time,
+        user_id=draft.user_id,
+        run_id=draft.run_id,
+        call_id=draft.call_id,
+        tool_name=draft.tool_name,
+        tool_version=draft.tool_version,
+        verdict=draft.verdict,
+        reason=draft.reason,
+        by_user_id=draft.by_user_id,
+        arguments_sha256=draft.arguments_sha256,
+        result_sha256=draft.result_sha256,
+        result_bytes=draft.result_bytes,
+        duration_seconds=draft.duration_us / 1_000_000,
+        prev_hash=entry.prev_hash,
+        hash=entry.hash,
+    )
+
+
+def _verified_message(found: Verified) -> audit_pb2.VerifyAuditResponse:
+    message = audit_pb2.VerifyAuditResponse(
+        verified_seq=found.verified.seq, verified_hash=found.verified.hash, done=found.is_done
+    )
+    if found.problem is not None:
+        message.problem.seq = max(0, found.problem.seq)
+        message.problem.kind = found.problem.kind
+        message.problem.explanation = found.problem.explanation
+    return message
+
+
+def _figures_message(figures: ToolFigures) -> audit_pb2.ToolFigures:
+    return audit_pb2.ToolFigures(
+        tool_name=figures.tool_name,
+        execution_count=figures.executions,
+        error_count=figures.errors,
+        cached_count=figures.cached,
+        p50_seconds=figures.p50_seconds,
+        p95_seconds=figures.p95_seconds,
+        result_bytes=figures.result_bytes,
+        approval_asked_count=figures.approvals_asked,
+        approved_count=figures.approved,
+        edited_count=figures.edited,
+        rejected_count=figures.rejected,
+    )

@@ -1,0 +1,170 @@
+"""Frames of a worker: from the contract to ours and back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, Final, assert_never
+
+from pawl.chassis.ids import check_id
+from pawl.chassis.strict_json import dumps_canonical, loads
+from pawl.errors import HelloRequired, InvalidField, PawlError
+from pawl.event.v1 import call_pb2
+from pawl.tool.v1 import worker_pb2
+from pawl.tool_registry.app import worker_link as frames
+from pawl.tool_registry.domain.definition import ARGUMENTS_BYTES_MAX, can_exist
+from pawl.tool_registry.domain.execution import progress
+from pawl.tool_registry.domain.inverse import InverseCall, inverse_call
+from pawl.tool_registry.domain.workers import (
+    CALLS_MAX,
+    TOOLS_MAX,
+    Answer,
+    AnswerKind,
+    Hello,
+    Invocation,
+    Progress,
+)
+from pawl.tool_registry.rpc import convert
+
+_ERROR_CHARACTERS_MAX: Final = 4000
+_EPOCH_MAX: Final = 2**63 - 1
+
+
+async def hello_of(requests: AsyncIterator[worker_pb2.AttachWorkerRequest]) -> Hello:
+    """Return the first frame.
+
+    Raises:
+        HelloRequired: it is none, or another one.
+        InvalidField, InvalidId, InvalidSchema: something in it has no meaning.
+    """
+    request = await anext(requests, None)
+    if request is None or request.WhichOneof("frame") != "hello":
+        raise HelloRequired
+    hello = request.hello
+    if len(hello.tools) > TOOLS_MAX:
+        raise InvalidField(f"hello.tools: at most {TOOLS_MAX}", field="hello.tools")
+    if hello.calls_max > CALLS_MAX:
+        raise InvalidField(f"hello.calls_max: at most {CALLS_MAX}", field="hello.calls_max")
+    if len(hello.held_calls) > CALLS_MAX:
+        raise InvalidField(f"hello.held_calls: at most {CALLS_MAX}", field="hello.held_calls")
+    return Hello(
+        group_name=check_id(hello.group_name, "hello.group_name"),
+        worker_id=check_id(hello.worker_id, "hello.worker_id"),
+        definitions=tuple(map(convert.definition_from, hello.tools)),
+        calls_max=hello.calls_max or 1,
+        held={check_id(call.call_id, "hello.held_calls.call_id"): _epoch(call) for call in hello.held_calls},
+    )
+
+
+async def worker_frames(
+    requests: AsyncIterator[worker_pb2.AttachWorkerRequest],
+) -> AsyncGenerator[frames.WorkerFrame, None]:
+    """Give the frames after the first.
+
+    Raises:
+        InvalidField, InvalidId, InvalidJson: something in one has no meaning.
+        HelloRequired: a second hello came.
+    """
+    async for request in requests:
+        yield _worker_frame(request)
+
+
+def _worker_frame(request: worker_pb2.AttachWorkerRequest) -> frames.WorkerFrame:
+    match request.WhichOneof("frame"):
+        case "heartbeat":
+            return frames.Heartbeat()
+        case "drain":
+            return frames.Drain()
+        case "progress":
+            report = request.progress
+            shown = progress(report.fraction if report.HasField("fraction") else None, report.message)
+            return frames.ProgressReport(
+                call_id=check_id(report.call_id, "progress.call_id"),
+                lease_epoch=_epoch(report),
+                progress=Progress(fraction=shown.fraction, message=shown.message),
+            )
+        case "result":
+            return frames.Result(
+                call_id=check_id(request.result.call_id, "result.call_id"),
+                lease_epoch=_epoch(request.result),
+                answer=_answer(request.result),
+            )
+        case "hello":
+            raise HelloRequired
+        case _:
+            raise InvalidField("the frame is empty, or of a kind that this version does not know", field="frame")
+
+
+def _epoch(message: Any) -> int:
+    epoch: int = message.lease_epoch
+    if epoch > _EPOCH_MAX:
+        raise InvalidField("lease_epoch: is none that was given", field="lease_epoch")
+    return epoch
+
+
+def _answer(result: worker_pb2.WorkerResult) -> Answer:
+    match result.WhichOneof("outcome"):
+        case "content_json":
+            try:
+                inverse = _inverse(result.inverse) if result.HasField("inverse") else None
+            except (PawlError, ValueError) as error:
+                return Answer(kind=AnswerKind.FAILED, message=f"the result cannot be passed on: {error}")
+            return Answer(kind=AnswerKind.RETURNED, content=result.content_json, inverse=inverse)
+        case "error_message":
+            return Answer(kind=AnswerKind.FAILED, message=result.error_message[:_ERROR_CHARACTERS_MAX])
+        case "outcome_unknown":
+            return Answer(kind=AnswerKind.OUTCOME_UNKNOWN)
+        case "did_not_happen":
+            return Answer(kind=AnswerKind.DID_NOT_HAPPEN)
+        case _:
+            raise InvalidField("result.outcome: is required", field="result.outcome")
+
+
+def _inverse(inverse: call_pb2.Inverse) -> InverseCall:
+    arguments = loads(inverse.arguments_json or b"{}", bytes_max=ARGUMENTS_BYTES_MAX)
+    if not isinstance(arguments, dict) or not can_exist(inverse.tool_name):
+        raise ValueError("an inverse needs the name of a tool, and a JSON object for its arguments")
+    return inverse_call(inverse.tool_name, dumps_canonical(arguments), inverse.summary)
+
+
+def registry_frame(frame: frames.RegistryFrame) -> worker_pb2.AttachWorkerResponse:
+    """Return a frame as the contract words it."""
+    match frame:
+        case frames.Welcome():
+            return worker_pb2.AttachWorkerResponse(
+                welcome=worker_pb2.WorkerWelcome(
+                    lease_seconds=frame.lease_seconds, heartbeat_seconds=frame.heartbeat_seconds
+                )
+            )
+        case Invocation():
+            return worker_pb2.AttachWorkerResponse(invocation=_invocation(frame))
+        case frames.InvocationCancel():
+            cancel = worker_pb2.InvocationCancel(call_id=frame.call_id, lease_epoch=frame.lease_epoch)
+            return worker_pb2.AttachWorkerResponse(cancel=cancel)
+        case frames.ResultReceipt():
+            receipt = worker_pb2.ResultReceipt(
+                call_id=frame.call_id,
+                lease_epoch=frame.lease_epoch,
+                status=worker_pb2.ResultStatus.Value(f"RESULT_STATUS_{frame.status}"),
+            )
+            return worker_pb2.AttachWorkerResponse(receipt=receipt)
+        case frames.HeartbeatAnswer():
+            return worker_pb2.AttachWorkerResponse(heartbeat=worker_pb2.WorkerHeartbeatAnswer())
+        case _:
+            assert_never(frame)
+
+
+def _invocation(call: Invocation) -> worker_pb2.Invocation:
+    message = worker_pb2.Invocation(
+        purpose=worker_pb2.InvocationPurpose.Value(f"INVOCATION_PURPOSE_{call.purpose}"),
+        call_id=call.call_id,
+        lease_epoch=call.lease_epoch,
+        store_id=call.store_id,
+        user_id=call.details.user_id,
+        conversation_id=call.details.conversation_id,
+        run_id=call.details.run_id,
+        tool_name=call.tool_name,
+        arguments_json=call.details.arguments,
+        attempt=call.attempt,
+    )
+    message.deadline_time.FromMicroseconds(int(call.deadline * 1_000_000))
+    return message

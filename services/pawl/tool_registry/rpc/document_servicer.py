@@ -1,0 +1,110 @@
+"""pawl.tool.v1.DocumentService: documents; store and user come from the credential."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any, Final
+
+import grpc
+
+from pawl.chassis.auth import require_user
+from pawl.errors import InvalidField, InvalidPageToken
+from pawl.tool.v1 import document_pb2, document_pb2_grpc
+from pawl.tool_registry.app.documents import DocumentCaller, Documents
+from pawl.tool_registry.domain.document import PLAIN_LANGUAGE, Document
+
+PAGE_SIZE_DEFAULT: Final = 50
+PAGE_SIZE_MAX: Final = 200
+
+_PAGE_OF: Final = "documents:"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class DocumentServicer(document_pb2_grpc.DocumentServiceServicer):
+    """Translates between the wire and the documents."""
+
+    def __init__(self, documents: Documents) -> None:
+        self._documents = documents
+
+    async def PutDocument(
+        self, request: document_pb2.PutDocumentRequest, context: Context
+    ) -> document_pb2.PutDocumentResponse:
+        document, created = await self._documents.put(
+            _caller(),
+            shared=_is_shared(request.owner),
+            name=request.name,
+            text=request.text,
+            language=request.language or PLAIN_LANGUAGE,
+        )
+        return document_pb2.PutDocumentResponse(document=_message(document), created=created)
+
+    async def DeleteDocument(
+        self, request: document_pb2.DeleteDocumentRequest, context: Context
+    ) -> document_pb2.DeleteDocumentResponse:
+        await self._documents.delete(_caller(), shared=_is_shared(request.owner), name=request.name)
+        return document_pb2.DeleteDocumentResponse()
+
+    async def ListDocuments(
+        self, request: document_pb2.ListDocumentsRequest, context: Context
+    ) -> document_pb2.ListDocumentsResponse:
+        if request.page_size > PAGE_SIZE_MAX:
+            raise InvalidField(f"page_size: at most {PAGE_SIZE_MAX}", field="page_size")
+        size = request.page_size or PAGE_SIZE_DEFAULT
+        caller = _caller()
+        shared, name = _place(request.page_token)
+        after_owner = None if shared is None else "" if shared else caller.user_id
+        found = await self._documents.page(caller, after_name=name, after_owner=after_owner, most=size + 1)
+        page = found[:size]
+        token = _token(page[-1]) if len(found) > size else ""
+        return document_pb2.ListDocumentsResponse(documents=map(_message, page), next_page_token=token)
+
+    async def GetDocument(
+        self, request: document_pb2.GetDocumentRequest, context: Context
+    ) -> document_pb2.GetDocumentResponse:
+        document, text = await self._documents.get(_caller(), shared=_is_shared(request.owner), name=request.name)
+        return document_pb2.GetDocumentResponse(document=_message(document), text=text)
+
+
+def _caller() -> DocumentCaller:
+    user = require_user()
+    return DocumentCaller(store_id=user.store_id, user_id=user.user_id, roles=user.roles)
+
+
+def _is_shared(owner: int) -> bool:
+    if owner not in document_pb2.DocumentOwner.values():
+        raise InvalidField(f"owner: {owner} is not a value of it", field="owner")
+    return owner == document_pb2.DOCUMENT_OWNER_STORE
+
+
+def _message(document: Document) -> document_pb2.Document:
+    message = document_pb2.Document(
+        name=document.name,
+        owner=document_pb2.DOCUMENT_OWNER_STORE if document.is_shared else document_pb2.DOCUMENT_OWNER_USER,
+        language=document.language,
+        text_bytes=document.text_bytes,
+        text_sha256=document.text_sha256,
+    )
+    message.create_time.FromMicroseconds(round(document.create_time * 1_000_000))
+    message.update_time.FromMicroseconds(round(document.update_time * 1_000_000))
+    return message
+
+
+def _token(document: Document) -> str:
+    owner = "store" if document.is_shared else "user"
+    return base64.urlsafe_b64encode(f"{_PAGE_OF}{owner}:{document.name}".encode()).decode()
+
+
+def _place(token: str) -> tuple[bool | None, str]:
+    """Return whether the last document of the page before was the store's, and its name; None for the first page."""
+    if not token:
+        return None, ""
+    try:
+        text = base64.b64decode(token.encode(), altchars=b"-_", validate=True).decode()
+    except (binascii.Error, UnicodeError):
+        raise InvalidPageToken from None
+    owner, colon, name = text.removeprefix(_PAGE_OF).partition(":")
+    if not text.startswith(_PAGE_OF) or not colon or owner not in {"store", "user"} or "\0" in name:
+        raise InvalidPageToken
+    return owner == "store", name

@@ -1,0 +1,148 @@
+"""pawl.tool.v1.ExecutionService: resolve, check, execute, cancel; for services only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Final
+
+import grpc
+
+from pawl.chassis.ids import check_id
+from pawl.errors import InvalidArguments, InvalidField
+from pawl.tool.v1 import execution_pb2, execution_pb2_grpc
+from pawl.tool_registry.app.audit import AuditTrail
+from pawl.tool_registry.app.catalog import Catalog
+from pawl.tool_registry.app.checking import Checker, ProposedCall
+from pawl.tool_registry.app.executor import Executor
+from pawl.tool_registry.app.jobs import ExecuteRequest
+from pawl.tool_registry.domain.definition import TIMEOUT_SECONDS_MAX
+from pawl.tool_registry.domain.execution import ExecutionResult
+from pawl.tool_registry.domain.registering import chosen
+from pawl.tool_registry.rpc import convert
+
+CALLS_MAX: Final = 1000
+WAIT_SECONDS_MAX: Final = 10.0
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
+    """Translates between the wire and the use cases.
+
+    `misfit` returns what is wrong with an answer to a question with a schema, for a store.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        checker: Checker,
+        executor: Executor,
+        audit: AuditTrail,
+        misfit: Callable[[str, bytes, str], Awaitable[str]],
+    ) -> None:
+        self._misfit = misfit
+        self._audit = audit
+        self._catalog = catalog
+        self._checker = checker
+        self._executor = executor
+
+    async def ResolveTools(
+        self, request: execution_pb2.ResolveToolsRequest, context: Context
+    ) -> execution_pb2.ResolveToolsResponse:
+        caller = convert.caller_from(request.context)
+        tools = await self._catalog.resolve(caller, request.tool_names, request.pinned_versions)
+        taken = chosen(tools, request.tool_names, caller.user_id, request.tools_max)
+        taken.sort(key=lambda tool: tool.definition.name)
+        return execution_pb2.ResolveToolsResponse(
+            tools=map(convert.tool_message, taken), left_out_count=len(tools) - len(taken)
+        )
+
+    async def CheckCalls(
+        self, request: execution_pb2.CheckCallsRequest, context: Context
+    ) -> execution_pb2.CheckCallsResponse:
+        if len(request.calls) > CALLS_MAX:
+            raise InvalidField(f"calls: at most {CALLS_MAX}", field="calls")
+        proposed = [
+            (
+                convert.identity_from(request.context, call.call_id),
+                ProposedCall(
+                    tool_name=call.tool_name,
+                    tool_version=call.tool_version,
+                    arguments=call.arguments_json,
+                    is_edited=call.edited,
+                ),
+            )
+            for call in request.calls
+        ]
+        verdicts = await self._checker.check_batch(proposed, request.known_tool_names)
+        return execution_pb2.CheckCallsResponse(verdicts=map(convert.verdict_message, verdicts))
+
+    async def CheckAnswer(
+        self, request: execution_pb2.CheckAnswerRequest, context: Context
+    ) -> execution_pb2.CheckAnswerResponse:
+        if problem := await self._misfit(request.store_id, request.answer_schema_json, request.answer):
+            raise InvalidArguments(f"the answer does not fit: {problem}")
+        return execution_pb2.CheckAnswerResponse()
+
+    async def RecordDecisions(
+        self, request: execution_pb2.RecordDecisionsRequest, context: Context
+    ) -> execution_pb2.RecordDecisionsResponse:
+        if not 1 <= len(request.decisions) <= CALLS_MAX:
+            raise InvalidField(f"decisions: must be 1 to {CALLS_MAX}", field="decisions")
+        await self._audit.decided(
+            [
+                (convert.identity_from(request.context, decision.call_id), convert.decision_from(decision))
+                for decision in request.decisions
+            ]
+        )
+        return execution_pb2.RecordDecisionsResponse()
+
+    async def RecordResults(
+        self, request: execution_pb2.RecordResultsRequest, context: Context
+    ) -> execution_pb2.RecordResultsResponse:
+        if not 1 <= len(request.results) <= CALLS_MAX:
+            raise InvalidField(f"results: must be 1 to {CALLS_MAX}", field="results")
+        await self._audit.returned(
+            [
+                (convert.identity_from(request.context, result.call_id), convert.result_from(result))
+                for result in request.results
+            ]
+        )
+        return execution_pb2.RecordResultsResponse()
+
+    async def ExecuteTool(
+        self, request: execution_pb2.ExecuteToolRequest, context: Context
+    ) -> AsyncIterator[execution_pb2.ExecuteToolResponse]:
+        if not 0 <= request.timeout_seconds <= TIMEOUT_SECONDS_MAX:
+            raise InvalidField(f"timeout_seconds: must be 0 to {TIMEOUT_SECONDS_MAX:g}", field="timeout_seconds")
+        asked = ExecuteRequest(
+            identity=convert.identity_from(request.context, request.call_id),
+            tool_name=request.tool_name,
+            tool_version=request.tool_version,
+            arguments=request.arguments_json,
+            earlier_attempts=request.earlier_attempts,
+            timeout_seconds=request.timeout_seconds,
+            approved_digest=request.approved_digest,
+            unknowns_resolved=request.unknowns_resolved,
+            rule_id=request.rule_id,
+            answers=convert.answers_from(request.answers),
+        )
+        async with aclosing(self._executor.execute(asked)) as items:
+            async for item in items:
+                if isinstance(item, ExecutionResult):
+                    yield execution_pb2.ExecuteToolResponse(result=convert.result_message(item))
+                else:
+                    yield execution_pb2.ExecuteToolResponse(progress=convert.progress_message(item))
+
+    async def CancelExecution(
+        self, request: execution_pb2.CancelExecutionRequest, context: Context
+    ) -> execution_pb2.CancelExecutionResponse:
+        key = (check_id(request.context.store_id, "store_id"), check_id(request.call_id, "call_id"))
+        if math.isnan(request.wait_seconds) or not 0 <= request.wait_seconds <= WAIT_SECONDS_MAX:
+            raise InvalidField(f"wait_seconds: must be 0 to {WAIT_SECONDS_MAX:g}", field="wait_seconds")
+        stopped, result = await self._executor.cancel(key, request.wait_seconds)
+        return execution_pb2.CancelExecutionResponse(
+            stopped=stopped, result=convert.result_message(result) if result else None
+        )

@@ -1,0 +1,146 @@
+"""pawl.tool.v1.RuleService: rules of people; store and user come from the credential."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import grpc
+
+from pawl.chassis.auth import require_user
+from pawl.chassis.ids import check_id, is_id
+from pawl.chassis.strict_json import loads
+from pawl.errors import InvalidField, InvalidJson, InvalidPageToken, RuleNotFound, TooLarge
+from pawl.tool.v1 import rule_pb2, rule_pb2_grpc
+from pawl.tool_registry.app.rules import ListedRule, Person, Rules
+from pawl.tool_registry.domain.patterns import ArgumentPattern, canonical_value
+from pawl.tool_registry.domain.rules import PATTERN_BYTES_MAX, Rule, RuleEffect, RuleScope
+
+PAGE_SIZE_DEFAULT: Final = 50
+PAGE_SIZE_MAX: Final = 200
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class RuleServicer(rule_pb2_grpc.RuleServiceServicer):
+    """Translates between the wire and the rules."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+
+    async def CreateRule(self, request: rule_pb2.CreateRuleRequest, context: Context) -> rule_pb2.CreateRuleResponse:
+        request_id = check_id(request.request_id, "request_id") if request.request_id else ""
+        made = await self._rules.create(_person(), _rule_from(request.rule), request_id)
+        return rule_pb2.CreateRuleResponse(rule=_message(made))
+
+    async def RevokeRule(self, request: rule_pb2.RevokeRuleRequest, context: Context) -> rule_pb2.RevokeRuleResponse:
+        person = _person()
+        if not is_id(request.rule_id):
+            raise RuleNotFound
+        return rule_pb2.RevokeRuleResponse(rule=_message(await self._rules.revoke(person, request.rule_id)))
+
+    async def ListRules(self, request: rule_pb2.ListRulesRequest, context: Context) -> rule_pb2.ListRulesResponse:
+        if request.page_size > PAGE_SIZE_MAX:
+            raise InvalidField(f"page_size: at most {PAGE_SIZE_MAX}", field="page_size")
+        if request.page_token and not is_id(request.page_token):
+            raise InvalidPageToken
+        size = request.page_size or PAGE_SIZE_DEFAULT
+        found = await self._rules.list(
+            _person(),
+            include_ended=request.include_ended,
+            all_users=request.all_users,
+            before=request.page_token,
+            most=size + 1,
+        )
+        page = found[:size]
+        return rule_pb2.ListRulesResponse(
+            rules=map(_message, page), next_page_token=page[-1].rule.rule_id if len(found) > size else ""
+        )
+
+
+def _person() -> Person:
+    user = require_user()
+    return Person(store_id=user.store_id, user_id=user.user_id, roles=user.roles)
+
+
+def _rule_from(message: rule_pb2.Rule) -> Rule:
+    """Return what a person said; the registry gives the rest.
+
+    Raises:
+        InvalidField: something has no meaning; what contradicts is found later.
+    """
+    expire_time = 0.0
+    if message.HasField("expire_time"):
+        expire_time = message.expire_time.seconds + message.expire_time.nanos / 1e9
+        if not math.isfinite(expire_time) or not 0 < expire_time < _TIME_MAX:
+            raise InvalidField("expire_time: must be a time in the future", field="rule.expire_time")
+    return Rule(
+        store_id="",
+        rule_id="",
+        effect=RuleEffect(_word(rule_pb2.RuleEffect, message.effect, "RULE_EFFECT_", "effect")),
+        scope=RuleScope(_word(rule_pb2.RuleScope, message.scope, "RULE_SCOPE_", "scope")),
+        scope_id=message.scope_id,
+        user_id="",
+        tool_name=message.tool_name,
+        arguments=tuple(map(_pattern_from, message.arguments)),
+        items_max=message.items_max,
+        includes_destructive=message.includes_destructive,
+        uses_max=message.uses_max,
+        reason=message.reason,
+        expire_time=expire_time,
+        call_id=message.call_id,
+    )
+
+
+_TIME_MAX: Final = 253402300800.0
+"""The year 10000."""
+
+
+def _word(enum: Any, number: int, prefix: str, field: str) -> str:
+    name: str = enum.Name(number) if number in enum.values() else ""
+    if not number or not name:
+        raise InvalidField(f"{field}: {number} is not a value of it", field=f"rule.{field}")
+    return name.removeprefix(prefix)
+
+
+def _pattern_from(message: rule_pb2.ArgumentPattern) -> ArgumentPattern:
+    if not message.HasField("equals_json"):
+        return ArgumentPattern(argument=message.argument, glob=message.glob if message.HasField("glob") else None)
+    try:
+        value = loads(message.equals_json, bytes_max=PATTERN_BYTES_MAX)
+    except (InvalidJson, TooLarge) as error:
+        raise InvalidField(f"arguments: equals_json: {error.message}", field="rule.arguments") from None
+    return ArgumentPattern(argument=message.argument, equals=canonical_value(value))
+
+
+def _message(listed: ListedRule) -> rule_pb2.Rule:
+    rule = listed.rule
+    message = rule_pb2.Rule(
+        rule_id=rule.rule_id,
+        effect=rule_pb2.RuleEffect.Value(f"RULE_EFFECT_{rule.effect}"),
+        scope=rule_pb2.RuleScope.Value(f"RULE_SCOPE_{rule.scope}"),
+        scope_id=rule.scope_id,
+        tool_name=rule.tool_name,
+        arguments=[
+            rule_pb2.ArgumentPattern(argument=pattern.argument, glob=pattern.glob or "")
+            if pattern.equals is None
+            else rule_pb2.ArgumentPattern(argument=pattern.argument, equals_json=pattern.equals)
+            for pattern in rule.arguments
+        ],
+        items_max=rule.items_max,
+        includes_destructive=rule.includes_destructive,
+        uses_max=rule.uses_max,
+        uses=rule.uses,
+        tool_version=rule.tool_version,
+        suspended=listed.is_suspended,
+        reason=rule.reason,
+        user_id=rule.user_id,
+        revoke_user_id=rule.revoke_user_id,
+        call_id=rule.call_id,
+    )
+    message.create_time.FromMicroseconds(int(rule.create_time * 1_000_000))
+    if rule.expire_time:
+        message.expire_time.FromMicroseconds(int(rule.expire_time * 1_000_000))
+    if rule.revoke_time:
+        message.revoke_time.FromMicroseconds(int(rule.revoke_time * 1_000_000))
+    return message

@@ -1,0 +1,109 @@
+"""pawl.tool.v1.SourceService: the sources of a store; the store comes from the credential."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Final
+
+import grpc
+from google.protobuf import json_format
+
+from pawl.chassis.auth import require_user
+from pawl.errors import InvalidField
+from pawl.tool.v1 import source_pb2, source_pb2_grpc
+from pawl.tool_registry.app.sources import ListedSource, Sources, may_change
+from pawl.tool_registry.domain.http_binding import without_values
+from pawl.tool_registry.domain.source import Source, ToolChange
+from pawl.tool_registry.rpc import convert
+
+# Who understands the configuration.
+_KINDS: Final = {"mcp_stdio": "mcp", "mcp_http": "mcp", "open_api": "http", "http_endpoint": "http"}
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class SourceServicer(source_pb2_grpc.SourceServiceServicer):
+    """Translates between the wire and the use cases."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+
+    async def AddSource(self, request: source_pb2.AddSourceRequest, context: Context) -> source_pb2.AddSourceResponse:
+        user = require_user()
+        kind = request.config.WhichOneof("kind")
+        if kind is None:
+            raise InvalidField("config.kind: is required", field="config.kind")
+        # Sorted, so that the same message is the same text.
+        config = json_format.MessageToJson(request.config, indent=None, sort_keys=True, ensure_ascii=False).encode()
+        source = Source(store_id=user.store_id, name=request.config.name, kind=_KINDS[kind], config=config)
+        listed = await self._sources.add(
+            source, runs_program=kind == "mcp_stdio", may_replace=request.replace, roles=user.roles
+        )
+        return source_pb2.AddSourceResponse(source=_source_message(listed, user.roles))
+
+    async def RemoveSource(
+        self, request: source_pb2.RemoveSourceRequest, context: Context
+    ) -> source_pb2.RemoveSourceResponse:
+        user = require_user()
+        await self._sources.remove(user.store_id, request.name, roles=user.roles)
+        return source_pb2.RemoveSourceResponse()
+
+    async def ListSources(
+        self, request: source_pb2.ListSourcesRequest, context: Context
+    ) -> source_pb2.ListSourcesResponse:
+        user = require_user()
+        listed = await self._sources.list(user.store_id, roles=user.roles)
+        return source_pb2.ListSourcesResponse(sources=[_source_message(each, user.roles) for each in listed])
+
+    async def CheckSource(
+        self, request: source_pb2.CheckSourceRequest, context: Context
+    ) -> source_pb2.CheckSourceResponse:
+        user = require_user()
+        checked = await self._sources.check(user.store_id, request.name, roles=user.roles)
+        return source_pb2.CheckSourceResponse(
+            source=_source_message(checked.listed, user.roles),
+            changes=map(_change_message, checked.changes),
+            found_hash=checked.found_hash,
+        )
+
+    async def ApproveSource(
+        self, request: source_pb2.ApproveSourceRequest, context: Context
+    ) -> source_pb2.ApproveSourceResponse:
+        user = require_user()
+        listed = await self._sources.approve(user.store_id, request.name, request.definitions_hash, roles=user.roles)
+        return source_pb2.ApproveSourceResponse(source=_source_message(listed, user.roles))
+
+
+def _source_message(listed: ListedSource, roles: Collection[str]) -> source_pb2.Source:
+    record = listed.record
+    message = source_pb2.Source(
+        config=json_format.Parse(record.source.config, source_pb2.SourceConfig(), ignore_unknown_fields=True),
+        state=source_pb2.SourceState.Value(f"SOURCE_STATE_{record.state.name}"),
+        problem=record.problem,
+        definitions_hash=listed.definitions_hash,
+        tools=map(convert.tool_message, listed.tools),
+    )
+    message.create_time.FromMicroseconds(int(record.create_time * 1_000_000))
+    if not may_change(roles, record):
+        hide_values(message.config)
+    return message
+
+
+def hide_values(config: source_pb2.SourceConfig) -> None:
+    """Leave only the names of headers, of variables of the environment, and of what stands in the query of a URL."""
+    kind = getattr(config, config.WhichOneof("kind") or "", None)
+    for field in ("url", "document_url", "base_url"):
+        if url := getattr(kind, field, ""):
+            setattr(kind, field, without_values(url))
+    for field in ("headers", "environment"):
+        values = getattr(kind, field, {})
+        for name in values:
+            values[name] = ""
+
+
+def _change_message(change: ToolChange) -> source_pb2.SourceChange:
+    return source_pb2.SourceChange(
+        tool_name=change.tool_name,
+        approved=None if change.approved is None else convert.definition_message(change.approved),
+        found=None if change.found is None else convert.definition_message(change.found),
+    )

@@ -1,0 +1,51 @@
+"""pawl.tool.v1.WorkerService: programs that run tools of a store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any, Final
+
+import grpc
+
+from pawl.chassis.auth import require_user
+from pawl.errors import DeadlineExceeded, PermissionDenied
+from pawl.tool.v1 import worker_pb2, worker_pb2_grpc
+from pawl.tool_registry.app.worker_link import RegistryFrame
+from pawl.tool_registry.app.worker_tools import WorkerTools
+from pawl.tool_registry.app.workers import WorkerHub
+from pawl.tool_registry.domain.definition import Caller
+from pawl.tool_registry.domain.workers import ROLES
+from pawl.tool_registry.rpc import convert_worker
+
+_HELLO_SECONDS_MAX: Final = 15.0
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
+    """Translates between the wire and the hub."""
+
+    def __init__(self, hub: WorkerHub, tools: WorkerTools) -> None:
+        self._hub = hub
+        self._tools = tools
+
+    async def AttachWorker(  # type: ignore[override]  # a coroutine that writes for itself, as gRPC allows
+        self, requests: AsyncIterator[worker_pb2.AttachWorkerRequest], context: Context
+    ) -> None:
+        user = require_user()
+        if not user.roles & ROLES:
+            raise PermissionDenied("a worker needs the role worker or admin")
+        caller = Caller(store_id=user.store_id, user_id=user.user_id, roles=user.roles)
+        try:
+            async with asyncio.timeout(_HELLO_SECONDS_MAX):
+                hello = await convert_worker.hello_of(aiter(requests))
+        except TimeoutError:
+            raise DeadlineExceeded("no hello came") from None
+
+        async def send(frame: RegistryFrame) -> None:
+            await context.write(convert_worker.registry_frame(frame))
+
+        async with aclosing(convert_worker.worker_frames(requests)) as frames:
+            await self._hub.serve(caller, hello, self._tools, frames, send)

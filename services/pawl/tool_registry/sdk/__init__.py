@@ -1,0 +1,1 @@
+"""What tools are written with; others import it from `pawl.tools`."""

@@ -1,0 +1,256 @@
+"""The decorator that makes a tool of a function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
+
+import msgspec
+import pydantic
+
+from pawl.errors import PawlError
+from pawl.tool_registry.domain.definition import (
+    Category,
+    Effect,
+    ExecutionContext,
+    ToolDefinition,
+    check_definition,
+)
+from pawl.tool_registry.domain.schema import compile_schema
+from pawl.tool_registry.sdk.context import ToolContext, ToolError
+from pawl.tool_registry.sdk.hints import ToolDefinitionError
+from pawl.tool_registry.sdk.process import ProcessLimits, check_process
+from pawl.tool_registry.sdk.reconciling import ReconcileResult
+from pawl.tool_registry.sdk.signature import read_signature
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Reconcile = Callable[[ToolContext], Awaitable[ReconcileResult]]
+Preview = Callable[..., str]
+BulkCount = Callable[..., int]
+
+
+class Parameters(Protocol):
+    """How the arguments of a call become the parameters of a function."""
+
+    @property
+    def context_parameter(self) -> str:
+        """Name of the parameter that gets the ToolContext; empty if none does."""
+        ...
+
+    def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parameters, with their types, for arguments that fit the schema."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeArguments:
+    """The arguments as they are, in one parameter `arguments`, and the context in `context`."""
+
+    context_parameter: str = "context"
+
+    def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the one parameter."""
+        return {"arguments": dict(arguments)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool(Generic[P, R]):
+    """A function with its definition. Calling it calls the function, for tests and for other tools."""
+
+    function: Callable[P, R]
+    definition: ToolDefinition
+    signature: Parameters
+    reconcile: Reconcile | None
+    _preview: Preview | None
+    _bulk_count: BulkCount | None
+    process: ProcessLimits | None = None
+    """What each call may use in a process of its own; None if it runs in the registry's."""
+    marks_begun: bool = False
+    """Whether the function itself says, by `ToolContext.mark_begun`, when a call may have its effect."""
+    is_remote: bool = False
+    """Whether a call that is cancelled goes on or not out of sight: its server is only told."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    @property
+    def name(self) -> str:
+        """The name that the model calls it by."""
+        return self.definition.name
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the function is a coroutine function."""
+        return inspect.iscoroutinefunction(self.function)
+
+    @property
+    def is_stoppable(self) -> bool:
+        """Whether a call ends soon when it is cancelled; a thread may go on for as long as it likes."""
+        return self.is_async or self.process is not None
+
+    def bind(self, arguments: Mapping[str, Any], context: ToolContext) -> Callable[[], R]:
+        """Return the call with arguments that fit the schema, to be made where it belongs.
+
+        Raises:
+            ToolError: a type asks for more than its schema says.
+        """
+        try:
+            parameters = self.signature.bind(arguments)
+        except (msgspec.ValidationError, pydantic.ValidationError) as error:
+            raise ToolError(f"the arguments of {self.name} do not fit: {error}") from None
+        if self.signature.context_parameter:
+            parameters[self.signature.context_parameter] = context
+        function: Callable[..., R] = self.function
+        return lambda: function(**parameters)
+
+    def preview(self, arguments: Mapping[str, Any]) -> str:
+        """Return what a call would do, in the tool's words; empty if it has no preview."""
+        return self._preview(**self.signature.bind(arguments)) if self._preview else ""
+
+    def bulk_count(self, arguments: Mapping[str, Any]) -> int | None:
+        """Return the tool's own count of the things a call is about; None if it has none."""
+        return self._bulk_count(**self.signature.bind(arguments)) if self._bulk_count else None
+
+
+@overload
+def tool(function: Callable[P, R], /) -> Tool[P, R]: ...
+@overload
+def tool(
+    *,
+    name: str = ...,
+    description: str = ...,
+    category: Category = ...,
+    effect: Effect = ...,
+    context: ExecutionContext = ...,
+    timeout_seconds: float = ...,
+    parallel: bool = ...,
+    resource_keys: Sequence[str] = ...,
+    result_bytes_max: int = ...,
+    allowed_users: Sequence[str] = ...,
+    allowed_roles: Sequence[str] = ...,
+    rate_per_minute: int = ...,
+    cache_seconds: float = ...,
+    approvals_required: int = ...,
+    preview: Preview | None = ...,
+    bulk_count: BulkCount | None = ...,
+    reconcile: Reconcile | None = ...,
+    process: ProcessLimits | None = ...,
+) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
+def tool(
+    function: Callable[P, R] | None = None,
+    /,
+    *,
+    name: str = "",
+    description: str = "",
+    category: Category = Category.SENSITIVE,
+    effect: Effect = Effect.AT_MOST_ONCE,
+    context: ExecutionContext = ExecutionContext.BACKEND,
+    timeout_seconds: float = 0.0,
+    parallel: bool = False,
+    resource_keys: Sequence[str] = (),
+    result_bytes_max: int = 0,
+    allowed_users: Sequence[str] = (),
+    allowed_roles: Sequence[str] = (),
+    rate_per_minute: int = 0,
+    cache_seconds: float = 0.0,
+    approvals_required: int = 0,
+    preview: Preview | None = None,
+    bulk_count: BulkCount | None = None,
+    reconcile: Reconcile | None = None,
+    process: ProcessLimits | None = None,
+) -> Tool[P, R] | Callable[[Callable[P, R]], Tool[P, R]]:
+    """Make a tool of a function, sync or async; the defaults are the cautious ones.
+
+    `description` defaults to the docstring. `preview` and `bulk_count` take the
+    arguments and must be quick and pure; `reconcile` goes with the effect
+    RECONCILABLE, and says whether an earlier execution happened; with `process`
+    each call runs in a process of its own. docs/tools.md explains each.
+
+    Raises:
+        ToolDefinitionError: the function or an option cannot be used.
+    """
+
+    def make(function: Callable[P, R]) -> Tool[P, R]:
+        signature = read_signature(function)
+        definition = ToolDefinition(
+            name=name or getattr(function, "__name__", ""),
+            description=description or signature.description,
+            arguments_schema=signature.arguments_schema,
+            context=context,
+            category=category,
+            effect=effect,
+            timeout_seconds=float(timeout_seconds),
+            parallel=parallel,
+            resource_keys=tuple(resource_keys),
+            result_bytes_max=result_bytes_max,
+            allowed_user_ids=tuple(allowed_users),
+            allowed_roles=tuple(allowed_roles),
+            rate_per_minute=rate_per_minute,
+            cache_seconds=float(cache_seconds),
+            approvals_required=approvals_required,
+        )
+        made = Tool(
+            function=function,
+            definition=definition,
+            signature=signature,
+            reconcile=reconcile,
+            _preview=preview,
+            _bulk_count=bulk_count,
+            process=process,
+        )
+        _check(made)
+        return made
+
+    return make if function is None else make(function)
+
+
+def _check(made: Tool[P, R]) -> None:
+    """Return if all that was said of a tool holds together.
+
+    Raises:
+        ToolDefinitionError: it does not.
+    """
+    definition = made.definition
+    if (made.reconcile is not None) != (definition.effect is Effect.RECONCILABLE):
+        raise ToolDefinitionError(f"{made.name}: reconcile goes with the effect RECONCILABLE, and only there")
+    if made.process is not None:
+        check_process(made.name, made.function, definition.context)
+    try:
+        check_definition(definition)
+        compile_schema(definition.arguments_schema, recursion=True)
+    except PawlError as error:
+        raise ToolDefinitionError(f"{made.name}: {error.message}") from None
+
+
+def forwarded(
+    definition: ToolDefinition,
+    forward: Callable[[dict[str, Any], ToolContext], Awaitable[Any]],
+    *,
+    reconcile: Reconcile | None = None,
+    preview: Callable[[dict[str, Any]], str] | None = None,
+    marks_begun: bool = False,
+    is_remote: bool = False,
+) -> Tool[..., Any]:
+    """Return a tool that hands its calls on: to a worker, an MCP server, an HTTP endpoint.
+
+    `forward` gets the arguments as they are. Everything that holds for a Python
+    tool holds for it: checks, journal, timeout, cancellation, progress, secrets.
+    """
+
+    async def function(arguments: dict[str, Any], context: ToolContext) -> Any:
+        return await forward(arguments, context)
+
+    return Tool(
+        function=function,
+        definition=definition,
+        signature=WholeArguments(),
+        reconcile=reconcile,
+        _preview=preview,
+        _bulk_count=None,
+        marks_begun=marks_begun,
+        is_remote=is_remote,
+    )

@@ -1,0 +1,45 @@
+"""Everything that a tool is written with: `from pawl.tools import tool`.
+
+    @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+    async def get_weather(city: Annotated[str, "for example Oslo"], days: int = 1) -> dict[str, str]:
+        '''Get the weather forecast of a city.'''
+
+See docs/tools.md.
+"""
+
+from pawl.tool_registry.domain.definition import Category, Effect, ExecutionContext
+from pawl.tool_registry.sdk.context import (
+    OutcomeUnknown,
+    QuestionDeclined,
+    SecretNotFound,
+    ToolCancelled,
+    ToolContext,
+    ToolError,
+)
+from pawl.tool_registry.sdk.hints import ToolDefinitionError
+from pawl.tool_registry.sdk.inverse import Inverse, Reversible
+from pawl.tool_registry.sdk.process import ProcessLimits
+from pawl.tool_registry.sdk.reconciling import ReconcileResult, cannot_say, did_not_happen, happened
+from pawl.tool_registry.sdk.tool import Tool, tool
+
+__all__ = [
+    "Category",
+    "Effect",
+    "ExecutionContext",
+    "Inverse",
+    "OutcomeUnknown",
+    "ProcessLimits",
+    "QuestionDeclined",
+    "ReconcileResult",
+    "Reversible",
+    "SecretNotFound",
+    "Tool",
+    "ToolCancelled",
+    "ToolContext",
+    "ToolDefinitionError",
+    "ToolError",
+    "cannot_say",
+    "did_not_happen",
+    "happened",
+    "tool",
+]

@@ -1,0 +1,15 @@
+"""Runs tools of a store outside of the registry, which it attaches to: see docs/tools.md.
+
+worker = Worker("127.0.0.1:7602", name="billing", api_key=...)
+
+@worker.tool(category="SAFE", effect="IDEMPOTENT")
+async def charge(amount: int, context: CallContext) -> dict[str, int]:
+'''Charge an amount.'''
+
+asyncio.run(worker.run())
+"""
+
+from pawl.worker.function import DID_NOT_HAPPEN, CallContext, OutcomeUnknown, ToolError
+from pawl.worker.worker import Worker
+
+__all__ = ["DID_NOT_HAPPEN", "CallContext", "OutcomeUnknown", "ToolError", "Worker"]

@@ -1,0 +1,81 @@
+"""A function as a tool: its definition, and how a call of it is made."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final, Literal
+
+import msgspec
+
+from pawl.event.v1 import call_pb2
+from pawl.tool.v1 import tool_pb2, worker_pb2
+
+Category = Literal["SAFE", "SENSITIVE", "DESTRUCTIVE"]
+Effect = Literal["READ_ONLY", "IDEMPOTENT", "RECONCILABLE", "AT_MOST_ONCE"]
+
+DID_NOT_HAPPEN: Final = object()
+"""What a `reconcile` function returns if the call had no effect and can have none any more."""
+
+
+class ToolError(Exception):
+    """An error whose text is for the model, so it holds no secret. Of any other the model learns the type only."""
+
+
+class OutcomeUnknown(Exception):
+    """Nobody knows whether the call had its effect."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallContext:
+    """The call that a function serves; a parameter annotated with this class gets it. Safe in any thread."""
+
+    store_id: str
+    user_id: str
+    conversation_id: str
+    run_id: str
+    call_id: str
+    """Also the idempotency key: the same for every execution of the call."""
+    attempt: int
+    deadline: datetime
+    progress: Callable[[float | None, str], None]
+    """Says how far it is, from 0 to 1 if known, and what it does, for people."""
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    """Set when the result is not wanted any more; async functions are cancelled besides."""
+
+
+class Function:
+    """A function with its definition; parameters may be of any type that msgspec makes a schema of."""
+
+    def __init__(self, function: Callable[..., Any], reconcile: Callable[..., Any] | None, **options: Any) -> None:
+        self.function, self.reconcile = function, reconcile
+        hints = typing.get_type_hints(function, include_extras=True)
+        self._context = next((name for name, hint in hints.items() if hint is CallContext), "")
+        fields = [
+            (name, hints[name]) if parameter.default is parameter.empty else (name, hints[name], parameter.default)
+            for name, parameter in inspect.signature(function).parameters.items()
+            if name != self._context
+        ]
+        self._arguments = msgspec.defstruct(function.__name__, fields, kw_only=True, forbid_unknown_fields=True)
+        (_,), parts = msgspec.json.schema_components((self._arguments,), ref_template="#/$defs/{name}")
+        schema = parts.pop(function.__name__) | ({"$defs": parts} if parts else {})
+        self.definition = tool_pb2.ToolDefinition(
+            **{"name": function.__name__, "description": inspect.getdoc(function) or ""} | options,
+            arguments_schema_json=msgspec.json.encode(schema),
+            context=call_pb2.EXECUTION_CONTEXT_BACKEND,
+        )
+
+    def bind(self, call: worker_pb2.Invocation, context: CallContext) -> Callable[[], Any]:
+        """Return the call that is asked for, with what its parameters are, or that of `reconcile`."""
+        if call.purpose == worker_pb2.INVOCATION_PURPOSE_RECONCILE:
+            reconcile = self.reconcile
+            if reconcile is None:
+                raise OutcomeUnknown
+            return lambda: reconcile(context)
+        struct = msgspec.json.decode(call.arguments_json, type=self._arguments)
+        values = {name: getattr(struct, name) for name in struct.__struct_fields__}
+        return lambda: self.function(**values, **({self._context: context} if self._context else {}))

@@ -1,0 +1,270 @@
+"""A program that runs tools of a store: attaches, runs calls, comes back after a break, drains."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import random
+import secrets
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC
+from typing import Any, Final, TypeVar
+
+import grpc
+import msgspec
+
+from pawl.chassis import logs
+from pawl.chassis.local_key import find_key
+from pawl.chassis.rpc_client import open_channel
+from pawl.chassis.tasks import end
+from pawl.event.v1 import call_pb2
+from pawl.tool.v1 import worker_pb2
+from pawl.tool.v1.worker_pb2_grpc import WorkerServiceStub
+from pawl.worker.function import DID_NOT_HAPPEN, CallContext, Category, Effect, Function, OutcomeUnknown, ToolError
+
+_CONTENT_BYTES_MAX: Final = 1024 * 1024 + 1
+_BACKOFF_SECONDS: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
+_UNSENT_MAX: Final = 1000
+# It goes on where the same hello may be taken later; any other error is for whoever runs the worker.
+_PASSING: Final = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "UNKNOWN"}
+# A suite that starts listens a moment before it says where.
+_KEYLESS_MAX: Final = 5
+
+Call = tuple[str, int]
+Request = worker_pb2.AttachWorkerRequest
+F = TypeVar("F", bound=Callable[..., Any])
+
+_log = logs.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    task: asyncio.Task[dict[str, Any]]
+    context: CallContext
+    function: Function
+
+
+class Worker:
+    """Has tools of the group `name`; `calls_max` of their calls run at once, sync functions in threads.
+
+    Without `api_key` it takes PAWL_API_KEY, else that of the suite whose data folder is PAWL_DATA or `.pawl`.
+    """
+
+    def __init__(self, address: str, *, name: str, api_key: str | None = None, calls_max: int = 8) -> None:
+        self._address, self._api_key, self._keyless = address, api_key, 0
+        self._group_name, self._calls_max = name, calls_max
+        self._worker_id = f"w-{secrets.token_hex(8)}"
+        self._threads = ThreadPoolExecutor(calls_max, thread_name_prefix=f"worker-{name}")
+        self._functions: dict[str, Function] = {}
+        self._running: dict[Call, _Running] = {}
+        self._results: dict[Call, worker_pb2.WorkerResult] = {}
+        self._outgoing: asyncio.Queue[Request] = asyncio.Queue()
+        self._is_draining = self._has_key = False
+        self._lease_seconds, self._heard_at = 15.0, time.monotonic()
+
+    def tool(
+        self,
+        *,
+        category: Category = "SENSITIVE",
+        effect: Effect = "AT_MOST_ONCE",
+        reconcile: Callable[..., Any] | None = None,
+        **options: Any,
+    ) -> Callable[[F], F]:
+        """Make a tool of a function; `options` are further fields of pawl.tool.v1.ToolDefinition.
+
+        Name, description and schema come from the function's name, docstring and
+        types. `reconcile` goes with the effect RECONCILABLE: it gets the CallContext,
+        and returns what the call returned, or DID_NOT_HAPPEN, or raises.
+
+        Raises:
+            ValueError: `reconcile` and effect do not go together.
+            TypeError: a parameter is of a type that has no schema.
+        """
+        if (reconcile is not None) != (effect == "RECONCILABLE"):
+            raise ValueError("reconcile goes with the effect RECONCILABLE, and only there")
+        enums = {
+            "category": call_pb2.ToolCategory.Value(f"TOOL_CATEGORY_{category}"),
+            "effect_class": call_pb2.EffectClass.Value(f"EFFECT_CLASS_{effect}"),
+        }
+
+        def make(function: F) -> F:
+            made = Function(function, reconcile, **enums, **options)
+            self._functions[made.definition.name] = made
+            return function
+
+        return make
+
+    def drain(self) -> None:
+        """Take no new calls; `run` returns when those in hand are done. Idempotent; SIGTERM and SIGINT do it too."""
+        self._is_draining = True
+        self._outgoing.put_nowait(Request(drain=worker_pb2.WorkerDrain()))
+
+    async def run(self) -> None:
+        """Run calls until `drain`; a broken stream is opened again, and keeps its calls.
+
+        Raises:
+            grpc.aio.AioRpcError: the registry does not want this worker: its key, its tools.
+        """
+        loop, failures = asyncio.get_running_loop(), 0
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with suppress(NotImplementedError, RuntimeError, ValueError):  # Not in the main thread, or on Windows.
+                loop.add_signal_handler(number, self.drain)
+        try:
+            async with open_channel(self._address) as channel:
+                while not self._is_draining or self._running or self._results:
+                    heard_at = self._heard_at
+                    try:
+                        await self._attach(WorkerServiceStub(channel).AttachWorker(metadata=self._credential()))
+                    except grpc.aio.AioRpcError as error:
+                        if not self._is_passing(error.code()):
+                            raise
+                        _log.warning("worker.stream_broken", code=error.code().name)
+                    except TimeoutError:
+                        _log.warning("worker.stream_broken", code="SILENT")
+                    failures = 0 if self._heard_at > heard_at else failures + 1
+                    if time.monotonic() - self._heard_at > self._lease_seconds:
+                        self._stop_reconcilable()
+                    if not self._is_draining or self._running or self._results:
+                        longest = _BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)]
+                        await asyncio.sleep(longest * random.uniform(0.5, 1))  # noqa: S311  # spreads, hides nothing
+        finally:
+            await end([running.task for running in self._running.values()])
+            self._threads.shutdown(wait=False)
+
+    def _is_passing(self, code: grpc.StatusCode) -> bool:
+        if not self._has_key and code is grpc.StatusCode.UNAUTHENTICATED:
+            self._keyless += 1
+            return self._keyless < _KEYLESS_MAX
+        return code.name in _PASSING
+
+    def _credential(self) -> tuple[tuple[str, str], ...]:
+        """Look for the key anew: the suite may start after this worker, and others may listen there after its end."""
+        key = self._api_key or find_key(self._address.split(","), environment=os.environ)
+        self._has_key = key is not None
+        return (("authorization", f"Bearer {key}"),) if key else ()
+
+    async def _attach(self, stream: Any) -> None:
+        self._outgoing = asyncio.Queue()
+        held = {call_id: epoch for call_id, epoch in sorted([*self._running, *self._results])}  # noqa: C416  # the newest
+        hello = worker_pb2.WorkerHello(
+            group_name=self._group_name,
+            worker_id=self._worker_id,
+            calls_max=self._calls_max,
+            tools=[function.definition for function in self._functions.values()],
+            held_calls=[worker_pb2.HeldCall(call_id=key, lease_epoch=epoch) for key, epoch in held.items()],
+        )
+        with suppress(asyncio.InvalidStateError):  # It broke at once: whoever reads learns why.
+            await stream.write(Request(hello=hello))
+        writer: asyncio.Task[None] | None = None
+        try:
+            while True:
+                async with asyncio.timeout(self._lease_seconds):
+                    frame = await stream.read()
+                if frame is grpc.aio.EOF:
+                    return
+                self._heard_at = time.monotonic()
+                if frame.WhichOneof("frame") == "welcome":
+                    self._lease_seconds = frame.welcome.lease_seconds
+                    for result in self._results.values():
+                        self._outgoing.put_nowait(Request(result=result))
+                    if self._is_draining:
+                        self.drain()
+                    writer = asyncio.create_task(self._write(stream, frame.welcome.heartbeat_seconds))
+                else:
+                    self._take(frame)
+        finally:
+            stream.cancel()
+            await end([writer] if writer else [])
+
+    async def _write(self, stream: Any, heartbeat_seconds: float) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(heartbeat_seconds):
+                    frame = await self._outgoing.get()
+            except TimeoutError:
+                frame = Request(heartbeat=worker_pb2.WorkerHeartbeat())
+            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # Whoever reads learns it too.
+                await stream.write(frame)
+
+    def _take(self, frame: worker_pb2.AttachWorkerResponse) -> None:
+        kind = frame.WhichOneof("frame")
+        if kind == "invocation":
+            self._begin(frame.invocation)
+        elif kind == "receipt":
+            self._results.pop((frame.receipt.call_id, frame.receipt.lease_epoch), None)
+        elif kind == "cancel":
+            self._stop(frame.cancel.call_id, before=frame.cancel.lease_epoch + 1)
+
+    def _begin(self, call: worker_pb2.Invocation) -> None:
+        loop = asyncio.get_running_loop()
+        key = (call.call_id, call.lease_epoch)
+
+        def progress(fraction: float | None, message: str) -> None:
+            if self._outgoing.qsize() > _UNSENT_MAX:
+                return  # Nobody takes it; a newer one follows.
+            report = worker_pb2.WorkerProgress(call_id=key[0], lease_epoch=key[1], fraction=fraction, message=message)
+            loop.call_soon_threadsafe(lambda: self._outgoing.put_nowait(Request(progress=report)))
+
+        context = CallContext(
+            **{name: getattr(call, name) for name in ("store_id", "user_id", "conversation_id", "run_id", "call_id")},
+            attempt=call.attempt,
+            deadline=call.deadline_time.ToDatetime(UTC),
+            progress=progress,
+        )
+        function = self._functions[call.tool_name]
+        earlier = [running.task for other, running in self._running.items() if other[0] == call.call_id]
+        begun = _Running(loop.create_task(self._outcome(call, function, context, earlier)), context, function)
+        self._running[key] = begun
+        begun.task.add_done_callback(lambda task: self._end(key, task))
+
+    def _end(self, key: Call, task: asyncio.Task[dict[str, Any]]) -> None:
+        function = self._running.pop(key).function
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled() or isinstance(error, OutcomeUnknown):
+            outcome: dict[str, Any] = {"outcome_unknown": worker_pb2.OutcomeUnknown()}
+        elif error is not None:
+            name, kind = function.definition.name, type(error).__name__
+            _log.warning("worker.tool_failed", tool=name, error=kind)
+            text = str(error) if isinstance(error, ToolError) else f"{name} failed unexpectedly: {kind}"
+            outcome = {"error_message": text}
+        else:
+            outcome = task.result()
+        result = self._results[key] = worker_pb2.WorkerResult(call_id=key[0], lease_epoch=key[1], **outcome)
+        self._outgoing.put_nowait(Request(result=result))
+
+    async def _outcome(
+        self, call: worker_pb2.Invocation, function: Function, context: CallContext, earlier: list[asyncio.Task[Any]]
+    ) -> dict[str, Any]:
+        is_question = call.purpose == worker_pb2.INVOCATION_PURPOSE_RECONCILE
+        if earlier and is_question:
+            raise OutcomeUnknown  # It still runs here.
+        if earlier:
+            self._stop(call.call_id, before=call.lease_epoch)
+            await asyncio.wait(earlier)
+        made = function.bind(call, context)
+        is_async = inspect.iscoroutinefunction(function.reconcile if is_question else function.function)
+        value = await (made() if is_async else asyncio.get_running_loop().run_in_executor(self._threads, made))
+        if value is DID_NOT_HAPPEN:
+            return {"did_not_happen": worker_pb2.DidNotHappen()}
+        # A result that is too large is refused by its beginning; all of it might not fit into a message.
+        return {"content_json": msgspec.json.encode(value)[:_CONTENT_BYTES_MAX]}
+
+    def _stop(self, call_id: str, *, before: int) -> None:
+        """Stop what runs of a call that was handed out before that epoch."""
+        for (other, epoch), running in self._running.items():
+            if other == call_id and epoch < before:
+                running.context.cancelled.set()
+                if inspect.iscoroutinefunction(running.function.function):
+                    running.task.cancel()
+
+    def _stop_reconcilable(self) -> None:
+        """Stop what another worker may be asked about, now that the lease is gone."""
+        for (call_id, epoch), running in self._running.items():
+            if running.function.definition.effect_class == call_pb2.EFFECT_CLASS_RECONCILABLE:
+                self._stop(call_id, before=epoch + 1)

@@ -1,0 +1,88 @@
+"""What pip installs lies under `pawl`, beside whatever packages a project of its own has."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.tidy import tree
+
+PROGRAM = """
+import asyncio
+import services
+from services.billing import charge
+from pawl.agent.v1 import agent_pb2
+from pawl.tools import Tool
+from pawl.worker import Worker
+assert isinstance(charge, Tool)
+assert services.OURS
+print(asyncio.__name__, Worker.__name__, agent_pb2.__name__)
+"""
+TOOL = """
+from pawl.tools import Category, Effect, tool
+
+
+@tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+async def charge(amount: int) -> int:
+    "Charge an amount."
+    return amount
+"""
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("wheels")
+    for project in (tree.ROOT, tree.ROOT / "gen"):
+        pip(sys.executable, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(project))
+    return sorted(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def python(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment with the wheels, and with the dependencies that are installed here."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    path = folder / "bin/python"
+    pip(path, "install", "--no-deps", "--no-index", *map(str, wheels))
+    # A folder that a .pth file adds is not searched for .pth files: the packages of this checkout stay out.
+    site = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    return path
+
+
+def pip(python: str | Path, *arguments: str) -> None:
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_wheels_hold_nothing_but_pawl(wheels: list[Path]) -> None:
+    for wheel in wheels:
+        names = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+        assert {name for name in names if not name.endswith(".dist-info")} == {"pawl"}, wheel
+
+
+def test_every_package_of_the_wheels_is_typed(wheels: list[Path]) -> None:
+    for wheel in wheels:
+        names = set(zipfile.ZipFile(wheel).namelist())
+        packages = {name.split("/")[1] for name in names if name.startswith("pawl/") and name.count("/") > 1}
+        assert [package for package in sorted(packages) if f"pawl/{package}/py.typed" not in names] == []
+
+
+def test_a_project_with_packages_of_the_same_names_goes_on(python: Path, tmp_path: Path) -> None:
+    ours = tmp_path / "services"
+    ours.mkdir()
+    (ours / "__init__.py").write_text("OURS = True\n")
+    (ours / "billing.py").write_text(TOOL)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = subprocess.run([str(python), "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    command = [str(python.parent / "pawl"), "tools", "check", "services.billing"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "charge" in done.stdout
