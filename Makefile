@@ -17,9 +17,11 @@ BIN := $(VENV)/bin
 PROTO_VENV := .venv-proto
 LOCK_VENV := .venv-lock
 PROTO_BIN := $(PROTO_VENV)/bin
+# The order is that of tests/conftest.py: what takes long begins first.
+TESTS := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 COMPILE := $(LOCK_VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package pawl-proto
 
-.PHONY: help demo up test simulate chaos leaks mutants bench check fmt proto proto-check proto-baseline diagrams lock clean
+.PHONY: help demo up test test-long simulate chaos leaks mutants bench check fmt proto proto-check proto-baseline diagrams lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -30,8 +32,11 @@ demo: $(VENV)/.installed ## Start the suite and play one conversation through it
 up: $(VENV)/.installed ## Start PostgreSQL, NATS and the four services on this machine, until Ctrl-C
 	@$(BIN)/pawl up
 
-test: $(VENV)/.installed $(PROTO_VENV)/.installed ## Run every test on all cores (ARGS="-k name" chooses)
-	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
+test: $(VENV)/.installed $(PROTO_VENV)/.installed ## Run the tests on all cores, in minutes (ARGS="-k name" chooses)
+	@$(TESTS) -m "not long" $(ARGS)
+
+test-long: $(VENV)/.installed $(PROTO_VENV)/.installed ## Run the other tests: faults, leaks, the worst input, the pages of docs/
+	@$(TESTS) -m "long" $(ARGS)
 
 simulate: $(VENV)/.installed ## Play 20,000 seeds of the simulation on both cores (ARGS="--seed 7 --trace" plays one)
 	@$(BIN)/python -m tests.simulation $(or $(ARGS),--count 20000 --jobs 2)

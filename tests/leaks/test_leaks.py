@@ -8,6 +8,7 @@ import sys
 import pytest
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 async def test_nothing_is_left_behind() -> None:
     """I19: tasks, file descriptors, threads and memory, in a process of its own."""

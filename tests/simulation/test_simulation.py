@@ -11,6 +11,7 @@ import pytest
 from tests.simulation.mutants import hunt, misplaced
 
 _SEEDS_PER_TEST = 50
+_FIRST_SEEDS = [0, *(pytest.param(first, marks=pytest.mark.long) for first in range(50, 500, _SEEDS_PER_TEST))]
 
 # Far beyond what they take, also on a machine that is busy with other things.
 pytestmark = pytest.mark.timeout(600)
@@ -22,7 +23,7 @@ def _play(*options: str, hash_seed: str = "0") -> subprocess.CompletedProcess[st
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
-@pytest.mark.parametrize("first", range(0, 500, _SEEDS_PER_TEST))
+@pytest.mark.parametrize("first", _FIRST_SEEDS)
 def test_no_promise_is_broken(first: int) -> None:
     played = _play("--first", str(first), "--count", str(_SEEDS_PER_TEST))
     assert played.returncode == 0, played.stdout + played.stderr

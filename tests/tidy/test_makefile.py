@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
 
 from tests.tidy import tree
 
@@ -21,3 +22,16 @@ def test_every_target_that_is_not_a_file_is_declared_so() -> None:
     phony = re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
     assert phony is not None
     assert re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE) == phony[1].split()
+
+
+def test_every_test_is_run_by_one_of_two_targets_and_both_by_the_ci() -> None:
+    """Nothing is lost: they differ in one mark alone, and nothing else leaves a test out."""
+    recipes = dict(re.findall(r"^(test|test-long):.*\n\t@(.*)$", MAKEFILE, re.MULTILINE))
+    assert recipes == {"test": '$(TESTS) -m "not long" $(ARGS)', "test-long": '$(TESTS) -m "long" $(ARGS)'}
+    command = re.search(r"^TESTS := (.*)$", MAKEFILE, re.MULTILINE)
+    assert command is not None
+    options = tomllib.loads((tree.ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    leave_out = {"-m", "-k", "--ignore", "--ignore-glob", "--deselect"}
+    assert not leave_out & {*command[1].removeprefix("$(BIN)/python -m ").split(), *options["addopts"]}
+    assert options["testpaths"] == ["tests"]
+    assert {"make test", "make test-long"} <= set((tree.ROOT / ".ci/run").read_text().splitlines())

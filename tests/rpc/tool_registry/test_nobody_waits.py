@@ -51,6 +51,9 @@ from pawl.tools import Category, Effect, ToolError, tool
 from tests.rpc.tool_registry.registry import Registry, running
 from tests.rpc.tool_registry.web_server import Reply, WebServer, web_server
 
+# A search for the worst, which computes and computes.
+pytestmark = pytest.mark.long
+
 WAIT_SECONDS_MAX = 0.25
 UNIT_SECONDS = 0.05
 """What `_unit` takes on the machine that the limit is meant for."""

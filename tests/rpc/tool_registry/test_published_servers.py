@@ -27,6 +27,9 @@ from tests.rpc.tool_registry.registry import content, outcome
 PACKAGES = ("@modelcontextprotocol/server-everything@2026.8.31", "@modelcontextprotocol/server-filesystem@2026.8.31")
 INSTALL_SECONDS_MAX = 150
 
+# Packages are fetched, and dozens of programs started.
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 async def mcp(database_url: str, tmp_path: Path) -> AsyncIterator[McpRegistry]:

@@ -11,7 +11,7 @@ import pytest
 from tests.system.docs.pages import Block, Reader, blocks
 
 # A page starts a suite or two, and dozens of programs.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGES = (("tools.md",), ("tool-sources.md",), ("builtin-tools.md", "approvals.md"), ("nats.md",), ("from-node.md",))
