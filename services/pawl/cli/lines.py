@@ -15,8 +15,8 @@ class LineReader:
     Its thread ends with the process: a read of a terminal cannot be cancelled.
     """
 
-    def __init__(self, source: TextIO = sys.stdin) -> None:
-        self._source = source
+    def __init__(self, source: TextIO | None = None) -> None:
+        self._source = source or sys.stdin
         self._wanted: queue.SimpleQueue[tuple[asyncio.AbstractEventLoop, asyncio.Future[str | None]]] = (
             queue.SimpleQueue()
         )

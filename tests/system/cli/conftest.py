@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import commands
 from tests.system.cli.shop import Shop
 
 _START_SECONDS = 60.0
-_COMMAND_SECONDS = 30.0
 
 
 class CommandLine:
@@ -32,17 +32,9 @@ class CommandLine:
 
     def run(self, *arguments: str, keyboard: str = "") -> tuple[int, str, str]:
         """Exit code, standard output and standard error of a command."""
-        done = subprocess.run(
-            [sys.executable, "-m", "pawl.cli", *arguments],
-            env=self.environment(),
-            input=keyboard,
-            capture_output=True,
-            text=True,
-            timeout=_COMMAND_SECONDS,
-            check=False,
-        )
-        assert "Traceback" not in done.stderr
-        return done.returncode, done.stdout, done.stderr
+        done = commands.pawl(*arguments, environment=self.environment(), keyboard=keyboard)
+        assert "Traceback" not in done.errors
+        return done.code, done.output, done.errors
 
     def succeed(self, *arguments: str, keyboard: str = "") -> str:
         """The output of a command that must work."""

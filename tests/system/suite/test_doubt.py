@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
+import os
 from pathlib import Path
 
 import pytest
 
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.launcher.suite import Suite
+from tests import commands
 from tests.poll import until
 from tests.system.suite.client import Agent
 
@@ -23,15 +24,9 @@ ASK_SOMEBODY = run_pb2.RunOptions(unknown_outcome_policy=run_pb2.UNKNOWN_OUTCOME
 
 async def _pawl(suite: Suite, *arguments: str) -> str:
     """The output of a command that must work."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "pawl.cli", "--data", suite.endpoints.data, *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    output, _ = await process.communicate()
-    assert process.returncode == 0, output.decode()
-    return output.decode()
+    done = await asyncio.to_thread(commands.pawl, "--data", suite.endpoints.data, *arguments, environment=os.environ)
+    assert done.code == 0, done.output + done.errors
+    return done.output
 
 
 @pytest.mark.parametrize(

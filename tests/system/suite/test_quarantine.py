@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -16,6 +17,7 @@ from pawl.agent.v1 import operator_pb2, operator_pb2_grpc
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
+from tests import commands
 from tests.keys import LOCAL_KEY
 from tests.system.suite.client import Agent
 from tests.system.suite.poison import POISON, PoisonousModel
@@ -133,12 +135,6 @@ async def test_a_quarantined_run_is_ended_by_an_operator_or_by_its_user(
 
 async def _pawl(suite: Suite, *arguments: str) -> str:
     """The output of a command that must work."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "pawl.cli", "--data", suite.endpoints.data, *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    output, _ = await process.communicate()
-    assert process.returncode == 0, output.decode()
-    return output.decode()
+    done = await asyncio.to_thread(commands.pawl, "--data", suite.endpoints.data, *arguments, environment=os.environ)
+    assert done.code == 0, done.output + done.errors
+    return done.output

@@ -1,0 +1,84 @@
+"""Commands of `pawl`, each in a process of its own that has the program loaded already.
+
+Most of what a short command takes is the import. Here it is done once, by the
+process from which those of all commands are forked.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_LOADED: Final = multiprocessing.get_context("forkserver")
+_LOADED.set_forkserver_preload(["pawl.cli.__main__"])
+_SECONDS_MAX: Final = 30.0
+_KEYBOARD_BYTES_MAX: Final = 4096
+"""What fits into a pipe that nobody reads yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """A command that has ended."""
+
+    code: int
+    output: str
+    errors: str
+
+
+def pawl(*arguments: str, environment: Mapping[str, str], keyboard: str = "") -> Done:
+    """Run a command without a terminal, with this environment and no other.
+
+    Raises:
+        TimeoutError: it has not ended in time, and was killed.
+    """
+    assert len(keyboard.encode()) <= _KEYBOARD_BYTES_MAX
+    with tempfile.TemporaryDirectory(prefix="pawl-command-") as name:
+        folder = Path(name)
+        process = _LOADED.Process(target=_run, args=(arguments, dict(environment), keyboard, folder))
+        process.start()
+        try:
+            process.join(_SECONDS_MAX)
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+                raise TimeoutError(f"pawl {' '.join(arguments)}: {_written(folder)}")
+            code = process.exitcode
+        finally:
+            process.close()
+        output, errors = _written(folder)
+    return Done(code=code, output=output, errors=errors)
+
+
+def _written(folder: Path) -> tuple[str, str]:
+    output, errors = (
+        path.read_text(encoding="utf-8") if path.exists() else "" for path in (folder / "output", folder / "errors")
+    )
+    return output, errors
+
+
+def _run(arguments: tuple[str, ...], environment: dict[str, str], keyboard: str, folder: Path) -> None:
+    """Be `pawl`, as if the interpreter had just been started."""
+    os.environ.clear()
+    os.environ.update(environment)
+    reading, writing = os.pipe()
+    os.write(writing, keyboard.encode())
+    os.close(writing)
+    written = [os.open(folder / name, os.O_WRONLY | os.O_CREAT) for name in ("output", "errors")]
+    for standard, descriptor in enumerate((reading, *written)):
+        os.dup2(descriptor, standard)
+        os.close(descriptor)
+    # For as long as the process lives.
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.argv = ["pawl", *arguments]
+
+    from pawl.cli.__main__ import main  # noqa: PLC0415  # in this process only, and loaded
+
+    main()
