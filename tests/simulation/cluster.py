@@ -27,12 +27,11 @@ from pawl.chassis.ids import IdSource
 from pawl.chassis.lifecycle import Background
 from pawl.errors import PawlError, TooLarge
 from pawl.job_store.adapters.announcer import NatsAnnouncer
-from pawl.job_store.app.group_commit import GroupCommit
-from pawl.job_store.app.ledger import Ledger
-from pawl.job_store.app.sweeps import ClockSweep, OfferSweep, QuarantineSweep
 from pawl.job_store.domain import inbox
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.rpc.servicer import LedgerServicer
+from pawl.job_store.wiring import Limits as JobStoreLimits
+from pawl.job_store.wiring import Ports, wire
 from tests.fakes.virtual_time import VirtualClock
 from tests.simulation import registry
 from tests.simulation.bus import Broker, SimulatedBus
@@ -79,7 +78,9 @@ class JobStore:
         places: PlaceLimits,
     ) -> None:
         self.process = process
-        self._places = places
+        self._limits = JobStoreLimits(
+            crashes_max=_CRASHES_MAX, queue_max=_QUEUE_MAX, store_queue_max=_STORE_QUEUE_MAX, places=places, inbox=INBOX
+        )
         self._database = Database(tables, chance, history, process.name)
         self._bus = SimulatedBus(broker, process)
         self._ids = IdSource(VirtualClock(), chance.stream("ids", process.name).getrandbits)
@@ -87,36 +88,24 @@ class JobStore:
 
     async def serve(self) -> None:
         """Serve until the process ends."""
-        announcer = NatsAnnouncer(self._bus)  # type: ignore[arg-type]  # the part of a bus that it uses
-        clock, meter = VirtualClock(), Unmetered()
-        commit = GroupCommit(
-            MemoryJournal(self._database, self._ids),
-            announcer,
-            meter,
-            monotonic=clock.monotonic,
-            lifecycle_written=lambda: None,
+        database = self._database
+        leases = MemoryLeases(database, self._limits.places, crashes_max=self._limits.crashes_max)
+        ports = Ports(
+            journal=MemoryJournal(database, self._ids),
+            leases=leases,
+            due_times=leases,
+            reads=MemoryReads(database),
+            offer_book=MemoryOfferBook(database),
+            attention_book=MemoryAttentionBook(database),
+            announcer=NatsAnnouncer(self._bus),  # type: ignore[arg-type]  # the part of a bus that it uses
+            meter=Unmetered(),
+            clock=VirtualClock(),
         )
-        async with commit, Background() as background:
-            leases = MemoryLeases(self._database, self._places, crashes_max=_CRASHES_MAX)
-            ledger = Ledger(
-                group_commit=commit,
-                leases=leases,
-                reads=MemoryReads(self._database),
-                offer_book=MemoryOfferBook(self._database),
-                attention_book=MemoryAttentionBook(self._database),
-                announcer=announcer,
-                crashes_max=_CRASHES_MAX,
-            )
-            background.start("offers", OfferSweep(ledger, clock).run)
-            background.start("clock", ClockSweep(leases, clock).run)
-            background.start("quarantine", QuarantineSweep(ledger, meter, clock).run)
-            self._servicer = LedgerServicer(
-                ledger,
-                queue_max=_QUEUE_MAX,
-                store_queue_max=_STORE_QUEUE_MAX,
-                store_places=self._places.per_store,
-                inbox_limits=INBOX,
-            )
+        parts = wire(ports, self._limits)
+        async with parts.group_commit, Background() as background:
+            for name, loop in parts.loops.items():
+                background.start(name, loop)
+            self._servicer = parts.servicer
             await asyncio.Event().wait()
 
     async def answer(self, method: str, request: Any) -> list[Any]:

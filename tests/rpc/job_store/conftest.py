@@ -19,22 +19,11 @@ from pawl.chassis.lifecycle import Background
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_client import open_channel
 from pawl.chassis.rpc_server import RpcServer
-from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub, add_LedgerServiceServicer_to_server
-from pawl.job_store.adapters.announcer import NatsAnnouncer
-from pawl.job_store.adapters.attention import PostgresAttentionBook
-from pawl.job_store.adapters.journal import PostgresJournal
-from pawl.job_store.adapters.leases import PostgresLeases
-from pawl.job_store.adapters.lifecycle_stream import JetStreamLifecycle
-from pawl.job_store.adapters.metrics import PrometheusMeter
-from pawl.job_store.adapters.outbox import PostgresOutbox
-from pawl.job_store.adapters.reads import PostgresReads
-from pawl.job_store.adapters.upkeep import PostgresOfferBook
-from pawl.job_store.app.group_commit import GroupCommit
+from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub
 from pawl.job_store.app.ledger import Ledger
-from pawl.job_store.app.sweeps import Relay
+from pawl.job_store.app.sweeps import Retention
 from pawl.job_store.domain.places import PlaceLimits
-from pawl.job_store.rpc.messages import encode_event
-from pawl.job_store.rpc.servicer import LedgerServicer
+from pawl.job_store.wiring import Limits, on_postgres
 from tests.fakes.anybody import Anybody
 from tests.rpc.job_store.user import User
 
@@ -46,6 +35,15 @@ CRASHES_MAX = 3
 # Out of the way of tests of something else.
 PLACES = PlaceLimits(per_store=1000, per_user=1000)
 STORE_QUEUE_MAX = 1000
+DAY_SECONDS = 86_400.0
+RETENTION = Retention(
+    requests_seconds=DAY_SECONDS,
+    unsent_seconds=DAY_SECONDS,
+    sent_seconds=DAY_SECONDS,
+    events_seconds=7 * DAY_SECONDS,
+    conversations_seconds=30 * DAY_SECONDS,
+    interval_seconds=600,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +54,7 @@ class Replica:
     ledger: Ledger
     database: Database
     bus: Bus
-    relay: Relay
     metrics: Metrics
-    group_commit: GroupCommit
 
 
 StartReplica = Callable[..., Awaitable[Replica]]
@@ -89,30 +85,16 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplic
             ids = IdSource(clock)
             metrics = Metrics(f"job_store_{count}")
             bus = await stack.enter_async_context(Bus(nats_url, name="test", metrics=metrics))
-            meter = PrometheusMeter(metrics)
-            announcer = NatsAnnouncer(bus)
-            relay = Relay(PostgresOutbox(database), JetStreamLifecycle(bus), meter)
-            group_commit = await stack.enter_async_context(
-                GroupCommit(
-                    PostgresJournal(database, ids, encode_event),
-                    announcer,
-                    meter,
-                    monotonic=clock.monotonic,
-                    lifecycle_written=relay.wake,
-                )
+            limits = Limits(
+                crashes_max=CRASHES_MAX, queue_max=QUEUE_MAX, store_queue_max=store_queue_max, places=places
             )
-            ledger = Ledger(
-                group_commit=group_commit,
-                leases=PostgresLeases(database, places, crashes_max=CRASHES_MAX),
-                reads=PostgresReads(database),
-                offer_book=PostgresOfferBook(database),
-                attention_book=PostgresAttentionBook(database),
-                announcer=announcer,
-                crashes_max=CRASHES_MAX,
+            parts = on_postgres(
+                database, bus, limits, RETENTION, clock=clock, ids=ids, metrics=metrics, keeps_lifecycle=True
             )
+            await stack.enter_async_context(parts.group_commit)
             if nats_url is not None:
                 background = await stack.enter_async_context(Background())
-                background.start("relay", relay.run)
+                background.start("relay", parts.loops["relay"])
             address = f"unix:{tmp_path}/{count}"
             server = RpcServer(
                 address,
@@ -121,28 +103,18 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplic
                 metrics=metrics,
                 message_bytes_max=32 * 1024 * 1024,
             )
-            server.add(
-                add_LedgerServiceServicer_to_server,
-                _servicer(ledger, places, store_queue_max),
-                service_only=True,
-            )
+            parts.add_to(server)
             await stack.enter_async_context(server)
             channel = await stack.enter_async_context(open_channel(address, message_bytes_max=32 * 1024 * 1024))
             return Replica(
                 stub=LedgerServiceStub(channel),
-                ledger=ledger,
+                ledger=parts.ledger,
                 database=database,
                 bus=bus,
-                relay=relay,
                 metrics=metrics,
-                group_commit=group_commit,
             )
 
         yield start_one
-
-
-def _servicer(ledger: Ledger, places: PlaceLimits, store_queue_max: int) -> LedgerServicer:
-    return LedgerServicer(ledger, queue_max=QUEUE_MAX, store_queue_max=store_queue_max, store_places=places.per_store)
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.attic import PostgresAttic
 from pawl.job_store.adapters.log_reads import SNAPSHOT_BYTES_MAX
-from tests.rpc.job_store.test_upkeep import DAY_SECONDS, sweep
+from tests.rpc.job_store.conftest import DAY_SECONDS
+from tests.rpc.job_store.test_upkeep import sweep
 from tests.rpc.job_store.user import Owner, User, result
 
 

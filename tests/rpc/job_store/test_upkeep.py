@@ -17,13 +17,11 @@ from pawl.job_store.adapters.journal import PostgresJournal
 from pawl.job_store.adapters.outbox import PostgresOutbox
 from pawl.job_store.adapters.upkeep import PostgresCensus
 from pawl.job_store.app.ports import Lifecycle, StreamEnd
-from pawl.job_store.app.sweeps import Retention, RetentionSweep
+from pawl.job_store.app.sweeps import RetentionSweep
 from pawl.job_store.rpc.messages import encode_event
-from tests.rpc.job_store.conftest import PLACES, Replica
+from tests.rpc.job_store.conftest import DAY_SECONDS, PLACES, RETENTION, Replica
 from tests.rpc.job_store.user import Owner, User, result
 from tests.unit.job_store.world import submission
-
-DAY_SECONDS = 86400.0
 
 
 async def age(database: Database, table: str, column: str) -> None:
@@ -61,15 +59,7 @@ class BrokenAttic(PostgresAttic):
 
 
 def sweep(database: Database, attic: PostgresAttic | None = None) -> RetentionSweep:
-    keep = Retention(
-        requests_seconds=DAY_SECONDS,
-        unsent_seconds=DAY_SECONDS,
-        sent_seconds=DAY_SECONDS,
-        events_seconds=7 * DAY_SECONDS,
-        conversations_seconds=30 * DAY_SECONDS,
-        interval_seconds=600,
-    )
-    return RetentionSweep(attic or PostgresAttic(database), SystemClock(), keep)
+    return RetentionSweep(attic or PostgresAttic(database), SystemClock(), RETENTION)
 
 
 async def test_conversations_are_removed_whole_once_nothing_happens_in_them(user: User, database: Database) -> None:

@@ -1,0 +1,174 @@
+"""The job store put together: ports in, its ledger, its servicer and its loops out."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from pawl.chassis.bus import Bus
+from pawl.chassis.clock import Clock
+from pawl.chassis.database import Database
+from pawl.chassis.ids import IdSource
+from pawl.chassis.metrics import Metrics
+from pawl.chassis.rpc_server import RpcServer
+from pawl.job.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
+from pawl.job_store.adapters.announcer import NatsAnnouncer
+from pawl.job_store.adapters.attention import PostgresAttentionBook
+from pawl.job_store.adapters.attic import PostgresAttic
+from pawl.job_store.adapters.journal import PostgresJournal
+from pawl.job_store.adapters.leases import PostgresLeases
+from pawl.job_store.adapters.lifecycle_stream import JetStreamLifecycle
+from pawl.job_store.adapters.metrics import CountedLeases, PrometheusMeter
+from pawl.job_store.adapters.outbox import PostgresOutbox
+from pawl.job_store.adapters.reads import PostgresReads
+from pawl.job_store.adapters.upkeep import PostgresCensus, PostgresOfferBook
+from pawl.job_store.app.group_commit import GroupCommit
+from pawl.job_store.app.ledger import Ledger
+from pawl.job_store.app.ports import (
+    Announcer,
+    AttentionBook,
+    Attic,
+    Census,
+    Journal,
+    LifecycleStream,
+    Meter,
+    OfferBook,
+    Outbox,
+)
+from pawl.job_store.app.reading import DueTimes, Leases, Reads
+from pawl.job_store.app.sweeps import (
+    CensusTaker,
+    ClockSweep,
+    OfferSweep,
+    QuarantineSweep,
+    Relay,
+    Retention,
+    RetentionSweep,
+)
+from pawl.job_store.domain import inbox
+from pawl.job_store.domain.places import PlaceLimits
+from pawl.job_store.rpc.messages import encode_event
+from pawl.job_store.rpc.servicer import LedgerServicer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The limits of a job store. Each worker may crash `crashes_max` times with a run."""
+
+    crashes_max: int
+    queue_max: int
+    store_queue_max: int
+    places: PlaceLimits
+    inbox: inbox.Limits = inbox.LIMITS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """The outside of the rules."""
+
+    journal: Journal
+    leases: Leases
+    due_times: DueTimes
+    reads: Reads
+    offer_book: OfferBook
+    attention_book: AttentionBook
+    announcer: Announcer
+    meter: Meter
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upkeep:
+    """The outside of what keeps a database small and its subscribers informed."""
+
+    outbox: Outbox
+    stream: LifecycleStream
+    attic: Attic
+    census: Census
+    retention: Retention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStore:
+    """A job store that is not running yet: enter `group_commit`, start `loops`, add the servicer to a server."""
+
+    group_commit: GroupCommit
+    ledger: Ledger
+    servicer: LedgerServicer
+    loops: Mapping[str, Callable[[], Awaitable[None]]]
+
+    def add_to(self, server: RpcServer) -> None:
+        """Have a server answer for it."""
+        server.add(add_LedgerServiceServicer_to_server, self.servicer, service_only=True)
+
+
+def wire(ports: Ports, limits: Limits, upkeep: Upkeep | None = None) -> JobStore:
+    """Return a job store over these ports; without `upkeep` its loops leave the database as it is."""
+    relay = Relay(upkeep.outbox, upkeep.stream, ports.meter) if upkeep else None
+    group_commit = GroupCommit(
+        ports.journal,
+        ports.announcer,
+        ports.meter,
+        monotonic=ports.clock.monotonic,
+        lifecycle_written=relay.wake if relay else lambda: None,
+    )
+    ledger = Ledger(
+        group_commit=group_commit,
+        leases=ports.leases,
+        reads=ports.reads,
+        offer_book=ports.offer_book,
+        attention_book=ports.attention_book,
+        announcer=ports.announcer,
+        crashes_max=limits.crashes_max,
+    )
+    servicer = LedgerServicer(
+        ledger,
+        queue_max=limits.queue_max,
+        store_queue_max=limits.store_queue_max,
+        store_places=limits.places.per_store,
+        inbox_limits=limits.inbox,
+    )
+    loops = {
+        "offers": OfferSweep(ledger, ports.clock).run,
+        "clock": ClockSweep(ports.due_times, ports.clock).run,
+        "quarantine": QuarantineSweep(ledger, ports.meter, ports.clock).run,
+    }
+    if relay and upkeep:
+        loops["relay"] = relay.run
+        loops["retention"] = RetentionSweep(upkeep.attic, ports.clock, upkeep.retention).run
+        loops["census"] = CensusTaker(upkeep.census, ports.meter, ports.clock).run
+    return JobStore(group_commit=group_commit, ledger=ledger, servicer=servicer, loops=loops)
+
+
+def on_postgres(
+    database: Database,
+    bus: Bus,
+    limits: Limits,
+    retention: Retention,
+    *,
+    clock: Clock,
+    ids: IdSource,
+    metrics: Metrics,
+    keeps_lifecycle: bool,
+) -> JobStore:
+    """Return the job store on PostgreSQL and NATS. See `PostgresJournal` for `keeps_lifecycle`."""
+    leases = PostgresLeases(database, limits.places, crashes_max=limits.crashes_max)
+    ports = Ports(
+        journal=PostgresJournal(database, ids, encode_event, keeps_lifecycle=keeps_lifecycle),
+        leases=CountedLeases(leases, metrics),
+        due_times=leases,
+        reads=PostgresReads(database),
+        offer_book=PostgresOfferBook(database),
+        attention_book=PostgresAttentionBook(database),
+        announcer=NatsAnnouncer(bus),
+        meter=PrometheusMeter(metrics),
+        clock=clock,
+    )
+    upkeep = Upkeep(
+        outbox=PostgresOutbox(database),
+        stream=JetStreamLifecycle(bus),
+        attic=PostgresAttic(database),
+        census=PostgresCensus(database, limits.places),
+        retention=retention,
+    )
+    return wire(ports, limits, upkeep)
