@@ -80,7 +80,7 @@ _WORDS_MEET: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 class Kind(StrEnum):
-    """What a caller can do about an error, named like the gRPC code it becomes."""
+    """The remedy that a caller has for an error, named like the gRPC code it becomes."""
 
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     NOT_FOUND = "NOT_FOUND"

@@ -1,4 +1,4 @@
-"""What every process needs and no service owns.
+"""The parts that every process needs and no service owns.
 
 Server, channels, status mapping, authentication, health, logs, metrics,
 settings, start and stop, database, bus, strict JSON, ids and clock. The chassis

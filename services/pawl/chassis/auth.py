@@ -1,4 +1,4 @@
-"""Who calls: from the credential of a request to a Principal.
+"""Authentication: from the credential of a request to a Principal.
 
 The credential is metadata `authorization: Bearer <key>`, and nobody calls without
 one. A user's store and user come from it and from nothing else; only who has the
@@ -26,7 +26,7 @@ from pawl.errors import PermissionDenied, Unauthenticated
 
 
 class PrincipalKind(StrEnum):
-    """Whom a credential stands for."""
+    """The kinds of caller that a credential stands for."""
 
     USER = "user"
     SERVICE = "service"

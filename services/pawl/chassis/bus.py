@@ -76,17 +76,17 @@ class Bus:
 
     @property
     def is_configured(self) -> bool:
-        """Whether there is a NATS at all; without one nothing will ever be sent."""
+        """True if there is a NATS at all; without one nothing will ever be sent."""
         return self._url is not None
 
     @property
     def connected(self) -> bool:
-        """Whether messages are going out and coming in now."""
+        """True while messages are going out and coming in."""
         return self._connected.is_set()
 
     @property
     def connection_number(self) -> int:
-        """Which connection the present or last one is; another number may mean another server."""
+        """The number of the present or last connection; another number may mean another server."""
         return self._connection_number
 
     @property

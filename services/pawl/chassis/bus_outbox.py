@@ -1,4 +1,4 @@
-"""What waits to be written to NATS, bounded in number and bytes."""
+"""The messages that wait to be written to NATS, bounded in number and bytes."""
 
 from __future__ import annotations
 

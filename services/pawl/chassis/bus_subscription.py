@@ -1,4 +1,4 @@
-"""What a subscriber of the bus gets and holds."""
+"""The messages and the handle that a subscriber of the bus gets."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Heartbeat:
         self._task: asyncio.Task[None] | None = None
         self._failure = ""
         self.is_frozen = False
-        """Whether the server did not answer at all when it was last asked."""
+        """True if the server did not answer at all when it was last asked."""
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.get_running_loop().create_task(self._repeat(), name="database.heartbeat")

@@ -1,4 +1,4 @@
-"""Whether a PostgreSQL keeps what it has acknowledged, also when the power goes."""
+"""A check that a PostgreSQL keeps what it has acknowledged, also when the power goes."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """What a page answers."""
+    """The answer of a page."""
 
     body: bytes
     content_type: str = "text/plain; charset=utf-8"

@@ -40,7 +40,7 @@ class Stop:
             self._event.set()
 
     def is_set(self) -> bool:
-        """Whether the process was asked to end."""
+        """Return whether the process was asked to end."""
         return self._event.is_set()
 
     async def wait(self) -> None:

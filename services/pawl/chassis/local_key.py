@@ -16,7 +16,7 @@ from pawl.chassis.settings import is_loopback, split_address
 LOCAL_KEY = "local-key"
 """The name of its file in the folder of secrets."""
 LISTENERS: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-"""Where Linux says who listens."""
+"""The files in which Linux says who listens."""
 
 _LISTEN: Final = "0A"
 # Fields of a line of those tables.

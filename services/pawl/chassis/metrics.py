@@ -64,7 +64,7 @@ class Metrics:
 
 
 class RpcMetrics:
-    """What the RPC server counts, for every service alike."""
+    """The counts of the RPC server, for every service alike."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.requests = metrics.counter("rpc_requests_total", "RPCs ended, by gRPC code.", ("method", "code"))

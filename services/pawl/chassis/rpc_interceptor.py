@@ -1,4 +1,4 @@
-"""What happens around every RPC that a service answers, whatever its kind.
+"""The work around every RPC that a service answers, whatever its kind.
 
 grpc.aio leaves a server open at several places; they are closed here, once:
 
@@ -77,7 +77,7 @@ def count_as_stream() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """How the methods of a service are treated."""
+    """The rules for calls of a service's methods."""
 
     service_only: bool = False
     """Only services may call."""

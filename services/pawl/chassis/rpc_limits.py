@@ -1,4 +1,4 @@
-"""What a server holds at once: in all, of one store and of one user.
+"""Limits on the calls that a server holds at once: in all, of one store and of one user.
 
 A place is taken when the caller is known and before a byte of the request is
 read. The request itself waits in gRPC, up to its limit of size, from when it is
@@ -30,7 +30,7 @@ _ARRIVAL_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a server holds at once. The shares are of all limits on calls, for one store and for one user."""
+    """Limits on the calls that a server holds at once. The shares are of all limits, for one store and for one user."""
 
     message_bytes_max: int
     unary_calls_max: int

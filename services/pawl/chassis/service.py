@@ -1,4 +1,4 @@
-"""What the main functions of all services have in common.
+"""The parts that the main functions of all services have in common.
 
 async def main(stop: Stop) -> None:
     settings = load(JobStoreSettings)

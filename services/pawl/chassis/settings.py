@@ -89,7 +89,7 @@ LogLevel = Annotated[
 
 
 class ServiceSettings(BaseSettings):
-    """What every service can be told. See `.env.example` for the variables."""
+    """The settings that every service has. See `.env.example` for the variables."""
 
     model_config = SettingsConfigDict(
         env_prefix="PAWL_", env_ignore_empty=True, extra="ignore", frozen=True, hide_input_in_errors=True

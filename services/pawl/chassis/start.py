@@ -1,4 +1,4 @@
-"""Why a process could not start, for people."""
+"""Reasons why a process could not start, for people."""
 
 from __future__ import annotations
 
