@@ -13,7 +13,7 @@ UNSENT_HOURS_MIN: Final = 24.0
 
 
 class JobStoreSettings(ServiceSettings):
-    """What the ledger can be told, beyond what every service can."""
+    """The settings of the ledger, beyond those of every service."""
 
     listen: ListenAddress = "127.0.0.1:7603"
     metrics_listen: ListenAddress = "127.0.0.1:7613"

@@ -1,4 +1,4 @@
-"""What is old leaves PostgreSQL, a little at a time: no transaction grows with what one user has gathered."""
+"""Removal of what is old from PostgreSQL, a little at a time: no transaction grows with what one user has gathered."""
 
 from __future__ import annotations
 

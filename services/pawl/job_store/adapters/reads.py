@@ -1,4 +1,4 @@
-"""What can be read from the ledger: rows, by key or by page."""
+"""Reads of the ledger: rows, by key or by page."""
 
 from __future__ import annotations
 

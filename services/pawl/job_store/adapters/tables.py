@@ -1,4 +1,4 @@
-"""Which column of which table holds what of a row, in both directions."""
+"""The columns of each table and the fields of rows that they hold, in both directions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the use cases need from outside, in their own verbs."""
+"""The ports of the use cases, in their own verbs."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Lifecycle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamEnd:
-    """Which stream there is, by the time at which it was made, and how far it went when it was looked at.
+    """The lifecycle stream, by the time at which it was made, and how far it went when it was looked at.
 
     As long as `look` is the same, nothing can have happened to the stream but that more was sent to it.
     """

@@ -1,4 +1,4 @@
-"""What can be read and claimed without changing what the ledger says: ports and their values."""
+"""Reads and claims that do not change what the ledger says: ports and their values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewed:
-    """What a worker holds, and which of it has unread commands."""
+    """The leases that a worker holds, and which of its runs have unread commands."""
 
     runs: tuple[Claimed, ...]
     with_commands: tuple[Claimed, ...]
@@ -59,7 +59,7 @@ def view_of(runs: Sequence[tuple[RunRow, Sequence[CallRow]]]) -> RunView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingFilter:
-    """What of all that waits: of one user, or with no user the calls and runs of all that approvers may see.
+    """A filter on all that waits: of one user, or with no user the calls and runs of all that approvers may see.
 
     Empty fields leave all; states and a tool's name leave no run.
     """
@@ -104,7 +104,7 @@ class RunSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogGap:
-    """What there is in place of the events from `from_seq` to `to_seq`, which were removed."""
+    """The place of the events from `from_seq` to `to_seq`, which were removed."""
 
     run_id: str
     from_seq: int

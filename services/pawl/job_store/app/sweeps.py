@@ -1,4 +1,4 @@
-"""What the ledger does by itself: relay, offer again, forget, count. Each loop is run under supervision."""
+"""The work that the ledger does by itself: relay, offer again, forget, count. Each loop is run under supervision."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class QuarantineSweep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """How long what is kept."""
+    """The seconds for which each kind of record is kept, and those between two sweeps."""
 
     requests_seconds: float
     unsent_seconds: float

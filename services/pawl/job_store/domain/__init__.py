@@ -1,1 +1,1 @@
-"""What the ledger decides: values, tables and operations. Pure: no I/O, no clock, no randomness of its own."""
+"""The decisions of the ledger: values, tables, operations. Pure: no I/O, no clock, no randomness of its own."""

@@ -34,7 +34,7 @@ R = TypeVar("R")
 
 
 class Ids(Protocol):
-    """Where new ids come from."""
+    """The source of new ids."""
 
     def new(self, prefix: str) -> str:
         """Return a fresh id that starts with `prefix` and an underscore."""
@@ -42,7 +42,7 @@ class Ids(Protocol):
 
 
 class Undo:
-    """How to go back to the state before the operation that is being applied."""
+    """The way back to the state before the operation that is being applied."""
 
     def __init__(self) -> None:
         self._steps: list[Callable[[], None]] = []

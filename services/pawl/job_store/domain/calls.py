@@ -184,7 +184,7 @@ def _shown(call: CallRow, change: CallChange) -> CallRow:
 
 
 def _is_answered(call: CallRow) -> bool:
-    """Whether a call that waits for somebody has a result: of a command, the default of a question, or its tool."""
+    """Return whether a waiting call has a result: of a command, the default of a question, or its tool."""
     is_asked = call.state is CallState.ASKED
     return bool(call.reserved_by) or (is_asked and (call.has_default or call.start_time is not None))
 
@@ -259,7 +259,7 @@ def _check_shown_again(call: CallRow, change: CallChange) -> None:
 
 
 def _is_fallback(call: CallRow, change: CallChange) -> bool:
-    """Whether the tool that the definition names runs instead of one that no client ran; it is gated on its own."""
+    """Return whether the tool that the definition names runs for one that no client ran; it is gated on its own."""
     return (
         call.state is CallState.OFFERED
         and change.tool_name == call.fallback_tool_name != call.tool_name
@@ -268,7 +268,7 @@ def _is_fallback(call: CallRow, change: CallChange) -> bool:
 
 
 def _is_settled_edit(call: CallRow, change: CallChange) -> bool:
-    """Whether an edited call is settled without having started, with the edited arguments in the record."""
+    """Return whether an edited call is settled without having started, with the edited arguments in the record."""
     decision = call.decision
     return (
         change.state.is_terminal

@@ -139,7 +139,7 @@ class _Refused(Exception):
 
 
 class _Replaced(_Refused):
-    """What came by a session that lost the call to another of its client. Not kept: that one may send it again."""
+    """A command of a session that lost the call to another of its client. Not kept: that one may send it again."""
 
 
 class Send(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,7 +210,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         return _receipt(book, run, CommandOutcome.ACCEPTED)
 
     def _approves(self, book: Book, run: RunRow) -> bool:
-        """Whether somebody who may approve for the whole store decides a call of the run that needs it."""
+        """Return whether somebody who may approve for the whole store decides a call of the run that needs it."""
         command = self.command
         if not isinstance(command, Decide) or command.right is not DecisionRight.STORE:
             return False

@@ -37,7 +37,7 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True):
-    """What the owner is told: the events of its step, and whether commands wait for it."""
+    """The answer to the owner: the events of its step, and whether commands wait for it."""
 
     first_seq: int
     last_seq: int
@@ -249,7 +249,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _makes_progress(self) -> bool:
-        """Whether the run has got somewhere. A step alone does not say so: what kills its workers may come after it."""
+        """Return whether the run has got somewhere. A step alone does not say so: its workers may die after it."""
         settles = any(change.state.is_terminal for change in self.calls)
         return bool(self.messages) or settles or self.lease is LeaseAction.PARK
 

@@ -49,7 +49,7 @@ class ToppedUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnerEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What the owner of the run supplies: output, rounds, progress, warnings."""
+    """An event that the owner of the run supplies: output, rounds, progress, warnings."""
 
     type: str
     body: bytes

@@ -34,7 +34,7 @@ def renewed(call: CallRow, *, now: datetime, lease_seconds: float | None = None)
 
 
 class Leased(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the session now holds the call, and the call; None if there is none for this user.
+    """The answer to a client that asked for a call: whether it holds it, and the call; None if this user has none.
 
     `replaced` if a newer session of the same client holds it.
     """

@@ -11,7 +11,7 @@ from pawl.job_store.domain.rows import RunKey
 
 
 class PlaceLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How many runs may be active at once, of one store and of one of its users."""
+    """The most runs that may be active at once, of one store and of one of its users."""
 
     per_store: int
     per_user: int

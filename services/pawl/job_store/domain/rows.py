@@ -40,7 +40,7 @@ TOKENS_MAX: Final = 2**53
 """Most tokens that a budget can have."""
 
 WAIT_FOR_TOKENS: Final = 4
-"""What a run waits for that has used up its token budget (`WAIT_KIND_BUDGET`)."""
+"""The wait of a run that has used up its token budget (`WAIT_KIND_BUDGET`)."""
 
 _IN_MOTION: Final = frozenset({RunState.RUNNING, RunState.CANCELLING})
 
@@ -81,7 +81,7 @@ class LastCommit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attention(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator is wanted for, and since when."""
+    """A need for an operator: the reason, and since when."""
 
     reason: AttentionReason
     since_time: datetime
@@ -146,7 +146,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_active(self) -> bool:
-        """Whether the run takes a place (LOOP-14): a worker has it or had it when it crashed, or it is in motion.
+        """True if the run takes a place (LOOP-14): a worker has it or had it when it crashed, or it is in motion.
 
         A run that is parked, or waits for its turn, costs nothing.
         """
@@ -154,27 +154,27 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_queued(self) -> bool:
-        """Whether the run waits to begin: no worker has it."""
+        """True if the run waits to begin: no worker has it."""
         return self.state is RunState.QUEUED and not self.is_active
 
     @property
     def is_stopping(self) -> bool:
-        """Whether somebody has stopped the run and it has not ended: nothing new starts (I12)."""
+        """True if somebody has stopped the run and it has not ended: nothing new starts (I12)."""
         return self.stop_cause is not None and not self.state.is_terminal
 
     @property
     def waits_for_tokens(self) -> bool:
-        """Whether the run goes on only if somebody adds to its token budget."""
+        """True if the run goes on only when somebody adds to its token budget."""
         return self.state is RunState.WAITING and self.waits == (WAIT_FOR_TOKENS,) and not self.is_stopping
 
     @property
     def is_quarantined(self) -> bool:
-        """Whether no worker gets the run until an operator acts."""
+        """True if no worker gets the run until an operator acts."""
         return self.attention is not None and self.attention.reason is AttentionReason.QUARANTINED
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """How many runs of a store no worker has begun, how many take one of its places, and how many places it has."""
+    """The runs of a store that no worker has begun, those that take one of its places, and its places, in numbers."""
 
     queued: int
     active: int
@@ -182,12 +182,12 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def waiting(self) -> int:
-        """How many wait for a place. A run that only waits to be claimed is no reason to refuse another one."""
+        """The number that wait for a place. A run that only waits to be claimed is no reason to refuse another one."""
         return self.queued - max(0, self.places - self.active)
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person decided about a call, and what the call must then look like to start.
+    """The decision of a person about a call, and what the call must then look like to start.
 
     `digest` and `arguments_sha256` are those of what was approved: of the call
     as shown, or of the edited one.
@@ -203,7 +203,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """Which session of which client holds a front-end call; `client_id` is empty when nobody does."""
+    """The session and the client that hold a front-end call; `client_id` is empty when nobody does."""
 
     client_id: str
     session_id: str = ""
@@ -268,7 +268,7 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_leased(self) -> bool:
-        """Whether a client has taken the offer and not given it back."""
+        """True if a client has taken the offer and not given it back."""
         return self.state is CallState.OFFERED and self.offer is not None and self.offer.client_id != ""
 
 

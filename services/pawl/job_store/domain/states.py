@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class RunState(IntEnum):
-    """Where a run stands."""
+    """The states of a run."""
 
     QUEUED = 1
     RUNNING = 2
@@ -25,7 +25,7 @@ class RunState(IntEnum):
 
 
 class CallState(IntEnum):
-    """Where a tool call stands."""
+    """The states of a tool call."""
 
     PROPOSED = 1
     AWAITING_APPROVAL = 2
@@ -48,7 +48,7 @@ class CallState(IntEnum):
 
 
 class StopCause(IntEnum):
-    """Who or what asked a run to stop."""
+    """The cause for which a run was asked to stop."""
 
     USER = 1
     SUPERSEDED = 2
@@ -57,14 +57,14 @@ class StopCause(IntEnum):
 
 
 class AttentionReason(IntEnum):
-    """Why a run needs an operator."""
+    """The reason why a run needs an operator."""
 
     UNKNOWN_OUTCOME = 1
     QUARANTINED = 2
 
 
 class OperatorAct(IntEnum):
-    """What an operator did about a run."""
+    """The act of an operator on a run."""
 
     RESOLVED = 1
     REDRIVEN = 2
@@ -72,7 +72,7 @@ class OperatorAct(IntEnum):
 
 
 class DecisionKind(IntEnum):
-    """What a person decided about a call."""
+    """The kinds of decision that a person makes about a call."""
 
     APPROVE = 1
     EDIT = 2
@@ -81,7 +81,7 @@ class DecisionKind(IntEnum):
 
 
 class DecisionRight(IntEnum):
-    """What a user may decide."""
+    """The right of a user to decide."""
 
     OWN_RUNS = 1
     STORE = 2
@@ -89,7 +89,7 @@ class DecisionRight(IntEnum):
 
 
 class ActiveRunPolicy(IntEnum):
-    """What a message does while a run of its conversation is active."""
+    """The effect of a message while a run of its conversation is active."""
 
     QUEUE = 1
     STEER = 2
@@ -98,7 +98,7 @@ class ActiveRunPolicy(IntEnum):
 
 
 class LeaseAction(IntEnum):
-    """What a commit does to the lease of its worker."""
+    """The effect of a commit on the lease of its worker."""
 
     KEEP = 1
     PARK = 2

@@ -16,7 +16,7 @@ from pawl.job_store.domain.states import CallState, RunState, StopCause
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run ended that did a call of another one: the payload of that one's command, as `payload` writes it."""
+    """The end of a run that did a call of another one: the payload of that one's command, as `payload` writes it."""
 
     run_id: str
     state: RunState

@@ -1,4 +1,4 @@
-"""Whose turn it is in a conversation: one run at a time, the others wait in order (LOOP-13)."""
+"""Turns in a conversation: one run at a time, the others wait in order (LOOP-13)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be larger than a message of gRPC, in parts."""
+"""Parts of what may be larger than a message of gRPC."""
 
 from __future__ import annotations
 
