@@ -1,4 +1,4 @@
-"""What the notifier can be told."""
+"""The settings of the notifier."""
 
 from __future__ import annotations
 

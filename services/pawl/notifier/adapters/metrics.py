@@ -1,4 +1,4 @@
-"""What the notifier counts."""
+"""The metrics of the notifier."""
 
 from __future__ import annotations
 

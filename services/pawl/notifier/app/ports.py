@@ -1,4 +1,4 @@
-"""What the notifier needs from the outside."""
+"""The ports of the notifier."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Delivery(Protocol):
 
     @property
     def attempt(self) -> int:
-        """How many times it was delivered, this time included."""
+        """The number of deliveries, this one included."""
         ...
 
     def read(self) -> RunChange | None:
@@ -108,7 +108,7 @@ class PoisonEvent(Exception):
 
 
 class Counters(Protocol):
-    """What the use cases count."""
+    """The counters of the use cases."""
 
     def event_taken(self, outcome: str) -> None:
         """`outcome`: notified, ignored, rejected or retried."""

@@ -101,7 +101,7 @@ class Subscriptions:
 
 
 class _Follower:
-    """Where one subscription stands."""
+    """The position of one subscription in the stream."""
 
     __slots__ = ("news", "number")
 

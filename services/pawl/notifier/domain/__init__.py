@@ -1,1 +1,1 @@
-"""What a notification is, and which events become one. Pure."""
+"""Notifications, and the events that become one. Pure."""

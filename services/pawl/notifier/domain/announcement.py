@@ -1,4 +1,4 @@
-"""Which changes of a run are told to its user, and in which words."""
+"""The changes of a run that are told to its user, and their words."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BODY_BYTES_MAX: Final = 2048
 
 
 class Wait(StrEnum):
-    """What a waiting run waits for, in the words that a user reads."""
+    """The things that a run can wait for, in the words that a user reads."""
 
     APPROVAL = "your approval"
     ANSWER = "your answer"
@@ -53,9 +53,9 @@ class RunChange:
     failure_message: str = ""
     output_text: str = ""
     does_call: bool = False
-    """Whether it does a call of another run, which goes on with its end."""
+    """True if it does a call of another run, which goes on with its end."""
     waits_for_agent: bool = False
-    """Whether it waits for a run that does a call of it."""
+    """True if it waits for a run that does a call of it."""
 
 
 _ENDED: Final = frozenset({"run.completed", "run.failed", "run.cancelled", "run.expired"})

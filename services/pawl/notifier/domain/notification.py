@@ -16,7 +16,7 @@ NotificationId = NewType("NotificationId", str)
 
 
 class NotificationKind(StrEnum):
-    """What a notification tells. The values are stored."""
+    """The kinds of notification. The values are stored."""
 
     RUN_COMPLETED = "run_completed"
     RUN_FAILED = "run_failed"
@@ -28,7 +28,7 @@ class NotificationKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inbox:
-    """Whose notifications: one user of one store."""
+    """The notifications of one user of one store."""
 
     store_id: StoreId
     user_id: UserId
