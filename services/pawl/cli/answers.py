@@ -27,7 +27,7 @@ _RESULT_BYTES_MAX: Final = 1024 * 1024
 
 
 class Unclear(CommandError):
-    """What was typed is no decision; the message says what would be."""
+    """The typed text is no decision; the message says what would be."""
 
 
 def prompt(call: call_pb2.Call) -> str:

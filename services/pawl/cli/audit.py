@@ -35,7 +35,7 @@ Before = Annotated[str, typer.Option(help="Before this time, UTC.")]
 
 
 class Kind(StrEnum):
-    """What an entry says of a call."""
+    """The kinds of entry about a call."""
 
     PROPOSED = "proposed"
     DECIDED = "decided"

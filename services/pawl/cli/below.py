@@ -1,4 +1,4 @@
-"""What the runs below a watched one wait for: runs that do its calls, and calls of theirs."""
+"""The waits of the runs below a watched one: of runs that do its calls, and of calls of theirs."""
 
 from __future__ import annotations
 

@@ -200,11 +200,11 @@ class Chat:
         return await self._keyboard.line()
 
     def _wants_line(self) -> bool:
-        """Whether nothing goes on without a line."""
+        """Return whether nothing goes on without a line."""
         return not self._active or bool(self._pending) or self._held.keys() >= self._active.keys()
 
     def _done(self) -> bool:
-        """Whether to leave: told to, or the input has ended and nothing is left that could go on without it."""
+        """Return whether to leave: told to, or the input has ended and nothing is left that could go on without it."""
         return self._leaving or (self._input_over and self._wants_line())
 
     # What comes from the suite.

@@ -1,4 +1,4 @@
-"""What all commands have in common: the suite they talk to, and how they end."""
+"""The parts that all commands have in common: the suite they talk to, and how they end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXIT_INTERRUPTED: Final = 130
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """What was given before the command."""
+    """The flags that were given before the command."""
 
     address: str | None
     data: Path | None

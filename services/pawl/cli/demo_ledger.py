@@ -1,4 +1,4 @@
-"""What the ledger says after the demo, read through the public API, and the checks against it."""
+"""The ledger after the demo, read through the public API, and the checks against it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Ledger:
 
 
 class NotSo(Exception):
-    """What should have happened did not; the message says what is there instead."""
+    """Something that should have happened did not; the message says what is there instead."""
 
 
 async def read_ledger(target: Target, run_id: str, outbox: Path) -> Ledger:

@@ -43,7 +43,7 @@ _OWNER_SECONDS_MAX: Final = 3.0
 
 @dataclass(slots=True, kw_only=True)
 class Evidence:
-    """What the client did and saw."""
+    """The record of what the client did and saw."""
 
     panel: str = field(default_factory=lambda: f"panel-{secrets.token_hex(4)}")
     answer: str = ""

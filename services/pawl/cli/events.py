@@ -115,7 +115,7 @@ async def _connection(url: str) -> Any:
 
 
 async def _be_silent(_error: Exception) -> None:
-    """What matters ends the reading, and is said then."""
+    """Say nothing: an error that matters ends the reading, and is said then."""
 
 
 async def _live(connection: Any, subject: str) -> AsyncGenerator[Any, None]:

@@ -1,4 +1,4 @@
-"""What a person is told when something cannot be done: one sentence, and what to do next."""
+"""The words for a person when something cannot be done: one sentence, and what to do next."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def explain(error: Exception, addresses: list[str]) -> str:
 
 
 def _unreachable(error: grpc.aio.AioRpcError) -> bool:
-    """Whether nobody answered. A service that is there says itself what it cannot reach."""
+    """Return whether nobody answered. A service that is there says itself what it cannot reach."""
     answered = any(key == _DETAILS_KEY for key, _ in error.trailing_metadata() or ())
     return error.code() is grpc.StatusCode.UNAVAILABLE and not answered
 

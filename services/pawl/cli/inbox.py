@@ -148,7 +148,7 @@ class Desk:
                 await following
 
     async def _decides(self, call: call_pb2.Call) -> bool:
-        """Whether the person may decide it: in another user's inbox only those see it who may."""
+        """Return whether the person may decide it: in another user's inbox only those see it who may."""
         request = agent_pb2.GetRunRequest(run_id=call.run_id)
         try:
             return decides((await self._agents.GetRun(request, metadata=self._target.metadata)).run)

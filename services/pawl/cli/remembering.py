@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Reach(StrEnum):
-    """Where a rule counts."""
+    """The reach of a rule."""
 
     RUN = "run"
     CONVERSATION = "conversation"
@@ -34,13 +34,13 @@ class Reach(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remember:
-    """What should run without an approval from now on: the same tool, with any arguments."""
+    """The calls to run without an approval from now on: of the same tool, with any arguments."""
 
     reach: Reach
     lasts: str | None = None
-    """How long, like 30m or 2h; None for until it is revoked."""
+    """The duration, like 30m or 2h; None for until it is revoked."""
     uses: int = 0
-    """How many calls; 0 for any number."""
+    """The number of calls; 0 for any number."""
 
 
 @asynccontextmanager

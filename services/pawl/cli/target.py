@@ -1,4 +1,4 @@
-"""Which suite to talk to, and as whom."""
+"""The suite to talk to, and the user to talk as."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Target:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What goes with a call that is made now: key, store and user."""
+        """The metadata of a call that is made now: key, store and user."""
         key = self.key()
         return ((("authorization", f"Bearer {key}"),) if key else ()) + self.names
 

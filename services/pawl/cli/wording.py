@@ -46,7 +46,7 @@ STOPPED_BY: Final = {
     run_pb2.STOP_CAUSE_OPERATOR: " by an operator",
     run_pb2.STOP_CAUSE_PARENT: " with the call that it did",
 }
-"""Who stopped a run, where it was not its user."""
+"""The words for who stopped a run, where it was not its user."""
 
 
 def clean(text: str) -> str:

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 _PART: Final = re.compile(r"\n|[^\S\n]+|\S+")
 _HELD_CELLS_MAX: Final = 30
-"""What goes on for longer without a blank is no word: a link, or a script that has no blanks."""
+"""The longest word: what goes on for longer without a blank is a link, or a script that has no blanks."""
 
 
 class WordWrap:
