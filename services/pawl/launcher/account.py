@@ -1,4 +1,4 @@
-"""Which system account the embedded PostgreSQL runs under.
+"""The system account of the embedded PostgreSQL.
 
 PostgreSQL refuses to run as root. Started by root, it gets an account of its own; started by anybody else, it runs as
 that user.

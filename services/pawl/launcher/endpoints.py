@@ -1,4 +1,4 @@
-"""Where everything listens: `endpoints.json` in the data folder, by which the command line finds a running suite."""
+"""The addresses of a suite: `endpoints.json` in the data folder, by which the command line finds a running suite."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def write_endpoints(endpoints: Endpoints) -> None:
 
 
 def read_endpoints(data: Path) -> Endpoints | None:
-    """What the launcher of that data folder wrote last; None if no suite runs there, as far as one can see."""
+    """Return what the launcher of that data folder wrote last; None if no suite runs there, as far as one can see."""
     try:
         return msgspec.json.decode((data / FILE_NAME).read_bytes(), type=Endpoints)
     except (OSError, msgspec.MsgspecError):

@@ -1,4 +1,4 @@
-"""What is in the environment of each process: what it reads, and nothing else."""
+"""The environment of each process: what it reads, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a service is ready: it has said where it listens, and its health service says that it serves."""
+"""The readiness of a service: it has said where it listens, and its health service says that it serves."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _READ_STREAM = ("$JS.API.INFO", f"$JS.API.STREAM.INFO.{LIFECYCLE_STREAM}", "$JS.
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rights:
-    """Which subjects a user may publish on and subscribe to; what is not listed is refused."""
+    """The subjects that a user may publish on and subscribe to; what is not listed is refused."""
 
     publish: tuple[str, ...] = ()
     subscribe: tuple[str, ...] = ()
@@ -89,11 +89,11 @@ class Nats:
 
     @property
     def url(self) -> str:
-        """Where it listens, without credentials."""
+        """The address at which it listens, without credentials."""
         return f"nats://{address(self.port)}"
 
     def url_of(self, user: str) -> str:
-        """How that user connects, password included."""
+        """Return the URL by which that user connects, password included."""
         return f"nats://{user}:{self.secrets.get(f'nats-{user}')}@{address(self.port)}"
 
     def prepare(self) -> None:
@@ -108,7 +108,7 @@ class Nats:
         shutil.rmtree(self._store, ignore_errors=True)
 
     def spec(self) -> ProcessSpec:
-        """How to run it."""
+        """Return the process to run."""
         command = Command(arguments=(str(program()), "--config", str(self._config_path)), environment={})
         return ProcessSpec(name="nats", command=lambda _: command, probe=self._probe)
 
@@ -142,7 +142,7 @@ class Nats:
         return self.folder / "jetstream"
 
     async def _probe(self) -> Addresses | None:
-        """Whether it greets; it does so only when JetStream is up."""
+        """Return its addresses once it greets, which it does only when JetStream is up."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_PROBE_TIMEOUT_SECONDS):
                 reader, writer = await asyncio.open_connection(HOST, self.port)

@@ -1,4 +1,4 @@
-"""What a user can choose about the suite, from flags and the environment."""
+"""The choices that a user has, from flags and the environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REPLICAS_MAX = 16
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteOptions:
-    """How to run the suite. By default: embedded servers, the scripted model, one replica each, free ports everywhere.
+    """The choices for a suite. Default: embedded servers, the scripted model, one replica each, free ports everywhere.
 
     `ports` maps the names of DEFAULT_PORTS to numbers; what is missing, or 0, takes a free port. Of `environment`
     each service gets what it reads, and what runs Python tools the variables that `tool_environment` names;

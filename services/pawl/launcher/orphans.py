@@ -61,7 +61,7 @@ async def end(pid: int, since: str, *, first: signal.Signals = signal.SIGTERM) -
 
 
 def started(pid: int) -> str | None:
-    """When a process started, in whatever form the system tells; None if there is none of that number."""
+    """Return the start time of a process, in whatever form the system tells; None if there is none of that number."""
     stat = Path(f"/proc/{pid}/stat")
     if Path("/proc/self/stat").exists():
         try:

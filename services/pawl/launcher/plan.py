@@ -1,4 +1,4 @@
-"""Which processes a service needs: for each replica a command, an environment and a readiness check."""
+"""The processes that a service needs: for each replica a command, an environment and a readiness check."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _OWN = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What the processes of one suite have in common. `peers` and `model` are asked when a process starts."""
+    """The things that the processes of one suite share. `peers` and `model` are asked when a process starts."""
 
     options: SuiteOptions
     folder: DataFolder
@@ -127,7 +127,7 @@ def _system(options: SuiteOptions) -> dict[str, str]:
 
 
 def has_keys(options: SuiteOptions) -> bool:
-    """Whether callers have keys of their own; else the key of this machine is for all of them."""
+    """Return whether callers have keys of their own; else the key of this machine is for all of them."""
     return bool(options.environment.get(_KEYS_FILE_VARIABLE))
 
 

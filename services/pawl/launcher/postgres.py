@@ -75,7 +75,7 @@ class Postgres:
 
     @property
     def url(self) -> str:
-        """How to connect, password included."""
+        """The URL to connect with, password included."""
         return f"postgresql://{ROLE}:{self.secrets.get('postgres-pawl')}@{address(self.port)}/{DATABASE}"
 
     async def prepare(self) -> None:
@@ -95,7 +95,7 @@ class Postgres:
         await self._clear_pid_file()
 
     def spec(self) -> ProcessSpec:
-        """How to run it. SIGINT is PostgreSQL's fast shutdown: it does not wait for clients to leave."""
+        """Return the process to run. SIGINT is PostgreSQL's fast shutdown: it does not wait for clients to leave."""
         return ProcessSpec(
             name="postgres",
             command=lambda _: self._command(),
@@ -188,7 +188,7 @@ class Postgres:
             path.unlink()
 
     def _runs_here(self, pid: int) -> bool:
-        """Whether that process is a PostgreSQL on this folder; it changes into it when it starts."""
+        """Return whether that process is a PostgreSQL on this folder; it changes into it when it starts."""
         try:
             return Path(f"/proc/{pid}/cwd").resolve(strict=True) == self.folder.resolve()
         except OSError:
@@ -196,7 +196,7 @@ class Postgres:
             return not Path("/proc/self").exists()
 
     async def _probe(self) -> Addresses | None:
-        """Whether it takes connections; makes role and database the first time."""
+        """Return its addresses once it takes connections; make role and database the first time."""
         try:
             connection = await asyncpg.connect(
                 host=HOST,

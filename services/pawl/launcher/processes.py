@@ -20,7 +20,7 @@ from pawl.launcher.logfile import LogFile
 BACKOFF_FIRST_SECONDS = 0.2
 BACKOFF_MAX_SECONDS = 10.0
 ALIVE_LONG_SECONDS = 30.0
-"""Who lived this long died of something new, and starts again without delay."""
+"""The life after which a process is taken to have died of something new, and starts again without delay."""
 
 _PROBE_SECONDS = 0.03
 _EXIT_USAGE = 2
@@ -29,24 +29,24 @@ _ENDING = frozenset(
 )
 
 Addresses = Mapping[str, str]
-"""Where a process listens, by protocol: {"grpc": "127.0.0.1:7601", "metrics": ...}."""
+"""The addresses of a process, by protocol: {"grpc": "127.0.0.1:7601", "metrics": ...}."""
 
 _log = logs.get_logger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What to execute."""
+    """A command to execute."""
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     folder: Path | None = None
-    """Where to run it; None for where the launcher runs, so that relative paths mean what the user meant."""
+    """The folder to run it in; None for that of the launcher, so that relative paths mean what the user meant."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """How to start a process, see that it is ready, and stop it.
+    """The way to start a process, see that it is ready, and stop it.
 
     `command` is called before each start with the addresses of the time before, so that a process that took free ports
     gets the same ones again: its peers know them. `probe` makes one attempt to find out whether the process is ready
@@ -62,13 +62,13 @@ class ProcessSpec:
 
 
 def shim(account: tuple[int, int] | None, death_signal: signal.Signals) -> tuple[str, ...]:
-    """What to put before a command so that it runs under that account and ends with this process."""
+    """Return the words before a command that make it run under that account and end with this process."""
     ids = "-" if account is None else "{}:{}".format(*account)
     return (sys.executable, "-I", "-S", child.__file__, str(os.getpid()), str(int(death_signal)), ids)
 
 
 def next_delay(previous: float | None, alive_seconds: float) -> float:
-    """How long to wait before the next start: 0.2 s, doubled each time up to 10 s, afresh after 30 s alive."""
+    """Return the wait before the next start: 0.2 s, doubled each time up to 10 s, afresh after 30 s alive."""
     if previous is None or alive_seconds >= ALIVE_LONG_SECONDS:
         return BACKOFF_FIRST_SECONDS
     return min(previous * 2, BACKOFF_MAX_SECONDS)
@@ -104,7 +104,7 @@ class Process:
 
     @property
     def ready(self) -> bool:
-        """Whether the running process has been seen ready."""
+        """True if the running process has been seen ready."""
         return self._ready.is_set()
 
     def start(self) -> None:

@@ -31,7 +31,7 @@ def show(endpoints: Endpoints, *, console: Console | None = None) -> None:
 
 
 def rows(endpoints: Endpoints) -> list[tuple[str, str, str]]:
-    """What listens where: name, address, note."""
+    """Return what listens, and where: name, address, note."""
     found = [
         (name if number == 0 else f"{name} ({number + 1})", replica.grpc, f"http://{replica.metrics}/metrics")
         for name, replicas in sorted(endpoints.services.items())
@@ -47,7 +47,7 @@ def rows(endpoints: Endpoints) -> list[tuple[str, str, str]]:
 
 
 def commands(endpoints: Endpoints) -> list[tuple[str, str]]:
-    """What one may want next, and the command for it, as it can be typed in another terminal in the same folder."""
+    """Return the usual next wishes, with the command for each as it can be typed in another terminal in this folder."""
     found = Path(endpoints.data) == Path(".pawl").resolve()
     suite = "" if found else f" --data {shlex.quote(endpoints.data)}"
     program = _program()

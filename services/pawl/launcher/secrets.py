@@ -16,7 +16,7 @@ class SecretFiles:
         directory.chmod(0o700)
 
     def path(self, name: str) -> Path:
-        """Where a secret is kept."""
+        """Return the file of a secret."""
         return self._directory / name
 
     def get(self, name: str) -> str:

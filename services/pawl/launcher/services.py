@@ -1,4 +1,4 @@
-"""What the suite consists of, as data: the services, in the order in which they start."""
+"""The suite as data: its services, in the order in which they start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ServiceSpec:
     reads: frozenset[str] | None = None
     """The variables that it reads, apart from those of the system; None for all of Pawl's."""
     runs_tools: bool = False
-    """Whether it runs Python tools, for which a user may name further variables."""
+    """True if it runs Python tools, for which a user may name further variables."""
 
     @property
     def address_variable(self) -> str:

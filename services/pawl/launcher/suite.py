@@ -97,7 +97,7 @@ class Suite:
 
     @property
     def endpoints(self) -> Endpoints:
-        """Where everything listens at this moment."""
+        """The addresses at which everything listens at this moment."""
         return Endpoints(
             launcher_pid=os.getpid(),
             data=str(self.folder.path),
@@ -110,11 +110,11 @@ class Suite:
 
     @property
     def database_url(self) -> str:
-        """How the services reach PostgreSQL, password included."""
+        """The URL by which the services reach PostgreSQL, password included."""
         return self._secret_files.get("database.url")
 
     def nats_url(self, user: str = SUBSCRIBER) -> str:
-        """How that user reaches NATS, password included."""
+        """Return the URL by which that user reaches NATS, password included."""
         return self._secret_files.get(nats_url_file(user))
 
     @property
@@ -252,7 +252,7 @@ class Suite:
         return found
 
     def _model(self) -> Mapping[str, str]:
-        """How to reach the scripted model, if it is used."""
+        """Return the variables by which services reach the scripted model, if it is used."""
         address = self._address("model", "http")
         if not address:
             return {}
