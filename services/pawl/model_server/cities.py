@@ -1,4 +1,4 @@
-"""Which IANA time zone a city is in, from the names in the time zone database."""
+"""The IANA time zones of cities, from the names in the time zone database."""
 
 from __future__ import annotations
 

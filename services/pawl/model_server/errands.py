@@ -1,4 +1,4 @@
-"""What takes several rounds: each next call follows from the results of the ones before."""
+"""Work that takes several rounds: each next call follows from the results of the ones before."""
 
 from __future__ import annotations
 

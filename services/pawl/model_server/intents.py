@@ -1,4 +1,4 @@
-"""What a prompt asks for: a few sentence patterns, recognised without any understanding.
+"""The requests in a prompt: a few sentence patterns, recognised without any understanding.
 
 A prompt is split at "then" and ";" into stages, done one after the other, and a stage at "and" into intents done side
 by side, provided that every part is recognised by itself.
@@ -92,7 +92,7 @@ COUNT_MAX = 10_000
 
 
 def stages_of(prompt: str) -> list[Stage]:
-    """What the prompt asks for, stage by stage. Never empty: what is not recognised is something to talk about."""
+    """Return the requests, stage by stage. Never empty: what is not recognised is something to talk about."""
     return [_stage(part) for part in _THEN.split(prompt.strip()) if part.strip(" .!?,")] or [(Say(topic="help"),)]
 
 

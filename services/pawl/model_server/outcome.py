@@ -28,14 +28,14 @@ def describe(content: str | None) -> str:
 
 
 def note(content: str | None) -> str:
-    """What came along with the result, in brackets: that a reviewer edited the call, for example."""
+    """Return what came along with the result, in brackets: that a reviewer edited the call, for example."""
     value = _parse(content or "")
     text = value.get("note") if isinstance(value, dict) else None
     return f" ({text[:_TEXT_MAX]})" if isinstance(text, str) and text else ""
 
 
 def failure(content: str | None) -> str | None:
-    """Why the call failed, if the result says that it did."""
+    """Return why the call failed, if the result says that it did."""
     value = _parse(content or "")
     if isinstance(value, str):
         return value[:_TEXT_MAX] if _FAILURE.match(value) else None

@@ -1,4 +1,4 @@
-"""What one answer consists of, faults included: the vocabulary shared by the rules, the script file and the wire.
+"""The parts of one answer, faults included: the vocabulary shared by the rules, the script file and the wire.
 
 These are values without behaviour. `wire` turns a `Reply` into bytes, `server` sends them. The same types validate the
 script file, so a misspelt field is reported with its place instead of being ignored.

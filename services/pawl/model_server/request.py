@@ -79,13 +79,13 @@ class ChatRequest:
 
     @property
     def since_prompt(self) -> tuple[Message, ...]:
-        """What came after the last user message."""
+        """The messages after the last one of the user."""
         position = self._last_user()
         return self.messages if position is None else self.messages[position + 1 :]
 
     @property
     def round(self) -> int:
-        """How often the model has answered since the last user message."""
+        """The number of answers of the model since the last user message."""
         return sum(message.get("role") == "assistant" for message in self.since_prompt)
 
     @property

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pawl.model_server.request import ChatRequest
 
 REQUESTS_COUNTED_MAX = 10_000
-"""How many different requests are remembered to count repetitions; the oldest are forgotten first."""
+"""The number of different requests remembered to count repetitions; the oldest are forgotten first."""
 
 
 class ScriptError(ValueError):
@@ -28,7 +28,7 @@ class ScriptError(ValueError):
 
 
 class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which requests a step is for. Everything that is given must hold.
+    """The requests that a step is for. Everything that is given must hold.
 
     `user_contains` looks for a piece of text in the last user message, ignoring case; `user_matches` is a regular
     expression searched in it. `round` counts the assistant messages after it: 0 is the first model call for this
@@ -133,7 +133,7 @@ class Player:
 
 
 def matches(when: When | None, request: ChatRequest) -> bool:
-    """Whether a step with this condition is meant for this request."""
+    """Return whether a step with this condition is meant for this request."""
     if when is None:
         return True
     prompt = request.prompt

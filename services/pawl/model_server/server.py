@@ -106,13 +106,13 @@ class ModelServer:
 
     @property
     def address(self) -> str:
-        """Where it listens, as host:port."""
+        """The address at which it listens, as host:port."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"{host}:{self._port}"
 
     @property
     def base_url(self) -> str:
-        """What to give an OpenAI client as its base URL."""
+        """The base URL for an OpenAI client."""
         return f"http://{self.address}/v1"
 
     def play(self, script: Script) -> None:

@@ -20,7 +20,7 @@ KEEP_ALIVE = b": keep-alive\n\n"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """What one answer needs beside its content."""
+    """The data that one answer needs beside its content."""
 
     completion_id: str
     created_unix_seconds: int

@@ -19,7 +19,7 @@ Category = Literal["SAFE", "SENSITIVE", "DESTRUCTIVE"]
 Effect = Literal["READ_ONLY", "IDEMPOTENT", "RECONCILABLE", "AT_MOST_ONCE"]
 
 DID_NOT_HAPPEN: Final = object()
-"""What a `reconcile` function returns if the call had no effect and can have none any more."""
+"""The value that a `reconcile` function returns if the call had no effect and can have none any more."""
 
 
 class ToolError(Exception):
