@@ -36,7 +36,7 @@ def _check_instructions(value: str) -> str:
 
 
 class AgentLoopSettings(ServiceSettings):
-    """Where the loop finds its peers and the model, how much it takes on, and the bounds of every run.
+    """The settings of the loop: its peers and the model, how much it takes on, and the bounds of every run.
 
     A run that asks for nothing gets the bounds that stand here; it may ask for others up to the ceilings.
     """
@@ -99,7 +99,7 @@ class AgentLoopSettings(ServiceSettings):
 
     @property
     def run_defaults(self) -> RunDefaults:
-        """What a run gets that asks for nothing."""
+        """The options of a run that asks for nothing."""
         return RunDefaults(
             model=self.model,
             instructions=self.instructions,

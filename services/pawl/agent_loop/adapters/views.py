@@ -1,4 +1,4 @@
-"""What the public use cases look at in the contract's messages."""
+"""The parts of the contract's messages that the public use cases look at."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may decide what (settled points 6 and 7)."""
+"""The rights to decide (settled points 6 and 7)."""
 
 from __future__ import annotations
 

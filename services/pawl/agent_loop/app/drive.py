@@ -62,7 +62,7 @@ _LAST_REPORT_SECONDS: Final = 5.0
 
 
 class Left(StrEnum):
-    """Why a drive let go of its run."""
+    """The reason why a drive let go of its run."""
 
     PARKED = "parked"
     ENDED = "ended"
@@ -177,7 +177,7 @@ class Drive:
                 assert_never(rest)
 
     def _only_output_can_be_there(self) -> bool:
-        """Whether the model goes on and no rule has anything new to judge."""
+        """Return whether the model goes on and no rule has anything new to judge."""
         is_quiet = not self._facts and not self._base.commands and MODEL in self._jobs.under_way
         return is_quiet and self._shop.clock.monotonic() < self._plan_again_at
 
@@ -240,7 +240,7 @@ class Drive:
         return loaded
 
     def _has_lapsed_offer(self) -> bool:
-        """Whether an offer is over, of which only the ledger knows since when a client holds it."""
+        """Return whether an offer is over, of which only the ledger knows since when a client holds it."""
         now = self._now()
         offered = (call for call in self._base.open_calls if call.state is CallState.OFFERED)
         return any(call.deadline_time is not None and call.deadline_time <= now for call in offered)

@@ -1,4 +1,4 @@
-"""What the watchers of one run share: one live subscription, one reader of the ledger, one tail.
+"""The events of one run for its watchers: one live subscription, one reader of the ledger, one tail.
 
 Live events may be lost, doubled or late, so they only save time. The feed takes
 them in order of seq; where one is missing it reads the ledger, and it also reads
@@ -106,7 +106,7 @@ class Watcher:
 
 
 class Feed:
-    """What the watchers of one run share. `readers` bounds how many feeds read at once."""
+    """The events of one run for all of its watchers. `readers` bounds how many feeds read at once."""
 
     def __init__(
         self, ledger: PublicLedger, live: LiveEvents, caller: Caller, run_id: str, *, readers: asyncio.Semaphore

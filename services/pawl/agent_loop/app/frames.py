@@ -1,4 +1,4 @@
-"""What goes over a Session. Meanings are those of pawl.agent.v1."""
+"""The frames of a Session. Meanings are those of pawl.agent.v1."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ClientTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """Who the client is and what it can run."""
+    """The client and the tools that it can run."""
 
     client_id: str
     tools: tuple[ClientTool, ...]
@@ -143,7 +143,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """What stands for events of an attached run that are not kept any more."""
+    """The place of events of an attached run that are not kept any more."""
 
     run_id: str
     gap: LogGap
@@ -167,7 +167,7 @@ class OfferRevoked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What became of a frame or a result."""
+    """The fate of a frame or a result."""
 
     frame_id: str
     status: Outcome

@@ -53,7 +53,7 @@ from pawl.errors import ToolNotFound
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workshop:
-    """What all runs of a worker share."""
+    """The dependencies that all runs of a worker share."""
 
     ledger: WorkerLedger
     registry: Registry

@@ -16,7 +16,7 @@ from pawl.chassis.clock import Clock
 from pawl.errors import DeadlineExceeded, PawlError, Unavailable
 
 RETRY_SECONDS: Final = 1.0
-"""How long a ledger that did not answer is left alone."""
+"""The time for which a ledger that did not answer is left alone."""
 
 _EXPIRY_MARGIN_SECONDS: Final = 0.5
 
@@ -32,7 +32,7 @@ class _Candidate:
 
 
 class Offers:
-    """What one session knows of offered calls and holds of them.
+    """The offered calls that one session knows of, and those that it holds.
 
     It takes calls of attached runs whose tool the client can run, as many as the
     client runs at once, in the order in which they were offered. `show` sends a

@@ -1,4 +1,4 @@
-"""What operators of a store do about its runs, whoever they belong to (settled point 9)."""
+"""The acts of a store's operators on its runs, whoever they belong to (settled point 9)."""
 
 from __future__ import annotations
 

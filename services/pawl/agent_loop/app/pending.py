@@ -1,4 +1,4 @@
-"""What waits for people, as a stream: all of it first, then what comes, changes and goes.
+"""The calls and runs that wait for people, as a stream: first all of them, then what comes, changes and goes.
 
 Calls wait for people, and so do runs that have used up their tokens. The ledger
 is asked again and again, because what makes them wait, or not, may happen in any

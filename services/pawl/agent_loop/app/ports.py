@@ -1,4 +1,4 @@
-"""What driving runs needs from outside."""
+"""The ports for driving runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Randomness = Callable[[], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunKey:
-    """Which run."""
+    """The key of a run."""
 
     store_id: str
     run_id: str
@@ -57,7 +57,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewal:
-    """What the worker still holds, and which of that has unread commands."""
+    """The claims that the worker still holds, and those of them that have unread commands."""
 
     held: frozenset[Claim]
     with_commands: frozenset[Claim]
@@ -118,7 +118,7 @@ class WorkerLedger(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnBehalfOf:
-    """Whose run a registry call is about."""
+    """The run that a registry call is about, and its user."""
 
     store_id: str
     user_id: str
@@ -146,7 +146,7 @@ class Execution:
     approved_digest: str
     rule_id: str
     answers: tuple[Answer, ...] = ()
-    """What became of the questions that its tool has asked so far."""
+    """The answers so far to the questions that its tool has asked."""
 
 
 class Registry(Protocol):

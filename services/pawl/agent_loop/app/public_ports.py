@@ -1,4 +1,4 @@
-"""What the use cases that serve clients need from outside."""
+"""The ports of the use cases that serve clients."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class LiveEvents(Protocol):
 
     @property
     def connected(self) -> bool:
-        """Whether events can arrive now."""
+        """True while events can arrive."""
         ...
 
     async def subscribe(

@@ -1,4 +1,4 @@
-"""What goes between the use cases that serve clients and their ports.
+"""The values between the use cases that serve clients and their ports.
 
 `document` fields hold a thing as the contract words it. The use cases pass them
 on and never look inside, so a client sees all that the ledger said, also what
@@ -39,7 +39,7 @@ class ClientSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallView:
-    """What the use cases look at in a call. Times are seconds since 1970."""
+    """The parts of a call that the use cases look at. Times are seconds since 1970."""
 
     run_id: str
     call_id: str
@@ -61,7 +61,7 @@ class CallView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """What the use cases look at in a run. `pending_calls` wait for someone."""
+    """The parts of a run that the use cases look at. `pending_calls` wait for someone."""
 
     run_id: str
     conversation_id: str
@@ -94,7 +94,7 @@ class LoggedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogGap:
-    """What stands in place of the events up to `to_seq`, which are not kept any more."""
+    """The place of the events up to `to_seq`, which are not kept any more."""
 
     to_seq: int
     document: object = field(repr=False)
@@ -122,7 +122,7 @@ class Page(Generic[T]):
 
 
 class ActiveRunPolicy(StrEnum):
-    """What a message does while a run of its conversation is active."""
+    """The effect of a message while a run of its conversation is active."""
 
     QUEUE = "QUEUE"
     STEER = "STEER"
@@ -149,7 +149,7 @@ class NewMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseAnswer:
-    """Whether the session now holds the call it asked for, and the call if there is one.
+    """The answer to a session that asked for a call: whether it now holds it, and the call if there is one.
 
     `replaced` if a newer session of the same client holds it.
     """
@@ -188,7 +188,7 @@ class ProgressCommand:
 
 
 class DecisionRight(StrEnum):
-    """What a user may decide."""
+    """The right of a user to decide."""
 
     OWN_RUNS = "OWN_RUNS"
     STORE = "STORE"
@@ -272,7 +272,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What the ledger said to a command: the outcome, and the run after it unless UNKNOWN."""
+    """The answer of the ledger to a command: the outcome, and the run after it unless UNKNOWN."""
 
     outcome: Outcome
     reason: str = ""
@@ -281,7 +281,7 @@ class Reply:
 
     @property
     def taken(self) -> bool:
-        """Whether the command is in effect, now or since before."""
+        """True if the command is in effect, now or since before."""
         return self.outcome in {Outcome.ACCEPTED, Outcome.DUPLICATE}
 
     def error(self, default: type[PawlError]) -> PawlError:
@@ -291,7 +291,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the registry says of edited arguments: canonical, with their digest."""
+    """The registry's word on edited arguments: canonical, with their digest."""
 
     arguments_json: bytes
     digest: str

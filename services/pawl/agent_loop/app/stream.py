@@ -38,7 +38,7 @@ Send = Callable[[ServerFrame], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionTimes:
-    """How long a session is patient, in seconds."""
+    """The patience of a session, in seconds."""
 
     offer_lease_seconds: float = 30.0
     heartbeat_seconds: float = 15.0
@@ -47,7 +47,7 @@ class SessionTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What all streams of a replica work with."""
+    """The dependencies that all streams of a replica share."""
 
     ledger: PublicLedger
     watches: Watches

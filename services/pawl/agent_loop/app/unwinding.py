@@ -1,4 +1,4 @@
-"""What an undo has to find out: which calls there are to take back, and what the registry says of each inverse."""
+"""The questions of an undo: which calls there are to take back, and what the registry says of each inverse."""
 
 from __future__ import annotations
 

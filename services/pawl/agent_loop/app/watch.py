@@ -67,7 +67,7 @@ class Watches:
 
     @property
     def feed_count(self) -> int:
-        """How many runs are watched now."""
+        """The number of runs that are watched now."""
         return len(self._feeds)
 
     @asynccontextmanager

@@ -49,7 +49,7 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLimits:
-    """How much a worker takes on, and its rhythm."""
+    """The limits of what a worker takes on, and its rhythm."""
 
     runs_max: int = 256
     lease_seconds: float = 10.0
@@ -68,7 +68,7 @@ class _Held:
 
 @dataclass(slots=True)
 class _Recent:
-    """When claims were left lately, so that a late answer about one is not taken for a new claim."""
+    """The times at which claims were left lately, so that a late answer about one is not taken for a new claim."""
 
     left_at: dict[Claim, float] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""What the end of a model call makes of the state."""
+"""Changes of the state by the end of a model call."""
 
 from __future__ import annotations
 

@@ -48,16 +48,16 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str
     """Empty when the answer broke off."""
     fields_left_out: bool = False
-    """Whether there were more unknown fields than are kept, so that none is."""
+    """True if there were more unknown fields than are kept, so that none is."""
 
     @property
     def cut_off(self) -> bool:
-        """Whether the answer reached the model's limit before its end."""
+        """True if the answer reached the model's limit before its end."""
         return self.finish_reason.lower() in CUT_OFF
 
     @property
     def empty(self) -> bool:
-        """Whether the model said nothing: no text, no refusal, no call."""
+        """True if the model said nothing: no text, no refusal, no call."""
         return not (self.text.strip() or self.refusal.strip() or self.calls)
 
 
@@ -126,7 +126,7 @@ class Assembly:
 
     @property
     def usage(self) -> UsageReport:
-        """What the model server has reported so far."""
+        """The usage that the model server has reported so far."""
         return self._usage
 
     def answer(self) -> ModelAnswer:

@@ -1,4 +1,4 @@
-"""What the ledger says about a tool call. Names and meanings are those of pawl.event.v1."""
+"""A tool call as the ledger has it. Names and meanings are those of pawl.event.v1."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class CallState(StrEnum):
-    """Where a call stands."""
+    """The states of a call."""
 
     PROPOSED = "PROPOSED"
     AWAITING_APPROVAL = "AWAITING_APPROVAL"
@@ -40,7 +40,7 @@ SETTLED: Final = frozenset(
 
 
 class ExecutionContext(StrEnum):
-    """Where a tool runs."""
+    """The places where a tool can run."""
 
     UNSPECIFIED = "UNSPECIFIED"
     BACKEND = "BACKEND"
@@ -50,7 +50,7 @@ class ExecutionContext(StrEnum):
 
 
 class ToolCategory(StrEnum):
-    """How much harm a tool can do."""
+    """The degrees of harm that a tool can do."""
 
     UNSPECIFIED = "UNSPECIFIED"
     SAFE = "SAFE"
@@ -59,7 +59,7 @@ class ToolCategory(StrEnum):
 
 
 class EffectClass(StrEnum):
-    """What may be done when it is unknown whether a call had its effect."""
+    """The class of a call's effect: what may be done when it is unknown whether the call had it."""
 
     UNSPECIFIED = "UNSPECIFIED"
     READ_ONLY = "READ_ONLY"
@@ -73,7 +73,7 @@ REPEATABLE: Final = frozenset({EffectClass.READ_ONLY, EffectClass.IDEMPOTENT})
 
 
 class OfferFallback(StrEnum):
-    """What happens to a front-end call that nobody ran in time."""
+    """The fate of a front-end call that nobody ran in time."""
 
     FAIL = "FAIL"
     BACKEND_TOOL = "BACKEND_TOOL"
@@ -81,7 +81,7 @@ class OfferFallback(StrEnum):
 
 
 class QuestionKind(StrEnum):
-    """What a question wants."""
+    """The kinds of question, by what they want."""
 
     CLARIFICATION = "CLARIFICATION"
     PERMISSION = "PERMISSION"
@@ -89,7 +89,7 @@ class QuestionKind(StrEnum):
 
 
 class DecisionKind(StrEnum):
-    """What a person decided about a call."""
+    """The kinds of decision that a person makes about a call."""
 
     APPROVE = "APPROVE"
     EDIT = "EDIT"
@@ -98,7 +98,7 @@ class DecisionKind(StrEnum):
 
 
 class Decided(msgspec.Struct, frozen=True, kw_only=True):
-    """What was decided about a call, by whom, when."""
+    """The decision about a call, with the person and the time."""
 
     kind: DecisionKind
     user_id: str
@@ -109,7 +109,7 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What people are asked to decide, and who approved it so far as this process knows: the ledger counts."""
+    """The request to decide, and who approved it so far as this process knows: the ledger counts."""
 
     digest: str
     preview: str = ""
@@ -123,13 +123,13 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def edited(self) -> bool:
-        """Whether somebody changed the arguments."""
+        """True if somebody changed the arguments."""
         decided = (*self.approvals, self.decision) if self.decision else self.approvals
         return any(decision.kind is DecisionKind.EDIT for decision in decided)
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What a call asks a person."""
+    """A question of a call to a person."""
 
     question: str
     why: str = ""
@@ -138,11 +138,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     default_answer: str = ""
     timeout_seconds: float = 0.0
     answer_schema_json: bytes = b""
-    """What an answer must give; empty if any will do."""
+    """The schema that an answer must meet; empty if any will do."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a question that a running tool asked."""
+    """The outcome of a question that a running tool asked."""
 
     question: str
     answer: str = ""
@@ -150,7 +150,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OfferLease(msgspec.Struct, frozen=True, kw_only=True):
-    """Which client holds a front-end call."""
+    """The hold of a client on a front-end call."""
 
     client_id: str = ""
     offer_epoch: int = 0
@@ -166,7 +166,7 @@ class Inverse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a call returned; `content_json` is strict JSON. The model is not told of `inverse`."""
+    """The result of a call; `content_json` is strict JSON. The model is not told of `inverse`."""
 
     content_json: bytes
     is_error: bool = False
@@ -223,12 +223,12 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def settled(self) -> bool:
-        """Whether the call has its result."""
+        """True if the call has its result."""
         return self.state in SETTLED
 
     @property
     def asks_in_mid_execution(self) -> bool:
-        """Whether its tool runs and asks a person something: it is asked on behalf of the tool, not of the model."""
+        """True if its tool runs and asks a person something: it is asked on behalf of the tool, not of the model."""
         return self.state is CallState.ASKED and self.attempt > 0
 
     @property

@@ -1,4 +1,4 @@
-"""What is looked at in everything that comes from a client (LOOP-15)."""
+"""Checks of everything that comes from a client (LOOP-15)."""
 
 from __future__ import annotations
 

@@ -19,5 +19,5 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def depth(self) -> int:
-        """How many runs stand above it."""
+        """The number of runs that stand above it."""
         return len(self.above)

@@ -12,7 +12,7 @@ from pawl.agent_loop.domain.run import RunFailure, RunState, StopCause, Usage
 
 
 class CallResolution(StrEnum):
-    """What an operator found out about a call in doubt."""
+    """The finding of an operator about a call in doubt."""
 
     HAPPENED = "HAPPENED"
     RUN_AGAIN = "RUN_AGAIN"

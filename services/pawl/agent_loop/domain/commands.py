@@ -1,4 +1,4 @@
-"""What a command makes of the state. The ledger has judged it before: a command that is read here is taken."""
+"""Changes of the state by commands. The ledger has judged them before: a command that is read here is taken."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _result_note(call: Call, user_id: str) -> ResultNote:
 
 
 def others_change_calls(state: State) -> bool:
-    """Whether the ledger changes open calls by itself: approvals by several people are counted, offers are leased."""
+    """Return whether the ledger itself changes open calls: it counts approvals by several people, and leases offers."""
     return bool(shared_decisions(state)) or any(call.state is CallState.OFFERED for call in state.open_calls)
 
 

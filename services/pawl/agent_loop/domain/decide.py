@@ -118,7 +118,7 @@ def not_made(call: Call, now: float) -> Call:
 
 
 def _has_begun_running(call: Call, state: State) -> bool:
-    """Whether the registry may hold an execution of the call: it runs, or its tool waits for an answer."""
+    """Return whether the registry may hold an execution of the call: it runs, or its tool waits for an answer."""
     is_answered = call.state is CallState.RUNNABLE and call.call_id in state.loop.answers
     return call.state is CallState.RUNNING or call.asks_in_mid_execution or is_answered
 

@@ -1,4 +1,4 @@
-"""What the loop does next: the answers of `decide`."""
+"""The next steps of the loop: the answers of `decide`."""
 
 from __future__ import annotations
 

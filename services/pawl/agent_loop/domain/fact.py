@@ -1,4 +1,4 @@
-"""What the work of this process came to."""
+"""The outcomes of this process's work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ToolsPinned(msgspec.Struct, frozen=True, kw_only=True):
 
     tools: tuple[PinnedTool, ...]
     left_out: int = 0
-    """How many more there are than a run can have."""
+    """The number left out, because a run can have no more."""
 
 
 class RunRefused(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What the work of this process makes of the state."""
+"""Changes of the state by the outcomes of this process's work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a run fails, in groups that a client can branch on."""
+"""The reasons why a run fails, in groups that a client can branch on."""
 
 from __future__ import annotations
 

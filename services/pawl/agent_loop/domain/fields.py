@@ -15,7 +15,7 @@ BYTES_MAX: Final = 512 * 1024
 """Most bytes that the unknown fields of one answer may have together."""
 
 CALLS: Final = "tool_calls"
-"""Where the fields of calls stand among those of their message: a list with an object for each call, in order."""
+"""The place of the fields of calls among those of their message: a list with an object for each call, in order."""
 
 FUNCTION: Final = "function"
 """The object inside a call that has fields of its own."""

@@ -29,7 +29,7 @@ _ARGUMENTS_BYTES_MAX: Final = 256 * 1024
 
 
 class ReasoningEcho(StrEnum):
-    """Whether messages carry their reasoning text back to the model server, and in which field.
+    """The field, if any, in which messages carry their reasoning text back to the model server.
 
     AUTO: as `reasoning_content`, in conversations in which the server sent some.
     Then every message with calls has the field, because some servers refuse a
@@ -43,7 +43,7 @@ class ReasoningEcho(StrEnum):
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model server wants of a history."""
+    """The demands of a model server on a history."""
 
     reasoning_echo: ReasoningEcho = ReasoningEcho.AUTO
 

@@ -1,4 +1,4 @@
-"""What a worker must remember of a run beyond the ledger's rows, so that another can go on.
+"""The memory of a run beyond the ledger's rows, which a worker leaves so that another can go on.
 
 Stored as JSON with each commit that changes it. A reader ignores fields that it
 does not know and takes defaults for those that are missing, so that two versions
@@ -46,7 +46,7 @@ class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def summary(self) -> bool:
-        """Whether the call writes a summary."""
+        """True if the call writes a summary."""
         return self.summarised_to_number > 0
 
 
@@ -65,9 +65,9 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     round_began_active_seconds: float = 0.0
     """Active seconds of the run when its current round began."""
     call_counts: dict[str, int] = field(default_factory=dict)
-    """How often each call was made, by fingerprint; the most recent ones only."""
+    """The number of times that each call was made, by fingerprint; the most recent calls only."""
     round_fingerprints: tuple[str, ...] = ()
-    """What the last rounds called, oldest first; the most recent ones only."""
+    """The calls of the last rounds, oldest first; the most recent ones only."""
     steers: tuple[str, ...] = ()
     """Messages of the user that wait for the batch to close."""
     notes: dict[str, str] = field(default_factory=dict)
@@ -75,23 +75,23 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     in_doubt: tuple[str, ...] = ()
     """Calls of unknown outcome that an operator must resolve."""
     unknowns_resolved: dict[str, int] = field(default_factory=dict)
-    """How often an operator found that an open call of unknown outcome had not happened and shall run, by call id."""
+    """The times an operator found that an open call of unknown outcome had not happened and shall run, by call id."""
     answers: dict[str, tuple[Answer, ...]] = field(default_factory=dict)
-    """What became of the questions that tools of open calls have asked, in order, by call id."""
+    """The outcomes of the questions that tools of open calls have asked, in order, by call id."""
     failure: RunFailure | None = None
-    """Why the run will fail once all of its work has stopped."""
+    """The failure with which the run will end once all of its work has stopped."""
     partial_text: str = ""
-    """What the last attempt that failed had written."""
+    """The text that the last failed attempt had written."""
     summarised_round: int = 0
     """The last round before which history was summarised."""
     tokens_added: int = 0
-    """What top-ups have added to the token budget."""
+    """The tokens that top-ups have added to the budget."""
     top_up_deadline_time: float | None = None
     """Until when the run waits for a top-up; None if it does not."""
     counted_prompt: CountedPrompt | None = None
     """The last prompt of the run; None before there is one, and after a summary, which makes the next one another."""
     undo: UndoPlan | None = None
-    """What the run takes back, once that is known; only in an undo."""
+    """The plan of what the run takes back, once that is known; only in an undo."""
 
 
 _decoder: Final = msgspec.json.Decoder(LoopState)

@@ -1,4 +1,4 @@
-"""What the ledger says about a message. Names and meanings are those of pawl.event.v1."""
+"""A message as the ledger has it. Names and meanings are those of pawl.event.v1."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Role(StrEnum):
-    """Who a message is from."""
+    """The authors of messages."""
 
     USER = "USER"
     ASSISTANT = "ASSISTANT"

@@ -27,7 +27,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     headers_timeout_seconds: float = 30.0
     idle_timeout_seconds: float = 45.0
     deadline_seconds: float = 120.0
-    """What is left of the round's active time, from the start of the call."""
+    """The rest of the round's active time, from the start of the call."""
 
 
 class TextPiece(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""How a run is to be driven: from what a client asks to what the ledger keeps."""
+"""The options of a run: from what a client asks to what the ledger keeps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ APPROVALS_MAX: Final = 5
 
 
 class RunDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What the deployment gives where a client asks for nothing."""
+    """The options that the deployment gives where a client asks for nothing."""
 
     model: str
     instructions: str = ""
@@ -43,7 +43,7 @@ class RunDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AskedOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client asks for; `limits` has only the fields that were present."""
+    """The options that a client asks for; `limits` has only the fields that were present."""
 
     model: str = ""
     instructions: str = ""

@@ -55,7 +55,7 @@ Rest: TypeAlias = Wait | Park | Finish | StopModel
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to make durable (the difference of `state` to what the ledger has, and `events`), then do."""
+    """The changes to make durable (what `state` has and the ledger lacks, and `events`), and what to do then."""
 
     state: State
     events: tuple[OwnerEvent, ...]

@@ -17,7 +17,7 @@ from pawl.chassis import strict_json
 from pawl.errors import PawlError
 
 _KEPT_CHARACTERS: Final = 4096
-"""What is kept of arguments that are too large to be run."""
+"""The characters kept of arguments that are too large to be run."""
 
 
 def draft(

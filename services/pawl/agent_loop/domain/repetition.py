@@ -1,4 +1,4 @@
-"""When a model repeats itself (LOOP-5).
+"""The detection of a model that repeats itself (LOOP-5).
 
 Identical: the same name and canonical arguments. With a limit of 4, the run is
 stuck when a call is made for the fourth time, or when its last six rounds were

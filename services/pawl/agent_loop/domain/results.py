@@ -1,4 +1,4 @@
-"""What the model is told of the results of one round."""
+"""The words to the model about the results of one round."""
 
 from __future__ import annotations
 

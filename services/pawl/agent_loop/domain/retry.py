@@ -1,4 +1,4 @@
-"""When a failed model call is made again (LOOP-7). The only retry layer there is."""
+"""Retries of failed model calls (LOOP-7). The only retry layer there is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _REASONS: Final = {
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model call failed; see ModelError."""
+    """The failure of a model call; see ModelError."""
 
     reason: str
     failure_class: FailureClass

@@ -1,4 +1,4 @@
-"""What the ledger says about a run. Names and meanings are those of pawl.event.v1."""
+"""A run as the ledger has it. Names and meanings are those of pawl.event.v1."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pawl.agent_loop.domain.limits import Limits
 
 
 class RunState(StrEnum):
-    """Where a run stands."""
+    """The states of a run."""
 
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
@@ -31,7 +31,7 @@ ENDED: Final = frozenset({RunState.COMPLETED, RunState.FAILED, RunState.CANCELLE
 
 
 class WaitKind(StrEnum):
-    """What a WAITING run waits for."""
+    """The things that a WAITING run can wait for."""
 
     TOOL_RESULT = "TOOL_RESULT"
     APPROVAL = "APPROVAL"
@@ -41,7 +41,7 @@ class WaitKind(StrEnum):
 
 
 class StopCause(StrEnum):
-    """Who asked a run to stop."""
+    """The cause for which a run was asked to stop."""
 
     USER = "USER"
     SUPERSEDED = "SUPERSEDED"
@@ -50,42 +50,42 @@ class StopCause(StrEnum):
 
 
 class RoundLimitPolicy(StrEnum):
-    """What happens after the last allowed round."""
+    """The policy after the last allowed round."""
 
     FINAL_ANSWER = "FINAL_ANSWER"
     FAIL = "FAIL"
 
 
 class BatchOrder(StrEnum):
-    """Whether a serial call waits for earlier calls that wait for a person."""
+    """The policy for a serial call behind earlier calls that wait for a person: to wait for them or not."""
 
     WAIT_FOR_DECISIONS = "WAIT_FOR_DECISIONS"
     OVERTAKE_DECISIONS = "OVERTAKE_DECISIONS"
 
 
 class UnknownOutcomePolicy(StrEnum):
-    """What happens when it cannot be known whether an effect happened."""
+    """The policy for a call of which it cannot be known whether its effect happened."""
 
     TELL_MODEL = "TELL_MODEL"
     NEEDS_ATTENTION = "NEEDS_ATTENTION"
 
 
 class TokenBudgetPolicy(StrEnum):
-    """What happens when the token budget is used up."""
+    """The policy when the token budget is used up."""
 
     WAIT = "WAIT"
     FAIL = "FAIL"
 
 
 class ApprovalExpiryPolicy(StrEnum):
-    """What happens when nobody decides a gated call in time."""
+    """The policy when nobody decides a gated call in time."""
 
     DENY = "DENY"
     ESCALATE = "ESCALATE"
 
 
 class ToolChoiceMode(StrEnum):
-    """How the first model call is constrained."""
+    """The constraint on the first model call."""
 
     AUTO = "AUTO"
     NONE = "NONE"
@@ -101,7 +101,7 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run is driven; fixed when it is created."""
+    """The options of a run; fixed when it is created."""
 
     model: str = ""
     instructions: str = ""
@@ -120,7 +120,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a run FAILED: the group, the reason for programs, a sentence for the user."""
+    """The reason why a run FAILED: the group, the reason for programs, a sentence for the user."""
 
     failure_class: FailureClass
     reason: str
@@ -128,7 +128,7 @@ class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What model calls used, summed; `model_calls` counts failed attempts too.
+    """The usage of model calls, summed; `model_calls` counts failed attempts too.
 
     `estimated_tokens` are those of the input and output tokens that the model server did not report.
     """
@@ -142,7 +142,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_tokens(self) -> int:
-        """What counts against the budget: cached input and reasoning are parts of input and output."""
+        """The tokens that count against the budget: cached input and reasoning are parts of input and output."""
         return self.input_tokens + self.output_tokens
 
     def __add__(self, other: Usage) -> Usage:
@@ -174,7 +174,7 @@ class PinnedTool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Undo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run takes back: the calls of a run, or the one named; `user_id` asked for it."""
+    """The order to take back the calls of a run, or the one named; `user_id` asked for it."""
 
     run_id: str
     call_id: str = ""
@@ -214,7 +214,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """The run whose call this one does; empty unless it does one."""
     parent_call_id: str = ""
     depth: int = 0
-    """How many runs stand above it."""
+    """The number of runs that stand above it."""
     above: tuple[RunAbove, ...] = ()
     """Those, the parent last: what rules deny them is denied to it."""
 

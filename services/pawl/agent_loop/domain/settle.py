@@ -1,4 +1,4 @@
-"""How a call gets its one result."""
+"""Settlement: a call gets its one result."""
 
 from __future__ import annotations
 

@@ -49,10 +49,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     delegations: tuple[Delegation, ...] = ()
     """Runs that do calls, to be created with the next commit."""
     active_seconds: float = 0.0
-    """How long the run was active until now, by the clock of this process; `run` has what the ledger knows of that."""
+    """The time for which the run was active until now, by the clock of this process; that of the ledger is in `run`."""
     under_way: frozenset[str] = frozenset()
     tools_pinned: bool = False
-    """Whether the registry has said which tools the run may use; the first commit keeps them."""
+    """True if the registry has said which tools the run may use; the first commit keeps them."""
     model_starts_in: float | None = None
     """Seconds until the open model call is to be made here; None if it was made, here or elsewhere."""
 
@@ -77,7 +77,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def round_active_seconds(self) -> float:
-        """How long the current round was active until now."""
+        """The time for which the current round was active until now."""
         return self.active_seconds - self.loop.round_began_active_seconds
 
     def with_calls(self, calls: Iterable[Call]) -> Self:

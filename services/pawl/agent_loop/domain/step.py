@@ -30,7 +30,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class LeaseAction(StrEnum):
-    """What a commit does to the lease."""
+    """The effect of a commit on the lease."""
 
     KEEP = "KEEP"
     PARK = "PARK"
@@ -38,7 +38,7 @@ class LeaseAction(StrEnum):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be written, all or nothing; None and empty leave things as they are."""
+    """The changes to write, all or nothing; None and empty leave things as they are."""
 
     events: tuple[OwnerEvent, ...] = ()
     messages: tuple[Message, ...] = ()
@@ -59,13 +59,13 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     unstopped_call_ids: tuple[str, ...] = ()
     """All of them, with a step that adds any."""
     after_seq: int | None = None
-    """Where the log must end now, for a step whose messages name seqs of its own events."""
+    """The seq at which the log must end now, for a step whose messages name seqs of its own events."""
     delegations: tuple[Delegation, ...] = ()
     """The runs that do the calls which this step delegates."""
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether there is nothing that must become durable."""
+        """True if there is nothing that must become durable."""
         return replace(self, active_seconds=None) == Step()
 
 

@@ -1,4 +1,4 @@
-"""What a run did, step by step: made from its log, and only from it.
+"""The steps of a run, in order: made from its log, and only from it.
 
 The same log gives the same steps with the same ids, whoever reads it and when:
 ids are made of rounds and call ids. In each round the model adds one message, so
@@ -20,7 +20,7 @@ from pawl.agent_loop.domain.message import Message, Role
 
 
 class StepType(StrEnum):
-    """What a step is."""
+    """The types of step."""
 
     REASONING = "REASONING"
     PLANNING = "PLANNING"
@@ -31,7 +31,7 @@ class StepType(StrEnum):
 
 
 class StepStatus(StrEnum):
-    """Where a step stands."""
+    """The states of a step."""
 
     ACTIVE = "ACTIVE"
     WAITING = "WAITING"

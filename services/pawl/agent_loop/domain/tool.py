@@ -1,4 +1,4 @@
-"""What the registry says about tools, calls and executions. Meanings are those of pawl.tool.v1."""
+"""Tools, calls and executions as the registry has them. Meanings are those of pawl.tool.v1."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecisionNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person decided about a gated call, for the audit chain."""
+    """The decision of a person about a gated call, for the audit chain."""
 
     call_id: str
     tool_name: str
@@ -78,7 +78,7 @@ class ResultNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Disposition(StrEnum):
-    """What may be done with a call."""
+    """The ways in which a call may go on."""
 
     RUN = "RUN"
     APPROVE = "APPROVE"
@@ -89,7 +89,7 @@ class Disposition(StrEnum):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What the registry says of a proposed call."""
+    """The registry's word on a proposed call."""
 
     call_id: str
     disposition: Disposition
@@ -115,7 +115,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(StrEnum):
-    """How an execution ended."""
+    """The ways in which an execution ends."""
 
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
@@ -126,7 +126,7 @@ class Outcome(StrEnum):
 
 
 class ExecutionProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tool says while it runs; `fraction` is from 0 to 1."""
+    """A report of a tool while it runs; `fraction` is from 0 to 1."""
 
     fraction: float | None = None
     message: str = ""
@@ -138,7 +138,7 @@ class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome
     result: CallResult
     question: Question | None = None
-    """What the tool asks, with INPUT_REQUIRED."""
+    """The question of the tool, with INPUT_REQUIRED."""
 
 
 ExecutionPiece: TypeAlias = ExecutionProgress | ExecutionResult

@@ -29,7 +29,7 @@ _WAITING: Final = frozenset({CallState.AWAITING_APPROVAL, CallState.ASKED, CallS
 
 
 class UndoState(StrEnum):
-    """What becomes, or became, of the undoing of a call."""
+    """The fate of a call in an undo, expected or reached."""
 
     TO_UNDO = "TO_UNDO"
     RUNNING = "RUNNING"
@@ -42,7 +42,7 @@ class UndoState(StrEnum):
 
 
 class CallUndo(msgspec.Struct, frozen=True, kw_only=True):
-    """What an undo means, or has come to, for one call; `undo_call_id` is the last call that ran its inverse."""
+    """The meaning or the result of an undo for one call; `undo_call_id` is the last call that ran its inverse."""
 
     call_id: str
     tool_name: str
@@ -70,7 +70,7 @@ class PlannedUndo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UndoPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What an undo does, in order, and what it cannot do; `reported` once the conversation has its report."""
+    """The plan of an undo: what it does, in order, and what it cannot do; `reported` once the conversation knows it."""
 
     steps: tuple[PlannedUndo, ...] = ()
     others: tuple[CallUndo, ...] = ()
@@ -248,7 +248,7 @@ def _is_in_doubt(call: Call) -> bool:
 
 
 def _was_answered(call: Call) -> bool:
-    """Whether a person gave the result of a gated call instead of letting it run."""
+    """Return whether a person gave the result of a gated call instead of letting it run."""
     decision = call.approval.decision if call.approval else None
     return decision is not None and decision.kind is DecisionKind.ANSWER
 

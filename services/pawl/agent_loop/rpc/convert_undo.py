@@ -1,4 +1,4 @@
-"""What undo has to say as messages of pawl.agent.v1."""
+"""The answers about undo as messages of pawl.agent.v1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a model's answer stands while its bytes arrive."""
+"""The state of a model's answer while its bytes arrive."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Answer:
 
     @property
     def finished(self) -> bool:
-        """Whether the model said that the answer is complete."""
+        """True if the model said that the answer is complete."""
         return self._finish_reason is not None
 
     def feed(self, data: bytes) -> Iterator[Piece]:

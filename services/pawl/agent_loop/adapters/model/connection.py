@@ -20,7 +20,7 @@ HEAD_BYTES_MAX: Final = 128 * 1024
 """Most bytes in a row that are no body: a head with those before it, the trailers, the size of a chunk."""
 
 _UNREAD_BYTES_MAX: Final = 1024 * 1024
-"""Where the server has to wait for a slow reader."""
+"""The unread bytes at which the server has to wait for a slow reader."""
 
 _INFORMATIONAL: Final = range(100, 200)
 
@@ -70,7 +70,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        """Whether another request can go out, as far as is known without asking the system."""
+        """True if another request can go out, as far as is known without asking the system."""
         is_read = self._complete and not self._body and not self._paused
         return is_read and self._keep_alive and not self._closed and not self._sending()
 

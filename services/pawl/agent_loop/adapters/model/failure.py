@@ -1,4 +1,4 @@
-"""What went wrong with a model call, by status code and kind of fault, never by text."""
+"""Failures of a model call, by status code and kind of fault, never by text."""
 
 from __future__ import annotations
 

@@ -21,14 +21,14 @@ IDLE_MAX: Final = 100
 """Most connections kept."""
 
 IDLE_SECONDS: Final = 60.0
-"""How long one is kept."""
+"""The time for which an idle one is kept."""
 
 _NEXT_ADDRESS_SECONDS: Final = 0.25  # RFC 8305, 5: the delay between attempts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where the model server is. `tls` is the context to meet it with, None for plain HTTP."""
+    """The address of the model server. `tls` is the context to meet it with, None for plain HTTP."""
 
     host: str
     port: int

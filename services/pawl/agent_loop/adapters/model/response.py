@@ -43,7 +43,7 @@ class DirectResponse:
 
 
 class HttpxResponse:
-    """What httpx2 makes of a body: it takes encodings off."""
+    """A body as httpx2 reads it: it takes encodings off."""
 
     def __init__(self, response: httpx2.Response) -> None:
         self._response = response
