@@ -1,4 +1,4 @@
-"""What the registry can be told."""
+"""The settings of the registry."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class ToolRegistrySettings(ServiceSettings):
 
     @property
     def executor_options(self) -> ExecutorOptions:
-        """What executions are held to."""
+        """The limits of executions."""
         return ExecutorOptions(
             executions_max=self.executions_max,
             grace_seconds=self.drain_seconds,
@@ -96,5 +96,5 @@ class ToolRegistrySettings(ServiceSettings):
 
     @property
     def worker_options(self) -> WorkerOptions:
-        """What remote workers are held to."""
+        """The limits of remote workers."""
         return WorkerOptions(lease_seconds=self.worker_lease_seconds)

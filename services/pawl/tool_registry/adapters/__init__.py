@@ -1,1 +1,1 @@
-"""What the registry talks to: PostgreSQL, Python tools, mail, the ledger, metrics."""
+"""The adapters of the registry: PostgreSQL, Python tools, mail, the ledger, metrics."""

@@ -35,7 +35,7 @@ class Unpacker:
 
     @property
     def is_full(self) -> bool:
-        """Whether the body is longer than wanted."""
+        """True if the body is longer than wanted."""
         return len(self.body) > self._bytes_max
 
     def feed(self, part: bytes) -> None:

@@ -100,7 +100,7 @@ class GuardedEgress:
 
 
 class _Sent:
-    """How far a request has come."""
+    """The progress of a request."""
 
     def __init__(self) -> None:
         self.authority = "the host"

@@ -1,4 +1,4 @@
-"""What tools may reach, from a file."""
+"""The places that tools may reach, from a file."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from pawl.tool_registry.domain.names import did_you_mean
 from pawl.tool_registry.sdk.context import ToolCancelled, ToolError
 
 RECORD_SECONDS: Final = 30 * 86400.0
-"""How long a call that is made again finds what it did."""
+"""The time for which a call that is made again finds what it did."""
 _LOCK_POLL_SECONDS: Final = 0.01
 _PRUNE_EVERY: Final = 100
 _RECORD_BYTES_MAX: Final = 1024 * 1024

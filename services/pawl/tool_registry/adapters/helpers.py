@@ -36,7 +36,7 @@ _WALL_SECONDS: Final = 30.0
 # Those of the job itself. Another one may have ended a process between two jobs, as a machine without memory does.
 _LIMITS: Final = (-signal.SIGPROF, OUT_OF_MEMORY)
 _SHORT_CPU_SECONDS: Final = 1.0
-"""What may take longer is long: a page, or a document. Checks of calls are short."""
+"""The CPU time up to which a job is short, like the check of a call; a page or a document may take longer."""
 _SLOW_CPU_SECONDS: Final = 0.1
 _SLOW_FOR_SECONDS: Final = 60.0
 

@@ -1,4 +1,4 @@
-"""What the registry counts."""
+"""The metrics of the registry."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def _modules_of(entry: str) -> Iterator[ToolModule]:
 
 
 def _is_package(name: str) -> bool:
-    """Whether a package with an `__init__` can be imported by that name."""
+    """Return whether a package with an `__init__` can be imported by that name."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):

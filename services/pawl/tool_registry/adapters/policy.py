@@ -15,7 +15,7 @@ from pawl.tool_registry.app.result_cache import ResultCache
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyParts:
-    """What enforces policy, what writes the audit chain, and what reads it."""
+    """The parts that enforce policy, write the audit chain, and read it."""
 
     calls: CallPolicy
     audit: AuditTrail

@@ -106,7 +106,7 @@ class PostgresResourceLocks:
 
 
 class _Turn:
-    """Who is next for a key in this process."""
+    """The lock of a key in this process, and the number of its users."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()

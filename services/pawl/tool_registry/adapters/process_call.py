@@ -30,7 +30,7 @@ _PROGRAM: Final = (
 _MESSAGE_ROOM_BYTES: Final = 1024 * 1024
 _PROGRESS_INTERVAL_SECONDS: Final = 0.01
 _UNWIND_SECONDS: Final = 0.5
-"""What a cancelled tool has to end by itself; half of what the executor gives it, the rest is for killing it."""
+"""The time that a cancelled tool has to end by itself; half of the executor's, the rest is for killing it."""
 _KILL_SECONDS: Final = 5.0
 _SETTINGS_PREFIXES: Final = ("PAWL_", "OPENAI_")
 
@@ -83,7 +83,7 @@ class CallProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can still run a call."""
+        """True if it can still run a call."""
         return self._process.returncode is None
 
     async def converse(self, call: Call, context: ToolContext) -> Answer | None:

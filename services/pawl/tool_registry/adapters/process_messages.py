@@ -1,4 +1,4 @@
-"""What the registry and the process of a call tell each other: a length in four bytes, then MessagePack."""
+"""The messages of the registry and the process of a call: a length in four bytes, then MessagePack."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ class Said(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Returned(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What the tool returned, as JSON; the last message."""
+    """The value that the tool returned, as JSON; the last message."""
 
     content: bytes
     inverse: InverseCall | None = None
 
 
 class Raised(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Why the tool returned nothing; the last message.
+    """The reason why the tool returned nothing; the last message.
 
     `text` is that of a ToolError (TOLD), what JSON has no form for (NOT_JSON), the
     number of bytes (TOO_LARGE), or the type of an exception (CRASHED, BROKEN: when
@@ -88,7 +88,7 @@ _to_registry: Final[msgspec.msgpack.Decoder[ToRegistry]] = msgspec.msgpack.Decod
 
 
 class GarbledMessage(Exception):
-    """What came is no message: the tool wrote into the channel itself."""
+    """The bytes that came are no message: the tool wrote into the channel itself."""
 
 
 def frame(message: ToProcess | ToRegistry) -> bytes:

@@ -46,7 +46,7 @@ _TEXT_CHARACTERS_MAX: Final = 8000
 _FRAMES_MAX: Final = 8
 _FRAME_CHARACTERS_MAX: Final = 300
 _REPORT_BYTES: Final = 32 * 1024 * 1024
-"""What the worker may allocate beyond the limit, to say that the limit was reached."""
+"""The bytes that the worker may allocate beyond the limit, to say that the limit was reached."""
 _MAPPED_BYTES: Final = 512 * 1024 * 1024
 """Address space beyond the limit, for code of libraries and what threads reserve and do not use."""
 _STATM: Final = Path("/proc/self/statm")

@@ -31,7 +31,7 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptParts:
-    """What attempts share."""
+    """The parts that attempts share."""
 
     journal: Journal
     locks: ResourceLocks
@@ -62,16 +62,16 @@ class Attempt:
         self.is_reconciling = False
         self.has_asked_journal = False
         self.has_run = False
-        """Whether the tool was begun, so that it may have had its effect."""
+        """True if the tool was begun, so that it may have had its effect."""
         self.late_end: ExecutionResult | None = None
-        """What the tool came to after its call had got another result."""
+        """The end that the tool came to after its call had got another result."""
         self.was_known = False
-        """Whether the outcome is not this attempt's own."""
+        """True if the outcome is not this attempt's own."""
         self.task = asyncio.get_running_loop().create_task(self._run(), name=f"attempt {job.definition.name}")
 
     @property
     def never_began(self) -> bool:
-        """Whether neither this attempt nor an earlier one can have had an effect. AT_MOST_ONCE: there is but one."""
+        """True if neither this attempt nor an earlier one can have had an effect. AT_MOST_ONCE: there is but one."""
         return not self.has_run and (self._job.effect is Effect.AT_MOST_ONCE or self._job.attempt == 1)
 
     async def stop(self, unwind_seconds: float) -> bool:

@@ -60,7 +60,7 @@ class ArgumentsSchema:
     packed: bytes
     """As JSON."""
     weight: float
-    """What `domain.schema.weigh` says."""
+    """The weight by `domain.schema.weigh`."""
     recursion: bool
     validator: jsonschema_rs.Draft202012Validator | None
     """None for one that is too heavy to be compiled and used but by a helper."""
@@ -87,7 +87,7 @@ class CatalogTool:
         return self.entry.definition
 
     def may_be_called_by(self, caller: Caller) -> bool:
-        """Whether both the pinned definition and the one in force let the caller call it."""
+        """Return whether both the pinned definition and the one in force let the caller call it."""
         return all(definition.may_be_called_by(caller) for definition in self.definitions)
 
     @property
@@ -105,7 +105,7 @@ class CatalogTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTool:
-    """What runs a tool: a function of this process, or a source of a store, with the newest version."""
+    """The runner of a tool: a function of this process, or a source of a store, with the newest version."""
 
     tool: Tool[..., Any]
     entry: ToolVersion

@@ -39,7 +39,7 @@ class ProposedCall:
     tool_version: int
     arguments: bytes
     is_edited: bool = False
-    """Whether a reviewer wrote the arguments: no rule allows the call in place of the reviewer."""
+    """True if a reviewer wrote the arguments: no rule allows the call in place of the reviewer."""
 
 
 class Checker:

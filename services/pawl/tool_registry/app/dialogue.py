@@ -1,4 +1,4 @@
-"""What a running tool asks its user, and the answers, in order."""
+"""The questions of a running tool to its user, and the answers, in order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Dialogue:
 
     @property
     def position(self) -> int:
-        """How many answers are behind it."""
+        """The number of answers behind it."""
         return self._position
 
     async def ask(self, question: Question) -> str:

@@ -50,7 +50,7 @@ class DocumentBook(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentCaller:
-    """Who asks."""
+    """The user who asks."""
 
     store_id: str
     user_id: str
@@ -58,7 +58,7 @@ class DocumentCaller:
 
 
 class Documents:
-    """What users do with documents; the tools only read them, through the book."""
+    """The use cases of users with documents; the tools only read them, through the book."""
 
     def __init__(self, book: DocumentBook) -> None:
         self._book = book

@@ -18,7 +18,7 @@ PROGRESS_INTERVAL_SECONDS: Final = 0.1
 
 
 class CancelCause(StrEnum):
-    """Why an execution is to end."""
+    """The reason why an execution is to end."""
 
     USER = "USER"
     CALLERS_GONE = "CALLERS_GONE"
@@ -40,7 +40,7 @@ class Execution:
         self.fingerprint = fingerprint
         self.effect = effect
         self.has_begun = False
-        """Whether the effect may have happened."""
+        """True if the effect may have happened."""
         self.ended: asyncio.Future[ExecutionResult] = loop.create_future()
         self.cancelled: asyncio.Future[CancelCause] = loop.create_future()
         self.listeners = 0
@@ -51,7 +51,7 @@ class Execution:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether it ends because its callers left: a new caller needs a new execution."""
+        """True if it ends because its callers left: a new caller needs a new execution."""
         return self.cancelled.done() and self.cancelled.result() is CancelCause.CALLERS_GONE
 
     def seconds(self) -> float:

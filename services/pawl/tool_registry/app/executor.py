@@ -44,7 +44,7 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorOptions:
-    """What an executor holds and how long it waits."""
+    """The limits on what an executor holds and how long it waits."""
 
     executions_max: int = 1000
     grace_seconds: float = 5.0
@@ -142,7 +142,7 @@ class Executor:
 
     @property
     def running_count(self) -> int:
-        """How many executions are under way in this process."""
+        """The number of executions under way in this process."""
         return len(self._running)
 
     async def cancel(self, key: CallKey, wait_seconds: float) -> tuple[bool, ExecutionResult | None]:

@@ -44,7 +44,7 @@ class ExecuteRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is to run, how, and for how long."""
+    """A call to run, how, and for how long."""
 
     identity: CallIdentity
     tool: Tool[..., Any]
@@ -60,13 +60,13 @@ class Job:
     unknowns_resolved: int
     ruled: RuledCall
     is_approved: bool
-    """Whether a person approved exactly this call."""
+    """True if a person approved exactly this call."""
     answers: tuple[Answer, ...]
     allowing_rule_id: str
     """The rule in whose name a gated call runs; empty if it needs none."""
     source: str
     is_of_store: bool
-    """Whether what runs it was connected by the store, and is no code of the deployment."""
+    """True if what runs it was connected by the store, and is no code of the deployment."""
     running_version: int
     """The version of the function that runs: the newest one."""
     arguments_sha256: str

@@ -1,4 +1,4 @@
-"""What workers bring for calls that have ended without them, written down: it had its effect all the same."""
+"""The record of results that workers bring for calls that have ended without them: each had its effect all the same."""
 
 from __future__ import annotations
 

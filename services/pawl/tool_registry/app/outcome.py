@@ -23,7 +23,7 @@ _log = logs.get_logger(__name__)
 
 
 class ToolEnd(StrEnum):
-    """How far a tool had come when its call was ended from outside, and what became of it."""
+    """The progress and the end of a tool whose call was ended from outside."""
 
     NEVER_BEGAN = "NEVER_BEGAN"
     STOPPED = "STOPPED"

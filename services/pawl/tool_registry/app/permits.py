@@ -1,4 +1,4 @@
-"""Whether a call that passed its checks may begin now."""
+"""Permits: whether a call that passed its checks may begin now."""
 
 from __future__ import annotations
 

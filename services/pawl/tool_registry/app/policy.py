@@ -1,4 +1,4 @@
-"""What holds for every execution: how often calls may begin, what is written of them, what is given again."""
+"""The policy for every execution: how often calls may begin, what is written of them, what is given again."""
 
 from __future__ import annotations
 

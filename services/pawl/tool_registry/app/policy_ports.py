@@ -1,4 +1,4 @@
-"""What the policy of the registry needs from outside."""
+"""The ports of the registry's policy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RateLimits(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFilter:
-    """Which entries of a store are wanted; empty fields and None mean any. Times are microseconds since 1970."""
+    """The entries of a store that are wanted; empty fields and None mean any. Times are microseconds since 1970."""
 
     store_id: str
     run_id: str = ""

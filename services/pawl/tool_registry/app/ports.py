@@ -1,4 +1,4 @@
-"""What the use cases of the registry need from outside."""
+"""The ports of the registry's use cases."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CallKey = tuple[str, str]
 
 
 class TooCostly(Exception):
-    """What strangers wrote takes more time or memory to work out than there is for it."""
+    """Something that strangers wrote takes more time or memory to work out than there is for it."""
 
 
 class Helper(Protocol):
@@ -188,10 +188,10 @@ class HeldElsewhere:
 
 
 class RunReads(Protocol):
-    """What the ledger knows of the runs and calls of users. All methods raise DependencyUnavailable."""
+    """The ledger's knowledge of the runs and calls of users. All methods raise DependencyUnavailable."""
 
     async def has_run(self, *, store_id: str, user_id: str, run_id: str) -> bool:
-        """Whether the user has that run, ended or not."""
+        """Return whether the user has that run, ended or not."""
         ...
 
     async def gated_tool(self, *, store_id: str, user_id: str, call_id: str) -> str | None:
@@ -218,7 +218,7 @@ class RuleBook(Protocol):
         ...
 
     async def is_made(self, store_id: str, user_id: str, request_id: str) -> bool:
-        """Whether a request of the user has made a rule."""
+        """Return whether a request of the user has made a rule."""
         ...
 
     async def in_force(self, store_id: str) -> Sequence[Rule]:
@@ -341,7 +341,7 @@ class ResourceLocks(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """What a tool returned, or raised."""
+    """The value that a tool returned, or the error that it raised."""
 
     value: Any = None
     error: BaseException | None = None

@@ -93,7 +93,7 @@ class ResultCache:
 
 
 def _is_kept(job: Job) -> bool:
-    """Whether results of the call are for others of the same arguments too: an answer of a person is for this one."""
+    """Return whether others of the same arguments get results of the call: an answer of a person is for this one."""
     return bool(job.cache_seconds) and not job.answers
 
 

@@ -34,7 +34,7 @@ _STORES_MAX: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Person:
-    """Who makes and revokes rules."""
+    """The person who makes and revokes rules."""
 
     store_id: str
     user_id: str
@@ -42,7 +42,7 @@ class Person:
 
     @property
     def may_approve(self) -> bool:
-        """Whether decisions about their own runs are theirs: without any role they are, as for everybody's own runs."""
+        """True if decisions about their own runs are theirs: without any role they are, as for everybody's own runs."""
         return may_approve(self.roles)
 
 
@@ -170,7 +170,7 @@ class Rules:
         return await self._book.use(rule.store_id, rule.rule_id, call_id)
 
     async def still_allows(self, store_id: str, rule_id: str, call_id: str) -> bool:
-        """Whether a rule has allowed the call and is neither revoked nor expired."""
+        """Return whether a rule has allowed the call and is neither revoked nor expired."""
         return await self._book.has_allowed(store_id, rule_id, call_id)
 
     async def forget(self, older_than_seconds: float) -> None:

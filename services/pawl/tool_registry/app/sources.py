@@ -275,7 +275,7 @@ def _with_tools(record: SourceRecord, registered: Sequence[ToolVersion]) -> List
 
 
 def may_change(roles: Collection[str], record: SourceRecord) -> bool:
-    """Whether somebody with these roles may change a source, and so see all of its configuration."""
+    """Return whether somebody with these roles may change a source, and so see all of its configuration."""
     return (OPERATOR if record.runs_program else ADMIN) in roles
 
 

@@ -15,7 +15,7 @@ _PAGES_PER_REPORT: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """How far a chain is good, and what is wrong with it, if anything."""
+    """The head up to which a chain is good, and what is wrong with it, if anything."""
 
     verified: Head
     problem: Problem | None = None

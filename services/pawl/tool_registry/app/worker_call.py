@@ -134,7 +134,7 @@ class PendingCall:
         return None
 
     def _is_believed(self, view: CallView) -> bool:
-        """Whether a worker is lost that the record calls lost.
+        """Return whether a worker is lost that the record calls lost.
 
         After a jump of the record's clock it says so of all workers until their processes renew their leases, as they
         do all the time; unless the record is away, as it may be between two looks.

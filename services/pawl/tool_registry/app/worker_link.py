@@ -37,7 +37,7 @@ class InvocationCancel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultReceipt:
-    """What became of a result."""
+    """The fate of a result."""
 
     call_id: str
     lease_epoch: int
@@ -106,7 +106,7 @@ class WorkerLink:
 
     @property
     def free(self) -> int:
-        """How many more calls it can get."""
+        """The number of further calls that it can get."""
         if self.is_draining or self.ended.done():
             return 0
         return max(0, self._calls_max - len(self.in_hand) - self._reserved)
@@ -117,7 +117,7 @@ class WorkerLink:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether it is attached, and no call is on its way to it."""
+        """True if it is attached, and no call is on its way to it."""
         return not self._reserved and not self.ended.done()
 
     def keep(self, held: Mapping[str, int]) -> None:

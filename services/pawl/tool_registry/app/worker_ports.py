@@ -1,4 +1,4 @@
-"""What remote workers need from outside: the record of who is attached and of their calls, shared by all replicas."""
+"""The ports of remote workers: the record of who is attached and of their calls, shared by all replicas."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class LateCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """What becomes of a result; `late` if it is one that the audit does not have yet."""
+    """The fate of a result; `late` if it is one that the audit does not have yet."""
 
     status: ResultStatus
     late: LateCall | None = None
 
 
 class NewsKind(StrEnum):
-    """What another process says."""
+    """The kinds of news from another process."""
 
     WAITING = "WAITING"
     """A call waits; the name is that of its group."""
@@ -95,7 +95,7 @@ class WorkerBook(Protocol):
         ...
 
     async def has_successor(self, worker: WorkerKey, tool_name: str, definition_hash: str, current_hash: str) -> bool:
-        """Whether a definition was registered by this group before, and a live worker has the current one."""
+        """Return whether this group registered a definition before, and a live worker has the current one."""
         ...
 
     async def attach(self, worker: Attached, *, held: Mapping[str, int], lease_seconds: float) -> Mapping[str, int]:
@@ -114,7 +114,7 @@ class WorkerBook(Protocol):
         ...
 
     async def is_attached(self, store_id: str, group_name: str, tool_name: str, definition_hash: str) -> bool:
-        """Whether a live worker of the group has this definition, in whatever process."""
+        """Return whether a live worker of the group has this definition, in whatever process."""
         ...
 
     async def add(self, call: WorkerCall, worker: Attached | None) -> int | None:

@@ -68,7 +68,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """How long workers may be silent, and how often the record is looked at when nobody says anything."""
+    """The time for which workers may be silent, and how often the record is looked at when nobody says anything."""
 
     lease_seconds: float = 15.0
     poll_seconds: float = 1.0
@@ -78,7 +78,7 @@ class WorkerOptions:
 
     @property
     def silence_seconds(self) -> float:
-        """How long a worker is lost before that is believed: its process renews what lives at every look."""
+        """The time for which a worker is lost before that is believed: its process renews what lives at every look."""
         return max(self.lease_seconds / _HEARTBEATS_PER_LEASE, self.poll_seconds * _LOOKS_PER_SILENCE)
 
 
@@ -132,7 +132,7 @@ class WorkerHub:
 
     @property
     def attached_count(self) -> int:
-        """How many workers have their stream here."""
+        """The number of workers that have their stream here."""
         return len(self._links)
 
     def tool(self, entry: ToolVersion) -> Tool[..., Any]:

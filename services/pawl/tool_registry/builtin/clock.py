@@ -1,4 +1,4 @@
-"""What time it is, anywhere."""
+"""The time of day, anywhere."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def _arranging(store: FileStore) -> list[Tool[..., Any]]:
 
 
 class _Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a change comes to, as it is kept."""
+    """The outcome of a change, as it is kept."""
 
     value: dict[str, Any]
     inverse: Inverse | None

@@ -22,7 +22,7 @@ AddressText = Annotated[str, msgspec.Meta(min_length=3, max_length=254, extra_js
 
 
 class Mailer(Protocol):
-    """Where mail goes."""
+    """A way to send mail."""
 
     async def send(
         self, message: EmailMessage, recipients: list[str], *, store_id: str, call_id: str

@@ -1,4 +1,4 @@
-"""What the planning tools need: a book of plans, and finding what the model means in it."""
+"""The needs of the planning tools: a book of plans, and finding what the model means in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Owner = tuple[str, str]
 
 
 class PlanBook(Protocol):
-    """Where plans are kept, by store and user. Changes are atomic, and once for each idempotency key."""
+    """The plans, by store and user. Changes are atomic, and once for each idempotency key."""
 
     async def add_project(self, store_id: str, user_id: str, project: Project) -> Project:
         """Add a project, or return the one that has its title (in any case)."""

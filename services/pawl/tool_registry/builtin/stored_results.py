@@ -13,7 +13,7 @@ from pawl.tool_registry.sdk.tool import Tool, tool
 
 
 class StoredResults(Protocol):
-    """Where results of earlier calls are."""
+    """The results of earlier calls."""
 
     async def read(self, *, store_id: str, user_id: str, conversation_id: str, call_id: str) -> bytes | None:
         """Return the result of a call of that conversation, as JSON; None if there is none."""

@@ -29,12 +29,12 @@ _BLANK_LINES: Final = re.compile(r"\n\s*\n\s*")
 
 
 class NotText(Exception):
-    """What came is no text."""
+    """The bytes that came are no text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """What can be read of a page."""
+    """The readable part of a page."""
 
     title: str
     text: str

@@ -1,4 +1,4 @@
-"""What can be said against a tool before any model has seen it."""
+"""Objections to a tool before any model has seen it."""
 
 from __future__ import annotations
 

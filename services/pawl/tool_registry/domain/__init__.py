@@ -1,1 +1,1 @@
-"""What tools are and what may be done with a call. Pure."""
+"""Tools, and what may be done with their calls. Pure."""

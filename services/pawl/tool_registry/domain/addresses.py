@@ -1,4 +1,4 @@
-"""Which addresses are of the public internet, which are not, and which are nobody's business at all.
+"""The addresses of the public internet, those that are not, and those that are nobody's business at all.
 
 From the IANA registries of special-purpose addresses (RFC 6890) as of 2026. The
 tables are our own because those of Python differ from version to version.
@@ -15,7 +15,7 @@ Network: TypeAlias = IPv4Network | IPv6Network
 
 
 class Reach(StrEnum):
-    """Who may be sent a request."""
+    """The degrees in which an address may be sent a request."""
 
     PUBLIC = "PUBLIC"
     """Anybody's server."""
@@ -100,7 +100,7 @@ def reach_of(address: Address) -> Reach:
 
 
 def can_be_opened(network: Network) -> bool:
-    """Whether a deployment may name a network as one that tools may reach."""
+    """Return whether a deployment may name a network as one that tools may reach."""
     if any(network.version == other.version and network.subnet_of(other) for other in _NEVER):  # type: ignore[arg-type]
         return False
     return any(network.version == other.version and network.subnet_of(other) for other in _PRIVATE)  # type: ignore[arg-type]

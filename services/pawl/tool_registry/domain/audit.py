@@ -23,7 +23,7 @@ _SCHEME: Final = "pawl.audit.1"
 
 
 class AuditKind(StrEnum):
-    """What an entry says of a call."""
+    """The kinds of entry about a call."""
 
     PROPOSED = "PROPOSED"
     """It was checked: `verdict` is the disposition, `reason` why it is gated or refused, or the rule that decided."""
@@ -41,7 +41,7 @@ class AuditKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditDraft:
-    """What an entry says, without its place in the chain. Times are microseconds since 1970."""
+    """An entry without its place in the chain. Times are microseconds since 1970."""
 
     store_id: str
     kind: str
@@ -62,13 +62,13 @@ class AuditDraft:
 
     @property
     def is_reported(self) -> bool:
-        """Whether another service told of it, and may tell again what is written once."""
+        """True if another service told of it, and may tell again what is written once."""
         return self.kind == AuditKind.DECIDED or (self.kind == AuditKind.RETURNED and self.by_user_id != "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionRecord:
-    """What a person decided about a call, and the digest of the arguments that the decision is about."""
+    """The decision of a person about a call, and the digest of the arguments that the decision is about."""
 
     tool_name: str
     tool_version: int
@@ -130,7 +130,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFigures:
-    """What a tool did in a span of time. Durations are seconds; of executions alone, not of results from the cache."""
+    """The figures of a tool in a span of time. Durations are seconds of executions, not of results from the cache."""
 
     tool_name: str
     executions: int

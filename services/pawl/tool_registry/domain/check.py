@@ -33,12 +33,12 @@ class Accepted:
     arguments: dict[str, JsonValue]
     canonical: bytes
     note: str
-    """What was read differently from how it was written, for the model; may be empty."""
+    """The parts that were read differently from how they were written, for the model; may be empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Why a call may not run, for programs and for the model."""
+    """The reason why a call may not run, for programs and for the model."""
 
     reason: str
     message: str
@@ -73,7 +73,7 @@ def check_arguments(
 
 
 def is_quick(weight: float, raw: bytes) -> bool:
-    """Whether arguments can be checked at once, by a schema of that weight (`domain.schema.weigh`)."""
+    """Return whether arguments can be checked at once, by a schema of that weight (`domain.schema.weigh`)."""
     return weight * (len(raw) + _ROUND_BYTES) <= QUICK_WORK_MAX
 
 

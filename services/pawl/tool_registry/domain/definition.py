@@ -1,4 +1,4 @@
-"""What a tool is: its definition, and the place of a version in the register."""
+"""The definition of a tool, and the place of a version in the register."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ VERSION_MAX: Final = 2**31 - 1
 
 
 class ExecutionContext(StrEnum):
-    """Where a tool runs."""
+    """The places where a tool can run."""
 
     BACKEND = "BACKEND"
     FRONTEND = "FRONTEND"
@@ -45,7 +45,7 @@ class ExecutionContext(StrEnum):
 
 
 class Category(StrEnum):
-    """How much harm a tool can do; all but SAFE need an approval."""
+    """The degrees of harm that a tool can do; all but SAFE need an approval."""
 
     SAFE = "SAFE"
     SENSITIVE = "SENSITIVE"
@@ -53,7 +53,7 @@ class Category(StrEnum):
 
 
 class Effect(StrEnum):
-    """What may be done when nobody knows whether a call had its effect."""
+    """The class of a tool's effect: what may be done when nobody knows whether a call had it."""
 
     READ_ONLY = "READ_ONLY"
     IDEMPOTENT = "IDEMPOTENT"
@@ -62,12 +62,12 @@ class Effect(StrEnum):
 
     @property
     def is_journaled(self) -> bool:
-        """Whether executions are written down before they begin."""
+        """True if executions are written down before they begin."""
         return self in (Effect.RECONCILABLE, Effect.AT_MOST_ONCE)
 
 
 class OfferFallback(StrEnum):
-    """What happens to a front-end call that nobody ran in time."""
+    """The fate of a front-end call that nobody ran in time."""
 
     FAIL = "FAIL"
     BACKEND_TOOL = "BACKEND_TOOL"
@@ -85,7 +85,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolDefinition:
-    """What a tool is. Zero means: none of its own (timeout), the most allowed (result)."""
+    """The definition of a tool. Zero means: none of its own (timeout), the most allowed (result)."""
 
     name: str
     description: str
@@ -103,22 +103,22 @@ class ToolDefinition:
     rate_per_minute: int = 0
     """Executions that may begin in a store within a minute, on average; 0 means any number."""
     cache_seconds: float = 0.0
-    """How long the result of a READ_ONLY tool is given again to the same user for the same arguments."""
+    """The time for which the result of a READ_ONLY tool is given again to the same user for the same arguments."""
     approvals_required: int = 0
-    """How many different people must approve a gated call; 0 means one."""
+    """The number of different people who must approve a gated call; 0 means one."""
     offer_fallback: OfferFallback = OfferFallback.FAIL
     fallback_tool_name: str = ""
     bulk_count: str = ""
-    """Where in the arguments the things are that a call is about, like `$.body.items`; empty for the longest array."""
+    """The path to what a call is about in its arguments, like `$.body.items`; empty for the longest array."""
 
     def may_be_called_by(self, caller: Caller) -> bool:
-        """Whether the caller may call it: one of its users, with one of its roles. To others it does not exist."""
+        """Return whether the caller is one of its users, with one of its roles. To others it does not exist."""
         is_one_of_them = not self.allowed_user_ids or caller.user_id in self.allowed_user_ids
         return is_one_of_them and (not self.allowed_roles or not caller.roles.isdisjoint(self.allowed_roles))
 
     @property
     def runs_beside_others(self) -> bool:
-        """Whether calls may run side by side with others of their batch."""
+        """True if calls may run side by side with others of their batch."""
         return self.parallel or self.effect is Effect.READ_ONLY
 
 
@@ -134,9 +134,9 @@ class ToolVersion:
     """`builtin`, `module:<name>`, `store` (front-end tools), or `<kind>:<name>` of a source that the store has."""
     create_time: float
     binding: bytes = b""
-    """How its source runs it; of no meaning to anybody else."""
+    """The instructions for its source to run it; of no meaning to anybody else."""
     user_id: str = ""
-    """Who registered it; empty for a tool that the deployment or a source of the store has."""
+    """The user who registered it; empty for a tool that the deployment or a source of the store has."""
 
     @property
     def source_kind(self) -> str:
@@ -145,7 +145,7 @@ class ToolVersion:
 
 
 def can_exist(name: str, version: int = 0) -> bool:
-    """Whether a tool can have that name and version: what cannot is not worth asking a store for."""
+    """Return whether a tool can have that name and version: what cannot is not worth asking a store for."""
     return _NAME.fullmatch(name) is not None and version <= VERSION_MAX
 
 
@@ -228,7 +228,7 @@ def check_definition(definition: ToolDefinition) -> None:
 
 
 def is_laxer(new: ToolDefinition, old: ToolDefinition) -> bool:
-    """Whether people are asked less, or more of them may call, by `new` than by `old`."""
+    """Return whether people are asked less, or more of them may call, by `new` than by `old`."""
     severity = (Category.SAFE, Category.SENSITIVE, Category.DESTRUCTIVE)
     return (
         severity.index(new.category) < severity.index(old.category)
@@ -240,13 +240,13 @@ def is_laxer(new: ToolDefinition, old: ToolDefinition) -> bool:
 
 
 def is_restricted(definition: ToolDefinition) -> bool:
-    """Whether people are asked about calls, or not everybody may make them."""
+    """Return whether people are asked about calls, or not everybody may make them."""
     is_gated = definition.category is not Category.SAFE or definition.approvals_required > 1
     return is_gated or bool(definition.allowed_user_ids) or bool(definition.allowed_roles)
 
 
 def _is_wider(new: tuple[str, ...], old: tuple[str, ...]) -> bool:
-    """Whether somebody is in `new` and not in `old`; empty means everybody."""
+    """Return whether somebody is in `new` and not in `old`; empty means everybody."""
     return bool(old) and (not new or not set(new) <= set(old))
 
 

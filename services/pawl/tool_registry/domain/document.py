@@ -24,7 +24,7 @@ LANGUAGES: Final = frozenset(
         "yiddish",
     }
 )
-"""What every PostgreSQL from version 14 on knows."""
+"""The languages that every PostgreSQL from version 14 on knows."""
 
 STORE_OWNER: Final = ""
 """The owner of documents that are the whole store's."""
@@ -45,7 +45,7 @@ class Document:
 
     @property
     def is_shared(self) -> bool:
-        """Whether it is the whole store's."""
+        """True if it is the whole store's."""
         return self.owner_id == STORE_OWNER
 
 

@@ -1,4 +1,4 @@
-"""What tools may reach: a URL is taken apart, its host and its addresses are judged.
+"""The rules of what tools may reach: a URL is taken apart, its host and its addresses are judged.
 
 A URL is read more strictly than RFC 3986 asks for. What readers of URLs disagree
 about (user names, percent signs and odd numbers in a host) is refused, so that
@@ -171,7 +171,7 @@ class HostPattern:
     """None means 80 and 443."""
 
     def matches(self, target: Target) -> bool:
-        """Whether a target is meant."""
+        """Return whether a target is meant."""
         if target.port not in (PORTS.values() if self.port is None else (self.port,)):
             return False
         return target.host.endswith(f".{self.name}") if self.is_below else target.host == self.name
@@ -179,14 +179,14 @@ class HostPattern:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """What may be reached although it is private: a network at the usual ports, or a host at one port."""
+    """An exception for something private that may be reached: a network at the usual ports, or a host at one port."""
 
     network: Network | None = None
     host: str = ""
     port: int | None = None
 
     def admits(self, target: Target, address: Address) -> bool:
-        """Whether an address of a target is meant."""
+        """Return whether an address of a target is meant."""
         if self.port is not None and target.port != self.port:
             return False
         if self.network is None:
@@ -197,7 +197,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressRules:
-    """What the tools of a store may reach. Without any: the public internet at ports 80 and 443."""
+    """The places that the tools of a store may reach. Without any: the public internet at ports 80 and 443."""
 
     hosts: tuple[HostPattern, ...] | None = None
     """If there are any, only these."""
@@ -231,7 +231,7 @@ class EgressRules:
             raise EgressRefused(f"secrets are not sent to {target.authority} over http, where others can read them")
 
     def _opens(self, target: Target) -> bool:
-        """Whether an opening names the target, which a name inside an opened network does not."""
+        """Return whether an opening names the target, which a name inside an opened network does not."""
         if any(opening.host == target.host and opening.port == target.port for opening in self.openings):
             return True
         address = target.address

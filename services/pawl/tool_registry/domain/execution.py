@@ -1,4 +1,4 @@
-"""How an execution goes and ends."""
+"""The course and the end of an execution."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOT_STOPPED: Final = "NOT_STOPPED"
 
 
 class Outcome(StrEnum):
-    """How an execution ended."""
+    """The ways in which an execution ends."""
 
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
@@ -41,12 +41,12 @@ class ExecutionResult:
     inverse: InverseCall | None = None
     """The call that takes its effect back, if the tool gave one."""
     question: Question | None = None
-    """What is asked, with INPUT_REQUIRED."""
+    """The question, with INPUT_REQUIRED."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What a tool says while it runs: how far from 0 to 1 if known, and a text for people."""
+    """A report of a tool while it runs: how far from 0 to 1 if known, and a text for people."""
 
     fraction: float | None
     message: str

@@ -105,7 +105,7 @@ class _Walk:
         return _Walk(root=self.root, defaults=False, coerce=True)._read(schema, value, "")  # noqa: SLF001  # its own
 
     def _fits(self, schema: Any, value: JsonValue) -> bool:
-        """Whether a value has a type that the schema takes; deeper the validator looks."""
+        """Return whether a value has a type that the schema takes; deeper the validator looks."""
         schema = resolve(self.root, schema)
         if not isinstance(schema, dict):
             return bool(schema)

@@ -1,4 +1,4 @@
-"""Which calls need a person's approval."""
+"""The gate: the calls that need a person's approval."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def longest_array(arguments: Mapping[str, JsonValue]) -> int:
 
 
 def may_be_count_path(path: str) -> bool:
-    """Whether a text is a path that `count_at` can follow, like `$.body.orders[*].lines`."""
+    """Return whether a text is a path that `count_at` can follow, like `$.body.orders[*].lines`."""
     return len(path) <= COUNT_PATH_CHARACTERS_MAX and _COUNT_PATH.fullmatch(path) is not None
 
 

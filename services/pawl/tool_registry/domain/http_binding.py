@@ -1,4 +1,4 @@
-"""How a call becomes an HTTP request."""
+"""The translation of a call into an HTTP request."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class UnusableArgument(Exception):
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an argument goes. `style` and `explode` are those of OpenAPI."""
+    """The place where an argument goes. `style` and `explode` are those of OpenAPI."""
 
     argument: str
     name: str
@@ -63,7 +63,7 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
     """The argument that is the body; empty if none is."""
     body_type: str = "application/json"
     rest: str = ""
-    """Where arguments go that have no placement: query, body, or nowhere."""
+    """The place of arguments that have no placement: query, body, or nowhere."""
     headers: dict[str, str] = {}
     secret_headers: dict[str, str] = {}
     """Name of the header to name of the secret."""
@@ -79,14 +79,14 @@ class BuiltRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def may_be_header(name: str) -> bool:
-    """Whether a source may have a header of that name in its requests."""
+    """Return whether a source may have a header of that name in its requests."""
     folded = name.lower()
     is_own = folded in _OWN_HEADERS or folded.startswith("proxy-")
     return _HEADER_NAME.fullmatch(name) is not None and not is_own
 
 
 def may_be_header_value(value: str) -> bool:
-    """Whether a text can be the value of a header: printable ASCII, without space around it."""
+    """Return whether a text can be the value of a header: printable ASCII, without space around it."""
     return _HEADER_VALUE.fullmatch(value) is not None
 
 

@@ -1,4 +1,4 @@
-"""What a store says of an HTTP service: its OpenAPI document, or a single endpoint.
+"""The configuration of an HTTP service by its store: its OpenAPI document, or a single endpoint.
 
 `Source.config` of the kind `http` is the JSON form of a `pawl.tool.v1.SourceConfig`
 with one of these keys; others of the message may be there and are not read. Bytes

@@ -15,7 +15,7 @@ from pawl.tool_registry.domain.execution import ExecutionResult, Outcome
 
 
 class Step(StrEnum):
-    """What to do about a call that is in the journal."""
+    """The next step for a call that is in the journal."""
 
     MISMATCH = "MISMATCH"
     """Refuse: it was begun with another tool or other arguments."""
@@ -39,11 +39,11 @@ class Entry:
     """Digest of tool and arguments; empty if it was cancelled before it began."""
     effect: Effect
     unknowns: int
-    """How often it was concluded that nobody knows."""
+    """The number of times it was concluded that nobody knows."""
     is_own: bool
-    """Whether the process that asks wrote it."""
+    """True if the process that asks wrote it."""
     is_unacted: bool
-    """Whether that process knows that nothing was run on the strength of it."""
+    """True if that process knows that nothing was run on the strength of it."""
     is_holder_alive: bool
     result: ExecutionResult | None
 

@@ -1,4 +1,4 @@
-"""Where mail is handed in."""
+"""The server that takes mail."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SCHEMES: Final = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmtpServer:
-    """Where mail is handed in."""
+    """The server that takes mail."""
 
     host: str
     port: int

@@ -48,13 +48,13 @@ _IDEMPOTENCY: Final = "idempotency-key"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """What a document does not say: how the source is named and asked."""
+    """The facts that a document does not say: how the source is named and asked."""
 
     name: str
     base_url: str = ""
     """In place of the servers of the document."""
     document_url: str = ""
-    """Where the document came from, which its servers may be relative to."""
+    """The address of the document, which its servers may be relative to."""
     headers: Mapping[str, str]
     secret_headers: Mapping[str, str]
 

@@ -30,7 +30,7 @@ class Document:
         if not version.startswith(("3.0", "3.1")):
             raise UnusableDocument('it must have "openapi": "3.0.x" or "3.1.x"')
         self.is_old = version.startswith("3.0")
-        """Whether its schemas are of 3.0, which are not yet JSON Schema."""
+        """True if its schemas are of 3.0, which are not yet JSON Schema."""
 
     def follow(self, value: Any) -> Mapping[str, Any]:
         """Return an object, or what it refers to.

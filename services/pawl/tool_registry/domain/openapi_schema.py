@@ -157,7 +157,7 @@ def _is_read_only(part: Any) -> bool:
 
 
 def _is_usable(pattern: str) -> bool:
-    """Whether a pattern is one that can be checked in linear time; others are left to the service."""
+    """Return whether a pattern is one that can be checked in linear time; others are left to the service."""
     try:
         compile_schema({"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}})
     except InvalidSchema:

@@ -15,7 +15,7 @@ class RequestFailed(Exception):
     def __init__(self, message: str, *, was_sent: bool) -> None:
         super().__init__(message)
         self.was_sent = was_sent
-        """Whether the server may have had the request: then nobody knows what it did."""
+        """True if the server may have had the request: then nobody knows what it did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +39,9 @@ class OutboundResponse:
 
     status: int
     url: str
-    """Where it came from, after redirects."""
+    """The URL that it came from, after redirects."""
     content_type: str
     """The header as it is; empty without one."""
     body: bytes
     is_cut: bool
-    """Whether the body was longer than asked for."""
+    """True if the body was longer than asked for."""

@@ -50,7 +50,7 @@ _NOT_IN_URLS: Final = re.compile("[\t\n\r]")
 _MARKS_MAX: Final = 100
 """Combining marks on one character: putting them into order takes as long as the square of their number."""
 _HIDDEN_MARKS: Final = frozenset("\u0f73\u0f75\u0f81\uff9e\uff9f")
-"""What is no mark, but becomes one or more."""
+"""Characters that are no marks, but become one or more."""
 # Control and format characters (Cc and Cf of Unicode), what is ignored by default, and ends of lines and paragraphs,
 # but no tab and line feed.
 _UNSEEN: Final = re.compile(
@@ -62,7 +62,7 @@ _UNSEEN: Final = re.compile(
 
 
 class ArgumentKind(StrEnum):
-    """What an argument is, as its tool declares by the `format` in its schema."""
+    """The kinds of argument, as its tool declares them by the `format` in its schema."""
 
     TEXT = "text"
     URL = "url"
@@ -82,7 +82,7 @@ class Act:
     tool_name: str
     tool_argument: str
     is_below: bool
-    """Whether what is below the path is meant, too."""
+    """True if what is below the path is meant, too."""
 
 
 def argument_kinds(schema: Mapping[str, Any]) -> dict[str, ArgumentKind]:
@@ -150,7 +150,7 @@ def _whole(value: JsonValue) -> JsonValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentPattern:
-    """What a top-level argument must be: one value (`canonical_value`), or a text like `glob`."""
+    """The demand on a top-level argument: to be one value (`canonical_value`), or a text like `glob`."""
 
     argument: str
     equals: bytes | None = None
@@ -191,7 +191,7 @@ class Matching:
     _globs: dict[tuple[str, ArgumentKind], tuple[str, ...]] = field(default_factory=dict)
 
     def meets(self, pattern: ArgumentPattern, *, strictly: bool) -> bool:
-        """Whether the argument is there and matches; of an array an item.
+        """Return whether the argument is there and matches; of an array an item.
 
         With `strictly` every item must match, in every reading, and there must be one.
         """
@@ -277,7 +277,7 @@ def readings(text: str, kind: ArgumentKind) -> tuple[str, ...]:
 
 
 def piles_marks(text: str) -> bool:
-    """Whether a text has more combining marks in a row than any language has."""
+    """Return whether a text has more combining marks in a row than any language has."""
     if text.isascii():
         return False
     runs = itertools.groupby(text, _is_mark)
@@ -345,7 +345,7 @@ def _plain_glob(glob: str, kind: ArgumentKind) -> str:
 
 
 def glob_matches(text: str, glob: str, work: Work) -> bool:
-    """Whether the whole text is like the glob: `*` is any text, `?` one character.
+    """Return whether the whole text is like the glob: `*` is any text, `?` one character.
 
     Raises:
         TooMuchToMatch: it takes more steps than are left.
@@ -390,7 +390,7 @@ def _find(text: str, piece: str, start: int, end: int, work: Work) -> int:
 
 
 def _is_at(text: str, place: int, parts: list[str], work: Work) -> bool:
-    """Whether parts with one character between each are at a place of a text."""
+    """Return whether parts with one character between each are at a place of a text."""
     for part in parts:
         work.spend(1)
         if not text.startswith(part, place):
@@ -400,7 +400,7 @@ def _is_at(text: str, place: int, parts: list[str], work: Work) -> bool:
 
 
 def glob_reaches(prefix: str, glob: str, work: Work) -> bool:
-    """Whether some text that begins with `prefix` is like the glob.
+    """Return whether some text that begins with `prefix` is like the glob.
 
     Raises:
         TooMuchToMatch: it takes more steps than are left.

@@ -37,7 +37,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChange:
-    """What a call has changed: as it was, and as it is. Removed tasks are only in `tasks_before`."""
+    """The change that a call has made: the plan before and after. Removed tasks are only in `tasks_before`."""
 
     project_before: Project | None = None
     project_after: Project | None = None

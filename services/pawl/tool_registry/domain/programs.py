@@ -1,4 +1,4 @@
-"""Which programs stores may have started for them, and with what: what the deployment says."""
+"""The deployment's word on the programs that stores may have started for them, and with what."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ProgramRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedProgram:
-    """What a source asks for."""
+    """The program that a source asks for."""
 
     command: Sequence[str]
     variables: Collection[str]

@@ -14,7 +14,7 @@ KINDS: Final = ("clarification", "permission", "confirmation")
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked, why, and the answers to choose from; free text is always an answer."""
+    """A question, its reason, and the answers to choose from; free text is always an answer."""
 
     question: str
     why: str = ""
@@ -23,13 +23,13 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     default_answer: str = ""
     """Taken when nobody answers in time."""
     timeout_seconds: float = 0.0
-    """How long it waits; 0 means as long as the run says."""
+    """The time for which it waits; 0 means as long as the run says."""
     answer_schema_json: bytes = b""
-    """What an answer must give; empty if any will do."""
+    """The schema that an answer must meet; empty if any will do."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a question that a running tool asked."""
+    """The outcome of a question that a running tool asked."""
 
     question: str
     answer: str = ""

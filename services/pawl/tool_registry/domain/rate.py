@@ -1,4 +1,4 @@
-"""How often calls may begin."""
+"""The rate at which calls may begin."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ SOURCE: Final = Registrant()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """How many tools of one kind may be registered: by one user who is no admin, and in a store."""
+    """The numbers of tools of one kind that may be registered: by one user who is no admin, and in a store."""
 
     of_user: int
     of_store: int
@@ -82,7 +82,7 @@ def _closeness(entry: ToolVersion, user_id: str) -> int:
 
 
 def may_register(caller: Caller) -> bool:
-    """Whether a caller registers front-end tools: members and admins do, and whoever has no roles at all."""
+    """Return whether a caller registers front-end tools: members and admins do, and whoever has no roles at all."""
     return not caller.roles or not caller.roles.isdisjoint({ADMIN, MEMBER})
 
 

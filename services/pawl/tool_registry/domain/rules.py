@@ -27,7 +27,7 @@ PATTERN_BYTES_MAX: Final = 4096
 """All patterns of a rule together."""
 REASON_BYTES_MAX: Final = 1024
 TRUST_SECONDS_MAX: Final = 30 * 86400.0
-"""How long an ALLOW for a pattern of tools may last."""
+"""The longest time for which an ALLOW for a pattern of tools may last."""
 RULES_MAX: Final = 1000
 """Rules in force for a whole store, and as many others in it."""
 RULES_OF_USER_MAX: Final = 100
@@ -35,7 +35,7 @@ RULES_OF_USER_MAX: Final = 100
 
 
 class RuleEffect(StrEnum):
-    """What a rule says of a call."""
+    """The effect of a rule on a call."""
 
     ALLOW = "ALLOW"
     ASK = "ASK"
@@ -43,7 +43,7 @@ class RuleEffect(StrEnum):
 
 
 class RuleScope(StrEnum):
-    """Where a rule counts."""
+    """The scope in which a rule counts."""
 
     RUN = "RUN"
     CONVERSATION = "CONVERSATION"
@@ -52,7 +52,7 @@ class RuleScope(StrEnum):
 
 
 def may_approve(roles: Collection[str]) -> bool:
-    """Whether somebody decides about their own runs: approvers and admins do, and whoever has no roles at all."""
+    """Return whether somebody decides about their own runs: approvers and admins, and whoever has no roles at all."""
     return not roles or not {ADMIN, APPROVER}.isdisjoint(roles)
 
 
@@ -67,7 +67,7 @@ class Rule:
     scope_id: str
     """Run or conversation; empty for USER and STORE."""
     user_id: str
-    """Who made it. All but those of STORE count for this user's runs only."""
+    """The user who made it. All but those of STORE count for this user's runs only."""
     tool_name: str
     """A name, `*`, or `<source>.*`."""
     arguments: tuple[ArgumentPattern, ...] = ()
@@ -86,18 +86,18 @@ class Rule:
 
     @property
     def is_for_one_tool(self) -> bool:
-        """Whether it names its tool."""
+        """True if it names its tool."""
         return not self.tool_name.endswith(ANY_TOOL)
 
     def is_in_force(self, now: float) -> bool:
-        """Whether it is neither revoked nor expired nor used up."""
+        """Return whether it is neither revoked nor expired nor used up."""
         is_used_up = bool(self.uses_max) and self.uses >= self.uses_max
         return not self.revoke_time and not (self.expire_time and self.expire_time <= now) and not is_used_up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuledCall:
-    """What rules look at in a call."""
+    """The parts of a call that rules look at."""
 
     user_id: str
     conversation_id: str
@@ -106,17 +106,17 @@ class RuledCall:
     tool_versions: frozenset[int]
     """The pinned version and the one in force; 0 if the tool is not there any more."""
     tool_create_time: float
-    """When the newer of them was registered."""
+    """The time at which the newer of them was registered."""
     category: Category
     items: int
-    """How many things it is about."""
+    """The number of things that it is about."""
     approvals_required: int
     """By the definitions, or by the run."""
     user_may_approve: bool
-    """Whether the user of the run could decide about it without a rule."""
+    """True if the user of the run could decide about it without a rule."""
     arguments: Mapping[str, JsonValue]
     kinds: Mapping[str, ArgumentKind] = field(default_factory=dict)
-    """What its arguments are, where the tool declares it."""
+    """The kinds of its arguments, where the tool declares them."""
     acts: tuple[Act, ...] = ()
     """The arguments that are those of other tools, too: what is denied or asked there is so here."""
     above_ids: frozenset[str] = frozenset()
@@ -190,7 +190,7 @@ def said_by(rule: Rule) -> bytes:
 
 
 def is_suspended(rule: Rule, current_version: int) -> bool:
-    """Whether the tool of an ALLOW rule has changed since it was made; `current_version` is 0 if there is none."""
+    """Return whether the tool of an ALLOW has changed since the rule was made; without one `current_version` is 0."""
     return rule.effect is RuleEffect.ALLOW and rule.is_for_one_tool and rule.tool_version != current_version
 
 
@@ -237,7 +237,7 @@ def _names(pattern: str, tool_name: str) -> bool:
 
 
 def _allows(rule: Rule, call: RuledCall) -> bool:
-    """Whether an ALLOW that matches means a call like this."""
+    """Return whether an ALLOW that matches means a call like this."""
     if call.approvals_required > 1 or call.items > (rule.items_max or BULK_ITEMS_MIN - 1):
         return False
     if rule.scope is not RuleScope.STORE and not call.user_may_approve:
@@ -251,7 +251,7 @@ def _allows(rule: Rule, call: RuledCall) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleCounts:
-    """How many rules are in force: for the whole store, of all its users, and of one of them."""
+    """The numbers of rules in force: for the whole store, of all its users, and of one of them."""
 
     of_store: int
     of_users: int

@@ -42,7 +42,7 @@ class Source:
 
     @property
     def origin(self) -> str:
-        """What its tools have as their `source`."""
+        """The `source` of its tools."""
         return f"{self.kind}:{self.name}"
 
 
@@ -53,11 +53,11 @@ class DiscoveredTool:
     definition: ToolDefinition
     binding: bytes = b""
     unusable: str = ""
-    """Why it cannot be called, and so is left out; empty if it can."""
+    """The reason why it cannot be called, and so is left out; empty if it can."""
 
 
 class SourceState(StrEnum):
-    """Where a source stands, as of its last check."""
+    """The states of a source, as of its last check."""
 
     READY = "READY"
     CHANGED = "CHANGED"
@@ -73,13 +73,13 @@ class SourceRecord:
     problem: str
     """For people; empty if nothing is wrong."""
     runs_program: bool
-    """Whether it is a program on the registry's machine."""
+    """True if it is a program on the registry's machine."""
     create_time: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolPolicy:
-    """What the admin of a store says of a tool. None: the cautious value."""
+    """The word of a store's admin on a tool. None: the cautious value."""
 
     tool_name: str
     category: Category | None = None
@@ -91,7 +91,7 @@ class ToolPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChange:
-    """How a tool differs from what was approved; None where it is not there."""
+    """The difference of a tool from what was approved; None where it is not there."""
 
     tool_name: str
     approved: ToolDefinition | None
@@ -99,7 +99,7 @@ class ToolChange:
 
 
 def may_be_source(name: str) -> bool:
-    """Whether a source can have that name: what cannot is not worth asking a store for."""
+    """Return whether a source can have that name: what cannot is not worth asking a store for."""
     return _NAME.fullmatch(name) is not None
 
 

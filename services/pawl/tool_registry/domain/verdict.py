@@ -1,4 +1,4 @@
-"""What may be done with a call."""
+"""The registry's word on a call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pawl.tool_registry.domain.question import KINDS, Question
 
 
 class Disposition(StrEnum):
-    """What may be done with a call."""
+    """The ways in which a call may go on."""
 
     RUN = "RUN"
     APPROVE = "APPROVE"
@@ -24,7 +24,7 @@ class Disposition(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallIdentity:
-    """Which call, of which run, on whose behalf."""
+    """The identity of a call: its run, and on whose behalf."""
 
     store_id: str
     user_id: str
@@ -45,7 +45,7 @@ class CallIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the registry says of a call. Without `accepted` it is refused."""
+    """The registry's word on a call. Without `accepted` it is refused."""
 
     call_id: str
     disposition: Disposition

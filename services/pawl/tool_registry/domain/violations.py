@@ -1,4 +1,4 @@
-"""What is wrong with arguments, said so that a model can do better next time."""
+"""The faults of arguments, said so that a model can do better next time."""
 
 from __future__ import annotations
 

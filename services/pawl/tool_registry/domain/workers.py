@@ -18,11 +18,11 @@ TOOLS_MAX: Final = 200
 CALLS_MAX: Final = 256
 SOURCE_KIND: Final = "worker"
 ROLES: Final = frozenset({ADMIN, WORKER_ROLE})
-"""Who may attach workers, and take their tools out: one of these roles is needed."""
+"""The roles that let a user attach workers, and take their tools out: one of them is needed."""
 
 
 class WorkerKey(NamedTuple):
-    """Which worker."""
+    """The key of a worker."""
 
     store_id: str
     group_name: str
@@ -30,14 +30,14 @@ class WorkerKey(NamedTuple):
 
 
 class Purpose(StrEnum):
-    """What a worker is to do with a call."""
+    """The purpose for which a worker gets a call."""
 
     RUN = "RUN"
     RECONCILE = "RECONCILE"
 
 
 class CallState(StrEnum):
-    """Where a call for a worker stands."""
+    """The states of a call for a worker."""
 
     WAITING = "WAITING"
     HELD = "HELD"
@@ -45,7 +45,7 @@ class CallState(StrEnum):
 
 
 class ResultStatus(StrEnum):
-    """What became of a result."""
+    """The fate of a result."""
 
     ACCEPTED = "ACCEPTED"
     LATE = "LATE"
@@ -53,7 +53,7 @@ class ResultStatus(StrEnum):
 
 
 class AnswerKind(StrEnum):
-    """How a worker says that a call has ended."""
+    """The ways in which a worker says that a call has ended."""
 
     RETURNED = "RETURNED"
     FAILED = "FAILED"
@@ -84,7 +84,7 @@ class CallDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """What the audit says of a call."""
+    """The call as the audit has it."""
 
     user_id: str
     run_id: str
@@ -93,7 +93,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tool says while it runs."""
+    """A report of a tool while it runs."""
 
     fraction: float | None
     message: str
@@ -135,7 +135,7 @@ class Invocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """Who a worker is. `held` are the calls that it has in hand, with their epochs."""
+    """The identity of a worker. `held` are the calls that it has in hand, with their epochs."""
 
     group_name: str
     worker_id: str
@@ -145,7 +145,7 @@ class Hello:
 
 
 class AfterLoss(StrEnum):
-    """What follows for a call whose worker is lost."""
+    """The consequence for a call whose worker is lost."""
 
     RUN_ELSEWHERE = "RUN_ELSEWHERE"
     ASK = "ASK"

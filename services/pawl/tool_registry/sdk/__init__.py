@@ -1,1 +1,1 @@
-"""What tools are written with; others import it from `pawl.tools`."""
+"""The parts that tools are written with; others import them from `pawl.tools`."""

@@ -1,4 +1,4 @@
-"""What a tool is told about the call it serves, and what it can do meanwhile."""
+"""The context of a tool: what it is told about the call it serves, and what it can do meanwhile."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class QuestionDeclined(ToolError):
 
 
 class ResultTooLarge(ToolError):
-    """What the tool returned is too large to be passed on from where it ran."""
+    """The value that the tool returned is too large to be passed on from where it ran."""
 
 
 class OutcomeUnknown(Exception):
@@ -73,7 +73,7 @@ class ToolContext:
     attempt: int = 1
     """Executions of this call begun so far, this one included, and those that may have been begun and were lost."""
     deadline: datetime = _NEVER
-    """When it is cancelled for taking too long."""
+    """The time at which it is cancelled for taking too long."""
     _cancelled: threading.Event = field(default_factory=threading.Event)
     _report: Callable[[float | None, str], None] = _no_progress
     _find_secret: Callable[[str], str] = _no_secret
@@ -87,7 +87,7 @@ class ToolContext:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the result is not wanted any more. A sync tool should look now and then."""
+        """True if the result is not wanted any more. A sync tool should look now and then."""
         return self._cancelled.is_set()
 
     def check_cancelled(self) -> None:

@@ -1,4 +1,4 @@
-"""What a docstring says of a function and of its parameters."""
+"""The descriptions of a function and of its parameters, from its docstring."""
 
 from __future__ import annotations
 

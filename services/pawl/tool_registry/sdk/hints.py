@@ -73,7 +73,7 @@ def _refuse_what_says_nothing(hint: Any, place: str) -> None:
 
 
 def is_context(hint: Any) -> bool:
-    """Whether a parameter gets the ToolContext, optional or annotated."""
+    """Return whether a parameter gets the ToolContext, optional or annotated."""
     parts = [part for part in _parts(hint) if isinstance(part, type)]
     return ToolContext in parts and set(parts) <= {ToolContext, NoneType}
 
@@ -91,7 +91,7 @@ def text_of(hint: Any) -> str:
 
 
 def is_of_pydantic(hint: Any) -> bool:
-    """Whether pydantic knows more of a type than msgspec: its own ones, limits of its kind, and times as such."""
+    """Return whether pydantic knows more of a type than msgspec: own types, limits of its kind, and times as such."""
     if isinstance(hint, type) and issubclass(hint, pydantic.BaseModel):
         return True
     if hint in (datetime, time):

@@ -1,4 +1,4 @@
-"""What takes the effect of a call back."""
+"""The call that takes the effect of another back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Inverse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reversible:
-    """What a tool returns whose effect can be taken back: the model gets `value`, the ledger keeps `inverse`."""
+    """The result of a tool whose effect can be taken back: the model gets `value`, the ledger keeps `inverse`."""
 
     value: Any
     inverse: Inverse

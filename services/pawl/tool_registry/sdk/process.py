@@ -1,4 +1,4 @@
-"""What a tool may use that runs in a process of its own."""
+"""The limits of a tool that runs in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tool answers when asked whether a call had its effect."""
+"""The answer of a tool when asked whether a call had its effect."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileResult:
-    """What is known about an earlier execution; made by the three functions below."""
+    """The knowledge about an earlier execution; made by the three functions below."""
 
     finding: Literal["HAPPENED", "DID_NOT_HAPPEN", "CANNOT_SAY"]
     result: Any = None

@@ -30,7 +30,7 @@ Models = dict[str, "pydantic.TypeAdapter[Any]"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """What a function takes: the schema, and how arguments become parameters."""
+    """The parameters of a function: the schema, and how arguments become them."""
 
     description: str
     arguments_schema: Mapping[str, Any]

@@ -34,7 +34,7 @@ BulkCount = Callable[..., int]
 
 
 class Parameters(Protocol):
-    """How the arguments of a call become the parameters of a function."""
+    """The way from the arguments of a call to the parameters of a function."""
 
     @property
     def context_parameter(self) -> str:
@@ -68,11 +68,11 @@ class Tool(Generic[P, R]):
     _preview: Preview | None
     _bulk_count: BulkCount | None
     process: ProcessLimits | None = None
-    """What each call may use in a process of its own; None if it runs in the registry's."""
+    """The limits of each call in a process of its own; None if it runs in the registry's."""
     marks_begun: bool = False
-    """Whether the function itself says, by `ToolContext.mark_begun`, when a call may have its effect."""
+    """True if the function itself says, by `ToolContext.mark_begun`, when a call may have its effect."""
     is_remote: bool = False
-    """Whether a call that is cancelled goes on or not out of sight: its server is only told."""
+    """True if a call that is cancelled goes on or not out of sight: its server is only told."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -84,12 +84,12 @@ class Tool(Generic[P, R]):
 
     @property
     def is_async(self) -> bool:
-        """Whether the function is a coroutine function."""
+        """True if the function is a coroutine function."""
         return inspect.iscoroutinefunction(self.function)
 
     @property
     def is_stoppable(self) -> bool:
-        """Whether a call ends soon when it is cancelled; a thread may go on for as long as it likes."""
+        """True if a call ends soon when it is cancelled; a thread may go on for as long as it likes."""
         return self.is_async or self.process is not None
 
     def bind(self, arguments: Mapping[str, Any], context: ToolContext) -> Callable[[], R]:

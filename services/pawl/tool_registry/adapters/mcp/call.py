@@ -20,7 +20,7 @@ _SCHEMA_CHARACTERS_MAX: Final = 2000
 
 
 class Call:
-    """What a session needs of a call, and the result for the model."""
+    """The part of a call that a session needs, and the result for the model."""
 
     def __init__(self, entry: ToolVersion, context: ToolContext, secrets: Collection[str], helper: Helper) -> None:
         self._reader = Reader(helper, context.store_id)
@@ -29,7 +29,7 @@ class Call:
         self._secrets = secrets
         self._declined: list[tuple[Asked, str]] = []
         self.is_in_doubt = False
-        """Whether a question was declined that may have been this call's, or another's."""
+        """True if a question was declined that may have been this call's, or another's."""
 
     async def on_progress(self, progress: float, total: float | None, message: str | None) -> None:
         """Pass progress on."""

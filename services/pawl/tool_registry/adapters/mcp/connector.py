@@ -111,7 +111,7 @@ class McpConnector:
 
     @property
     def open_count(self) -> int:
-        """How many connections are open."""
+        """The number of open connections."""
         return sum(session.is_open for _, session in self._sessions())
 
     async def _run(self, entry: ToolVersion, arguments: dict[str, Any], context: ToolContext) -> Any:

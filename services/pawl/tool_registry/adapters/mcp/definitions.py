@@ -24,7 +24,7 @@ _SAID: Final = ("name", "title", "description", "inputSchema", "outputSchema", "
 
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True):
-    """How a registered tool is called, and what its server said of it when it was approved."""
+    """The way to call a registered tool, and what its server said of it when it was approved."""
 
     tool: str
     digest: str
@@ -38,12 +38,12 @@ class ServerTool:
 
     @property
     def name(self) -> str:
-        """What the server calls it."""
+        """The server's own name for it."""
         return str(self.said["name"])
 
     @property
     def demands_task(self) -> bool:
-        """Whether it can be called as a task only, and not by a request that is answered with its result."""
+        """True if it can be called as a task only, and not by a request that is answered with its result."""
         execution = self.said.get("execution") or {}
         return bool(execution.get("taskSupport") == "required")
 

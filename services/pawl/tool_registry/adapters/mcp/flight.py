@@ -24,13 +24,13 @@ class Flight:
         self.user_id = user_id
         self.call_id = call_id
         self.is_in_doubt = False
-        """Whether a question was declined that may have been this call's, or another's."""
+        """True if a question was declined that may have been this call's, or another's."""
         self._on_question: OnQuestion | None = None
         self._asking: set[asyncio.Task[mcp.types.ElicitResult]] = set()
 
     @property
     def is_sent(self) -> bool:
-        """Whether the server may have heard of the call."""
+        """True if the server may have heard of the call."""
         return self._on_question is not None
 
     def send(self, on_question: OnQuestion) -> None:

@@ -1,4 +1,4 @@
-"""What every transport of MCP has in common: its streams, how fast a server may speak, and how it ended."""
+"""The parts common to all transports of MCP: the streams, how fast a server may speak, and how it ended."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _UNASKED_PER_SECOND: Final = 200
 
 
 class Wire:
-    """Why a transport ended; empty while it goes on, and where its end was asked for."""
+    """The reason why a transport ended; empty while it goes on, and where its end was asked for."""
 
     def __init__(self) -> None:
         self.problem = ""
         self.is_too_large = False
-        """Whether it ended because a message was too large."""
+        """True if it ended because a message was too large."""
         self.was_used = False
-        """Whether calls went over it: what the program wrote last may be about what somebody sent."""
+        """True if calls went over it: what the program wrote last may be about what somebody sent."""
         self.news = asyncio.Event()
         """Set when there is something to do: the end, or what its owner sets it for."""
 

@@ -1,4 +1,4 @@
-"""What programs may do here: which are started at all, and what none of them reaches."""
+"""The rights of programs: which are started at all, and what none of them reaches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pawl.tool_registry.domain.programs import ProgramRule, WantedProgram, check
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
-    """What the deployment says of programs.
+    """The deployment's rules for programs.
 
     Without `rules` stores may have any program started, which is for one machine
     that has one user; then a program without folders of its own reads what that

@@ -30,7 +30,7 @@ class Pool:
     is_asking: bool = False
     problem: str = ""
     not_before: float = 0.0
-    """When the next connection may be opened, by the monotonic clock."""
+    """The time from which the next connection may be opened, by the monotonic clock."""
     _failures: int = 0
 
     def renew(self, made_of: tuple[Any, ...]) -> Sequence[Session]:

@@ -48,14 +48,14 @@ class ProgramProblem(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramOrder:
-    """What to start, and what it may reach beside the system's programs and a folder of its own. Paths are absolute."""
+    """The program to start, and what it may reach beside the system's and a folder of its own. Paths are absolute."""
 
     command: Sequence[str]
     environment: dict[str, str]
     readable: Sequence[str] = ()
     writable: Sequence[str] = ()
     private: Sequence[str] = ()
-    """What it never reaches, also where it lies in a folder that it may read."""
+    """The paths that it never reaches, also where they lie in a folder that it may read."""
     reads_all: bool = False
     """It may read what the registry's user may."""
     is_confined: bool = True
@@ -130,14 +130,14 @@ class Program:
 
     @property
     def stdin(self) -> asyncio.StreamWriter:
-        """Where the program reads from."""
+        """The stream from which the program reads."""
         if self._process is None or self._process.stdin is None:
             raise ProgramProblem("it is not running")
         return self._process.stdin
 
     @property
     def stdout(self) -> asyncio.StreamReader:
-        """Where the program writes to; no line longer than MESSAGE_BYTES_MAX can be read."""
+        """The stream to which the program writes; no line longer than MESSAGE_BYTES_MAX can be read."""
         if self._process is None or self._process.stdout is None:
             raise ProgramProblem("it is not running")
         return self._process.stdout

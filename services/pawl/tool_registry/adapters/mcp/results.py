@@ -86,7 +86,7 @@ def _binary(data: str, mime_type: str, room: _Room) -> dict[str, JsonValue]:
 
 
 def _repeats(result: mcp.types.CallToolResult, structured: JsonValue) -> bool:
-    """Whether the content is the structured content once more, as text, as the specification asks for.
+    """Return whether the content is the structured content once more, as text, as the specification asks for.
 
     Many servers wrap a plain value to have an object, and give the plain value as text.
     """

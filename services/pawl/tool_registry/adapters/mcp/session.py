@@ -113,10 +113,10 @@ class Session:
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.owner = owner
         self.has_asked = False
-        """Whether its server has ever asked a user something."""
+        """True if its server has ever asked a user something."""
         self.began_at = self.used_at = clock.monotonic()
         self.ended_at = math.inf
-        """When nothing of it was left any more, by the monotonic clock."""
+        """The time at which nothing of it was left any more, by the monotonic clock."""
         # It outlives the call that needed it first, whose context is not its own.
         self._task = asyncio.get_running_loop().create_task(
             self._run(), name=f"mcp {self._name}", context=contextvars.Context()
@@ -124,17 +124,17 @@ class Session:
 
     @property
     def is_open(self) -> bool:
-        """Whether it opens, or calls can be made."""
+        """True if it opens, or calls can be made."""
         return not self._task.done() and not self._stopped.is_set() and not self._wire.problem
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call has a place on it."""
+        """True if a call has a place on it."""
         return bool(self._flights)
 
     @property
     def problem(self) -> str:
-        """Why it broke, or did not open; empty if it did not break."""
+        """The reason why it broke, or did not open; empty if it did not break."""
         return self._wire.problem
 
     def may_carry(self, user_id: str, call_id: str, *, alone: bool) -> bool:

@@ -99,7 +99,7 @@ _DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/u
 
 
 class Order(TypedDict):
-    """What to start, and within which limits."""
+    """The program to start, and its limits."""
 
     command: list[str]
     environment: dict[str, str]
@@ -108,11 +108,11 @@ class Order(TypedDict):
     readable: list[str]
     writable: list[str]
     private: list[str]
-    """What it may not reach, wherever that lies."""
+    """The paths that it may not reach, wherever they lie."""
     reads_all: bool
-    """Whether it may read everything else."""
+    """True if it may read everything else."""
     is_confined: bool
-    """Whether it may reach no other files than those above and the system's."""
+    """True if it may reach no other files than those above and the system's."""
     syscall_filter: str
     """The program for seccomp that it is kept to if it is confined, in hex."""
     memory_bytes_max: int
