@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from tests.tidy import tree
 UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
 HOME = re.compile(r"/(?:home|root|Users)" + r"/\w")
 REQUIREMENT = re.compile(r"\b(?:LOOP|TOOL|FE|HITL|ASYNC|FLOW|EVT|NOTE|OPS|RES|DOOR|TEST)-\d+\b")
+QUESTION = re.compile(r"(?:What|Whether|Who|Whose|Whom|How|Which|Where|When|Why)\b")
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)")
 
 
@@ -46,6 +49,25 @@ def test_every_file_ends_its_lines_and_itself_the_same_way() -> None:
         if (text := path.read_bytes()) and (b"\r\n" in text or not text.endswith(b"\n") or text.endswith(b"\n\n"))
     ]
     assert wrong == []
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+    """Of modules, classes, functions and attributes: "Return the run" or "The lease of a worker"."""
+    wrong = [
+        f"{tree.name(path)}:{line}: {text.splitlines()[0]}"
+        for path in tree.python("services")
+        for line, text in docstrings(path)
+        if QUESTION.match(text)
+    ]
+    assert wrong == []
+
+
+def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines and texts of all strings that stand alone as a statement."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield node.lineno, text.strip()
 
 
 @pytest.mark.parametrize("page", list(tree.files(".md")), ids=tree.name)
