@@ -1,0 +1,45 @@
+"""The place of SQL: in the modules of adapters, and in numbered migrations (docs/decisions)."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pawl.chassis.migrations import read_migrations
+from tests.tidy import tree
+
+FOLDERS = sorted((tree.PAWL).glob("*/adapters/sql/migrations"))
+STATEMENT = re.compile(r"\s*(?:SELECT|INSERT INTO|UPDATE|DELETE FROM|WITH|CREATE|ALTER|DROP|TRUNCATE|LOCK|VALUES)\s")
+# What opens databases, migrates them and looks after them; and the maker of the embedded one.
+BESIDE_ADAPTERS = ("chassis/database", "chassis/durability.py", "chassis/migrations.py", "launcher/postgres.py")
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.parents[2].name)
+def test_migrations_are_numbered_without_gaps(folder: Path) -> None:
+    assert read_migrations(folder)
+
+
+def test_files_of_sql_are_migrations() -> None:
+    files = {path for path in tree.files(".sql") if path.is_relative_to(tree.PAWL)}
+    assert {tree.name(path) for path in files if path.parent not in FOLDERS} == set()
+
+
+def test_statements_are_written_in_adapters() -> None:
+    modules = (path for path in tree.python("services") if not _may_hold_statements(path))
+    assert [f"{tree.name(path)}:{line}" for path in modules for line in _statements(path)] == []
+
+
+def _may_hold_statements(path: Path) -> bool:
+    inside = path.relative_to(tree.PAWL)
+    return "adapters" in inside.parts or inside.as_posix().startswith(BESIDE_ADAPTERS)
+
+
+def _statements(path: Path) -> Iterator[int]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Constant(value=str(text)) if STATEMENT.match(text):
+                yield node.lineno
