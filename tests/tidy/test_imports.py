@@ -22,6 +22,8 @@ sys.exit(lint_imports(no_cache=True))
 STUBS = ("agent", "batch", "error", "event", "job", "notify", "tool")
 SERVICES = ("agent_loop", "job_store", "notifier", "tool_registry")
 LAYERS = ("adapters", "app", "domain", "rpc")
+ADAPTERS = ("files", "http", "ledger", "mail", "mcp", "metrics", "postgres", "process", "python", "secret_file", "sql")
+USE_CASES = ("catalog", "documents", "execution", "policy", "ports", "sources", "workers")
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +42,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *SERVICES,
     ]
     packages += [f"{service}/{layer}" for service in SERVICES for layer in LAYERS]
+    packages += [f"tool_registry/adapters/{adapter}" for adapter in ADAPTERS]
+    packages += [f"tool_registry/app/{part}" for part in USE_CASES]
     for package in packages:
         folder = root / "services/pawl" / package
         folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +71,11 @@ def test_a_tree_that_keeps_the_rules_passes(model: Path) -> None:
         ("agent_loop/domain/run", "import grpc"),
         ("notifier/app/inbox", "from google.protobuf import timestamp_pb2"),
         ("agent_loop/domain/batch", "import pawl.agent_loop.app"),
-        ("tool_registry/app/check", "import pawl.tool_registry.adapters"),
+        ("tool_registry/app/policy/check", "import pawl.tool_registry.adapters"),
+        ("tool_registry/app/policy/check", "import pawl.tool_registry.app.execution"),
+        ("tool_registry/app/ports/check", "import pawl.tool_registry.app.catalog"),
+        ("tool_registry/adapters/http/tools", "import pawl.tool_registry.adapters.mcp"),
+        ("tool_registry/adapters/python/runner", "import pawl.tool_registry.adapters.process"),
         ("tool_registry/rpc/servicer", "import pawl.tool_registry.adapters"),
         ("agent_loop/adapters/ledger", "import pawl.job_store.domain"),
         ("chassis/server", "import pawl.notifier"),

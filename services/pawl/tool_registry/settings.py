@@ -10,8 +10,8 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, SecretStr
 
 from pawl.chassis.settings import ListenAddress, PeerAddresses, ServiceSettings
-from pawl.tool_registry.app.executor import ExecutorOptions
-from pawl.tool_registry.app.workers import WorkerOptions
+from pawl.tool_registry.app.execution.executor import ExecutorOptions
+from pawl.tool_registry.app.workers.workers import WorkerOptions
 from pawl.tool_registry.domain.definition import RATE_PER_MINUTE_MAX
 from pawl.tool_registry.domain.mail_server import read_smtp_url
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx2
 
-from pawl.tool_registry.adapters.egress import GuardedEgress
+from pawl.tool_registry.adapters.http.egress import GuardedEgress
 from pawl.tool_registry.domain.egress import EgressRefused
 from pawl.tool_registry.domain.outbound import OutboundRequest
 from tests.rpc.tool_registry.web_server import Asked, Names, Reply, web_server

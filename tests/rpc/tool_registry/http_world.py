@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pawl.tool_registry.adapters.egress import GuardedEgress
-from pawl.tool_registry.adapters.helpers import Helpers
-from pawl.tool_registry.adapters.http_tools import KIND, HttpTools
+from pawl.tool_registry.adapters.http.egress import GuardedEgress
+from pawl.tool_registry.adapters.http.tools import KIND, HttpTools
+from pawl.tool_registry.adapters.process.helpers import Helpers
 from pawl.tool_registry.domain.definition import RESULT_BYTES_MAX, ToolVersion
 from pawl.tool_registry.domain.egress import read_rules
 from pawl.tool_registry.domain.openapi_document import DOCUMENT_BYTES_MAX

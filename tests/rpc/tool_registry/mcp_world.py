@@ -16,11 +16,11 @@ import pytest
 from pawl.chassis.clock import SystemClock
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2, source_pb2
-from pawl.tool_registry.adapters.egress import GuardedEgress
-from pawl.tool_registry.adapters.helpers import Helpers
+from pawl.tool_registry.adapters.http.egress import GuardedEgress
 from pawl.tool_registry.adapters.mcp.connector import McpConnector
 from pawl.tool_registry.adapters.mcp.permission import Programs
-from pawl.tool_registry.adapters.postgres_sources import PostgresSources
+from pawl.tool_registry.adapters.postgres.sources import PostgresSources
+from pawl.tool_registry.adapters.process.helpers import Helpers
 from pawl.tool_registry.adapters.secret_file import FileSecrets
 from pawl.tool_registry.app.ports import Connector
 from tests.fakes.mcp_program import stdio_config

@@ -28,29 +28,29 @@ from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub, add_RuleServiceServicer_
 from pawl.tool.v1.source_pb2_grpc import SourceServiceStub, add_SourceServiceServicer_to_server
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub, add_ToolServiceServicer_to_server
 from pawl.tool.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
-from pawl.tool_registry.adapters.helpers import Helpers
 from pawl.tool_registry.adapters.mcp.connector import McpConnector
 from pawl.tool_registry.adapters.metrics import RegistryMetrics
-from pawl.tool_registry.adapters.policy import policy_parts
-from pawl.tool_registry.adapters.postgres_journal import PostgresJournal
-from pawl.tool_registry.adapters.postgres_locks import PostgresResourceLocks
-from pawl.tool_registry.adapters.postgres_rules import PostgresRuleBook
-from pawl.tool_registry.adapters.postgres_sources import PostgresSources
-from pawl.tool_registry.adapters.postgres_tools import PostgresToolBook
-from pawl.tool_registry.adapters.postgres_workers import PostgresWorkerBook
-from pawl.tool_registry.adapters.process_runner import ProcessRunner
-from pawl.tool_registry.adapters.python_runner import PythonRunner
+from pawl.tool_registry.adapters.postgres.journal import PostgresJournal
+from pawl.tool_registry.adapters.postgres.locks import PostgresResourceLocks
+from pawl.tool_registry.adapters.postgres.policy import policy_parts
+from pawl.tool_registry.adapters.postgres.rules import PostgresRuleBook
+from pawl.tool_registry.adapters.postgres.sources import PostgresSources
+from pawl.tool_registry.adapters.postgres.tools import PostgresToolBook
+from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerBook
+from pawl.tool_registry.adapters.process.helpers import Helpers
+from pawl.tool_registry.adapters.process.runner import ProcessRunner
+from pawl.tool_registry.adapters.python.runner import PythonRunner
 from pawl.tool_registry.adapters.secret_file import FileSecrets
-from pawl.tool_registry.app.attempt import AttemptParts
-from pawl.tool_registry.app.catalog import Catalog
-from pawl.tool_registry.app.checking import Checker
-from pawl.tool_registry.app.executor import Executor, ExecutorOptions
-from pawl.tool_registry.app.permits import Permits
+from pawl.tool_registry.app.catalog.catalog import Catalog
+from pawl.tool_registry.app.execution.attempt import AttemptParts
+from pawl.tool_registry.app.execution.executor import Executor, ExecutorOptions
+from pawl.tool_registry.app.policy.checking import Checker
+from pawl.tool_registry.app.policy.permits import Permits
+from pawl.tool_registry.app.policy.rules import Rules
 from pawl.tool_registry.app.ports import Connector, Journal
-from pawl.tool_registry.app.rules import Rules
-from pawl.tool_registry.app.sources import Sources
-from pawl.tool_registry.app.worker_tools import WorkerTools
-from pawl.tool_registry.app.workers import WorkerHub, WorkerOptions
+from pawl.tool_registry.app.sources.sources import Sources
+from pawl.tool_registry.app.workers.tools import WorkerTools
+from pawl.tool_registry.app.workers.workers import WorkerHub, WorkerOptions
 from pawl.tool_registry.domain.definition import Caller
 from pawl.tool_registry.rpc.audit_servicer import AuditServicer
 from pawl.tool_registry.rpc.execution_servicer import ExecutionServicer

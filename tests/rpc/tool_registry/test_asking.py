@@ -12,7 +12,7 @@ import pytest
 
 from pawl.errors import DependencyUnavailable
 from pawl.tool.v1 import execution_pb2
-from pawl.tool_registry.app.executor import ExecutorOptions
+from pawl.tool_registry.app.execution.executor import ExecutorOptions
 from pawl.tool_registry.app.ports import CallKey, Journal
 from pawl.tool_registry.domain.definition import Category, Effect
 from pawl.tool_registry.domain.question import Question

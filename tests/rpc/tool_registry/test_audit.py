@@ -17,7 +17,7 @@ import pytest
 from pawl.chassis.database import Database
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import audit_pb2, execution_pb2
-from pawl.tool_registry.adapters.postgres_audit import PostgresAuditLog
+from pawl.tool_registry.adapters.postgres.audit import PostgresAuditLog
 from pawl.tool_registry.domain.audit import AuditDraft, AuditKind, Head, entry_hash
 from pawl.tool_registry.domain.definition import Effect
 from pawl.tools import Category, Tool, ToolContext, tool

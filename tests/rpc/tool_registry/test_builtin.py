@@ -24,8 +24,8 @@ from pawl.event.v1 import call_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job.v1.ledger_pb2_grpc import LedgerServiceServicer, add_LedgerServiceServicer_to_server
 from pawl.tool_registry.adapters.ledger import LedgerReads
-from pawl.tool_registry.adapters.mail import OutboxFolder, SmtpMailer
-from pawl.tool_registry.adapters.postgres_planning import PostgresPlanBook
+from pawl.tool_registry.adapters.mail.smtp import OutboxFolder, SmtpMailer
+from pawl.tool_registry.adapters.postgres.planning import PostgresPlanBook
 from pawl.tool_registry.builtin.clock import clock_tools
 from pawl.tool_registry.builtin.mail import Mailer, mail_tools
 from pawl.tool_registry.builtin.planning import planning_tools

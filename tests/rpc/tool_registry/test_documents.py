@@ -19,9 +19,9 @@ from pawl.chassis.rpc_client import open_channel
 from pawl.chassis.rpc_server import RpcServer
 from pawl.tool.v1 import document_pb2
 from pawl.tool.v1.document_pb2_grpc import DocumentServiceStub, add_DocumentServiceServicer_to_server
-from pawl.tool_registry.adapters import postgres_documents
-from pawl.tool_registry.adapters.postgres_documents import PostgresDocumentBook
-from pawl.tool_registry.app.documents import Documents
+from pawl.tool_registry.adapters.postgres import documents as postgres_documents
+from pawl.tool_registry.adapters.postgres.documents import PostgresDocumentBook
+from pawl.tool_registry.app.documents.documents import Documents
 from pawl.tool_registry.builtin import documents as tools
 from pawl.tool_registry.builtin.documents import document_tools
 from pawl.tool_registry.domain.document import PART_CHARACTERS_MAX, TEXT_BYTES_MAX

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pawl.chassis.clock import SystemClock
-from pawl.tool_registry.adapters.file_folders import FileFolders
+from pawl.tool_registry.adapters.files.folders import FileFolders
 from pawl.tool_registry.builtin.files import file_tools
 from pawl.tool_registry.domain.files import FileLimits
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, running

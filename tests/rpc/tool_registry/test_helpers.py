@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from pawl.errors import DependencyUnavailable, InvalidSchema
-from pawl.tool_registry.adapters.helpers import Helpers
+from pawl.tool_registry.adapters.process.helpers import Helpers
 from pawl.tool_registry.app.ports import TooCostly
 from pawl.tool_registry.builtin.web_text import read_page
 from pawl.tool_registry.domain.check import Refused, check_strange, schema_problem

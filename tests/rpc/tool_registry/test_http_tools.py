@@ -14,8 +14,8 @@ from google.protobuf import json_format
 from pawl.errors import InvalidField, InvalidSchema, SourceUnreachable
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import source_pb2
-from pawl.tool_registry.adapters.egress import GuardedEgress
-from pawl.tool_registry.adapters.http_tools import KIND, HttpTools
+from pawl.tool_registry.adapters.http.egress import GuardedEgress
+from pawl.tool_registry.adapters.http.tools import KIND, HttpTools
 from pawl.tool_registry.domain.definition import Category, Effect
 from pawl.tool_registry.domain.egress import read_rules
 from pawl.tool_registry.sdk.context import ResultTooLarge

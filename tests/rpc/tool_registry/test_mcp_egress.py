@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from pawl.tool.v1 import source_pb2
-from pawl.tool_registry.adapters.egress import GuardedEgress
+from pawl.tool_registry.adapters.http.egress import GuardedEgress
 from pawl.tool_registry.domain.egress import EgressRules, read_rules
 from tests.rpc.tool_registry.mcp_world import SAFE, McpRegistry, failure, mcp_registry, policy
 from tests.rpc.tool_registry.registry import content, outcome, reason

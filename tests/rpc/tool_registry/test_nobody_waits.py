@@ -31,10 +31,10 @@ from pawl.cli import wording
 from pawl.errors import PawlError
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import rule_pb2, source_pb2, tool_pb2
-from pawl.tool_registry.adapters.egress import GuardedEgress
-from pawl.tool_registry.adapters.helpers import Helpers
-from pawl.tool_registry.adapters.http_tools import HttpTools
-from pawl.tool_registry.app import outcome as outcomes
+from pawl.tool_registry.adapters.http.egress import GuardedEgress
+from pawl.tool_registry.adapters.http.tools import HttpTools
+from pawl.tool_registry.adapters.process.helpers import Helpers
+from pawl.tool_registry.app.execution import outcome as outcomes
 from pawl.tool_registry.builtin.calculator import evaluate
 from pawl.tool_registry.builtin.web import PAGE_BYTES_MAX, web_tools
 from pawl.tool_registry.domain.check import QUICK_WORK_MAX, check_arguments, is_quick

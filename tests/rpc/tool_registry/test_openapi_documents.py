@@ -12,7 +12,7 @@ import pytest
 from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import source_pb2
-from pawl.tool_registry.adapters.http_tools import KIND
+from pawl.tool_registry.adapters.http.tools import KIND
 from pawl.tool_registry.domain.openapi_document import KEPT_BYTES_MAX
 from pawl.tool_registry.domain.source import Source
 from tests.rpc.tool_registry.http_world import JSON, World, encoded, http_world

@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
-from pawl.tool_registry.adapters.modules import load_modules
-from pawl.tool_registry.adapters.process_runner import ProcessRunner
-from pawl.tool_registry.adapters.python_runner import PythonRunner
+from pawl.tool_registry.adapters.process.runner import ProcessRunner
+from pawl.tool_registry.adapters.python.modules import load_modules
+from pawl.tool_registry.adapters.python.runner import PythonRunner
 from pawl.tools import Reversible, ToolContext, tool
 from tests.poll import until
 from tests.rpc.tool_registry import process_tools

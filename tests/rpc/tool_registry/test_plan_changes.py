@@ -14,7 +14,7 @@ import pytest
 from pawl.chassis.database import Database
 from pawl.chassis.ids import IdSource
 from pawl.tool.v1 import execution_pb2
-from pawl.tool_registry.adapters.postgres_planning import PostgresPlanBook
+from pawl.tool_registry.adapters.postgres.planning import PostgresPlanBook
 from pawl.tool_registry.builtin.planning import planning_tools
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, reason, running
 from tests.rpc.tool_registry.world import execute

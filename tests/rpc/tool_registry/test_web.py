@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pawl.tool_registry.adapters.egress import GuardedEgress
-from pawl.tool_registry.adapters.helpers import Helpers
+from pawl.tool_registry.adapters.http.egress import GuardedEgress
+from pawl.tool_registry.adapters.process.helpers import Helpers
 from pawl.tool_registry.builtin.web import PAGE_BYTES_MAX, web_tools
 from pawl.tool_registry.domain.definition import Caller
 from pawl.tool_registry.domain.egress import read_rules

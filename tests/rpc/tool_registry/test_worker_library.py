@@ -21,7 +21,7 @@ from pawl.launcher.secrets import SecretFiles
 from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
-from pawl.tool_registry.app.workers import WorkerOptions
+from pawl.tool_registry.app.workers.workers import WorkerOptions
 from pawl.worker import DID_NOT_HAPPEN, CallContext, ToolError, Worker
 from tests.keys import LOCAL_KEY, SERVICE_KEY
 from tests.poll import until

@@ -12,8 +12,8 @@ import grpc
 import pytest
 
 from pawl.tool.v1 import audit_pb2, execution_pb2, tool_pb2, worker_pb2
-from pawl.tool_registry.adapters.postgres_workers import PostgresWorkerBook
-from pawl.tool_registry.app.workers import WorkerOptions
+from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerBook
+from pawl.tool_registry.app.workers.workers import WorkerOptions
 from tests.poll import until
 from tests.rpc.tool_registry.attached import AttachedWorker, Effect, Purpose, Status, attached, definition
 from tests.rpc.tool_registry.registry import Registry, content, outcome, running

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from pawl.chassis.database import Database
-from pawl.tool_registry.adapters.postgres_journal import PostgresJournal
+from pawl.tool_registry.adapters.postgres.journal import PostgresJournal
 from pawl.tool_registry.app.ports import Begun, JournalCall
 from pawl.tool_registry.domain.definition import Effect
 from pawl.tool_registry.domain.digest import call_digest

@@ -9,7 +9,7 @@ import pytest
 
 from pawl.chassis.strict_json import dumps_canonical
 from pawl.errors import InvalidSchema
-from pawl.tool_registry.app.catalog import ArgumentsSchema
+from pawl.tool_registry.app.catalog.catalog import ArgumentsSchema
 from pawl.tool_registry.domain.check import Accepted, Refused, check_arguments
 from pawl.tool_registry.domain.definition import ARGUMENTS_BYTES_MAX, ToolDefinition
 from pawl.tool_registry.domain.names import did_you_mean, near_matches

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pawl.tool_registry.adapters.file_folders import RECORD_SECONDS, FileFolders
+from pawl.tool_registry.adapters.files.folders import RECORD_SECONDS, FileFolders
 from pawl.tool_registry.builtin.files import TAKEN_BACK_BYTES_MAX, file_tools
 from pawl.tool_registry.domain.files import FileLimits
 from pawl.tools import Reversible, ToolCancelled, ToolContext, ToolError

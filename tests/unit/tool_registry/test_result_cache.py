@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pawl.tool_registry.app.jobs import Job
-from pawl.tool_registry.app.result_cache import ResultCache
+from pawl.tool_registry.app.policy.admission import Job
+from pawl.tool_registry.app.policy.result_cache import ResultCache
 from pawl.tool_registry.domain.definition import Effect
 from pawl.tool_registry.domain.execution import Outcome, ended_badly, succeeded
 from pawl.tool_registry.domain.verdict import CallIdentity

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from pawl.tool_registry.app.documents import DocumentBook
+from pawl.tool_registry.app.documents.documents import DocumentBook
 from pawl.tool_registry.builtin.slices import BYTES_DEFAULT, BYTES_MAX, slice_of
 from pawl.tool_registry.domain.definition import Category, Effect
 from pawl.tool_registry.domain.document import NAME_CHARACTERS_MAX, Document, Hit

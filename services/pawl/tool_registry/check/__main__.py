@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pawl.chassis import logs
 from pawl.chassis.start import StartError
-from pawl.tool_registry.adapters.modules import ToolModule, load_modules
+from pawl.tool_registry.adapters.python.modules import ToolModule, load_modules
 from pawl.tool_registry.adapters.secret_file import FileSecrets
 from pawl.tool_registry.check.calling import Caller, call
 from pawl.tool_registry.check.findings import Finding, find

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from pawl.tool_registry.adapters.process_runner import ProcessRunner
-from pawl.tool_registry.adapters.python_runner import PythonRunner
-from pawl.tool_registry.app import outcome
-from pawl.tool_registry.app.jobs import DEFAULT_TIMEOUT_SECONDS
+from pawl.tool_registry.adapters.process.runner import ProcessRunner
+from pawl.tool_registry.adapters.python.runner import PythonRunner
+from pawl.tool_registry.app.execution import outcome
+from pawl.tool_registry.app.policy.admission import DEFAULT_TIMEOUT_SECONDS
 from pawl.tool_registry.app.ports import Runner, Secrets
 from pawl.tool_registry.domain.check import Refused, check_arguments
 from pawl.tool_registry.domain.definition import ExecutionContext

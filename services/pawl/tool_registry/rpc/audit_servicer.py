@@ -13,8 +13,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from pawl.chassis.auth import require_user
 from pawl.errors import InvalidField, InvalidPageToken, PermissionDenied
 from pawl.tool.v1 import audit_pb2, audit_pb2_grpc
-from pawl.tool_registry.app.policy_ports import AuditFilter, AuditLog
-from pawl.tool_registry.app.verifying import Verified, verify
+from pawl.tool_registry.app.policy.ports import AuditFilter, AuditLog
+from pawl.tool_registry.app.policy.verifying import Verified, verify
 from pawl.tool_registry.domain.audit import AuditEntry, AuditKind, Head, ToolFigures
 from pawl.tool_registry.domain.roles import ADMIN, OPERATOR
 

@@ -10,7 +10,7 @@ from pawl.chassis.strict_json import dumps_canonical, loads
 from pawl.errors import HelloRequired, InvalidField, PawlError
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import worker_pb2
-from pawl.tool_registry.app import worker_link as frames
+from pawl.tool_registry.app.workers import link as frames
 from pawl.tool_registry.domain.definition import ARGUMENTS_BYTES_MAX, can_exist
 from pawl.tool_registry.domain.execution import progress
 from pawl.tool_registry.domain.inverse import InverseCall, inverse_call

@@ -11,7 +11,7 @@ import grpc
 from pawl.chassis.auth import require_user
 from pawl.errors import InvalidField, InvalidPageToken
 from pawl.tool.v1 import document_pb2, document_pb2_grpc
-from pawl.tool_registry.app.documents import DocumentCaller, Documents
+from pawl.tool_registry.app.documents.documents import DocumentCaller, Documents
 from pawl.tool_registry.domain.document import PLAIN_LANGUAGE, Document
 
 PAGE_SIZE_DEFAULT: Final = 50

@@ -12,11 +12,11 @@ import grpc
 from pawl.chassis.ids import check_id
 from pawl.errors import InvalidArguments, InvalidField
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc
-from pawl.tool_registry.app.audit import AuditTrail
-from pawl.tool_registry.app.catalog import Catalog
-from pawl.tool_registry.app.checking import Checker, ProposedCall
-from pawl.tool_registry.app.executor import Executor
-from pawl.tool_registry.app.jobs import ExecuteRequest
+from pawl.tool_registry.app.catalog.catalog import Catalog
+from pawl.tool_registry.app.execution.executor import Executor
+from pawl.tool_registry.app.policy.admission import ExecuteRequest
+from pawl.tool_registry.app.policy.audit import AuditTrail
+from pawl.tool_registry.app.policy.checking import Checker, ProposedCall
 from pawl.tool_registry.domain.definition import TIMEOUT_SECONDS_MAX
 from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.registering import chosen

@@ -12,7 +12,7 @@ from pawl.chassis.ids import check_id, is_id
 from pawl.chassis.strict_json import loads
 from pawl.errors import InvalidField, InvalidJson, InvalidPageToken, RuleNotFound, TooLarge
 from pawl.tool.v1 import rule_pb2, rule_pb2_grpc
-from pawl.tool_registry.app.rules import ListedRule, Person, Rules
+from pawl.tool_registry.app.policy.rules import ListedRule, Person, Rules
 from pawl.tool_registry.domain.patterns import ArgumentPattern, canonical_value
 from pawl.tool_registry.domain.rules import PATTERN_BYTES_MAX, Rule, RuleEffect, RuleScope
 

@@ -11,7 +11,7 @@ from google.protobuf import json_format
 from pawl.chassis.auth import require_user
 from pawl.errors import InvalidField
 from pawl.tool.v1 import source_pb2, source_pb2_grpc
-from pawl.tool_registry.app.sources import ListedSource, Sources, may_change
+from pawl.tool_registry.app.sources.sources import ListedSource, Sources, may_change
 from pawl.tool_registry.domain.http_binding import without_values
 from pawl.tool_registry.domain.source import Source, ToolChange
 from pawl.tool_registry.rpc import convert

@@ -11,7 +11,7 @@ import grpc
 from pawl.chassis.auth import require_user
 from pawl.errors import InvalidField, InvalidPageToken
 from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
-from pawl.tool_registry.app.catalog import Catalog
+from pawl.tool_registry.app.catalog.catalog import Catalog
 from pawl.tool_registry.domain.definition import Caller
 from pawl.tool_registry.rpc import convert
 

@@ -12,9 +12,9 @@ import grpc
 from pawl.chassis.auth import require_user
 from pawl.errors import DeadlineExceeded, PermissionDenied
 from pawl.tool.v1 import worker_pb2, worker_pb2_grpc
-from pawl.tool_registry.app.worker_link import RegistryFrame
-from pawl.tool_registry.app.worker_tools import WorkerTools
-from pawl.tool_registry.app.workers import WorkerHub
+from pawl.tool_registry.app.workers.link import RegistryFrame
+from pawl.tool_registry.app.workers.tools import WorkerTools
+from pawl.tool_registry.app.workers.workers import WorkerHub
 from pawl.tool_registry.domain.definition import Caller
 from pawl.tool_registry.domain.workers import ROLES
 from pawl.tool_registry.rpc import convert_worker

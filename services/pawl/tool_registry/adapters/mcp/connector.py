@@ -18,7 +18,7 @@ from pawl.tool_registry.adapters.mcp.definitions import Binding, ServerTool, dis
 from pawl.tool_registry.adapters.mcp.permission import Programs
 from pawl.tool_registry.adapters.mcp.pool import Pool, crowd
 from pawl.tool_registry.adapters.mcp.program import Program
-from pawl.tool_registry.app.outcome import doubt
+from pawl.tool_registry.app.execution.outcome import doubt
 from pawl.tool_registry.app.ports import Helper, Secrets
 from pawl.tool_registry.domain.definition import Effect, ToolVersion
 from pawl.tool_registry.domain.source import DiscoveredTool, Source

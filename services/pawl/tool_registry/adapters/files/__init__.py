@@ -1,0 +1,1 @@
+"""The folders of the file tools."""

@@ -1,0 +1,1 @@
+"""HTTP services as tools, and the guarded way out into the world."""

@@ -1,0 +1,1 @@
+"""Everything that the registry keeps in PostgreSQL."""

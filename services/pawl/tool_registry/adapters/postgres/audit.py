@@ -1,0 +1,262 @@
+"""The audit chains in PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import asyncpg
+
+from pawl.chassis.database import Connection, Database
+from pawl.tool_registry.app.policy.ports import AuditFilter
+from pawl.tool_registry.domain.audit import AuditDraft, AuditEntry, Head, ToolFigures, chained
+
+_HEADS_MAX: Final = 10_000
+_CONFLICTS_MAX: Final = 3
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+_COLUMNS: Final = """store_id, seq, kind, recorded_at, user_id, run_id, call_id, tool_name, tool_version, verdict,
+    reason, by_user_id, arguments_sha256, result_sha256, result_bytes, duration_us, prev_hash, hash"""
+_ARRAYS: Final = """$1::text[], $2::bigint[], $3::text[], $4::timestamptz[], $5::text[], $6::text[], $7::text[],
+    $8::text[], $9::integer[], $10::text[], $11::text[], $12::text[], $13::text[], $14::text[], $15::bigint[],
+    $16::bigint[], $17::text[], $18::text[]"""
+_INSERT: Final = f"""
+INSERT INTO tool_registry.audit ({_COLUMNS}) SELECT * FROM unnest({_ARRAYS})
+"""  # noqa: S608  # constants only
+# Heads are moved and entries written in one statement if every head is where this process left it.
+_APPEND: Final = f"""
+WITH moves AS (
+    SELECT * FROM unnest($19::text[], $20::bigint[], $21::text[], $22::bigint[], $23::text[])
+        AS m (store_id, old_seq, old_hash, seq, hash)
+), here AS (
+    SELECT h.store_id FROM tool_registry.audit_heads h JOIN moves m USING (store_id)
+    WHERE h.seq = m.old_seq AND h.hash = m.old_hash ORDER BY h.store_id FOR UPDATE OF h
+), moved AS (
+    UPDATE tool_registry.audit_heads h SET seq = m.seq, hash = m.hash FROM moves m
+    WHERE h.store_id = m.store_id AND (SELECT count(*) FROM here) = (SELECT count(*) FROM moves)
+    RETURNING h.store_id
+)
+INSERT INTO tool_registry.audit ({_COLUMNS})
+SELECT * FROM unnest({_ARRAYS}) WHERE (SELECT count(*) FROM moved) = (SELECT count(*) FROM moves)
+"""  # noqa: S608  # constants only
+_CREATE_HEADS: Final = """
+INSERT INTO tool_registry.audit_heads (store_id, seq, hash) SELECT s, 0, '' FROM unnest($1::text[]) s
+ON CONFLICT DO NOTHING
+"""
+_LOCK_HEADS: Final = """
+SELECT store_id, seq, hash FROM tool_registry.audit_heads WHERE store_id = ANY ($1) ORDER BY store_id FOR UPDATE
+"""
+_MOVE_HEADS: Final = """
+UPDATE tool_registry.audit_heads h SET seq = m.seq, hash = m.hash
+FROM unnest($1::text[], $2::bigint[], $3::text[]) AS m (store_id, seq, hash) WHERE h.store_id = m.store_id
+"""
+# In two parts, each with the condition of its index.
+_REPORTED: Final = "kind, store_id, call_id, verdict, by_user_id, arguments_sha256"
+_KNOWN_REPORTS: Final = f"""
+WITH reports AS (
+    SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[]) AS r ({_REPORTED})
+)
+SELECT {_REPORTED} FROM tool_registry.audit JOIN reports USING ({_REPORTED}) WHERE kind = 'DECIDED'
+UNION ALL
+SELECT {_REPORTED} FROM tool_registry.audit JOIN reports USING ({_REPORTED})
+WHERE kind = 'RETURNED' AND audit.by_user_id <> ''
+"""  # noqa: S608  # constants only
+_HEAD: Final = "SELECT seq, hash FROM tool_registry.audit_heads WHERE store_id = $1"
+_PAGE: Final = f"""
+SELECT {_COLUMNS} FROM tool_registry.audit
+WHERE store_id = $1 AND ($2::bigint IS NULL OR seq > $2) AND seq <= $3 ORDER BY seq LIMIT $4
+"""  # noqa: S608  # constants only
+_BEYOND: Final = """
+SELECT min(seq) FROM tool_registry.audit WHERE store_id = $1
+    AND seq > coalesce((SELECT seq FROM tool_registry.audit_heads WHERE store_id = $1), 0)
+"""
+_WANTED: Final = """store_id = $1 AND ($2 = '' OR run_id = $2) AND ($3 = '' OR call_id = $3)
+    AND ($4 = '' OR tool_name = $4) AND ($5 = '' OR user_id = $5) AND ($6 = '' OR kind = $6)
+    AND ($7::timestamptz IS NULL OR recorded_at >= $7) AND ($8::timestamptz IS NULL OR recorded_at < $8)"""
+_LIST: Final = f"""
+SELECT {_COLUMNS} FROM tool_registry.audit WHERE {_WANTED} AND ($9::bigint IS NULL OR seq < $9)
+ORDER BY seq DESC LIMIT $10
+"""  # noqa: S608  # constants only
+_ENDED: Final = "kind = 'RETURNED' AND reason NOT IN ('CACHED', 'LATE')"
+_FIGURES: Final = f"""
+SELECT tool_name,
+    count(*) FILTER (WHERE {_ENDED}) AS executions,
+    count(*) FILTER (WHERE {_ENDED} AND verdict <> 'SUCCEEDED') AS errors,
+    count(*) FILTER (WHERE kind = 'RETURNED' AND reason = 'CACHED') AS cached,
+    coalesce(percentile_disc(0.5) WITHIN GROUP (ORDER BY duration_us) FILTER (WHERE {_ENDED}), 0) / 1e6 AS p50_seconds,
+    coalesce(percentile_disc(0.95) WITHIN GROUP (ORDER BY duration_us) FILTER (WHERE {_ENDED}), 0) / 1e6
+        AS p95_seconds,
+    coalesce(sum(result_bytes) FILTER (WHERE kind = 'RETURNED'), 0)::bigint AS result_bytes,
+    count(DISTINCT call_id) FILTER (WHERE kind = 'PROPOSED' AND verdict = 'APPROVE') AS approvals_asked,
+    count(DISTINCT call_id) FILTER (WHERE kind = 'DECIDED' AND verdict = 'APPROVE') AS approved,
+    count(DISTINCT call_id) FILTER (WHERE kind = 'DECIDED' AND verdict = 'EDIT') AS edited,
+    count(DISTINCT call_id) FILTER (WHERE kind = 'DECIDED' AND verdict = 'REJECT') AS rejected
+FROM tool_registry.audit WHERE {_WANTED} GROUP BY tool_name ORDER BY tool_name
+"""  # noqa: S608  # constants only
+
+
+class PostgresAuditLog:
+    """The AuditLog port. Remembers the heads of the stores it wrote for, so that one statement suffices."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._heads: dict[str, Head] = {}
+
+    async def append(self, drafts: Sequence[AuditDraft]) -> frozenset[str]:
+        heads = {draft.store_id: self._heads.get(draft.store_id) for draft in drafts}
+        known = {store_id: head for store_id, head in heads.items() if head is not None}
+        is_simple = len(known) == len(heads) and not any(draft.is_reported for draft in drafts)
+        if is_simple and await self._append_at(known, drafts):
+            return frozenset()
+        for _ in range(_CONFLICTS_MAX):
+            try:
+                await self._append_locked(sorted(heads), drafts)
+            except asyncpg.UniqueViolationError:
+                # Somebody has written the same report since, or put a row where the next entry goes.
+                continue
+            return frozenset()
+        if len(heads) == 1:
+            return frozenset(heads)
+        refused = frozenset[str]()
+        for store_id in sorted(heads):
+            refused |= await self.append([draft for draft in drafts if draft.store_id == store_id])
+        return refused
+
+    async def head(self, store_id: str) -> Head:
+        async with self._database.acquire() as connection:
+            row = await connection.fetchrow(_HEAD, store_id)
+        return Head() if row is None else Head(seq=row["seq"], hash=row["hash"])
+
+    async def page(self, store_id: str, *, after_seq: int | None, up_to_seq: int, rows_max: int) -> list[AuditEntry]:
+        async with self._database.acquire() as connection:
+            rows = await connection.fetch(_PAGE, store_id, after_seq, up_to_seq, rows_max)
+        return list(map(_entry, rows))
+
+    async def beyond_head(self, store_id: str) -> int:
+        async with self._database.acquire() as connection:
+            return await connection.fetchval(_BEYOND, store_id) or 0
+
+    async def listed(self, wanted: AuditFilter, *, before_seq: int | None, rows_max: int) -> list[AuditEntry]:
+        async with self._database.acquire() as connection:
+            rows = await connection.fetch(_LIST, *_filter(wanted), before_seq, rows_max)
+        return list(map(_entry, rows))
+
+    async def figures(self, wanted: AuditFilter) -> list[ToolFigures]:
+        async with self._database.acquire() as connection:
+            rows = await connection.fetch(_FIGURES, *_filter(wanted))
+        return [ToolFigures(**row) for row in rows]
+
+    async def _append_at(self, heads: dict[str, Head], drafts: Sequence[AuditDraft]) -> bool:
+        """Write the entries if nobody else has moved the heads; returns whether that was so."""
+        entries, moved = _after(heads, drafts)
+        moves = [(store, heads[store].seq, heads[store].hash, head.seq, head.hash) for store, head in moved.items()]
+        try:
+            async with self._database.acquire() as connection:
+                tag = await connection.execute(_APPEND, *_arrays(entries), *map(list, zip(*moves, strict=True)))
+        except asyncpg.UniqueViolationError:
+            self._forget(heads)
+            return False
+        except BaseException:
+            self._forget(heads)  # They may have moved.
+            raise
+        is_written = tag == f"INSERT 0 {len(entries)}"
+        if is_written:
+            self._heads |= moved
+        else:
+            self._forget(heads)
+        return is_written
+
+    async def _append_locked(self, store_ids: list[str], drafts: Sequence[AuditDraft]) -> None:
+        self._forget(store_ids)
+        async with self._database.transaction() as connection:
+            await connection.execute(_CREATE_HEADS, store_ids)
+            rows = await connection.fetch(_LOCK_HEADS, store_ids)
+            heads = {row["store_id"]: Head(seq=row["seq"], hash=row["hash"]) for row in rows}
+            new = await _without_known_reports(connection, drafts)
+            entries, moved = _after(heads, new)
+            if entries:
+                await connection.execute(_INSERT, *_arrays(entries))
+                moves = [(store, head.seq, head.hash) for store, head in moved.items()]
+                await connection.execute(_MOVE_HEADS, *map(list, zip(*moves, strict=True)))
+        if len(self._heads) < _HEADS_MAX:
+            self._heads |= heads | moved
+
+    def _forget(self, store_ids: Sequence[str] | dict[str, Head]) -> None:
+        for store_id in store_ids:
+            self._heads.pop(store_id, None)
+
+
+def _after(heads: dict[str, Head], drafts: Sequence[AuditDraft]) -> tuple[list[AuditEntry], dict[str, Head]]:
+    """Return the entries that follow the heads, and the heads after them."""
+    by_store: dict[str, list[AuditDraft]] = {}
+    for draft in drafts:
+        by_store.setdefault(draft.store_id, []).append(draft)
+    entries, moved = list[AuditEntry](), dict[str, Head]()
+    for store_id, its in by_store.items():
+        new = chained(heads[store_id], its)
+        entries += new
+        moved[store_id] = Head(seq=new[-1].seq, hash=new[-1].hash)
+    return entries, moved
+
+
+async def _without_known_reports(connection: Connection, drafts: Sequence[AuditDraft]) -> list[AuditDraft]:
+    reports = {_report_key(draft): draft for draft in drafts if draft.is_reported}
+    if not reports:
+        return list(drafts)
+    rows = await connection.fetch(_KNOWN_REPORTS, *map(list, zip(*reports, strict=True)))
+    for row in rows:
+        del reports[tuple(row)]
+    return [draft for draft in drafts if not draft.is_reported or reports.get(_report_key(draft)) is draft]
+
+
+def _report_key(draft: AuditDraft) -> tuple[str, ...]:
+    return (draft.kind, draft.store_id, draft.call_id, draft.verdict, draft.by_user_id, draft.arguments_sha256)
+
+
+def _arrays(entries: Sequence[AuditEntry]) -> list[list[Any]]:
+    rows = [
+        (
+            entry.draft.store_id,
+            entry.seq,
+            entry.draft.kind,
+            _EPOCH + entry.draft.time_us * _MICROSECOND,
+            entry.draft.user_id,
+            entry.draft.run_id,
+            entry.draft.call_id,
+            entry.draft.tool_name,
+            entry.draft.tool_version,
+            entry.draft.verdict,
+            entry.draft.reason,
+            entry.draft.by_user_id,
+            entry.draft.arguments_sha256,
+            entry.draft.result_sha256,
+            entry.draft.result_bytes,
+            entry.draft.duration_us,
+            entry.prev_hash,
+            entry.hash,
+        )
+        for entry in entries
+    ]
+    return list(map(list, zip(*rows, strict=True)))
+
+
+def _entry(row: asyncpg.Record) -> AuditEntry:
+    fields = dict(row)
+    place = {name: fields.pop(name) for name in ("seq", "prev_hash", "hash")}
+    time_us = (fields.pop("recorded_at") - _EPOCH) // _MICROSECOND
+    return AuditEntry(draft=AuditDraft(**fields, time_us=time_us), **place)
+
+
+def _filter(wanted: AuditFilter) -> list[Any]:
+    return [
+        wanted.store_id,
+        wanted.run_id,
+        wanted.call_id,
+        wanted.tool_name,
+        wanted.user_id,
+        wanted.kind,
+        None if wanted.since_us is None else _EPOCH + wanted.since_us * _MICROSECOND,
+        None if wanted.before_us is None else _EPOCH + wanted.before_us * _MICROSECOND,
+    ]

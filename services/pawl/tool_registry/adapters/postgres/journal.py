@@ -1,0 +1,283 @@
+"""The journal of executions in PostgreSQL."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+import asyncpg
+import msgspec
+
+from pawl.chassis.database import Connection, Database
+from pawl.errors import DependencyUnavailable, InvalidArguments
+from pawl.tool_registry.adapters.postgres.leases import lives
+from pawl.tool_registry.app.execution import outcome
+from pawl.tool_registry.app.ports import Begun, CallKey, HeldElsewhere, JournalCall
+from pawl.tool_registry.domain.definition import Effect
+from pawl.tool_registry.domain.execution import ExecutionResult, Outcome, ended_badly
+from pawl.tool_registry.domain.inverse import decode_inverse, encode_inverse
+from pawl.tool_registry.domain.journal import Entry, Step, next_step
+from pawl.tool_registry.domain.leases import LeaseWatch
+from pawl.tool_registry.domain.question import Answer, Question
+
+_LEASED: Final = """EXISTS (
+    SELECT FROM tool_registry.instances i WHERE i.instance_id = {} AND i.expires_at > clock_timestamp())"""
+
+_INSERT: Final = f"""
+INSERT INTO tool_registry.executions
+    (store_id, call_id, run_id, tool_name, tool_version, effect, fingerprint, instance_id, token)
+SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9 WHERE {_LEASED.format("$8")}
+ON CONFLICT (store_id, call_id) DO NOTHING RETURNING true
+"""
+_READ: Final = f"""
+SELECT e.*, {lives("e.instance_id", "$4", "$5")} AS holder_alive, {_LEASED.format("$3")} AS asker_alive
+FROM tool_registry.executions e WHERE store_id = $1 AND call_id = $2
+"""  # noqa: S608  # constants only
+_LOCK: Final = f"{_READ} FOR UPDATE OF e"
+_TAKE: Final = """
+UPDATE tool_registry.executions SET
+    instance_id = $3, effect = $4, token = $5, begun_at = now(), ended_at = NULL, outcome = NULL, content = NULL,
+    is_error = NULL, error_reason = NULL, note = NULL, duration_seconds = NULL, inverse = NULL, question = NULL,
+    question_position = 0, answers = NULL
+WHERE store_id = $1 AND call_id = $2
+"""
+_END: Final = """
+UPDATE tool_registry.executions SET
+    ended_at = now(), outcome = $4, content = $5, is_error = $6, error_reason = $7, note = $8, duration_seconds = $9,
+    inverse = $10,
+    unknowns = unknowns + CASE WHEN $4 = 'UNKNOWN' THEN 1 ELSE 0 END
+WHERE store_id = $1 AND call_id = $2 AND instance_id = $3 AND ended_at IS NULL
+"""
+_ASK: Final = """
+UPDATE tool_registry.executions SET question = $4, question_position = $5
+WHERE store_id = $1 AND call_id = $2 AND instance_id = $3 AND ended_at IS NULL
+"""
+_ANSWER: Final = """
+UPDATE tool_registry.executions SET answers = $3 WHERE store_id = $1 AND call_id = $2 AND ended_at IS NULL
+"""
+_ANSWERS: Final = """
+SELECT store_id, call_id, answers FROM tool_registry.executions
+JOIN unnest($1::text[], $2::text[]) AS k (store_id, call_id) USING (store_id, call_id)
+WHERE answers IS NOT NULL AND instance_id = $3
+"""
+_CANCEL: Final = """
+INSERT INTO tool_registry.executions AS e
+    (store_id, call_id, run_id, tool_name, tool_version, effect, fingerprint, instance_id, token, cancel_requested,
+     ended_at, outcome, content, is_error, error_reason, note, duration_seconds)
+VALUES ($1, $2, '', '', 0, 'AT_MOST_ONCE', '', '', '', true, now(), 'CANCELLED', $3, true, 'CANCELLED', '', 0)
+ON CONFLICT (store_id, call_id) DO UPDATE SET cancel_requested = true WHERE e.ended_at IS NULL
+"""
+_RENEW: Final = """
+INSERT INTO tool_registry.instances (instance_id, expires_at)
+VALUES ($1, clock_timestamp() + make_interval(secs => $2))
+ON CONFLICT (instance_id) DO UPDATE SET expires_at = excluded.expires_at
+"""
+_TO_CANCEL: Final = """
+SELECT store_id, call_id FROM tool_registry.executions
+WHERE instance_id = $1 AND ended_at IS NULL AND cancel_requested
+"""
+# Of calls that are not journaled there is an entry only if somebody cancelled them.
+_CANCELLED: Final = """
+SELECT store_id, call_id FROM tool_registry.executions
+JOIN unnest($1::text[], $2::text[]) AS k (store_id, call_id) USING (store_id, call_id) WHERE cancel_requested
+"""
+_RELEASE: Final = "DELETE FROM tool_registry.instances WHERE instance_id = $1"
+_FORGET: Final = """
+DELETE FROM tool_registry.executions WHERE (store_id, call_id) IN (
+    SELECT store_id, call_id FROM tool_registry.executions
+    WHERE ended_at < now() - make_interval(secs => $1) ORDER BY ended_at LIMIT 10000)
+"""
+_INSTANCES: Final = "SELECT instance_id, expires_at FROM tool_registry.instances WHERE instance_id <> $1"
+_FORGET_INSTANCES: Final = f"""
+DELETE FROM tool_registry.instances l
+WHERE expires_at < now() - interval '1 hour' AND NOT {lives("l.instance_id", "$1", "$2")}
+"""  # noqa: S608  # constants only
+_FORGET_LOCKS: Final = f"""
+DELETE FROM tool_registry.resource_locks l WHERE NOT {lives("l.instance_id", "$1", "$2")}
+"""  # noqa: S608  # constants only
+
+_CANCELLED_BEFORE: Final = ended_badly(Outcome.CANCELLED, "CANCELLED", "the call was cancelled before it began")
+
+
+class PostgresJournal:
+    """The Journal port. `instance_id` must be new for each start of a process."""
+
+    def __init__(self, database: Database, *, instance_id: str, lease_seconds: float) -> None:
+        self._database = database
+        self._instance_id = instance_id
+        self._lease_seconds = lease_seconds
+        self.watch = LeaseWatch(lease_seconds)
+        """The leases of the other processes, as each renewal of the own one finds them."""
+
+    async def begin(
+        self, call: JournalCall, *, unacted: Collection[str] = ()
+    ) -> Begun | HeldElsewhere | ExecutionResult:
+        async with self._database.acquire(urgent=True) as connection:
+            inserted = await connection.fetchval(
+                _INSERT,
+                *call.key,
+                call.run_id,
+                call.tool_name,
+                call.tool_version,
+                call.effect.value,
+                call.fingerprint,
+                self._instance_id,
+                call.token,
+            )
+        if inserted:
+            return Begun()
+        async with self._database.transaction(urgent=True) as connection:
+            return await self._resume(connection, call, unacted)
+
+    async def known(self, call: JournalCall) -> ExecutionResult | HeldElsewhere | None:
+        async with self._database.acquire(urgent=True) as connection:
+            row = await connection.fetchrow(_READ, *call.key, self._instance_id, *self.watch.unrenewed())
+        if row is None:
+            return None
+        match self._step(row, call, ()):
+            case Step.STORED:
+                return _result(row)
+            case Step.ELSEWHERE:
+                return _held(row)
+            case _:
+                return None
+
+    async def look(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
+        async with self._database.acquire(urgent=True) as connection:
+            row = await connection.fetchrow(_READ, *key, self._instance_id, *self.watch.unrenewed())
+        return None if row is None else self._standing(row)
+
+    async def end(self, key: CallKey, result: ExecutionResult) -> ExecutionResult:
+        async with self._database.acquire(urgent=True) as connection:
+            if await self._write_end(connection, key, result):
+                return result
+            row = await connection.fetchrow(_READ, *key, self._instance_id, *self.watch.unrenewed())
+        standing = None if row is None else _result(row)
+        return standing or result
+
+    async def ask(self, key: CallKey, question: Question, position: int) -> None:
+        async with self._database.acquire(urgent=True) as connection:
+            await connection.execute(_ASK, *key, self._instance_id, msgspec.msgpack.encode(question), position)
+
+    async def answer(self, key: CallKey, answers: Sequence[Answer]) -> None:
+        async with self._database.acquire(urgent=True) as connection:
+            await connection.execute(_ANSWER, *key, msgspec.msgpack.encode(answers))
+
+    async def answers(self, keys: Collection[CallKey]) -> Mapping[CallKey, Sequence[Answer]]:
+        if not keys:
+            return {}
+        async with self._database.acquire(urgent=True) as connection:
+            rows = await connection.fetch(_ANSWERS, *map(list, zip(*keys, strict=True)), self._instance_id)
+        return {
+            (row["store_id"], row["call_id"]): msgspec.msgpack.decode(row["answers"], type=list[Answer]) for row in rows
+        }
+
+    async def cancel(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
+        async with self._database.acquire(urgent=True) as connection:
+            await connection.execute(_CANCEL, *key, _CANCELLED_BEFORE.content)
+            row = await connection.fetchrow(_READ, *key, self._instance_id, *self.watch.unrenewed())
+        if row is None or not row["fingerprint"]:
+            return None
+        return self._standing(row)
+
+    async def renew(self, others: Collection[CallKey] = ()) -> Collection[CallKey]:
+        async with self._database.acquire(urgent=True) as connection:
+            await connection.execute(_RENEW, self._instance_id, self._lease_seconds)
+            rows = await connection.fetch(_TO_CANCEL, self._instance_id)
+            asked_at = time.monotonic()
+            leases = await connection.fetch(_INSTANCES, self._instance_id)
+            self.watch.see(
+                {row["instance_id"]: row["expires_at"] for row in leases}, asked_at=asked_at, now=time.monotonic()
+            )
+            if others:
+                rows += await connection.fetch(_CANCELLED, *map(list, zip(*others, strict=True)))
+        return [(row["store_id"], row["call_id"]) for row in rows]
+
+    async def release(self) -> None:
+        async with self._database.acquire(urgent=True) as connection:
+            await connection.execute(_RELEASE, self._instance_id)
+
+    async def forget(self, older_than_seconds: float) -> int:
+        async with self._database.acquire(urgent=True) as connection:
+            tag = await connection.execute(_FORGET, older_than_seconds)
+            await connection.execute(_FORGET_LOCKS, *self.watch.unrenewed())
+            await connection.execute(_FORGET_INSTANCES, *self.watch.unrenewed())
+        return int(tag.rpartition(" ")[2])
+
+    async def _resume(
+        self, connection: Connection, call: JournalCall, unacted: Collection[str]
+    ) -> Begun | HeldElsewhere | ExecutionResult:
+        row = await connection.fetchrow(_LOCK, *call.key, self._instance_id, *self.watch.unrenewed())
+        if row is None or not row["asker_alive"]:
+            # Without a lease what runs here could be taken for dead.
+            raise DependencyUnavailable("this process has lost its lease; ask again")
+        match self._step(row, call, unacted):
+            case Step.MISMATCH:
+                raise InvalidArguments("this call was begun with another tool or other arguments")
+            case Step.STORED:
+                return _result(row) or outcome.of_doubt(call.tool_name)
+            case Step.ELSEWHERE:
+                return _held(row)
+            case Step.CONCLUDE_UNKNOWN:
+                await connection.execute(_TAKE, *call.key, self._instance_id, call.effect.value, call.token)
+                doubt = outcome.of_doubt(call.tool_name)
+                await self._write_end(connection, call.key, doubt)
+                return doubt
+            case Step.RECONCILE | Step.RUN as step:
+                await connection.execute(_TAKE, *call.key, self._instance_id, call.effect.value, call.token)
+                return Begun(must_reconcile=step is Step.RECONCILE, is_cancelled=row["cancel_requested"])
+
+    def _step(self, row: asyncpg.Record, call: JournalCall, unacted: Collection[str]) -> Step:
+        entry = Entry(
+            fingerprint=row["fingerprint"],
+            effect=Effect(row["effect"]),
+            unknowns=row["unknowns"],
+            is_own=row["instance_id"] == self._instance_id,
+            is_unacted=row["token"] in unacted,
+            is_holder_alive=row["holder_alive"],
+            result=_result(row),
+        )
+        return next_step(entry, fingerprint=call.fingerprint, unknowns_resolved=call.unknowns_resolved)
+
+    def _standing(self, row: asyncpg.Record) -> ExecutionResult | HeldElsewhere | None:
+        result = _result(row)
+        if result is not None or not row["fingerprint"]:
+            return result
+        if row["holder_alive"] and row["instance_id"] != self._instance_id:
+            return _held(row)
+        return outcome.of_doubt(row["tool_name"])
+
+    async def _write_end(self, connection: Connection, key: CallKey, result: ExecutionResult) -> bool:
+        tag = await connection.execute(
+            _END,
+            *key,
+            self._instance_id,
+            result.outcome.value,
+            result.content,
+            result.is_error,
+            result.error_reason,
+            result.note,
+            result.duration_seconds,
+            None if result.inverse is None else encode_inverse(result.inverse),
+        )
+        return tag == "UPDATE 1"
+
+
+def _held(row: asyncpg.Record) -> HeldElsewhere:
+    question = None if row["question"] is None else msgspec.msgpack.decode(row["question"], type=Question)
+    return HeldElsewhere(question=question, position=row["question_position"])
+
+
+def _result(row: asyncpg.Record) -> ExecutionResult | None:
+    if row["ended_at"] is None:
+        return None
+    return ExecutionResult(
+        outcome=Outcome(row["outcome"]),
+        content=row["content"],
+        is_error=row["is_error"],
+        error_reason=row["error_reason"],
+        note=row["note"],
+        duration_seconds=row["duration_seconds"],
+        inverse=None if row["inverse"] is None else decode_inverse(row["inverse"]),
+    )

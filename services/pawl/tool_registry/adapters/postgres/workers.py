@@ -1,0 +1,227 @@
+"""Remote workers and their calls in PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+import asyncpg
+import msgspec
+
+from pawl.chassis.database import Database
+from pawl.tool_registry.adapters.postgres import worker_statements as sql
+from pawl.tool_registry.app.ports import CallKey
+from pawl.tool_registry.app.workers.ports import Attached, CallView, Finished, LateCall, Listener, NewsKind
+from pawl.tool_registry.domain.workers import (
+    Answer,
+    CallDetails,
+    CallState,
+    Invocation,
+    Origin,
+    Progress,
+    Purpose,
+    ResultStatus,
+    WorkerCall,
+    WorkerKey,
+    source_of,
+)
+
+_PING_SECONDS: Final = 15.0
+_NEWS_PARTS: Final = 3
+_NEWS_KINDS: Final = {kind.value: kind for kind in NewsKind}
+
+
+class PostgresWorkerBook:
+    """The WorkerBook port. `instance_id` is that of the journal: the lease of one is that of the other."""
+
+    def __init__(self, database: Database, *, instance_id: str) -> None:
+        self._database = database
+        self._instance_id = instance_id
+
+    async def owner(self, worker: WorkerKey, user_id: str, *, is_admin: bool) -> str | None:
+        store_id, group_name, worker_id = worker
+        rows = await self._fetch(
+            sql.OWN_GROUP, store_id, group_name, user_id, source_of(group_name), worker_id, is_admin
+        )
+        return rows[0]["user_id"] if rows else None
+
+    async def unserved(self, attachments: Collection[str]) -> Collection[str]:
+        return {row["attachment"] for row in await self._fetch(sql.UNSERVED, list(attachments))}
+
+    async def has_successor(self, worker: WorkerKey, tool_name: str, definition_hash: str, current_hash: str) -> bool:
+        return await self._is_true(
+            sql.HAS_SUCCESSOR, *worker, tool_name, definition_hash, current_hash, source_of(worker.group_name)
+        )
+
+    async def attach(self, worker: Attached, *, held: Mapping[str, int], lease_seconds: float) -> Mapping[str, int]:
+        tools = worker.tools
+        async with self._database.transaction() as connection:
+            await connection.execute(
+                sql.ATTACH,
+                *worker.key,
+                self._instance_id,
+                worker.attachment,
+                lease_seconds,
+                list(tools.keys()),
+                list(tools.values()),
+            )
+            await connection.execute(sql.LOSE, *worker.key, list(held.keys()), list(held.values()))
+            rows = await connection.fetch(sql.HELD, *worker.key)
+        return {row["call_id"]: row["lease_epoch"] for row in rows}
+
+    async def renew(self, seconds: Mapping[str, float]) -> Collection[str]:
+        rows = await self._fetch(sql.RENEW, list(seconds.keys()), list(seconds.values()))
+        return {row["attachment"] for row in rows}
+
+    async def detach(self, worker: Attached) -> None:
+        await self._fetch(sql.DETACH, *worker.key, worker.attachment)
+
+    async def is_attached(self, store_id: str, group_name: str, tool_name: str, definition_hash: str) -> bool:
+        return await self._is_true(sql.IS_ATTACHED, store_id, group_name, tool_name, definition_hash)
+
+    async def add(self, call: WorkerCall, worker: Attached | None) -> int | None:
+        worker_id = "" if worker is None else worker.key.worker_id
+        rows = await self._fetch(
+            sql.ADD,
+            call.store_id,
+            call.call_id,
+            call.group_name,
+            call.tool_name,
+            call.definition_hash,
+            call.purpose.value,
+            msgspec.msgpack.encode(call.details),
+            call.attempt,
+            call.seconds,
+            call.token,
+            self._instance_id,
+            worker_id,
+            "" if worker is None else worker.attachment,
+            None if call.origin is None else msgspec.msgpack.encode(call.origin),
+        ) or await self._fetch(sql.ADDED_BEFORE, call.store_id, call.call_id, call.token, worker_id)
+        if not rows or rows[0]["state"] != CallState.HELD:
+            return None
+        epoch: int = rows[0]["lease_epoch"]
+        return epoch
+
+    async def claim(self, worker: Attached, *, most: int) -> Sequence[Invocation]:
+        tools = worker.tools
+        rows = await self._fetch(
+            sql.CLAIM, *worker.key, list(tools.keys()), list(tools.values()), most, worker.attachment
+        )
+        return [_invocation(row) for row in rows]
+
+    async def held(self, attachments: Collection[str]) -> Collection[tuple[str, CallKey, int]]:
+        rows = await self._fetch(sql.HELD_BY, list(attachments))
+        return [(row["attachment"], (row["store_id"], row["call_id"]), row["lease_epoch"]) for row in rows]
+
+    async def put_back(self, call: CallKey, lease_epoch: int) -> None:
+        await self._fetch(sql.PUT_BACK, *call, lease_epoch)
+
+    async def report(self, worker: WorkerKey, call_id: str, lease_epoch: int, progress: Progress) -> None:
+        await self._fetch(sql.REPORT, *worker, call_id, lease_epoch, msgspec.msgpack.encode(progress))
+
+    async def finish(self, worker: WorkerKey, call_id: str, lease_epoch: int, answer: Answer) -> Finished:
+        stored = msgspec.msgpack.encode(answer)
+        rows = await self._fetch(sql.FINISH, *worker, call_id, lease_epoch, stored, self._instance_id)
+        rows = rows or await self._fetch(sql.KNOWN, *worker, call_id, lease_epoch)
+        return _finished(rows[0]) if rows else Finished(status=ResultStatus.UNKNOWN)
+
+    async def mark_told(self, call: CallKey, lease_epoch: int) -> None:
+        await self._fetch(sql.MARK_TOLD, *call, lease_epoch)
+
+    async def look(self, call: CallKey, token: str) -> CallView | None:
+        rows = await self._fetch(sql.LOOK, *call, token)
+        return _view(rows[0]) if rows else None
+
+    async def hand_out_again(self, call: CallKey, token: str, purpose: Purpose) -> bool:
+        return bool(await self._fetch(sql.HAND_OUT_AGAIN, *call, token, purpose.value))
+
+    async def conclude_lost(self, call: CallKey, token: str) -> bool:
+        return bool(await self._fetch(sql.CONCLUDE_LOST, *call, token))
+
+    async def withdraw(self, call: CallKey, token: str) -> bool:
+        return bool(await self._fetch(sql.WITHDRAW, *call, token))
+
+    async def abandon(self, call: CallKey, token: str, worker: WorkerKey) -> None:
+        await self._fetch(sql.ABANDON, *call, token, worker.worker_id)
+
+    async def cancel(self, call: CallKey, token: str) -> bool:
+        return any(row["state"] == CallState.HELD for row in await self._fetch(sql.CANCEL, *call, token))
+
+    async def settle(self, call: CallKey, token: str) -> None:
+        await self._fetch(sql.SETTLE, *call, token)
+
+    async def news(self) -> Collection[CallKey]:
+        rows = await self._fetch(sql.NEWS, self._instance_id)
+        return [(row["store_id"], row["call_id"]) for row in rows]
+
+    async def waiting_groups(self) -> Collection[tuple[str, str]]:
+        return [(row["store_id"], row["group_name"]) for row in await self._fetch(sql.WAITING_GROUPS)]
+
+    async def unwanted(self, calls: Collection[tuple[WorkerKey, str, int]]) -> Collection[tuple[WorkerKey, str]]:
+        columns = zip(*((*worker, call_id, epoch) for worker, call_id, epoch in calls), strict=True)
+        rows = await self._fetch(sql.UNWANTED, *map(list, columns))
+        return [(WorkerKey(row["store_id"], row["group_name"], row["worker_id"]), row["call_id"]) for row in rows]
+
+    async def forget(self) -> None:
+        await self._fetch(sql.FORGET_CALLS)
+        await self._fetch(sql.FORGET_WORKERS)
+
+    async def listen(self, listener: Listener) -> None:
+        def on_notification(_connection: object, _pid: int, _channel: str, payload: object) -> None:
+            parts = str(payload).split(" ")
+            if len(parts) == _NEWS_PARTS and parts[0] in _NEWS_KINDS:
+                listener(_NEWS_KINDS[parts[0]], parts[1], parts[2])
+
+        async with self._database.acquire() as connection:
+            await connection.add_listener(sql.CHANNEL, on_notification)
+            try:
+                while True:
+                    # Notifications come by themselves; a connection that broke says so only when it is used.
+                    await asyncio.sleep(_PING_SECONDS)
+                    await connection.execute("SELECT 1")
+            finally:
+                if not connection.is_closed():
+                    await connection.remove_listener(sql.CHANNEL, on_notification)
+
+    async def _fetch(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
+        async with self._database.acquire() as connection:
+            rows: list[asyncpg.Record] = await connection.fetch(statement, *arguments)
+            return rows
+
+    async def _is_true(self, statement: str, *arguments: Any) -> bool:
+        return bool((await self._fetch(statement, *arguments))[0][0])
+
+
+def _invocation(row: asyncpg.Record) -> Invocation:
+    return Invocation(
+        purpose=Purpose(row["purpose"]),
+        store_id=row["store_id"],
+        call_id=row["call_id"],
+        lease_epoch=row["lease_epoch"],
+        tool_name=row["tool_name"],
+        details=msgspec.msgpack.decode(row["details"], type=CallDetails),
+        deadline=row["deadline"].timestamp(),
+        attempt=row["attempt"],
+    )
+
+
+def _finished(row: asyncpg.Record) -> Finished:
+    status, origin = ResultStatus.ACCEPTED if row["is_accepted"] else ResultStatus.LATE, row["late_origin"]
+    if origin is None:
+        return Finished(status=status)
+    late = LateCall(tool_name=row["tool_name"], origin=msgspec.msgpack.decode(origin, type=Origin))
+    return Finished(status=status, late=late)
+
+
+def _view(row: asyncpg.Record) -> CallView:
+    progress, answer = row["progress"], row["answer"]
+    return CallView(
+        state=CallState(row["state"]),
+        purpose=Purpose(row["purpose"]),
+        is_lost=row["is_lost"],
+        is_given_up=row["is_given_up"],
+        progress=None if progress is None else msgspec.msgpack.decode(progress, type=Progress),
+        answer=None if answer is None else msgspec.msgpack.decode(answer, type=Answer),
+    )

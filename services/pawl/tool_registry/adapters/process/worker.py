@@ -1,0 +1,233 @@
+"""Runs the tool of one call in the process of that call, within its limits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import importlib
+import os
+import queue
+import resource
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pawl.chassis.strict_json import dumps_canonical
+from pawl.errors import InvalidJson
+from pawl.tool_registry.adapters.process.messages import (
+    Answer,
+    Call,
+    Cancel,
+    Raised,
+    Returned,
+    Said,
+    SecretAnswer,
+    SecretAsked,
+    ToRegistry,
+    frame,
+    receive,
+)
+from pawl.tool_registry.adapters.python.tool_folders import folder_package
+from pawl.tool_registry.domain.inverse import inverse_call
+from pawl.tool_registry.sdk.context import OutcomeUnknown, SecretNotFound, ToolContext, ToolError
+from pawl.tool_registry.sdk.inverse import Reversible
+from pawl.tool_registry.sdk.tool import Tool
+from pawl.tool_registry.sdk.values import plain
+
+_PROGRESS_INTERVAL_SECONDS: Final = 0.05
+_MESSAGE_CHARACTERS_MAX: Final = 4000
+_TEXT_CHARACTERS_MAX: Final = 8000
+_FRAMES_MAX: Final = 8
+_FRAME_CHARACTERS_MAX: Final = 300
+_REPORT_BYTES: Final = 32 * 1024 * 1024
+"""The bytes that the worker may allocate beyond the limit, to say that the limit was reached."""
+_MAPPED_BYTES: Final = 512 * 1024 * 1024
+"""Address space beyond the limit, for code of libraries and what threads reserve and do not use."""
+_STATM: Final = Path("/proc/self/statm")
+
+
+def run_worker(channel: socket.socket) -> None:
+    """Run the one call that comes over `channel`, send its answer and end the process."""
+    call = receive(channel)
+    if isinstance(call, Call):
+        line = _Line(channel)
+        line.start()
+        _limit(call)
+        line.answer(_answer(call, line))
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+    os._exit(0)
+
+
+class _Line:
+    """The registry, as the tool's threads reach it."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._sending = threading.Lock()
+        self._asking = threading.Lock()
+        self._secrets: queue.SimpleQueue[SecretAnswer] = queue.SimpleQueue()
+        self._newest: Said | None = None
+        self._has_news = threading.Event()
+        self.cancelled = threading.Event()
+        self.on_cancel: Callable[[], object] = lambda: None
+
+    def start(self) -> None:
+        """Begin to listen, and to pass progress on."""
+        for target in (self._listen, self._report):
+            threading.Thread(target=target, daemon=True).start()
+
+    def progress(self, fraction: float | None, message: str) -> None:
+        """Leave progress to be sent; the newest wins."""
+        self._newest = Said(fraction=fraction, message=message[:_MESSAGE_CHARACTERS_MAX])
+        self._has_news.set()
+
+    def secret(self, name: str) -> str:
+        """Ask the registry for a secret."""
+        with self._asking:
+            self._send(SecretAsked(name=name))
+            answer = self._secrets.get()
+        if answer.error:
+            raise SecretNotFound(answer.error)
+        return answer.value
+
+    def answer(self, answer: Answer) -> None:
+        """Send the end of the call, after the progress that came before it."""
+        self._send_newest()
+        self._send(answer)
+
+    def _send(self, message: ToRegistry) -> None:
+        with self._sending:
+            self._channel.sendall(frame(message))
+
+    def _send_newest(self) -> None:
+        newest, self._newest = self._newest, None
+        if newest is not None:
+            self._send(newest)
+
+    def _report(self) -> None:
+        while True:
+            self._has_news.wait()
+            self._has_news.clear()
+            self._send_newest()
+            time.sleep(_PROGRESS_INTERVAL_SECONDS)
+
+    def _listen(self) -> None:
+        while True:
+            match receive(self._channel):
+                case None:
+                    os._exit(1)
+                case SecretAnswer() as answer:
+                    self._secrets.put(answer)
+                case Cancel():
+                    self.cancelled.set()
+                    self.on_cancel()
+
+
+def _limit(call: Call) -> None:
+    """Let the kernel hold this process to its limits. Memory counts from here, where nothing of the tool is loaded."""
+    _set_limit(resource.RLIMIT_CORE, 0)
+    _set_limit(resource.RLIMIT_CPU, call.cpu_seconds, 1)
+    if _STATM.exists():
+        pages = [int(number) for number in _STATM.read_text(encoding="ascii").split()]
+        size, data = pages[0] * resource.getpagesize(), pages[5] * resource.getpagesize()
+        _set_limit(resource.RLIMIT_DATA, data + call.memory_bytes, _REPORT_BYTES)
+        _set_limit(resource.RLIMIT_AS, size + call.memory_bytes + _MAPPED_BYTES, _REPORT_BYTES)
+
+
+def _set_limit(kind: int, soft: int, reserve: int = 0) -> None:
+    """Set a limit, and one that is `reserve` higher for what the process can grant itself; lower ones stay."""
+    _, before = resource.getrlimit(kind)
+    if before != resource.RLIM_INFINITY:
+        soft, reserve = min(soft, before), max(0, min(reserve, before - soft))
+    resource.setrlimit(kind, (soft, soft + reserve))
+
+
+def _use_reserve() -> None:
+    """Get the memory that is kept for saying that the limit was reached."""
+    for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS):
+        _, hard = resource.getrlimit(kind)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(kind, (hard, hard))
+
+
+def _answer(call: Call, line: _Line) -> Answer:
+    try:
+        tool = _find(call)
+    except BaseException as error:  # noqa: BLE001  # the author's code
+        return _crash(error, "BROKEN")
+    if tool is None:
+        return Raised(
+            kind="TOLD", text=f"{call.tool_name} is no name at the top of its module: its own process cannot find it"
+        )
+    try:
+        bound = tool.bind(call.arguments, _context(call, line))
+        value = asyncio.run(_awaited(bound, line)) if tool.is_async else bound()
+        return _returned(value, call.content_bytes_max)
+    except OutcomeUnknown:
+        return Raised(kind="UNKNOWN")
+    except ToolError as error:
+        return Raised(kind="TOLD", text=(str(error) or type(error).__name__)[:_TEXT_CHARACTERS_MAX])
+    except BaseException as error:  # noqa: BLE001  # the author's code, SystemExit included
+        return _crash(error, "CRASHED")
+
+
+def _find(call: Call) -> Tool[..., Any] | None:
+    """Import the tool's module and return the tool."""
+    if call.folder:
+        folder_package(Path(call.folder))
+    module = importlib.import_module(call.import_name)
+    tools = (value for value in vars(module).values() if isinstance(value, Tool))
+    return next((tool for tool in tools if tool.name == call.tool_name), None)
+
+
+async def _awaited(bound: Callable[[], Any], line: _Line) -> Any:
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(bound())
+    line.on_cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+    return await task
+
+
+def _returned(value: Any, bytes_max: int) -> Answer:
+    inverse, given = (value.inverse, value.value) if isinstance(value, Reversible) else (None, value)
+    try:
+        content = dumps_canonical(plain(given))
+        arguments = b"" if inverse is None else dumps_canonical(plain(inverse.arguments))
+        back = None if inverse is None else inverse_call(inverse.tool_name, arguments, inverse.summary)
+    except (TypeError, ValueError, RecursionError, InvalidJson) as error:
+        reason = error.message if isinstance(error, InvalidJson) else f"{type(given).__name__} is not JSON"
+        return Raised(kind="NOT_JSON", text=reason)
+    if len(content) > bytes_max:
+        return Raised(kind="TOO_LARGE", text=str(len(content)))
+    return Returned(content=content, inverse=back)
+
+
+def _crash(error: BaseException, kind: Literal["CRASHED", "BROKEN"]) -> Raised:
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        _use_reserve()
+        return Raised(kind="MEMORY")
+    traceback.print_exception(error)  # Seen where the output is shown.
+    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES_MAX:]
+    named = (f"{place.filename}:{place.lineno} {place.name}"[-_FRAME_CHARACTERS_MAX:] for place in frames)
+    return Raised(kind=kind, text=type(error).__name__, frames=tuple(named))
+
+
+def _context(call: Call, line: _Line) -> ToolContext:
+    return ToolContext(
+        store_id=call.store_id,
+        user_id=call.user_id,
+        conversation_id=call.conversation_id,
+        run_id=call.run_id,
+        call_id=call.call_id,
+        attempt=call.attempt,
+        deadline=call.deadline,
+        _cancelled=line.cancelled,
+        _report=line.progress,
+        _find_secret=line.secret,
+    )

@@ -1,0 +1,1 @@
+"""Python tools: where they are found, and how they run inside the registry."""

@@ -1,0 +1,1 @@
+"""Documents that users and stores upload, for search."""

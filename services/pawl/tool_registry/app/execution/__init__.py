@@ -1,0 +1,1 @@
+"""Running a call: once, under its journal, its locks and its deadline."""

@@ -1,0 +1,233 @@
+"""One attempt to run a call: keys held, journal asked, tool run."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+from pawl.chassis import logs
+from pawl.chassis.clock import Clock
+from pawl.tool_registry.app.execution import outcome
+from pawl.tool_registry.app.execution.execution import Execution, Reporter
+from pawl.tool_registry.app.policy.admission import Job
+from pawl.tool_registry.app.policy.policy import CallPolicy
+from pawl.tool_registry.app.ports import Begun, Ended, HeldElsewhere, Journal, ResourceLocks, Runner, Secrets
+from pawl.tool_registry.domain.definition import Effect
+from pawl.tool_registry.domain.execution import ExecutionResult, progress
+from pawl.tool_registry.sdk.context import SecretNotFound, ToolContext
+from pawl.tool_registry.sdk.reconciling import ReconcileResult
+from pawl.tool_registry.sdk.values import hide
+
+_SECRET_CHARACTERS_MIN: Final = 4
+_UNACTED_MAX: Final = 10_000
+
+_log = logs.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptParts:
+    """The parts that attempts share."""
+
+    journal: Journal
+    locks: ResourceLocks
+    runner: Runner
+    secrets: Secrets
+    policy: CallPolicy
+    clock: Clock
+    unacted: set[str] = field(default_factory=set)
+    """Tokens of attempts that may have written an entry and ran nothing: the journal gave no answer."""
+
+
+class Attempt:
+    """Runs a job in a task of its own, which outlives the outcome while code of the tool still runs.
+
+    So resource keys stay held until a thread that could not be stopped has really
+    ended, while the outcome is known at once.
+    """
+
+    def __init__(self, execution: Execution, job: Job, parts: AttemptParts) -> None:
+        self._execution = execution
+        self._job = job
+        self._parts = parts
+        self._cancelled = threading.Event()
+        self._secrets: set[str] = set()
+        self._token = secrets.token_hex(16)
+        self._started = parts.clock.monotonic()
+        self.outcome: asyncio.Future[ExecutionResult | HeldElsewhere] = asyncio.get_running_loop().create_future()
+        self.is_reconciling = False
+        self.has_asked_journal = False
+        self.has_run = False
+        """True if the tool was begun, so that it may have had its effect."""
+        self.late_end: ExecutionResult | None = None
+        """The end that the tool came to after its call had got another result."""
+        self.was_known = False
+        """True if the outcome is not this attempt's own."""
+        self.task = asyncio.get_running_loop().create_task(self._run(), name=f"attempt {job.definition.name}")
+
+    @property
+    def never_began(self) -> bool:
+        """True if neither this attempt nor an earlier one can have had an effect. AT_MOST_ONCE: there is but one."""
+        return not self.has_run and (self._job.effect is Effect.AT_MOST_ONCE or self._job.attempt == 1)
+
+    async def stop(self, unwind_seconds: float) -> bool:
+        """Cancel the tool and give it `unwind_seconds` to end; returns whether none of its code runs any more."""
+        self._cancelled.set()
+        self.task.cancel()
+        await asyncio.wait({self.task}, timeout=unwind_seconds)
+        return self.task.done()
+
+    async def _run(self) -> None:
+        try:
+            async with AsyncExitStack() as stack:
+                if self._job.resource_keys:
+                    if await self._is_known():
+                        return
+                    holder = self._job.identity.call_id
+                    await stack.enter_async_context(
+                        self._parts.locks.hold(self._job.identity.store_id, self._job.resource_keys, holder)
+                    )
+                if self._job.effect.is_journaled:
+                    await self._run_journaled()
+                else:
+                    await self._run_tool()
+        except Exception as error:  # noqa: BLE001  # what the tool raised is in the outcome; this is ours
+            if not self.outcome.done():
+                self.outcome.set_exception(error)
+                self.outcome.exception()  # Seen, also when the supervisor has left.
+
+    async def _is_known(self) -> bool:
+        """Settle a call that was asked for again without waiting for its own keys."""
+        if not self._job.effect.is_journaled:
+            return False
+        known = await self._parts.journal.known(self._job.journal_call(self._token))
+        if known is not None:
+            self._set_known(known)
+        return known is not None
+
+    async def _run_journaled(self) -> None:
+        self.has_asked_journal = True
+        try:
+            begun = await self._parts.journal.begin(self._job.journal_call(self._token), unacted=self._parts.unacted)
+        except BaseException:
+            self._remember_unacted()
+            raise
+        if not isinstance(begun, Begun):
+            self._set_known(begun)
+            return
+        self._execution.has_begun = True
+        if begun.must_reconcile and await self._reconcile():
+            return
+        if begun.is_cancelled:
+            self._set(outcome.of_cancel(self._job.definition, self._seconds()))
+            return
+        await self._run_tool()
+
+    async def _reconcile(self) -> bool:
+        """Ask the tool about an earlier execution; returns whether that settled the call."""
+        reconcile = self._job.tool.reconcile
+        if reconcile is None:
+            raise TypeError("only a RECONCILABLE tool is asked")
+        self.is_reconciling = True
+        try:
+            found: ReconcileResult = await reconcile(self._context())
+        except Exception as error:  # noqa: BLE001  # the author's code: if it fails, nobody knows
+            _log.warning("tool.reconcile_failed", tool=self._job.tool.name, error=type(error).__name__)
+            found = ReconcileResult(finding="CANNOT_SAY")
+        self.is_reconciling = False
+        _log.info("tool.reconciled", tool=self._job.tool.name, call=self._job.identity.call_id, finding=found.finding)
+        if found.finding == "HAPPENED":
+            self._set(
+                outcome.of_value(self._job.definition, found.result, secrets=self._secrets, seconds=self._seconds())
+            )
+        elif found.finding == "CANNOT_SAY":
+            self._set(outcome.of_doubt(self._job.definition.name, self._seconds()))
+        return self.outcome.done()
+
+    def _remember_unacted(self) -> None:
+        unacted = self._parts.unacted
+        if len(unacted) >= _UNACTED_MAX:
+            unacted.clear()  # Their entries, if there are any, are taken for interrupted ones.
+        unacted.add(self._token)
+
+    async def _run_tool(self) -> None:
+        job = self._job
+        try:
+            refusal = await self._parts.policy.permit(job)
+        except BaseException:
+            self._remember_unacted()
+            raise
+        if refusal is not None:
+            self._set(refusal)
+            return
+        try:
+            work = self._parts.runner.start(job.tool, job.arguments, self._context())
+        except Exception as error:  # noqa: BLE001  # arguments of the right schema that are not of the type
+            self._set(outcome.of_error(job.definition, error, secrets=(), seconds=self._seconds()))
+            return
+        try:
+            value = await work.result()
+        except Exception as error:  # noqa: BLE001  # whatever the author's code raises is its result
+            self._set(self._of(Ended(error=error)))
+        else:
+            self._set(self._of(Ended(value=value)))
+        finally:
+            await asyncio.wait({work.left})
+            ended = work.left.result()
+            self.late_end = None if ended is None or self.outcome.done() else self._of(ended)
+
+    def _of(self, ended: Ended) -> ExecutionResult:
+        definition, secrets, seconds = self._job.definition, self._secrets, self._seconds()
+        if ended.error is not None:
+            return outcome.of_error(definition, ended.error, secrets=secrets, seconds=seconds)
+        return outcome.of_value(definition, ended.value, secrets=secrets, seconds=seconds)
+
+    def _context(self) -> ToolContext:
+        identity = self._job.identity
+        report = Reporter(self._execution)
+        left = self._job.timeout_seconds - self._seconds()
+        return ToolContext(
+            store_id=identity.store_id,
+            user_id=identity.user_id,
+            conversation_id=identity.conversation_id,
+            run_id=identity.run_id,
+            call_id=identity.call_id,
+            attempt=self._job.attempt,
+            deadline=datetime.fromtimestamp(self._parts.clock.now() + left, UTC),
+            _cancelled=self._cancelled,
+            _report=lambda fraction, message: report(progress(fraction, hide(self._secrets, message))),
+            _find_secret=self._find_secret,
+            _begin=self._begin,
+            **({"_ask": self._execution.dialogue.ask} if self._job.tool.is_async else {}),
+        )
+
+    def _begin(self) -> None:
+        self.has_run = True
+        self._execution.has_begun = True
+
+    def _find_secret(self, name: str) -> str:
+        secrets = self._parts.secrets
+        find = secrets.own if self._job.is_of_store else secrets.find
+        value = find(self._job.identity.store_id, name)
+        if value is None:
+            raise SecretNotFound(f"no secret named {name!r} is configured")
+        if len(value) >= _SECRET_CHARACTERS_MIN:
+            # A new set, because progress may read the old one in another thread.
+            self._secrets = self._secrets | {value}
+        return value
+
+    def _seconds(self) -> float:
+        return self._parts.clock.monotonic() - self._started
+
+    def _set_known(self, known: ExecutionResult | HeldElsewhere) -> None:
+        self.was_known = True
+        if not self.outcome.done():
+            self.outcome.set_result(known)
+
+    def _set(self, result: ExecutionResult) -> None:
+        if not self.outcome.done():
+            self.outcome.set_result(result)

@@ -1,0 +1,133 @@
+"""One execution under way in this process, for everybody who waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Sequence
+from enum import StrEnum
+from typing import Any, Final
+
+from pawl.tool_registry.app.execution.dialogue import Dialogue
+from pawl.tool_registry.app.ports import CallKey
+from pawl.tool_registry.domain.definition import Effect
+from pawl.tool_registry.domain.execution import ExecutionResult, Progress, input_required
+from pawl.tool_registry.domain.question import Answer
+
+PROGRESS_INTERVAL_SECONDS: Final = 0.1
+
+
+class CancelCause(StrEnum):
+    """The reason why an execution is to end."""
+
+    USER = "USER"
+    CALLERS_GONE = "CALLERS_GONE"
+    SHUTDOWN = "SHUTDOWN"
+    LEASE_LOST = "LEASE_LOST"
+
+
+class Execution:
+    """Progress and result of one call, for any number of callers.
+
+    A journaled one goes on when the last caller has gone.
+    """
+
+    def __init__(
+        self, key: CallKey, *, fingerprint: str, effect: Effect, answers: Sequence[Answer], started: float
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.key = key
+        self.fingerprint = fingerprint
+        self.effect = effect
+        self.has_begun = False
+        """True if the effect may have happened."""
+        self.ended: asyncio.Future[ExecutionResult] = loop.create_future()
+        self.cancelled: asyncio.Future[CancelCause] = loop.create_future()
+        self.listeners = 0
+        self.started = started
+        self.dialogue = Dialogue(answers)
+        self._progress: Progress | None = None
+        self._news: asyncio.Future[None] = loop.create_future()
+
+    @property
+    def is_abandoned(self) -> bool:
+        """True if it ends because its callers left: a new caller needs a new execution."""
+        return self.cancelled.done() and self.cancelled.result() is CancelCause.CALLERS_GONE
+
+    def seconds(self) -> float:
+        """Return how long it has been going on."""
+        return asyncio.get_running_loop().time() - self.started
+
+    def report(self, progress: Progress) -> None:
+        """Show progress to whoever listens; only the newest is kept."""
+        self._progress = progress
+        if not self._news.done():
+            self._news.set_result(None)
+
+    def cancel(self, cause: CancelCause) -> None:
+        """Ask for the end; the first cause stays. Idempotent."""
+        if not self.cancelled.done():
+            self.cancelled.set_result(cause)
+
+    def finish(self, result: ExecutionResult) -> None:
+        """Give the result to everybody."""
+        if not self.ended.done():
+            self.ended.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        """Give everybody an error in place of a result."""
+        if not self.ended.done():
+            self.ended.set_exception(error)
+            self.ended.exception()  # Seen, also when nobody listens.
+
+    async def watch(self) -> AsyncGenerator[Progress | ExecutionResult, None]:
+        """Yield progress, at most ten times a second, then the result, or what the tool asks.
+
+        Raises:
+            PawlError: there is no result, for a reason that is not the tool's.
+        """
+        self.listeners += 1
+        try:
+            while not self.ended.done():
+                if self.effect.is_journaled and self.dialogue.question is not None:
+                    yield input_required(self.dialogue.question, self.seconds())
+                    return
+                await wait_any(self.ended, self._news, self.dialogue.asked)
+                if self._news.done():
+                    self._news = asyncio.get_running_loop().create_future()
+                    if self._progress is not None:
+                        yield self._progress
+                    await asyncio.wait({self.ended}, timeout=PROGRESS_INTERVAL_SECONDS)
+            yield self.ended.result()
+        finally:
+            self.listeners -= 1
+            if not self.listeners and not self.effect.is_journaled and not self.ended.done():
+                self.cancel(CancelCause.CALLERS_GONE)
+
+
+async def wait_any(*futures: asyncio.Future[Any], timeout_seconds: float | None = None) -> None:
+    """Return when one of them is done, or the time is up."""
+    await asyncio.wait(futures, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+
+
+class Reporter:
+    """Takes progress from any thread to an execution, without flooding the loop."""
+
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._newest: Progress | None = None
+
+    def __call__(self, progress: Progress) -> None:
+        with self._lock:
+            is_on_its_way = self._newest is not None
+            self._newest = progress
+        if not is_on_its_way and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        with self._lock:
+            progress, self._newest = self._newest, None
+        if progress is not None:
+            self._execution.report(progress)

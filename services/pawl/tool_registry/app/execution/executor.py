@@ -1,0 +1,403 @@
+"""Running calls: each at most once at a time, journaled where its effect asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Self, TypeVar
+
+from pawl.chassis import logs
+from pawl.chassis.retry import ANY, INTERNAL_SECONDS_MAX, Retry
+from pawl.errors import (
+    Cancelled,
+    DependencyUnavailable,
+    InvalidArguments,
+    Overloaded,
+    PawlError,
+    ShuttingDown,
+)
+from pawl.tool_registry.app.catalog.catalog import Catalog
+from pawl.tool_registry.app.execution import outcome
+from pawl.tool_registry.app.execution.attempt import Attempt, AttemptParts
+from pawl.tool_registry.app.execution.execution import CancelCause, Execution, wait_any
+from pawl.tool_registry.app.execution.outcome import ToolEnd
+from pawl.tool_registry.app.policy.admission import ExecuteRequest, Job, admit
+from pawl.tool_registry.app.policy.permits import Permits
+from pawl.tool_registry.app.ports import CallKey, HeldElsewhere, Observer
+from pawl.tool_registry.domain.definition import Effect
+from pawl.tool_registry.domain.execution import NOT_STOPPED, ExecutionResult, Outcome, Progress, input_required
+from pawl.tool_registry.domain.question import given
+
+_ASKING_PER_RUNNING: Final = 10
+"""So many times more executions may wait for people than run."""
+_POLL_SECONDS: Final = 0.1
+# How long an async tool may take to clean up after it was cancelled.
+_UNWIND_SECONDS: Final = 1.0
+
+T = TypeVar("T")
+
+_log = logs.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorOptions:
+    """The limits on what an executor holds and how long it waits."""
+
+    executions_max: int = 1000
+    grace_seconds: float = 5.0
+    lease_seconds: float = 6.0
+    renew_seconds: float = 1.0
+    retention_seconds: float = 30 * 86400.0
+    forget_seconds: float = 3600.0
+    internal_seconds_max: float = INTERNAL_SECONDS_MAX
+
+
+class Executor:
+    """Runs tools, detached from whoever asked; an async context manager.
+
+    At its end running executions have `grace_seconds`, counted from when
+    `stopping` returned, to end by themselves. Then they are cancelled and, where
+    it is then unknown whether they had their effect, recorded so.
+    """
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        permits: Permits,
+        parts: AttemptParts,
+        observer: Observer,
+        stopping: Callable[[], Awaitable[object]],
+        options: ExecutorOptions,
+    ) -> None:
+        self._catalog = catalog
+        self._permits = permits
+        self._journal = parts.journal
+        self._parts = parts
+        self._observer = observer
+        self._clock = parts.clock
+        self._stopping = stopping
+        self._options = options
+        self._retry = Retry(
+            parts.clock, transient=ANY, internal_seconds_max=options.internal_seconds_max, event="journal.end_delayed"
+        )
+        self._running: dict[CallKey, Execution] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._attempts: set[asyncio.Task[None]] = set()
+        self._loops: list[asyncio.Task[None]] = []
+        self._stop_at: float | None = None
+        self._renewed_at = 0.0
+
+    async def __aenter__(self) -> Self:
+        self._renewed_at = self._clock.monotonic()
+        await self._journal.renew()
+        loops = (self._watch_stop(), self._renew_leases(), self._forget())
+        self._loops = [asyncio.get_running_loop().create_task(loop) for loop in loops]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._stop_at is None:
+            self._stop_at = self._clock.monotonic() + self._options.grace_seconds
+        for execution in self._running.values():
+            if execution.dialogue.question is not None:  # No answer comes within the time that is left.
+                execution.cancel(CancelCause.SHUTDOWN)
+        await self._wait_for_tasks(self._stop_at - self._clock.monotonic())
+        for execution in self._running.values():
+            execution.cancel(CancelCause.SHUTDOWN)
+        await self._wait_for_tasks(2 * _UNWIND_SECONDS)
+        tasks = self._tasks | self._attempts | set(self._loops)
+        for task in tasks:
+            task.cancel()
+        left = (await asyncio.wait(tasks, timeout=_UNWIND_SECONDS))[1]
+        if left:
+            _log.error("execution.will_not_end", tasks=sorted(task.get_name() for task in left))
+        try:
+            await self._journal.release()
+        except Exception as error:  # noqa: BLE001  # then the lease runs out
+            _log.warning("journal.not_released", error=type(error).__name__)
+
+    async def execute(self, request: ExecuteRequest) -> AsyncGenerator[Progress | ExecutionResult, None]:
+        """Run a call, or attach to it where it runs; yields progress, then the result, last.
+
+        Raises:
+            ToolNotFound, InvalidArguments, ApprovalRequired, PermissionDenied: it may not
+                run; see `admit` and `Permits`.
+            Overloaded, ShuttingDown, DependencyUnavailable: it did not run, or asking
+                again tells what became of it.
+        """
+        job = await admit(self._catalog, request)
+        if job.key not in self._running:
+            await self._permits.check(job)
+        cached = await self._parts.policy.cached(job)
+        if cached is not None:
+            yield cached
+            return
+        execution = await self._execution_of(job)
+        async with aclosing(execution.watch()) as watched:
+            async for item in watched:
+                yield item
+
+    @property
+    def running_count(self) -> int:
+        """The number of executions under way in this process."""
+        return len(self._running)
+
+    async def cancel(self, key: CallKey, wait_seconds: float) -> tuple[bool, ExecutionResult | None]:
+        """Cancel a call and wait for its end; returns whether nothing of it runs, and its result if any."""
+        known = await self._journal.cancel(key)
+        execution = self._running.get(key)
+        if execution is not None:
+            execution.cancel(CancelCause.USER)
+            await asyncio.wait({execution.ended}, timeout=wait_seconds)
+            if not execution.ended.done():
+                return False, None
+            if execution.ended.exception() is None:
+                return _has_stopped(execution.ended.result()), execution.ended.result()
+        if execution is not None or isinstance(known, ExecutionResult):
+            # It may have ended since the journal was asked.
+            known = await self._journal.look(key)
+        give_up = self._clock.monotonic() + wait_seconds
+        while isinstance(known, HeldElsewhere) and self._clock.monotonic() < give_up:
+            await self._clock.sleep(_POLL_SECONDS)
+            known = await self._journal.look(key)
+        if isinstance(known, ExecutionResult):
+            return _has_stopped(known), known
+        return known is None, None
+
+    async def _execution_of(self, job: Job) -> Execution:
+        existing = self._running.get(job.key)
+        while existing is not None and existing.is_abandoned:
+            await asyncio.wait({existing.ended})
+            existing = self._running.get(job.key)
+        if existing is not None:
+            if existing.fingerprint != job.fingerprint:
+                raise InvalidArguments("this call was begun with another tool or other arguments")
+            existing.dialogue.give(job.answers)
+            return existing
+        if self._stop_at is not None:
+            raise ShuttingDown
+        self._check_room()
+        execution = Execution(
+            job.key,
+            fingerprint=job.fingerprint,
+            effect=job.effect,
+            answers=job.answers,
+            started=asyncio.get_running_loop().time(),
+        )
+        self._running[job.key] = execution
+        task = asyncio.get_running_loop().create_task(
+            self._drive(execution, job), name=f"execution {job.definition.name}"
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return execution
+
+    def _check_room(self) -> None:
+        """Return if one more execution may begin. Those that wait for people may do so for days: they count apart.
+
+        Raises:
+            Overloaded: it may not.
+        """
+        most = self._options.executions_max
+        if len(self._running) < most:
+            return
+        asking = sum(execution.dialogue.question is not None for execution in self._running.values())
+        if len(self._running) - asking >= most:
+            raise Overloaded(f"{most} executions are running, which is the limit")
+        if asking >= most * _ASKING_PER_RUNNING:
+            raise Overloaded(f"{asking} executions wait for people, which is the limit")
+
+    async def _drive(self, execution: Execution, job: Job) -> None:
+        """Take an execution to its end, whatever happens."""
+        error: BaseException | None = None
+        try:
+            result = await self._settle(execution, job)
+        except asyncio.CancelledError:
+            error = ShuttingDown()
+            raise
+        except PawlError as refusal:
+            error = refusal
+        except Exception as fault:  # noqa: BLE001  # whoever waits must not wait for ever
+            _log.exception("execution.crashed", tool=job.definition.name, call=job.identity.call_id)
+            error = fault
+        finally:
+            # In one step: nobody attaches to an execution that has ended.
+            del self._running[job.key]
+            if error is not None:
+                execution.fail(error)
+        if error is None:
+            execution.finish(result)
+
+    async def _settle(self, execution: Execution, job: Job) -> ExecutionResult:
+        while True:
+            known = await self._try(execution, job)
+            if isinstance(known, ExecutionResult):
+                return known
+            if known.question is not None:
+                if given(job.answers, known.position, known.question) is None:
+                    return input_required(known.question, execution.seconds())
+                await self._journal.answer(job.key, job.answers)
+            await asyncio.wait({execution.cancelled}, timeout=_POLL_SECONDS)
+            if not execution.listeners:
+                raise Cancelled  # Nobody waits for what another process does.
+            if execution.cancelled.done() and execution.cancelled.result() is CancelCause.SHUTDOWN:
+                raise ShuttingDown
+
+    async def _try(self, execution: Execution, job: Job) -> ExecutionResult | HeldElsewhere:
+        """Make one attempt; what another process holds, or the journal knows, is returned."""
+        started = self._clock.monotonic()
+        attempt = Attempt(execution, job, self._parts)
+        self._attempts.add(attempt.task)
+        attempt.task.add_done_callback(self._attempts.discard)
+        await self._wait(attempt, execution, job)
+        seconds = self._clock.monotonic() - started
+        if attempt.outcome.done():
+            known = attempt.outcome.result()
+            if attempt.was_known or not isinstance(known, ExecutionResult):
+                return known
+        else:
+            # A thread that is over its time keeps nobody waiting; who cancels wants to know whether it stops.
+            waits = job.tool.is_stoppable or execution.cancelled.done()
+            has_stopped = await attempt.stop(_UNWIND_SECONDS if waits else 0)
+            known = self._interrupted(execution, job, attempt, seconds, goes_on=not has_stopped)
+        result = await self._write_end(job, known, attempt)
+        if not attempt.task.done():
+            following = asyncio.get_running_loop().create_task(self._follow(attempt, job), name="execution late")
+            self._attempts.add(following)
+            following.add_done_callback(self._attempts.discard)
+        self._observer.ended(job.tool.name, result.outcome, seconds)
+        _log.info(
+            "execution.ended",
+            tool=job.definition.name,
+            run=job.identity.run_id,
+            call=job.identity.call_id,
+            outcome=result.outcome,
+            reason=result.error_reason,
+            milliseconds=round(seconds * 1000, 1),
+        )
+        return result
+
+    async def _wait(self, attempt: Attempt, execution: Execution, job: Job) -> None:
+        """Wait until there is an outcome, or the attempt must end; while a question is open, time stands still."""
+        left = job.timeout_seconds
+        dialogue = execution.dialogue
+        while True:
+            began = self._clock.monotonic()
+            await wait_any(attempt.outcome, execution.cancelled, dialogue.asked, timeout_seconds=left)
+            left -= self._clock.monotonic() - began
+            if attempt.outcome.done() or execution.cancelled.done() or not dialogue.asked.done():
+                return
+            if not job.effect.is_journaled:
+                return  # It is run again when the answer is there.
+            if dialogue.question is not None:
+                ask = partial(self._journal.ask, job.key, dialogue.question, dialogue.position)
+                await self._until_written(job, ask)
+            await wait_any(attempt.outcome, execution.cancelled, dialogue.answered)
+
+    def _interrupted(
+        self, execution: Execution, job: Job, attempt: Attempt, seconds: float, *, goes_on: bool
+    ) -> ExecutionResult:
+        """Return what an attempt came to that was ended from outside."""
+        if not execution.cancelled.done() and execution.dialogue.question is not None:
+            return input_required(execution.dialogue.question, seconds)
+        cause = execution.cancelled.result() if execution.cancelled.done() else None
+        if cause in (CancelCause.SHUTDOWN, CancelCause.LEASE_LOST):
+            if job.effect is Effect.AT_MOST_ONCE and execution.has_begun:
+                if attempt.never_began:
+                    return outcome.of_unbegun(job.definition, "TOOL_ERROR", "the registry was stopping", seconds)
+                return outcome.of_doubt(job.definition.name, seconds)
+            # The tool is asked, or run again, by whoever is asked next.
+            raise ShuttingDown if cause is CancelCause.SHUTDOWN else DependencyUnavailable
+        if attempt.is_reconciling:
+            return outcome.of_doubt(job.definition.name, seconds)
+        if cause is None and attempt.never_began:
+            why = f"what runs it was busy or still starting for {job.timeout_seconds:g} s"
+            return outcome.of_unbegun(job.definition, "TOOL_TIMEOUT", why, seconds)
+        if cause is None:
+            end = ToolEnd.ASKED_TO if job.tool.is_remote else ToolEnd.GOES_ON if goes_on else ToolEnd.STOPPED
+            return outcome.of_timeout(job.definition, job.timeout_seconds, seconds, end)
+        end = ToolEnd.GOES_ON if goes_on else ToolEnd.NEVER_BEGAN if attempt.never_began else ToolEnd.STOPPED
+        return outcome.of_cancel(job.definition, seconds, end)
+
+    async def _write_end(self, job: Job, result: ExecutionResult, attempt: Attempt) -> ExecutionResult:
+        """Make the result, and that there is one, durable before anybody sees it. See `_until_written`."""
+        if result.outcome is Outcome.INPUT_REQUIRED:
+            return result  # It has not ended: it begins again with the answer.
+        audited = self._until_written(job, lambda: self._parts.policy.ended(job, result, has_begun=attempt.has_run))
+        if not attempt.has_asked_journal:
+            await audited
+            return result
+        # Side by side: both wait for the disk.
+        standing, _ = await asyncio.gather(
+            self._until_written(job, lambda: self._journal.end(job.key, result)), audited
+        )
+        return standing
+
+    async def _follow(self, attempt: Attempt, job: Job) -> None:
+        """Write down what a tool comes to that goes on after its call has a result: it may have its effect then."""
+        await asyncio.wait({attempt.task})
+        late = attempt.late_end
+        if late is not None:
+            await self._until_written(job, lambda: self._parts.policy.ended_late(job, late))
+
+    async def _until_written(self, job: Job, write: Callable[[], Awaitable[T]]) -> T:
+        """Write what must not be lost; raises as `Retry.until_answered` does."""
+        return await self._retry.until_answered(write, call=job.identity.call_id)
+
+    async def _wait_for_tasks(self, seconds: float) -> None:
+        if self._tasks and seconds > 0:
+            await asyncio.wait(self._tasks, timeout=seconds)
+
+    async def _watch_stop(self) -> None:
+        await self._stopping()
+        self._stop_at = self._clock.monotonic() + self._options.grace_seconds
+
+    async def _renew_leases(self) -> None:
+        while True:
+            await self._clock.sleep(self._options.renew_seconds)
+            asked_at = self._clock.monotonic()
+            try:
+                async with asyncio.timeout(self._options.lease_seconds / 2):
+                    await self._take_answers()
+                    to_cancel = await self._journal.renew(
+                        [key for key, execution in self._running.items() if not execution.effect.is_journaled]
+                    )
+            except Exception as error:  # noqa: BLE001  # whatever it is, the lease runs out and this loop must see it
+                _log.warning("journal.lease_not_renewed", error=type(error).__name__)
+            else:
+                self._renewed_at = asked_at
+                for key in to_cancel:
+                    if key in self._running:
+                        self._running[key].cancel(CancelCause.USER)
+            if self._clock.monotonic() - self._renewed_at > self._options.lease_seconds:
+                self._fence()
+
+    async def _take_answers(self) -> None:
+        """Take answers that were given to another replica."""
+        asking = [key for key, execution in self._running.items() if execution.dialogue.question is not None]
+        for key, answers in (await self._journal.answers(asking)).items():
+            if key in self._running:
+                self._running[key].dialogue.give(answers)
+
+    def _fence(self) -> None:
+        """Stop what another process may begin to repeat, now that the lease is gone."""
+        for execution in self._running.values():
+            if execution.has_begun and execution.effect is Effect.RECONCILABLE:
+                execution.cancel(CancelCause.LEASE_LOST)
+
+    async def _forget(self) -> None:
+        while True:
+            try:
+                await self._parts.policy.sweep()
+                await self._journal.forget(self._options.retention_seconds)
+                await self._permits.forget(self._options.retention_seconds)
+            except Exception as error:  # noqa: BLE001  # the next round may succeed
+                _log.warning("journal.not_cleaned", error=type(error).__name__)
+            await self._clock.sleep(self._options.forget_seconds)
+
+
+def _has_stopped(result: ExecutionResult) -> bool:
+    return result.error_reason != NOT_STOPPED

@@ -1,0 +1,1 @@
+"""The policy for calls: checks, rules, admission, rate limits and the audit chain."""

@@ -1,0 +1,195 @@
+"""Rules of a store: made, listed, revoked, and asked about each call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from pawl.chassis.clock import Clock
+from pawl.chassis.ids import IdSource
+from pawl.errors import CallNotFound, InvalidField, PermissionDenied, RuleNotFound, RunNotFound
+from pawl.tool_registry.app.catalog.catalog import Catalog
+from pawl.tool_registry.app.policy.audit import AuditTrail
+from pawl.tool_registry.app.ports import RuleBook, RunReads
+from pawl.tool_registry.domain.definition import Caller
+from pawl.tool_registry.domain.roles import ADMIN
+from pawl.tool_registry.domain.rules import (
+    Rule,
+    RuleCounts,
+    RuledCall,
+    RuleEffect,
+    RuleScope,
+    check_room,
+    check_rule,
+    is_suspended,
+    may_approve,
+    ruling,
+)
+
+_FRESH_SECONDS: Final = 1.0
+_STORES_MAX: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Person:
+    """The person who makes and revokes rules."""
+
+    store_id: str
+    user_id: str
+    roles: frozenset[str]
+
+    @property
+    def may_approve(self) -> bool:
+        """True if decisions about their own runs are theirs: without any role they are, as for everybody's own runs."""
+        return may_approve(self.roles)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedRule:
+    """A rule, and whether its tool has changed since."""
+
+    rule: Rule
+    is_suspended: bool
+
+
+class Rules:
+    """Makes rules and finds the one that decides about a call. What is made and revoked is in the audit chain before.
+
+    The rules of a store are kept for a second, so that checking a batch costs no
+    statement where there are none. What allows a call is not taken from there: it
+    is counted, and looked at again right before the call runs, in the database.
+    """
+
+    def __init__(
+        self, book: RuleBook, catalog: Catalog, *, runs: RunReads, audit: AuditTrail, ids: IdSource, clock: Clock
+    ) -> None:
+        self._book = book
+        self._runs = runs
+        self._audit = audit
+        self._catalog = catalog
+        self._ids = ids
+        self._clock = clock
+        self._kept: dict[str, tuple[float, Sequence[Rule]]] = {}
+
+    async def create(self, person: Person, rule: Rule, request_id: str) -> ListedRule:
+        """Make a rule; `rule` has what the person said.
+
+        Raises:
+            InvalidField: it cannot be used, or there is no room for it.
+            PermissionDenied: the person may not make it.
+            ToolNotFound: an ALLOW names a tool that the person may not call.
+            RunNotFound, CallNotFound: the person has no such run, or no such call that needed an approval.
+            RequestIdReused: the request id came before with another rule.
+        """
+        if rule.scope is RuleScope.STORE and ADMIN not in person.roles:
+            raise PermissionDenied("a rule for the whole store needs the role admin")
+        if not person.may_approve:
+            raise PermissionDenied("a rule decides as an approver does: that needs the role approver or admin")
+        now = self._clock.now()
+        check_rule(rule, now)
+        version = 0
+        if rule.effect is RuleEffect.ALLOW and rule.is_for_one_tool:
+            caller = Caller(store_id=person.store_id, user_id=person.user_id, roles=person.roles)
+            entry = await self._catalog.get(caller, rule.tool_name, 0)
+            version = entry.version
+        await self._check_origin(person, rule)
+        if not (request_id and await self._book.is_made(person.store_id, person.user_id, request_id)):
+            check_room(rule, RuleCounts.of(await self._book.in_force(person.store_id), person.user_id))
+        rule = replace(
+            rule,
+            store_id=person.store_id,
+            rule_id=self._ids.new("rule"),
+            user_id=person.user_id,
+            tool_version=version,
+        )
+        await self._audit.ruled(rule, "MADE", person.user_id)
+        made = await self._book.add(rule, request_id)
+        self._kept.pop(person.store_id, None)
+        return ListedRule(rule=made, is_suspended=False)
+
+    async def _check_origin(self, person: Person, rule: Rule) -> None:
+        """Return if the run that a rule is for, and the call whose approval makes it, are the person's."""
+        whose = {"store_id": person.store_id, "user_id": person.user_id}
+        if rule.scope is RuleScope.RUN and not await self._runs.has_run(**whose, run_id=rule.scope_id):
+            raise RunNotFound
+        if not rule.call_id:
+            return
+        tool_name = await self._runs.gated_tool(**whose, call_id=rule.call_id)
+        if tool_name is None:
+            raise CallNotFound
+        if rule.is_for_one_tool and rule.tool_name != tool_name:
+            raise InvalidField(f"call_id: is a call of {tool_name}, not of {rule.tool_name}", field="rule.call_id")
+
+    async def revoke(self, person: Person, rule_id: str) -> ListedRule:
+        """Revoke a rule for good. Idempotent.
+
+        Raises:
+            RuleNotFound: there is none that the person may see.
+            PermissionDenied: it is a rule of the store, and the person is no admin.
+        """
+        rule = await self._book.get(person.store_id, rule_id)
+        is_admin = ADMIN in person.roles
+        if rule is None or not (is_admin or rule.scope is RuleScope.STORE or rule.user_id == person.user_id):
+            raise RuleNotFound
+        if rule.scope is RuleScope.STORE and not is_admin:
+            raise PermissionDenied("a rule of the whole store is revoked by an admin")
+        await self._audit.ruled(rule, "REVOKED", person.user_id)
+        revoked = await self._book.revoke(person.store_id, rule_id, person.user_id)
+        self._kept.pop(person.store_id, None)
+        return await self._listed(revoked)
+
+    async def list(
+        self, person: Person, *, include_ended: bool, all_users: bool, before: str, most: int
+    ) -> Sequence[ListedRule]:
+        """Return rules by descending id, those below `before` if it is given.
+
+        Raises:
+            PermissionDenied: all users' are asked for, and the person is no admin.
+        """
+        if all_users and ADMIN not in person.roles:
+            raise PermissionDenied("the rules of all users are for the role admin")
+        rules = await self._book.list(
+            person.store_id, "" if all_users else person.user_id, include_ended=include_ended, before=before, most=most
+        )
+        return [await self._listed(rule) for rule in rules]
+
+    async def deciding(self, store_id: str, call: RuledCall) -> Rule | None:
+        """Return the rule that decides about a call, if one does; it counts nothing.
+
+        Raises:
+            TooMuchToMatch: the rules and the arguments are too much together.
+        """
+        rules = await self._in_force(store_id)
+        await asyncio.sleep(0)  # Each call of a batch can take a while.
+        return ruling(rules, call, self._clock.now()) if rules else None
+
+    async def allow(self, rule: Rule, call_id: str) -> bool:
+        """Count a call that a rule allows, once for the call; returns whether the rule still allows it. Durable."""
+        return await self._book.use(rule.store_id, rule.rule_id, call_id)
+
+    async def still_allows(self, store_id: str, rule_id: str, call_id: str) -> bool:
+        """Return whether a rule has allowed the call and is neither revoked nor expired."""
+        return await self._book.has_allowed(store_id, rule_id, call_id)
+
+    async def forget(self, older_than_seconds: float) -> None:
+        """Delete what is known of calls that were allowed longer ago; their number stays with each rule."""
+        await self._book.forget(older_than_seconds)
+
+    async def _in_force(self, store_id: str) -> Sequence[Rule]:
+        now = self._clock.monotonic()
+        read_at, rules = self._kept.get(store_id, (-_FRESH_SECONDS, ()))
+        if now - read_at < _FRESH_SECONDS:
+            return rules
+        rules = await self._book.in_force(store_id)
+        if len(self._kept) >= _STORES_MAX:
+            self._kept.clear()
+        self._kept[store_id] = (now, rules)
+        return rules
+
+    async def _listed(self, rule: Rule) -> ListedRule:
+        if rule.effect is not RuleEffect.ALLOW or not rule.is_for_one_tool:
+            return ListedRule(rule=rule, is_suspended=False)
+        version = await self._catalog.current_version(rule.store_id, rule.tool_name)
+        return ListedRule(rule=rule, is_suspended=is_suspended(rule, version))

@@ -1,0 +1,49 @@
+"""Reading a whole audit chain to see whether it is as it was written."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Final
+
+from pawl.tool_registry.app.policy.ports import AuditLog
+from pawl.tool_registry.domain.audit import Head, Problem, Verifier
+
+_PAGE: Final = 2000
+_PAGES_PER_REPORT: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """The head up to which a chain is good, and what is wrong with it, if anything."""
+
+    verified: Head
+    problem: Problem | None = None
+    is_done: bool = False
+
+
+async def verify(log: AuditLog, store_id: str, known: Head | None) -> AsyncIterator[Verified]:
+    """Yield how far the chain is good every 10,000 entries, then the end, with `is_done`.
+
+    Entries that are written meanwhile are not looked at. `known` is a head that
+    was kept elsewhere.
+
+    Raises:
+        DependencyUnavailable: the chain cannot be read.
+    """
+    head = await log.head(store_id)
+    verifier = Verifier(head, known)
+    after: int | None = None
+    pages = 0
+    while entries := await log.page(store_id, after_seq=after, up_to_seq=head.seq, rows_max=_PAGE):
+        for entry in entries:
+            problem = verifier.take(entry)
+            if problem is not None:
+                yield Verified(verified=verifier.verified, problem=problem, is_done=True)
+                return
+        after = entries[-1].seq
+        pages += 1
+        if pages % _PAGES_PER_REPORT == 0:
+            yield Verified(verified=verifier.verified)
+    problem = verifier.end(await log.beyond_head(store_id))
+    yield Verified(verified=verifier.verified, problem=problem, is_done=True)

@@ -1,0 +1,1 @@
+"""Tool sources that stores connect: MCP servers and HTTP services."""

@@ -1,0 +1,291 @@
+"""Sources of stores: connected, asked for their tools, and their tools approved."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pawl.chassis import logs
+from pawl.chassis.clock import Clock
+from pawl.errors import (
+    InvalidField,
+    InvalidSchema,
+    PermissionDenied,
+    SourceChanged,
+    SourceExists,
+    SourceNotFound,
+    SourceUnreachable,
+    ToolExists,
+    ToolNotFound,
+)
+from pawl.tool_registry.app.catalog.catalog import Catalog
+from pawl.tool_registry.app.ports import Connector, SourceStore, ToolBook
+from pawl.tool_registry.domain.definition import ToolVersion, check_definition
+from pawl.tool_registry.domain.roles import ADMIN, OPERATOR
+from pawl.tool_registry.domain.source import (
+    TOOLS_MAX,
+    DiscoveredTool,
+    Source,
+    SourceRecord,
+    SourceState,
+    ToolChange,
+    as_approved,
+    changes,
+    check_source_name,
+    definitions_hash,
+    left_out,
+    may_be_source,
+    read_policies,
+    under_policies,
+)
+
+_log = logs.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedSource:
+    """A source with its tools as approved."""
+
+    record: SourceRecord
+    tools: Sequence[ToolVersion]
+
+    @property
+    def definitions_hash(self) -> str:
+        """The hash of the approved definitions."""
+        return definitions_hash(as_approved(self.tools))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedSource:
+    """A source that was asked; `found_hash` is empty if it gave no answer."""
+
+    listed: ListedSource
+    changes: Sequence[ToolChange]
+    found_hash: str
+
+
+class Sources:
+    """Adds, removes, lists, checks and approves the sources of stores.
+
+    What is approved is what is registered: the definitions and bindings of a
+    source's tools. There is no second copy that could differ.
+    """
+
+    def __init__(
+        self, *, store: SourceStore, book: ToolBook, catalog: Catalog, connectors: Mapping[str, Connector], clock: Clock
+    ) -> None:
+        self._store = store
+        self._book = book
+        self._catalog = catalog
+        self._connectors = connectors
+        self._clock = clock
+
+    async def add(
+        self, source: Source, *, runs_program: bool, may_replace: bool, roles: Collection[str]
+    ) -> ListedSource:
+        """Connect a source and register its tools; the same again changes nothing.
+
+        The source is written before its tools: what a crash leaves out, `check` shows.
+
+        Raises:
+            PermissionDenied: programs need the role operator and a deployment that allows them, everything else admin.
+            InvalidField, InvalidSchema: the configuration, or a tool, cannot be used.
+            SourceExists: the name has another configuration and `may_replace` is not set.
+            SourceUnreachable: it does not answer, or not as it should.
+            ToolExists: something else has the name of one of its tools.
+        """
+        _require(roles, runs_program=runs_program)
+        check_source_name(source.name)
+        connector = self._connectors.get(source.kind)
+        source = source if connector is None else await connector.prepared(source)
+        read_policies(source.config)
+        before = await self._store.get(source.store_id, source.name)
+        if before is not None and before.source == source:
+            return await self._listed(before)
+        if before is not None and not may_replace:
+            raise SourceExists
+        found, problem = await self._answered(source)
+        record = SourceRecord(
+            source=source,
+            state=SourceState.READY,
+            problem=problem,
+            runs_program=runs_program,
+            create_time=self._clock.now(),
+        )
+        registered = await self._registered(source.store_id)
+        origins = {source.origin} if before is None else {source.origin, before.source.origin}
+        self._refuse_taken(found, registered, origins)
+        await self._store.put(record)
+        if before is not None:
+            await self._forget(before.source)
+        await self._register(source, found, [entry for entry in registered if entry.source in origins])
+        _log.info("source.added", store=source.store_id, source=source.name, kind=source.kind, tools=len(found))
+        return await self._get(source.store_id, source.name)
+
+    async def remove(self, store_id: str, name: str, *, roles: Collection[str]) -> None:
+        """Take a source and its tools out, the source last, so that what a crash leaves can be removed again.
+
+        Raises:
+            SourceNotFound: there is none.
+            PermissionDenied: as for `add`.
+        """
+        listed = await self._get(store_id, name)
+        _require(roles, runs_program=listed.record.runs_program)
+        await self._unregister(store_id, [entry.definition.name for entry in listed.tools])
+        await self._store.remove(store_id, name)
+        await self._forget(listed.record.source)
+        _log.info("source.removed", store=store_id, source=name)
+
+    async def list(self, store_id: str, *, roles: Collection[str]) -> Sequence[ListedSource]:
+        """Return the sources of a store, by name, as they were when they were last asked.
+
+        Raises:
+            PermissionDenied: this needs the role admin or operator.
+        """
+        _require_reader(roles)
+        registered = await self._registered(store_id)
+        return [_with_tools(record, registered) for record in await self._store.list(store_id)]
+
+    async def check(self, store_id: str, name: str, *, roles: Collection[str]) -> CheckedSource:
+        """Ask a source for its tools and say how they differ from the approved ones; its tools stay as they are.
+
+        Raises:
+            SourceNotFound: there is none.
+            PermissionDenied: as for `list`.
+        """
+        _require_reader(roles)
+        listed = await self._get(store_id, name)
+        try:
+            found, problem = await self._discover(listed.record.source)
+        except (SourceUnreachable, InvalidSchema, InvalidField, PermissionDenied) as error:
+            listed = await self._in_state(listed, SourceState.UNREACHABLE, error.message)
+            return CheckedSource(listed=listed, changes=(), found_hash="")
+        differences = changes(as_approved(listed.tools), found)
+        state = SourceState.READY
+        if differences:
+            state = SourceState.CHANGED
+            changed = f"{len(differences)} tools are not as they were approved: an admin looks at them and approves"
+            problem = "; ".join(filter(None, (changed, problem)))
+        listed = await self._in_state(listed, state, problem)
+        return CheckedSource(listed=listed, changes=differences, found_hash=definitions_hash(found))
+
+    async def approve(self, store_id: str, name: str, found_hash: str, *, roles: Collection[str]) -> ListedSource:
+        """Register the tools as their source describes them now, which must be what `found_hash` stands for.
+
+        Raises:
+            SourceNotFound: there is none.
+            PermissionDenied: as for `add`.
+            SourceUnreachable: it does not answer, or not as it should.
+            SourceChanged: the definitions are others again.
+            InvalidSchema, InvalidField, ToolExists: as for `add`.
+        """
+        listed = await self._get(store_id, name)
+        _require(roles, runs_program=listed.record.runs_program)
+        source = listed.record.source
+        found, problem = await self._answered(source)
+        if definitions_hash(found) != found_hash:
+            raise SourceChanged
+        self._refuse_taken(found, await self._registered(store_id), {source.origin})
+        await self._register(source, found, listed.tools)
+        await self._store.set_state(store_id, name, SourceState.READY, problem)
+        _log.info("source.approved", store=store_id, source=name, definitions_hash=found_hash)
+        return await self._get(store_id, name)
+
+    async def _answered(self, source: Source) -> tuple[Sequence[DiscoveredTool], str]:
+        """Return what `_discover` does, or say which source it is that does not answer."""
+        try:
+            return await self._discover(source)
+        except SourceUnreachable as error:
+            raise SourceUnreachable(f"the source {source.name!r} cannot be used: {error.message}") from None
+
+    async def _discover(self, source: Source) -> tuple[Sequence[DiscoveredTool], str]:
+        """Return the tools under their policies, each fit to be registered, and what is said of those left out."""
+        connector = self._connectors.get(source.kind)
+        if connector is None:
+            raise InvalidField(f"config: sources of the kind {source.kind!r} are not served here", field="config")
+        policies = read_policies(source.config)
+        kept = under_policies(source.name, await connector.discover(source), policies)
+        found = [tool for tool in kept if not tool.unusable]
+        if len(found) > TOOLS_MAX:
+            raise InvalidField(
+                f"{source.name} has {len(found)} tools, the limit is {TOOLS_MAX}: exclude some by policies",
+                field="policies",
+            )
+        for tool in found:
+            name = tool.definition.name
+            try:
+                check_definition(tool.definition)
+                await self._catalog.check_schema(source.store_id, tool.definition.arguments_schema)
+            except InvalidSchema as error:
+                raise InvalidSchema(f"tool {name}: {error.message}") from None
+            except InvalidField as error:
+                raise InvalidField(f"tool {name}: {error.message}", **error.metadata) from None
+        return found, left_out(kept)
+
+    def _refuse_taken(
+        self, found: Sequence[DiscoveredTool], registered: Sequence[ToolVersion], origins: Collection[str]
+    ) -> None:
+        taken = {entry.definition.name for entry in registered if entry.source not in origins}
+        taken.update(self._catalog.loaded_names)
+        for tool in found:
+            if tool.definition.name in taken:
+                raise ToolExists(f"{tool.definition.name!r} is a tool of something else")
+
+    async def _register(self, source: Source, found: Sequence[DiscoveredTool], approved: Sequence[ToolVersion]) -> None:
+        for tool in found:
+            await self._book.register(
+                source.store_id, tool.definition, replace=True, source=source.origin, binding=tool.binding
+            )
+        names = {tool.definition.name for tool in found}
+        gone = [entry.definition.name for entry in approved if entry.definition.name not in names]
+        await self._unregister(source.store_id, gone)
+
+    async def _unregister(self, store_id: str, names: Sequence[str]) -> None:
+        for name in names:
+            try:
+                await self._book.unregister(store_id, name)
+            except ToolNotFound:
+                continue  # Somebody else did it meanwhile.
+
+    async def _registered(self, store_id: str) -> Sequence[ToolVersion]:
+        return await self._book.current(store_id)
+
+    async def _get(self, store_id: str, name: str) -> ListedSource:
+        record = await self._store.get(store_id, name) if may_be_source(name) else None
+        if record is None:
+            raise SourceNotFound
+        return await self._listed(record)
+
+    async def _listed(self, record: SourceRecord) -> ListedSource:
+        return _with_tools(record, await self._registered(record.source.store_id))
+
+    async def _in_state(self, listed: ListedSource, state: SourceState, problem: str) -> ListedSource:
+        source = listed.record.source
+        await self._store.set_state(source.store_id, source.name, state, problem)
+        return replace(listed, record=replace(listed.record, state=state, problem=problem))
+
+    async def _forget(self, source: Source) -> None:
+        connector = self._connectors.get(source.kind)
+        if connector is not None:
+            await connector.forget(source.store_id, source.name)
+
+
+def _with_tools(record: SourceRecord, registered: Sequence[ToolVersion]) -> ListedSource:
+    return ListedSource(record=record, tools=[entry for entry in registered if entry.source == record.source.origin])
+
+
+def may_change(roles: Collection[str], record: SourceRecord) -> bool:
+    """Return whether somebody with these roles may change a source, and so see all of its configuration."""
+    return (OPERATOR if record.runs_program else ADMIN) in roles
+
+
+def _require_reader(roles: Collection[str]) -> None:
+    if {ADMIN, OPERATOR}.isdisjoint(roles):
+        raise PermissionDenied("sources are for the roles admin and operator; tools are listed for everybody")
+
+
+def _require(roles: Collection[str], *, runs_program: bool) -> None:
+    role = OPERATOR if runs_program else ADMIN
+    if role not in roles:
+        reason = ": the source is a program on the registry's machine" if runs_program else ""
+        raise PermissionDenied(f"this needs the role {role}{reason}")

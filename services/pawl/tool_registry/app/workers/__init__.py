@@ -1,0 +1,1 @@
+"""Programs that run tools of their own and attach to the registry."""

@@ -1,0 +1,57 @@
+"""The record of results that workers bring for calls that have ended without them: each had its effect all the same."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pawl.chassis import tasks
+from pawl.chassis.retry import Retry
+from pawl.tool_registry.app.policy.audit import AuditTrail
+from pawl.tool_registry.app.ports import CallKey
+from pawl.tool_registry.app.workers.answers import late_end
+from pawl.tool_registry.app.workers.ports import LateCall, WorkerBook
+from pawl.tool_registry.domain.audit import AuditDraft, AuditKind, sha256_hex
+from pawl.tool_registry.domain.workers import Answer
+
+
+class LateResults:
+    """Writes each late result to the audit chain, once; nobody waits for it."""
+
+    def __init__(self, book: WorkerBook, audit: AuditTrail, retry: Retry) -> None:
+        self._book = book
+        self._audit = audit
+        self._retry = retry
+        self._telling: dict[tuple[CallKey, int], asyncio.Task[None]] = {}
+
+    def tell(self, key: CallKey, lease_epoch: int, call: LateCall, answer: Answer) -> None:
+        """Begin to write down what a worker answered under that epoch."""
+        which = (key, lease_epoch)
+        if which not in self._telling:
+            task = asyncio.get_running_loop().create_task(self._tell(key, lease_epoch, call, answer))
+            self._telling[which] = task
+            task.add_done_callback(lambda _: self._telling.pop(which))
+
+    async def end(self) -> None:
+        """Stop writing."""
+        await tasks.end(list(self._telling.values()))
+
+    async def _tell(self, key: CallKey, lease_epoch: int, call: LateCall, answer: Answer) -> None:
+        store_id, call_id = key
+        outcome, content = late_end(answer)
+        draft = AuditDraft(
+            store_id=store_id,
+            kind=AuditKind.RETURNED,
+            time_us=self._audit.time_us(),
+            user_id=call.origin.user_id,
+            run_id=call.origin.run_id,
+            call_id=call_id,
+            tool_name=call.tool_name,
+            tool_version=call.origin.tool_version,
+            verdict=outcome.value,
+            reason="LATE",
+            arguments_sha256=call.origin.arguments_sha256,
+            result_sha256=sha256_hex(content),
+            result_bytes=len(content),
+        )
+        await self._retry.until_answered(lambda: self._audit.write([draft]), call=call_id)
+        await self._retry.until_answered(lambda: self._book.mark_told(key, lease_epoch), call=call_id)

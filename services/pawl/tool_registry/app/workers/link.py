@@ -1,0 +1,203 @@
+"""One worker's stream: what it has in hand, and what it is to be sent."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from pawl.errors import Overloaded, PawlError
+from pawl.tool_registry.app.workers.ports import Attached, WorkerBook
+from pawl.tool_registry.domain.workers import Answer, Invocation, Progress, ResultStatus
+
+_FRAMES_PER_CALL: Final = 4
+_FRAMES_BESIDES: Final = 64
+# A statement that broke off may still be carried out for so long.
+_DOUBT_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """The worker is attached."""
+
+    lease_seconds: float
+    heartbeat_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvocationCancel:
+    """The result of a call is not wanted any more."""
+
+    call_id: str
+    lease_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultReceipt:
+    """The fate of a result."""
+
+    call_id: str
+    lease_epoch: int
+    status: ResultStatus
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatAnswer:
+    """A life sign arrived."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A life sign of the worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """The worker wants no new calls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressReport:
+    """Progress of a call."""
+
+    call_id: str
+    lease_epoch: int
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The end of a call."""
+
+    call_id: str
+    lease_epoch: int
+    answer: Answer
+
+
+WorkerFrame: TypeAlias = Heartbeat | Drain | ProgressReport | Result
+RegistryFrame: TypeAlias = Welcome | Invocation | InvocationCancel | ResultReceipt | HeartbeatAnswer
+
+
+class WorkerLink:
+    """An attached worker. `held` are the calls that it kept over a reconnect."""
+
+    def __init__(
+        self, worker: Attached, *, calls_max: int, heard_at: float, register: Callable[[], Awaitable[object]]
+    ) -> None:
+        self.worker = worker
+        self.register = register
+        """Registers its tools again, as when it attached."""
+        self.heard_at = heard_at
+        self.in_hand: dict[str, int] = {}
+        self.is_draining = False
+        self.doubted_until = -math.inf
+        self.due = asyncio.Event()
+        """Set when there may be a call for it."""
+        self.ended: asyncio.Future[PawlError | None] = asyncio.get_running_loop().create_future()
+        self._calls_max = calls_max
+        self._reserved = 0
+        self._cancelled: dict[str, int] = {}
+        self._ends_with: PawlError | None = None
+        self._unsent_max = _FRAMES_PER_CALL * calls_max + _FRAMES_BESIDES
+        self._outgoing: asyncio.Queue[RegistryFrame | None] = asyncio.Queue()
+
+    @property
+    def free(self) -> int:
+        """The number of further calls that it can get."""
+        if self.is_draining or self.ended.done():
+            return 0
+        return max(0, self._calls_max - len(self.in_hand) - self._reserved)
+
+    def doubt(self, now: float) -> None:
+        """Note that the answer to a claim was lost: it may hold calls that nobody here knows of."""
+        self.doubted_until = now + _DOUBT_SECONDS
+
+    @property
+    def is_at_rest(self) -> bool:
+        """True if it is attached, and no call is on its way to it."""
+        return not self._reserved and not self.ended.done()
+
+    def keep(self, held: Mapping[str, int]) -> None:
+        """Note the calls that it kept over a reconnect."""
+        self.in_hand.update(held)
+
+    @contextmanager
+    def reserved(self, slots: int) -> Iterator[None]:
+        """Keep slots for calls that are being written down or claimed; hand them over inside."""
+        self._reserved += slots
+        try:
+            yield
+        finally:
+            self._reserved -= slots
+            self.end_if_drained()
+
+    def hand(self, call: Invocation) -> bool:
+        """Send a call; False if the stream has ended: the worker will not get it."""
+        if self.ended.done():
+            return False
+        if self.in_hand.get(call.call_id) == call.lease_epoch:
+            return True  # It was sent.
+        self.in_hand[call.call_id] = call.lease_epoch
+        self.send(call)
+        return True
+
+    def cancel(self, call_id: str) -> None:
+        """Take a call back that it has in hand, once."""
+        epoch = self.in_hand.get(call_id)
+        if epoch is not None and self._cancelled.get(call_id) != epoch:
+            self._cancelled[call_id] = epoch
+            self.send(InvocationCancel(call_id=call_id, lease_epoch=epoch))
+
+    def mark_answered(self, call_id: str, lease_epoch: int) -> None:
+        """Note that a call is not to be taken back any more."""
+        if self.in_hand.get(call_id) == lease_epoch:
+            self._cancelled[call_id] = lease_epoch
+
+    def drop(self, call_id: str, lease_epoch: int) -> None:
+        """Note that a call is not in its hands any more."""
+        if self.in_hand.get(call_id) == lease_epoch:
+            del self.in_hand[call_id]
+            self._cancelled.pop(call_id, None)
+            self.due.set()
+        self.end_if_drained()
+
+    def drain(self, error: PawlError | None) -> None:
+        """Give it no new calls, and end the stream, with `error` if there is one, when nothing is left in hand."""
+        self.is_draining = True
+        self._ends_with = self._ends_with or error
+        self.end_if_drained()
+
+    def end_if_drained(self) -> None:
+        """End the stream if it drains and nothing is left in hand."""
+        if self.is_draining and not self.in_hand and not self._reserved:
+            self.end(self._ends_with)
+
+    def end(self, error: PawlError | None) -> None:
+        """End the stream; the first cause stays."""
+        if not self.ended.done():
+            self.ended.set_result(error)
+            self._outgoing.put_nowait(None)
+
+    def send(self, frame: RegistryFrame) -> None:
+        """Send a frame; a worker that does not read loses its stream."""
+        if self._outgoing.qsize() >= self._unsent_max:
+            self.end(Overloaded("the worker does not read what it is sent"))
+        elif not self.ended.done():
+            self._outgoing.put_nowait(frame)
+
+    async def next(self) -> RegistryFrame | None:
+        """Return the next frame for the worker; None after the last."""
+        return await self._outgoing.get()
+
+
+async def put_back_unsent(book: WorkerBook, links: Iterable[WorkerLink], now: float) -> None:
+    """Put back what workers hold and were never sent, because the answer to a claim was lost."""
+    doubted = {link.worker.attachment: link for link in links if now < link.doubted_until and link.is_at_rest}
+    for attachment, key, epoch in await book.held(list(doubted)) if doubted else ():
+        link = doubted[attachment]
+        # What is being claimed now may be among them.
+        if link.is_at_rest and link.in_hand.get(key[1]) != epoch:
+            await book.put_back(key, epoch)

@@ -1,0 +1,97 @@
+"""The tools that a worker brings: checked, and registered in its store."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from pawl.errors import InvalidField, PermissionDenied, ToolExists
+from pawl.tool_registry.app.catalog.catalog import Catalog
+from pawl.tool_registry.app.ports import ToolBook
+from pawl.tool_registry.app.workers.ports import WorkerBook
+from pawl.tool_registry.domain.definition import (
+    Caller,
+    ExecutionContext,
+    ToolDefinition,
+    ToolVersion,
+    check_definition,
+    check_own_name,
+    definition_hash,
+)
+from pawl.tool_registry.domain.registering import Registrant
+from pawl.tool_registry.domain.workers import TOOLS_MAX, Hello, WorkerKey, source_of
+
+
+class WorkerTools:
+    """Registers the tools of workers, but none with the name of a tool that the process has loaded."""
+
+    def __init__(self, book: ToolBook, workers: WorkerBook, catalog: Catalog) -> None:
+        self._book = book
+        self._workers = workers
+        self._catalog = catalog
+
+    async def register(self, caller: Caller, hello: Hello) -> Mapping[str, str]:
+        """Register what is new; returns the hash of each definition of the worker by name.
+
+        A definition that was replaced by another one of the same group is left as it
+        is while a worker has its successor.
+
+        Raises:
+            InvalidField, InvalidSchema: a definition cannot be used, or there are too many; nothing is registered.
+            PermissionDenied: the group is another user's, or a definition is laxer than
+                the one before, and the caller no admin.
+            ToolExists: a name is that of another source; nothing is registered, unless
+                that source registers it at the same time.
+        """
+        await self._check(caller.store_id, hello.definitions)
+        worker = WorkerKey(caller.store_id, hello.group_name, hello.worker_id)
+        registrant = await self._registrant(caller, worker)
+        store_id, source = caller.store_id, source_of(hello.group_name)
+        hashes = {definition.name: definition_hash(definition) for definition in hello.definitions}
+        current = {entry.definition.name: entry for entry in await self._book.current(store_id, set(hashes))}
+        for name, entry in current.items():
+            if entry.source != source:
+                raise ToolExists(f"{name!r} is a tool of the source {entry.source!r}")
+        for definition in hello.definitions:
+            if await self._is_due(worker, current.get(definition.name), hashes[definition.name]):
+                await self._book.register(store_id, definition, replace=True, source=source, registrant=registrant)
+        return hashes
+
+    async def _registrant(self, caller: Caller, worker: WorkerKey) -> Registrant:
+        """Return for whom a worker registers: the user whose group it is, with the rights of the caller."""
+        registrant = Registrant.of(caller)
+        owner_id = await self._workers.owner(worker, caller.user_id, is_admin=registrant.is_admin)
+        if owner_id is None:
+            raise PermissionDenied(
+                f"the group {worker.group_name!r} has tools from before groups had owners, and this worker was not"
+                " attached to it then: have an admin unregister them, or take another name"
+            )
+        if owner_id != caller.user_id and not registrant.is_admin:
+            raise PermissionDenied(
+                f"the group {worker.group_name!r} is another user's: take another name for yours, or attach as an admin"
+            )
+        return replace(registrant, user_id=owner_id)
+
+    async def _is_due(self, worker: WorkerKey, current: ToolVersion | None, given: str) -> bool:
+        if current is None:
+            return True
+        known = definition_hash(current.definition)
+        if known == given:
+            return False
+        return not await self._workers.has_successor(worker, current.definition.name, given, known)
+
+    async def _check(self, store_id: str, definitions: Collection[ToolDefinition]) -> None:
+        if not 1 <= len(definitions) <= TOOLS_MAX:
+            raise InvalidField(f"hello.tools: must be 1 to {TOOLS_MAX}", field="hello.tools")
+        loaded = self._catalog.loaded_names
+        names = [definition.name for definition in definitions]
+        if len(set(names)) != len(names):
+            raise InvalidField("hello.tools: a name is there twice", field="hello.tools")
+        for definition in definitions:
+            if definition.context is not ExecutionContext.BACKEND:
+                raise InvalidField(f"{definition.name}: context: must be BACKEND", field="context")
+            check_own_name(definition.name)
+            check_definition(definition)
+            await self._catalog.check_schema(store_id, definition.arguments_schema)
+            if definition.name in loaded:
+                raise ToolExists(f"{definition.name!r} is a tool of the deployment")
