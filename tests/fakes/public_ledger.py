@@ -13,7 +13,6 @@ from typing import TypeVar
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.adapters.public_ledger import options_message
 from pawl.agent_loop.adapters.views import call_view, log_gap, logged_event, run_view
 from pawl.agent_loop.app.public_values import (
     ActiveRunPolicy,
@@ -189,10 +188,10 @@ class FakeLedger:
             raise ConversationBusy
         number = len(self.runs) + 1
         stored = await self.add_run(f"run_{number}", caller, message.conversation_id or f"conv_{number}")
-        stored.run.options.CopyFrom(options_message(message.options))
+        stored.run.options.CopyFrom(wire.OPTIONS.write(message.options))
         stored.run.user_roles.extend(sorted(caller.roles))
         if message.undo is not None:
-            stored.run.undo.CopyFrom(wire.undo_message(message.undo))
+            stored.run.undo.CopyFrom(wire.UNDO.write(message.undo))
         if message.request_id:
             self._requests[message.request_id] = (message, stored.run.run_id)
         return self._view(stored), message.policy is ActiveRunPolicy.STEER

@@ -12,7 +12,7 @@ from pawl.event.v1 import call_pb2
 
 def sources(calls: Iterable[call_pb2.Call], everything: Iterable[call_pb2.Call]) -> tuple[UndoSource, ...]:
     """Return the calls of a run with those of `everything` that have tried to undo them."""
-    by_id = {call.call_id: wire.call(call) for call in everything}
+    by_id = {call.call_id: wire.CALL.read(call) for call in everything}
     found = []
     for call in calls:
         ids = (undo_call_id(call.call_id, attempt) for attempt in itertools.count(1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pawl.agent.v1 import agent_pb2
-from pawl.agent_loop.adapters.public_ledger import asked_message
+from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.app.messages import Messages
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.options import RunDefaults
@@ -39,8 +39,8 @@ def test_options_reach_the_ledger_as_they_were_asked_for_too() -> None:
     asked = run_pb2.RunOptions(model="m", temperature=0.5, tool_names=["a"])
     asked.limits.rounds_max = 3
     asked.limits.run_timeout_seconds = 2.5
-    message = asked_message(convert.options(asked))
+    message = wire.ASKED.write(convert.options(asked))
     assert message.limits == asked.limits
     assert (message.model, message.temperature, list(message.tool_names)) == ("m", 0.5, ["a"])
     assert not message.HasField("output_tokens_max")
-    assert asked_message(convert.options(run_pb2.RunOptions())).limits == run_pb2.RunLimits()
+    assert wire.ASKED.write(convert.options(run_pb2.RunOptions())).limits == run_pb2.RunLimits()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pawl.agent_loop.adapters.public_ledger import options_message
+from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
 from pawl.agent_loop.app.drive import Drive
 from pawl.agent_loop.app.ports import Claim, RunKey
@@ -74,7 +74,7 @@ async def submit(replica: Replica, options: RunOptions | None = None) -> RunKey:
         store_id=STORE,
         user_id=USER,
         text="hello",
-        options=options_message(options or RunOptions()),
+        options=wire.OPTIONS.write(options or RunOptions()),
         policy=ledger_pb2.ACTIVE_RUN_POLICY_QUEUE,
     )
     response = await replica.stub.SubmitMessage(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from pawl.agent_loop.adapters.public_ledger import options_message
+from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.domain.run import RunOptions
 from pawl.chassis.rpc_client import translating
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
@@ -32,7 +32,7 @@ class Worker:
             store_id=self.store_id,
             user_id=user_id,
             text="Hello",
-            options=options_message(RunOptions(model="m")),
+            options=wire.OPTIONS.write(RunOptions(model="m")),
             policy=ledger_pb2.ACTIVE_RUN_POLICY_QUEUE,
         )
         with translating():

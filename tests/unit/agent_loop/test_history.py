@@ -87,7 +87,7 @@ def test_the_model_finds_its_call_under_the_name_that_it_used() -> None:
     verdict = Verdict(call_id="a", disposition=Disposition.RUN, tool_version=3, context=ExecutionContext.BACKEND)
     before = state(user("hi"), assistant("", "a"), calls=(offered,))
     after, _ = apply_fact(before, FallbackChecked(call_id="a", verdict=verdict), 1.0)
-    kept = wire.call(wire.call_message(after.calls["a"]))
+    kept = wire.CALL.read(wire.CALL.write(after.calls["a"]))
     done = settle.settled(kept, CallState.SUCCEEDED, CallResult(content_json=b"1"), 2.0)
     told = history.of_run(state(user("hi"), assistant("", "a"), calls=(done,)), Dialect())
     assert (kept.tool_name, told[1]["tool_calls"][0]["function"]["name"]) == ("search", "ask_browser")

@@ -72,5 +72,5 @@ def test_a_deployment_s_ceilings_are_those_of_tools() -> None:
 def test_a_run_of_the_version_before_keeps_its_limits() -> None:
     message = run_pb2.Run(options=run_pb2.RunOptions(limits=run_pb2.RunLimits(tool_timeout_seconds=10)))
     message.options.tool_choice.mode = run_pb2.ToolChoice.MODE_AUTO
-    limits = wire._limits(message.options.limits)
+    limits = wire.LIMITS.read(message.options.limits)
     assert limits.seconds_of_tool(99) == 10

@@ -15,7 +15,7 @@ def test_a_run_with_a_state_of_a_newer_version_is_said_to_be_of_one() -> None:
     message = run_pb2.Run.FromString(run_pb2.Run(run_id="run_1", state=run_pb2.RUN_STATE_RUNNING).SerializeToString())
     message.MergeFromString(b"\x28\x63")  # Field 5, the state: 99.
     with pytest.raises(NewerVersion, match="99"):
-        wire.run(message)
+        wire.RUN.read(message)
 
 
 def test_a_loop_state_of_a_newer_version_is_told_from_a_broken_one() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import grpc
 
-from pawl.agent_loop.adapters import undo_reads, wire
+from pawl.agent_loop.adapters import undo_reads, wire, wire_events
 from pawl.agent_loop.adapters.views import call_view, log_gap, logged_event, run_view
 from pawl.agent_loop.app.public_values import (
+    ActiveRunPolicy,
     Caller,
     CallView,
-    CancelCommand,
     ClientSession,
     DecisionCommand,
+    DecisionRight,
     EventPage,
     LeaseAnswer,
     NewMessage,
@@ -20,22 +23,25 @@ from pawl.agent_loop.app.public_values import (
     PendingFilter,
     ProgressCommand,
     PublicCommand,
-    RedriveCommand,
     Reply,
-    ResolveCommand,
     ResultCommand,
     RunView,
-    TopUpCommand,
 )
-from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.options import AskedOptions
-from pawl.agent_loop.domain.run import ApprovalExpiryPolicy, RunOptions, RunState
+from pawl.agent_loop.domain.call import CallState
+from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.domain.undo import UndoSource
 from pawl.chassis.rpc_client import translating
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2, ledger_pb2_grpc
 
 EVENTS_PER_PAGE = 256
+
+_wire: Final = wire.translator({Outcome: Outcome.REFUSED})
+_OUTCOMES: Final = _wire.enum(Outcome, ledger_pb2.CommandOutcome)
+_POLICIES: Final = _wire.enum(ActiveRunPolicy, ledger_pb2.ActiveRunPolicy)
+_RIGHTS: Final = _wire.enum(DecisionRight, ledger_pb2.DecisionRight)
+_RUN_STATES: Final = _wire.enum(RunState, run_pb2.RunState)
+_CALL_STATES: Final = _wire.enum(CallState, call_pb2.CallState)
 
 
 class LedgerClient:
@@ -52,11 +58,11 @@ class LedgerClient:
             conversation_id=message.conversation_id,
             conversation_must_exist=message.conversation_must_exist,
             text=message.text,
-            options=options_message(message.options),
-            asked_options=asked_message(message.asked),
-            policy=ledger_pb2.ActiveRunPolicy.Value(f"ACTIVE_RUN_POLICY_{message.policy}"),
+            options=wire.OPTIONS.fields(message.options),
+            asked_options=wire.ASKED.fields(message.asked),
+            policy=_POLICIES.write(message.policy),
             user_roles=sorted(caller.roles),
-            undo=wire.undo_message(message.undo) if message.undo else None,
+            undo=wire.UNDO.fields(message.undo) if message.undo else None,
         )
         with translating():
             response = await self._stub.SubmitMessage(request)
@@ -69,17 +75,19 @@ class LedgerClient:
             store_id=caller.store_id,
             user_id=caller.user_id,
             run_id=run_id,
-            command=_command(command_id, caller, command),
+            command=ledger_pb2.Command(
+                command_id=command_id, user_id=caller.user_id, **wire_events.PUBLIC_COMMAND.fields(command)
+            ),
             as_operator=as_operator,
         )
         if isinstance(command, ResultCommand | ProgressCommand):
             request.session_id = command.session_id
         if isinstance(command, DecisionCommand):
-            request.decision_right = ledger_pb2.DecisionRight.Value(f"DECISION_RIGHT_{command.right}")
+            request.decision_right = _RIGHTS.write(command.right)
         with translating():
             response = await self._stub.SendCommand(request)
         return Reply(
-            outcome=_OUTCOMES.get(response.outcome, Outcome.REFUSED),
+            outcome=_OUTCOMES.read(response.outcome),
             reason=response.reason,
             message=response.message,
             run=run_view(response.run) if response.HasField("run") else None,
@@ -165,7 +173,7 @@ class LedgerClient:
             page_size=page_size,
             page_token=page_token,
             conversation_id=conversation_id,
-            states=[run_pb2.RunState.Value(f"RUN_STATE_{state}") for state in states],
+            states=map(_RUN_STATES.write, states),
         )
         with translating():
             response = await self._stub.ListRuns(request)
@@ -217,7 +225,7 @@ class LedgerClient:
             page_size=page_size,
             page_token=page_token,
             of_all_users=wanted.of_store,
-            states=[call_pb2.CallState.Value(f"CALL_STATE_{state}") for state in wanted.states],
+            states=map(_CALL_STATES.write, wanted.states),
             tool_name=wanted.tool_name,
             conversation_id=wanted.conversation_id,
         )
@@ -225,118 +233,3 @@ class LedgerClient:
             response = await self._stub.ListPendingCalls(request)
         calls, runs = tuple(map(call_view, response.calls)), tuple(map(run_view, response.runs))
         return Page(items=(*calls, *runs), next_page_token=response.next_page_token)
-
-
-def options_message(options: RunOptions) -> run_pb2.RunOptions:
-    """Return complete options as the contract words them."""
-    message = run_pb2.RunOptions(
-        model=options.model,
-        instructions=options.instructions,
-        tool_names=options.tool_names,
-        without_tools=options.without_tools,
-        tool_choice=run_pb2.ToolChoice(
-            mode=run_pb2.ToolChoice.Mode.Value(f"MODE_{options.tool_choice.mode}"),
-            tool_name=options.tool_choice.tool_name,
-        ),
-        limits=_limits(options.limits),
-        round_limit_policy=run_pb2.RoundLimitPolicy.Value(f"ROUND_LIMIT_POLICY_{options.round_limit_policy}"),
-        batch_order=run_pb2.BatchOrder.Value(f"BATCH_ORDER_{options.batch_order}"),
-        unknown_outcome_policy=run_pb2.UnknownOutcomePolicy.Value(
-            f"UNKNOWN_OUTCOME_POLICY_{options.unknown_outcome_policy}"
-        ),
-        token_budget_policy=run_pb2.TokenBudgetPolicy.Value(f"TOKEN_BUDGET_POLICY_{options.token_budget_policy}"),
-        approvals_required=options.approvals_required,
-    )
-    if options.approval_expiry_policy is not ApprovalExpiryPolicy.DENY:
-        # Absent is DENY, so that a request stays the same request for versions that know nothing of it.
-        policy = f"APPROVAL_EXPIRY_POLICY_{options.approval_expiry_policy}"
-        message.approval_expiry_policy = run_pb2.ApprovalExpiryPolicy.Value(policy)
-    if options.temperature is not None:
-        message.temperature = options.temperature
-    if options.output_tokens_max is not None:
-        message.output_tokens_max = options.output_tokens_max
-    return message
-
-
-def asked_message(asked: AskedOptions) -> run_pb2.RunOptions:
-    """Return options as a user asked for them: what was left open is open."""
-    given = {name: getattr(asked, name) for name in asked.__struct_fields__ if name != "limits"}
-    message = options_message(RunOptions(**given))
-    message.ClearField("limits")
-    for name, value in asked.limits.items():
-        setattr(message.limits, name, value)
-    return message
-
-
-def _limits(limits: Limits) -> run_pb2.RunLimits:
-    return run_pb2.RunLimits(
-        rounds_max=limits.rounds_max,
-        calls_per_round_max=limits.calls_per_round_max,
-        identical_calls_max=limits.identical_calls_max,
-        tool_timeout_seconds=limits.tool_timeout_seconds,
-        round_timeout_seconds=limits.round_timeout_seconds,
-        run_timeout_seconds=limits.run_timeout_seconds,
-        model_headers_timeout_seconds=limits.model_headers_timeout_seconds,
-        model_idle_timeout_seconds=limits.model_idle_timeout_seconds,
-        model_attempts_max=limits.model_attempts_max,
-        result_bytes_per_round_max=limits.result_bytes_per_round_max,
-        approval_expiry_seconds=limits.approval_expiry_seconds,
-        offer_deadline_seconds=limits.offer_deadline_seconds,
-        answer_timeout_seconds=limits.answer_timeout_seconds,
-        context_bytes_max=limits.context_bytes_max,
-        total_tokens_max=limits.total_tokens_max,
-        topped_up_tokens_max=limits.topped_up_tokens_max,
-        top_up_timeout_seconds=limits.top_up_timeout_seconds,
-        agent_depth_max=limits.agent_depth_max,
-        tool_timeout_seconds_max=limits.tool_timeout_seconds_max,
-        answer_timeout_seconds_max=limits.answer_timeout_seconds_max,
-    )
-
-
-_OUTCOMES = {
-    number: Outcome[name.removeprefix("COMMAND_OUTCOME_")]
-    for name, number in ledger_pb2.CommandOutcome.items()
-    if number != ledger_pb2.COMMAND_OUTCOME_UNSPECIFIED
-}
-
-
-def _command(command_id: str, caller: Caller, command: PublicCommand) -> ledger_pb2.Command:
-    message = ledger_pb2.Command(command_id=command_id, user_id=caller.user_id)
-    match command:
-        case ResultCommand():
-            message.tool_result.call_id = command.call_id
-            message.tool_result.client_id = command.client_id
-            message.tool_result.offer_epoch = command.offer_epoch
-            message.tool_result.result.content_json = command.content_json
-            message.tool_result.result.is_error = command.is_error
-            if command.is_error:
-                message.tool_result.result.error_reason = "TOOL_ERROR"
-        case ProgressCommand():
-            message.progress.call_id = command.call_id
-            message.progress.client_id = command.client_id
-            message.progress.offer_epoch = command.offer_epoch
-            message.progress.message = command.message
-            if command.fraction is not None:
-                message.progress.fraction = command.fraction
-        case DecisionCommand():
-            message.decision.call_id = command.call_id
-            message.decision.kind = call_pb2.DecisionKind.Value(f"DECISION_KIND_{command.kind}")
-            message.decision.digest = command.digest
-            message.decision.arguments_json = command.arguments_json
-            message.decision.edited_digest = command.edited_digest
-            message.decision.reason = command.reason
-            message.decision.answer = command.answer
-            message.decision.edited_preview = command.edited_preview
-        case CancelCommand():
-            message.cancel.cause = run_pb2.StopCause.Value(f"STOP_CAUSE_{command.cause}")
-            message.cancel.reason = command.reason
-        case ResolveCommand():
-            message.resolve.call_id = command.call_id
-            message.resolve.resolution = ledger_pb2.CallResolution.Value(f"CALL_RESOLUTION_{command.resolution}")
-            message.resolve.content_json = command.content_json
-        case RedriveCommand():
-            message.redrive.reason = command.reason
-            message.redrive.SetInParent()
-        case TopUpCommand():
-            message.top_up.tokens = command.tokens
-    return message

@@ -9,6 +9,7 @@ from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.app.public_values import LogGap, LoggedEvent
 from pawl.agent_loop.domain.run import ENDED
 from pawl.agent_loop.domain.steps import Called, Over, Said, StepChange, StepFact, Steps, Voided, Wrote
+from pawl.chassis.translate import seconds
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2
 
 
@@ -21,7 +22,7 @@ def take_in(steps: Steps, part: Sequence[LoggedEvent] | LogGap) -> tuple[StepCha
 
 def _facts(logged: LoggedEvent) -> Iterator[StepFact]:
     event = cast("event_pb2.RunEvent", logged.document)
-    time = wire.seconds(event.time)
+    time = seconds(event.time)
     match event.WhichOneof("kind"):
         case "output_delta":
             delta = event.output_delta
@@ -40,11 +41,11 @@ def _facts(logged: LoggedEvent) -> Iterator[StepFact]:
 
 
 def _said(message: message_pb2.Message) -> Said:
-    return Said(message=wire.message_of(message), time=wire.seconds(message.create_time))
+    return Said(message=wire.MESSAGE.read(message), time=seconds(message.create_time))
 
 
 def _called(call: call_pb2.Call) -> Called:
-    return Called(call=wire.call(call), result_omitted_bytes=call.result_omitted_bytes)
+    return Called(call=wire.CALL.read(call), result_omitted_bytes=call.result_omitted_bytes)
 
 
 def _take_gap(steps: Steps, gap: gap_pb2.Gap) -> tuple[StepChange, ...]:

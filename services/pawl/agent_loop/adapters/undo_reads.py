@@ -31,7 +31,7 @@ async def sources(
     while True:
         with translating():
             page = await stub.ListCalls(request)
-        calls += (undo.slim(wire.call(call)) for call in page.calls)
+        calls += (undo.slim(wire.CALL.read(call)) for call in page.calls)
         request.page_token = page.next_page_token
         if not page.next_page_token:
             break
@@ -59,5 +59,5 @@ async def _tries(
                 response = await stub.GetCall(request)
         except CallNotFound:
             break
-        tries.append(undo.slim(wire.call(response.call)))
+        tries.append(undo.slim(wire.CALL.read(response.call)))
     return tuple(tries)

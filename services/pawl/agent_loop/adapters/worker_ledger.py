@@ -7,14 +7,14 @@ from typing import Final
 import grpc
 
 from pawl.agent_loop.adapters import undo_reads, wire, wire_events
-from pawl.agent_loop.adapters.public_ledger import options_message
-from pawl.agent_loop.app.ports import Claim, Loaded, Renewal, RunKey
+from pawl.agent_loop.app.ports import Claim, Loaded, Renewal
 from pawl.agent_loop.domain import loop_state
+from pawl.agent_loop.domain.child import Delegation
 from pawl.agent_loop.domain.command import Command
 from pawl.agent_loop.domain.step import Committed, Step
 from pawl.agent_loop.domain.undo import UndoSource
 from pawl.chassis.rpc_client import translating
-from pawl.event.v1 import run_pb2
+from pawl.chassis.translate import Exceptions
 from pawl.job.v1 import ledger_pb2, ledger_pb2_grpc
 
 LEDGER_MESSAGE_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -22,6 +22,30 @@ LEDGER_MESSAGE_BYTES_MAX: Final = 32 * 1024 * 1024
 
 # For what comes in parts. A large conversation takes a while.
 _PARTS_SECONDS_MAX: Final = 60.0
+
+_CLAIM: Final = wire.WIRE.struct(Claim, ledger_pb2.ClaimedRun)
+_COMMITTED: Final = wire.WIRE.struct(Committed, ledger_pb2.CommitRunResponse)
+_LOADED: Final = wire.WIRE.struct(
+    Loaded,
+    ledger_pb2.LoadRunResponse,
+    Exceptions(
+        read={
+            "commands": lambda message: tuple(map(wire_events.COMMAND.read, message.commands)),
+            "loop": lambda message: loop_state.read(message.loop_state),
+        },
+        of_message=("loop_state", "commands"),
+    ),
+)
+wire.WIRE.struct(Delegation, ledger_pb2.Delegation, Exceptions(write={"depth": lambda delegation: delegation.depth}))
+_STEP: Final = wire.WIRE.struct(
+    Step,
+    ledger_pb2.CommitRunRequest,
+    Exceptions(
+        read={"events": lambda message: tuple(map(wire_events.EVENT.read, message.events))},
+        write={"events": lambda step: map(wire_events.EVENT.fields, step.events)},
+        of_message=("store_id", "run_id", "epoch", "commit_id"),
+    ),
+)
 
 
 class WorkerLedgerClient:
@@ -34,7 +58,7 @@ class WorkerLedgerClient:
         request = ledger_pb2.ClaimRunsRequest(worker_id=worker_id, runs_max=runs_max, lease_seconds=lease_seconds)
         with translating():
             response = await self._stub.ClaimRuns(request)
-        return tuple(map(_claim, response.runs))
+        return tuple(map(_CLAIM.read, response.runs))
 
     async def load(self, claim: Claim) -> Loaded:
         request = ledger_pb2.LoadRunRequest(store_id=claim.key.store_id, run_id=claim.key.run_id, epoch=claim.epoch)
@@ -42,22 +66,15 @@ class WorkerLedgerClient:
         with translating():
             async for part in self._stub.LoadRun(request, timeout=_PARTS_SECONDS_MAX):
                 response.MergeFrom(part)
-        return Loaded(
-            run=wire.run(response.run),
-            messages=tuple(map(wire.message_of, response.messages)),
-            calls=tuple(map(wire.call, response.calls)),
-            commands=tuple(map(wire_events.command, response.commands)),
-            loop=loop_state.read(response.loop_state),
-            now=wire.seconds(response.now),
-        )
+        return _LOADED.read(response)
 
     async def renew(self, worker_id: str, *, lease_seconds: float) -> Renewal:
         request = ledger_pb2.RenewLeasesRequest(worker_id=worker_id, lease_seconds=lease_seconds)
         with translating():
             response = await self._stub.RenewLeases(request)
         return Renewal(
-            held=frozenset(map(_claim, response.runs)),
-            with_commands=frozenset(map(_claim, response.runs_with_commands)),
+            held=frozenset(map(_CLAIM.read, response.runs)),
+            with_commands=frozenset(map(_CLAIM.read, response.runs_with_commands)),
         )
 
     async def release(self, worker_id: str) -> None:
@@ -74,19 +91,14 @@ class WorkerLedgerClient:
         request = commit_request(claim, commit_id, step)
         with translating():
             response = await self._stub.CommitRun(request)
-        return Committed(
-            first_seq=response.first_seq,
-            last_seq=response.last_seq,
-            commands_pending=response.commands_pending,
-            time=wire.seconds(response.time),
-        )
+        return _COMMITTED.read(response)
 
     async def list_commands(self, claim: Claim) -> tuple[Command, ...]:
         request = ledger_pb2.ListCommandsRequest(store_id=claim.key.store_id, run_id=claim.key.run_id)
         with translating():
             return tuple(
                 [
-                    wire_events.command(command)
+                    wire_events.COMMAND.read(command)
                     async for part in self._stub.ListCommands(request, timeout=_PARTS_SECONDS_MAX)
                     for command in part.commands
                 ]
@@ -98,54 +110,10 @@ class WorkerLedgerClient:
 
 def commit_request(claim: Claim, commit_id: str, step: Step) -> ledger_pb2.CommitRunRequest:
     """Return a step as the contract words it."""
-    request = ledger_pb2.CommitRunRequest(
+    return ledger_pb2.CommitRunRequest(
         store_id=claim.key.store_id,
         run_id=claim.key.run_id,
         epoch=claim.epoch,
         commit_id=commit_id,
-        events=map(wire_events.event_message, step.events),
-        messages=map(wire.message_message, step.messages),
-        calls=map(wire.call_message, step.calls),
-        waits=[run_pb2.WaitKind.Value(f"WAIT_KIND_{wait}") for wait in step.waits],
-        round=step.round,
-        output_text=step.output_text,
-        active_seconds=step.active_seconds,
-        tools=[run_pb2.PinnedTool(name=tool.name, version=tool.version) for tool in step.tools],
-        loop_state=step.loop_state,
-        consumed_command_ids=step.consumed_command_ids,
-        unstopped_call_ids=step.unstopped_call_ids,
-        lease_action=ledger_pb2.LeaseAction.Value(f"LEASE_ACTION_{step.lease_action}"),
+        **_STEP.fields(step),
     )
-    if step.state is not None:
-        request.state = run_pb2.RunState.Value(f"RUN_STATE_{step.state}")
-    if step.failure is not None:
-        request.failure.CopyFrom(
-            run_pb2.RunFailure(
-                failure_class=run_pb2.FailureClass.Value(f"FAILURE_CLASS_{step.failure.failure_class}"),
-                reason=step.failure.reason,
-                message=step.failure.message,
-            )
-        )
-    if step.stop_cause is not None:
-        request.stop_cause = run_pb2.StopCause.Value(f"STOP_CAUSE_{step.stop_cause}")
-    if step.usage is not None:
-        request.usage.CopyFrom(wire.usage_message(step.usage))
-    for each in step.delegations:
-        request.delegations.add(
-            call_id=each.call_id,
-            run_id=each.run_id,
-            text=each.text,
-            options=options_message(each.options),
-            user_roles=each.user_roles,
-            depth=each.depth,
-            above=map(wire.above_message, each.above),
-        )
-    if step.wake_time is not None:
-        wire.set_time(request.wake_time, step.wake_time)
-    if step.after_seq is not None:
-        request.after_seq = step.after_seq
-    return request
-
-
-def _claim(message: ledger_pb2.ClaimedRun) -> Claim:
-    return Claim(key=RunKey(store_id=message.store_id, run_id=message.run_id), epoch=message.epoch)

@@ -1,0 +1,277 @@
+"""What stands for what on the wire, and what is refused at import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum, IntEnum, StrEnum
+from typing import NewType
+
+import msgspec
+import pytest
+
+from pawl.chassis.translate import Exceptions, Translator, Unknown, enum_defaults
+from pawl.event.v1 import call_pb2, event_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2
+from pawl.notify.v1 import notify_pb2
+from pawl.tool.v1 import execution_pb2
+
+RunId = NewType("RunId", str)
+
+
+class Kind(StrEnum):
+    CLARIFICATION = "CLARIFICATION"
+    PERMISSION = "PERMISSION"
+    CONFIRMATION = "CONFIRMATION"
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    question: str
+    why: str = ""
+    kind: Kind = Kind.CLARIFICATION
+    options: tuple[str, ...] = ()
+    default_answer: str = ""
+    timeout_seconds: float = 0.0
+    answer_schema: bytes = b""
+
+
+class Above(msgspec.Struct, frozen=True, kw_only=True):
+    run_id: RunId
+    conversation_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    store_id: str
+    run_id: RunId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    place: Place
+    epoch: int
+
+
+def refuse(unknown: Unknown) -> ValueError:
+    return ValueError(f"{unknown.field} {unknown.value} {unknown.number}")
+
+
+STRICT = Translator(refuse)
+
+
+def test_what_is_written_is_read_again() -> None:
+    question = Question(question="which?", kind=Kind.PERMISSION, options=("a", "b"), answer_schema=b"{}")
+    translation = STRICT.struct(Question, call_pb2.Question)
+    message = translation.write(question)
+    assert message.kind == call_pb2.QUESTION_KIND_PERMISSION
+    assert message.answer_schema_json == b"{}"
+    assert translation.read(message) == question
+    assert call_pb2.Question(**translation.fields(question)) == message
+
+
+def test_nested_structs_that_may_be_absent_repeated_ones_and_sets() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Context:
+        store_id: str
+        above: tuple[Above, ...] = ()
+        user_roles: frozenset[str] = frozenset()
+
+    rest = ("user_id", "conversation_id", "run_id", "approvals_required")
+    contexts = STRICT.struct(Context, execution_pb2.CallContext, Exceptions(of_message=rest))
+    context = Context(
+        store_id="s", above=(Above(run_id=RunId("r"), conversation_id="c"),), user_roles=frozenset({"b", "a"})
+    )
+    assert list(contexts.write(context).user_roles) == ["a", "b"]
+    assert contexts.read(contexts.write(context)) == context
+
+    class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+        call_id: str
+        question: Question | None = None
+
+    others = set(execution_pb2.Verdict.DESCRIPTOR.fields_by_name) - {"call_id", "question"}
+    verdicts = STRICT.struct(Verdict, execution_pb2.Verdict, Exceptions(of_message=others))
+    for verdict in (Verdict(call_id="a"), Verdict(call_id="a", question=Question(question=""))):
+        message = verdicts.write(verdict)
+        assert message.HasField("question") == (verdict.question is not None)
+        assert verdicts.read(message) == verdict
+
+
+def test_maps_and_flat_structs() -> None:
+    class Resolve(msgspec.Struct, frozen=True, kw_only=True):
+        tool_names: list[str]
+        pinned_versions: dict[str, int]
+
+    resolves = STRICT.struct(
+        Resolve, execution_pb2.ResolveToolsRequest, Exceptions(of_message=("context", "tools_max"))
+    )
+    resolve = Resolve(tool_names=["x"], pinned_versions={"x": 3})
+    assert resolves.read(resolves.write(resolve)) == resolve
+
+    claims = STRICT.struct(Claim, ledger_pb2.ClaimedRun)
+    claim = Claim(place=Place(store_id="s", run_id=RunId("r")), epoch=7)
+    assert claims.write(claim) == ledger_pb2.ClaimedRun(store_id="s", run_id="r", epoch=7)
+    assert claims.read(claims.write(claim)) == claim
+
+
+def test_times_are_seconds_or_datetimes_to_the_microsecond() -> None:
+    class Lease(msgspec.Struct, frozen=True, kw_only=True):
+        client_id: str
+        offer_epoch: int
+        expire_time: float
+
+    leases = STRICT.struct(Lease, call_pb2.OfferLease)
+    for time in (1_700_000_000.123456, 0.0, -1.5):
+        message = leases.write(Lease(client_id="", offer_epoch=0, expire_time=time))
+        expected = call_pb2.OfferLease()
+        expected.expire_time.FromMicroseconds(round(time * 1e6))
+        assert message == expected
+        assert leases.read(message).expire_time == pytest.approx(time, abs=1e-6)
+
+    class Note(msgspec.Struct, frozen=True, kw_only=True):
+        create_time: datetime
+        read_time: datetime | None = None
+
+    others = set(notify_pb2.Notification.DESCRIPTOR.fields_by_name) - {"create_time", "read_time"}
+    notes = STRICT.struct(Note, notify_pb2.Notification, Exceptions(of_message=others))
+    note = Note(create_time=datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC))
+    assert notes.read(notes.write(note)) == note
+    assert not notes.write(note).HasField("read_time")
+
+
+def test_absent_scalars_are_none_or_the_default() -> None:
+    class Progress(msgspec.Struct, frozen=True, kw_only=True):
+        fraction: float | None = None
+        message: str = ""
+
+    progress = STRICT.struct(Progress, execution_pb2.ExecutionProgress)
+    assert not progress.write(Progress()).HasField("fraction")
+    assert progress.write(Progress(fraction=0.0)).HasField("fraction")
+    assert progress.read(execution_pb2.ExecutionProgress(fraction=0.0)).fraction == 0.0
+    assert progress.read(execution_pb2.ExecutionProgress()).fraction is None
+
+    class Limits(msgspec.Struct, frozen=True, kw_only=True):
+        rounds_max: int = 10
+        agent_depth_max: int = 2
+
+    others = set(run_pb2.RunLimits.DESCRIPTOR.fields_by_name) - {"rounds_max", "agent_depth_max"}
+    limits = STRICT.struct(Limits, run_pb2.RunLimits, Exceptions(of_message=others))
+    read = limits.read(run_pb2.RunLimits(agent_depth_max=0, model_attempts_max=3))
+    assert read == Limits(rounds_max=10, agent_depth_max=0)
+
+
+def newer() -> call_pb2.Question:
+    return call_pb2.Question.FromString(b"\x18\x63")  # Field 3, the kind: 99.
+
+
+def test_an_unknown_number_is_the_default_or_an_error_that_names_the_field() -> None:
+    defaults: dict[type[Enum], Enum] = {Kind: Kind.CONFIRMATION}
+    lenient = Translator(refuse, defaults=defaults, newer_is_default=True).struct(Question, call_pb2.Question)
+    assert lenient.read(newer()).kind is lenient.read(call_pb2.Question()).kind is Kind.CONFIRMATION
+    careful = Translator(refuse, defaults=defaults).struct(Question, call_pb2.Question, field="call.question")
+    assert careful.read(call_pb2.Question()).kind is Kind.CONFIRMATION
+    with pytest.raises(ValueError, match=r"call\.question\.kind QUESTION_KIND_99 99"):
+        careful.read(newer())
+    with pytest.raises(ValueError, match="QUESTION_KIND_0"):
+        STRICT.struct(Question, call_pb2.Question).read(call_pb2.Question())
+
+
+def test_unspecified_is_none_where_there_may_be_none() -> None:
+    class Asked(msgspec.Struct, frozen=True, kw_only=True):
+        kind: Kind | None = None
+
+    others = set(call_pb2.Question.DESCRIPTOR.fields_by_name) - {"kind"}
+    asked = STRICT.struct(Asked, call_pb2.Question, Exceptions(of_message=others))
+    assert asked.read(asked.write(Asked())) == Asked()
+    assert asked.read(asked.write(Asked(kind=Kind.PERMISSION))) == Asked(kind=Kind.PERMISSION)
+    with pytest.raises(ValueError, match="99"):
+        asked.read(newer())
+
+
+def test_the_defaults_of_enums_are_those_of_the_struct() -> None:
+    class Outer(msgspec.Struct):
+        inner: Question
+
+    assert enum_defaults(Outer(Question(question="", kind=Kind.PERMISSION))) == {Kind: Kind.PERMISSION}
+
+
+def test_one_of_several() -> None:
+    class Warned(msgspec.Struct, frozen=True, kw_only=True):
+        reason: str
+        message: str
+
+    class ToppedUp(msgspec.Struct, frozen=True, kw_only=True):
+        tokens: int
+        token_budget: int
+        user_id: str
+
+    kinds = {"warning": Warned, "run_topped_up": ToppedUp}
+    without = {field.name for field in event_pb2.RunEvent.DESCRIPTOR.oneofs_by_name["kind"].fields} - set(kinds)
+    events = STRICT.one_of(event_pb2.RunEvent, "kind", kinds, without=without)
+    warned = Warned(reason="R", message="m")
+    assert events.write(warned) == event_pb2.RunEvent(warning=event_pb2.Warning(reason="R", message="m"))
+    assert events.read(events.write(warned)) == warned
+    for message in (event_pb2.RunEvent(), event_pb2.RunEvent(round_started=event_pb2.RoundStarted())):
+        with pytest.raises(ValueError, match="of kind"):
+            events.read(message)
+    with pytest.raises(TypeError, match="output_delta"):
+        STRICT.one_of(event_pb2.RunEvent, "kind", kinds, without=without - {"output_delta"})
+
+
+def test_a_field_of_one_side_only_is_refused_unless_it_is_named() -> None:
+    with pytest.raises(TypeError, match="summary is a field of the message only"):
+        STRICT.struct(msgspec.defstruct("Short", [("tool_name", str), ("arguments", bytes)]), call_pb2.Inverse)
+
+    class More(msgspec.Struct, frozen=True, kw_only=True):
+        run_id: str
+        conversation_id: str
+        depth: int = 4
+
+    with pytest.raises(TypeError, match="depth is a field of the struct only"):
+        STRICT.struct(More, run_pb2.RunAbove)
+    assert STRICT.struct(More, run_pb2.RunAbove, Exceptions(of_struct=("depth",))).read(run_pb2.RunAbove()).depth == 4
+    with pytest.raises(TypeError, match="the exception depth is no field"):
+        STRICT.struct(Above, run_pb2.RunAbove, Exceptions(of_struct=("depth",)))
+
+
+@pytest.mark.parametrize("hint", [int, bytes, float, bool, Kind, Above, tuple[str, ...]])
+def test_a_type_that_does_not_fit_is_refused(hint: type) -> None:
+    struct = msgspec.defstruct("Wrong", [("run_id", hint), ("conversation_id", str)], kw_only=True)
+    with pytest.raises(TypeError, match="run_id is no"):
+        STRICT.struct(struct, run_pb2.RunAbove)
+
+
+def test_enums_that_differ_are_refused() -> None:
+    class Fewer(StrEnum):
+        CLARIFICATION = "CLARIFICATION"
+        PERMISSION = "PERMISSION"
+
+    class Shifted(IntEnum):
+        CLARIFICATION = 1
+        PERMISSION = 3
+        CONFIRMATION = 2
+
+    with pytest.raises(TypeError, match="CONFIRMATION"):
+        STRICT.enum(Fewer, call_pb2.QuestionKind)
+    fewer = STRICT.enum(Fewer, call_pb2.QuestionKind, without=("CONFIRMATION",))
+    with pytest.raises(ValueError, match="QUESTION_KIND_3"):
+        fewer.read(3)
+    with pytest.raises(TypeError, match="CLARIFICATION"):
+        STRICT.enum(Kind, call_pb2.DecisionKind)
+    with pytest.raises(TypeError, match="PERMISSION"):
+        STRICT.enum(Shifted, call_pb2.QuestionKind)
+
+
+def test_an_exception_reads_and_writes_a_field_its_own_way() -> None:
+    translation = STRICT.struct(
+        Above,
+        run_pb2.RunAbove,
+        Exceptions(
+            read={"run_id": lambda message: message.run_id.upper()},
+            write={"run_id": lambda above: above.run_id.lower()},
+            unwritten=("conversation_id",),
+        ),
+    )
+    assert translation.read(run_pb2.RunAbove(run_id="r", conversation_id="c")) == Above(
+        run_id=RunId("R"), conversation_id="c"
+    )
+    assert translation.write(Above(run_id=RunId("R"), conversation_id="c")) == run_pb2.RunAbove(run_id="r")
