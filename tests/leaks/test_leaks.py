@@ -9,7 +9,6 @@ import pytest
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
 async def test_nothing_is_left_behind() -> None:
     """I19: tasks, file descriptors, threads and memory, in a process of its own."""
     process = await asyncio.create_subprocess_exec(

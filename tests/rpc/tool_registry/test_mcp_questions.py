@@ -113,7 +113,7 @@ async def test_an_answer_that_takes_long_to_check_holds_up_nobody_else(mcp: McpR
         answer_schema_json=json.dumps({"type": "object", "properties": properties, "$defs": defs}).encode(),
         answer=json.dumps({"a": [-1] * 15_000}),
     )
-    checking = asyncio.ensure_future(mcp.registry.execution.CheckAnswer(request))
+    checking = asyncio.ensure_future(mcp.registry.execution.CheckAnswer(request, timeout=60))
     listed = 0
     while not checking.done():
         await mcp.listed()

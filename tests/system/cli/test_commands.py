@@ -14,10 +14,9 @@ import pytest
 from tests.system.cli.conftest import CommandLine
 
 ROOT = Path(__file__).parents[3]
+
+
 # The first test waits for the suite to start.
-pytestmark = pytest.mark.timeout(120)
-
-
 def pending_call(pawl: CommandLine, run_id: str) -> str:
     """The id of the call that a run waits for, as the inbox shows it."""
     output = pawl.succeed("inbox")

@@ -8,14 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.fakes.mcp_program import flags
 from tests.system.cli.conftest import CommandLine
 from tests.system.cli.test_commands import pending_call, started
 from tests.system.cli.test_sources import describe
-
-pytestmark = pytest.mark.timeout(120)
 
 LETTER = "e-mail ann@example.com about lunch: see you at noon"
 

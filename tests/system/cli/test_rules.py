@@ -8,8 +8,6 @@ import pytest
 
 from tests.system.cli.conftest import CommandLine
 
-pytestmark = pytest.mark.timeout(240)
-
 LETTER = "e-mail zoe@example.com about lunch: see you at noon"
 
 

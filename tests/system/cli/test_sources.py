@@ -12,10 +12,8 @@ from tests.system.cli.conftest import CommandLine
 from tests.system.cli.shop import Shop
 from tests.system.cli.test_commands import pending_call, started
 
+
 # The first test waits for the suite to start.
-pytestmark = pytest.mark.timeout(120)
-
-
 def describe(folder: Path, description: str) -> None:
     tool = {"name": "echo", "description": description, "inputSchema": {"type": "object"}}
     (folder / "tools.json").write_text(json.dumps([tool]))

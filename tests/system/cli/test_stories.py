@@ -6,12 +6,8 @@ import base64
 import json
 import re
 
-import pytest
-
 from tests.system.cli.conftest import CommandLine
 from tests.system.cli.test_commands import pending_call, started
-
-pytestmark = pytest.mark.timeout(240)
 
 
 def project(pawl: CommandLine, title: str) -> str:

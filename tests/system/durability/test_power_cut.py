@@ -15,7 +15,7 @@ from tests.system.durability.disk import Disk
 from tests.system.durability.load import People, Promise, losses
 from tests.system.durability.machine import Machine
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture

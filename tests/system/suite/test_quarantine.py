@@ -24,7 +24,6 @@ from tests.system.suite.poison import POISON, PoisonousModel
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(180),
     pytest.mark.skipif(sys.platform != "linux", reason="who asks the model is found in /proc"),
 ]
 

@@ -21,7 +21,7 @@ from tests.system.suite import attached
 from tests.system.suite.client import ENDED, Agent
 from tests.system.suite.worst_case import CANARY, INJECTIONS, Canary, arguments_for, paths, script, targets
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 CALLS_A_RUN = 20
 RUNS_AT_ONCE = 4

@@ -41,8 +41,8 @@ _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday",
 @cache
 def _zones() -> dict[str, str]:
     """Return the IANA names by themselves and by their city, folded."""
-    names = zoneinfo.available_timezones()
-    by_city = {name.rpartition("/")[2].replace("_", " ").casefold(): name for name in sorted(names)}
+    names = sorted(zoneinfo.available_timezones())
+    by_city = {name.rpartition("/")[2].replace("_", " ").casefold(): name for name in names}
     return by_city | {name.casefold(): name for name in names}
 
 

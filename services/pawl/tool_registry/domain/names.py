@@ -10,14 +10,14 @@ from typing import Final
 
 _NEAR: Final = 0.6
 _CHARACTERS_MAX: Final = 64
-_KNOWN_MAX: Final = 1000
+_KNOWN_MAX: Final = 2000
 _COMPARED_MAX: Final = 8
 
 
 def near_matches(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
     """Return the known names most like `name`, best first; none for a long one.
 
-    Of the first thousand names only those with nearly the same letters are compared, because comparing takes long.
+    Of the first two thousand names only those with nearly the same letters are compared, because comparing takes long.
     """
     if len(name) > _CHARACTERS_MAX:
         return []
