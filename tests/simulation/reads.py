@@ -113,13 +113,18 @@ class MemoryLeases:
         await self._database.answer()
         return len(held)
 
-    async def time(self) -> datetime:
-        await self._database.reach()
-        return self._database.now()
+    async def times(self) -> tuple[datetime, datetime]:
+        await self._database.reach(writes=True)
+        tables, time = self._database.tables, self._database.now()
+        seen_time = tables.seen_time
+        if seen_time is None or seen_time < time - timedelta(seconds=5):
+            tables.seen_time = time
+        return time, seen_time or time
 
     async def bring_forward(self, seconds: float) -> int:
         await self._database.reach(writes=True)
         runs, now, back = self._database.tables.runs, self._database.now(), timedelta(seconds=seconds)
+        self._database.tables.seen_time = now
         leased = min(back, timedelta(seconds=30))
         late = [
             row

@@ -78,6 +78,7 @@ class Tables:
     outbox: dict[tuple[str, str], tuple[RunKey, datetime]] = field(default_factory=dict)
     """Life-cycle events by store and id; nothing relays them while the simulation runs."""
     written_at: dict[RunKey, list[float]] = field(default_factory=dict, compare=False)
+    seen_time: datetime | None = field(default=None, compare=False)
     server: DatabaseServer = field(default_factory=DatabaseServer, compare=False)
 
     def calls_of(self, key: RunKey) -> list[CallRow]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
 from pawl.errors import InvalidField, LeaseLost, RunNotFound
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.leases import PostgresLeases
+from pawl.job_store.app.sweeps import ClockSweep
 from pawl.job_store.domain.places import PlaceLimits
 from tests.rpc.job_store.user import Owner, User
 
@@ -155,3 +159,31 @@ async def test_what_was_due_is_due_again_after_the_clock_of_the_database_went_ba
 
     assert set(ids(await user.claim("w2", runs_max=4))) == {held.run_id, queued}
     assert await user.claim("w2", runs_max=4) == []
+
+
+async def test_a_replica_that_starts_after_the_clock_of_the_database_went_back_notices_it(
+    user: User, database: Database
+) -> None:
+    """No other has to have been there: the database remembers a time that it had before."""
+    queued = (await user.submit()).run.run_id
+    leases = PostgresLeases(database, PlaceLimits(per_store=20, per_user=20), crashes_max=3)
+    async with database.acquire() as connection:
+        await connection.execute("UPDATE job_store.clock SET seen_time = now() - interval '1 h'")
+        await leases.times()
+        time, seen_time = await leases.times()
+        assert timedelta() <= time - seen_time < timedelta(minutes=59)
+        # It went back by 130 s.
+        await connection.execute("UPDATE job_store.clock SET seen_time = seen_time + interval '130 s'")
+        await connection.execute("UPDATE job_store.runs SET claim_at = claim_at + interval '130 s'")
+    assert await user.claim() == []
+
+    sweeping = asyncio.create_task(ClockSweep(leases, SystemClock()).run())
+    try:
+        while not (claimed := await user.claim()):
+            await asyncio.sleep(0.02)
+    finally:
+        sweeping.cancel()
+
+    assert ids(claimed) == [queued]
+    time, seen_time = await leases.times()
+    assert seen_time <= time

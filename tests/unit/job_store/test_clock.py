@@ -22,16 +22,23 @@ class JumpingDatabase:
         self.brought_forward: list[float] = []
         self.is_away = False
         self.answer_takes_seconds = 0.0
+        self.seen_time = self.time
 
-    async def time(self) -> datetime:
+    @property
+    def time(self) -> datetime:
+        return datetime.fromtimestamp(self.clock.now() + self.ahead_seconds, UTC)
+
+    async def times(self) -> tuple[datetime, datetime]:
         if self.is_away:
             raise DependencyUnavailable
-        time = datetime.fromtimestamp(self.clock.now() + self.ahead_seconds, UTC)
+        answer = self.time, self.seen_time
+        self.seen_time = max(answer)
         await asyncio.sleep(self.answer_takes_seconds)
-        return time
+        return answer
 
     async def bring_forward(self, seconds: float) -> int:
         self.brought_forward.append(round(seconds, 3))
+        self.seen_time = self.time
         return 0
 
 
@@ -83,5 +90,22 @@ def test_a_clock_that_went_back_while_the_database_was_away_is_noticed() -> None
         await asyncio.sleep(5.5)
         second.cancel()
         assert database.brought_forward == [130.0]
+
+    virtual_time.run(main())
+
+
+def test_a_clock_that_went_back_while_no_replica_looked_is_noticed_by_the_next() -> None:
+    """As when a machine starts again with a clock that is wrong."""
+
+    async def main() -> None:
+        database = JumpingDatabase()
+        first = asyncio.create_task(ClockSweep(database, database.clock).run())
+        await asyncio.sleep(5.5)
+        first.cancel()
+        database.ahead_seconds = -130.0
+        second = asyncio.create_task(ClockSweep(database, database.clock).run())
+        await asyncio.sleep(5.5)
+        second.cancel()
+        assert database.brought_forward == [129.5]
 
     virtual_time.run(main())

@@ -56,10 +56,21 @@ UPDATE job_store.runs AS r SET claim_at = now(), worker_id = NULL
 FROM held WHERE r.store_id = held.store_id AND r.run_id = held.run_id
 """
 
+# Written now and then only: each time costs a commit. A later time stays until the runs are brought forward.
+_TIMES: Final = """
+WITH raised AS (
+    UPDATE job_store.clock SET seen_time = clock_timestamp()
+    WHERE seen_time < clock_timestamp() - interval '5 s'
+)
+SELECT clock_timestamp() AS time, seen_time FROM job_store.clock
+"""
+
 # A lease that ends so late was most likely given before the clock went back; if not, its run is taken over once. A
 # parked run that is claimed too early parks again.
 _BRING_FORWARD: Final = """
-WITH late AS MATERIALIZED (
+WITH lowered AS (
+    UPDATE job_store.clock SET seen_time = clock_timestamp()
+), late AS MATERIALIZED (
     SELECT store_id, run_id FROM job_store.runs
     WHERE claim_at > now() + CASE WHEN worker_id IS NULL THEN interval '0' ELSE least($1, interval '30 s') END
     ORDER BY store_id, run_id FOR UPDATE
@@ -119,10 +130,10 @@ class PostgresLeases:
             tag = await connection.execute(_RELEASE, worker_id)
         return int(tag.rpartition(" ")[2])
 
-    async def time(self) -> datetime:
+    async def times(self) -> tuple[datetime, datetime]:
         async with self._database.acquire(urgent=True) as connection:
-            time: datetime = await connection.fetchval("SELECT clock_timestamp()")
-        return time
+            (record,) = await connection.fetch(_TIMES)
+        return record["time"], record["seen_time"]
 
     async def bring_forward(self, seconds: float) -> int:
         async with self._database.acquire(urgent=True) as connection:

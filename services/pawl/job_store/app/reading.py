@@ -153,8 +153,12 @@ class Leases(Protocol):
 class DueTimes(Protocol):
     """The times from which runs may be claimed, and the clock by which they are meant."""
 
-    async def time(self) -> datetime:
-        """Return the database's time."""
+    async def times(self) -> tuple[datetime, datetime]:
+        """Return the database's time, and one that it is known to have had before.
+
+        The second is later than the first if the clock went back and no replica has
+        brought the runs forward since. It may be from five seconds before that.
+        """
         ...
 
     async def bring_forward(self, seconds: float) -> int:

@@ -89,7 +89,10 @@ class OfferSweep:
 
 
 class ClockSweep:
-    """Keeps runs from waiting for times that the database's clock had reached before it went back."""
+    """Keeps runs from waiting for times that the database's clock had reached before it went back.
+
+    It knows these times from its own looks, and from the database where no replica has looked for a while.
+    """
 
     def __init__(self, due_times: DueTimes, clock: Clock) -> None:
         self._due_times = due_times
@@ -100,10 +103,12 @@ class ClockSweep:
         """Look every second."""
         while True:
             asked_at = self._clock.monotonic()
-            time = (await self._due_times.time()).timestamp()
-            seen_time, seen_at = self._seen or (time, asked_at)
-            # So much has passed at least, however long an answer has waited for this process to read it.
-            back_seconds = seen_time + (asked_at - seen_at) - time
+            time, reached = [time.timestamp() for time in await self._due_times.times()]
+            if self._seen is not None:
+                seen_time, seen_at = self._seen
+                # So much has passed at least, however long an answer has waited for this process to read it.
+                reached = max(reached, seen_time + (asked_at - seen_at))
+            back_seconds = reached - time
             if back_seconds > _BACK_SECONDS_MIN:
                 count = await self._due_times.bring_forward(back_seconds)
                 _log.warning("database.clock_went_back", seconds=round(back_seconds, 1), runs=count)
