@@ -223,6 +223,15 @@ async def test_rate_it_comes_back_with_time(registry: Registry, database_url: st
     assert outcome(await registry.run("glance", call="c3")) == "SUCCEEDED"
 
 
+async def test_rate_it_refuses_nobody_for_long_after_the_clock_of_the_database_went_back(
+    registry: Registry, database_url: str
+) -> None:
+    assert outcome(await registry.run("glance", call="c1")) == "SUCCEEDED"
+    await execute(database_url, "UPDATE tool_registry.rates SET unused_at = unused_at + interval '1000 seconds'")
+    assert outcome(await registry.run("glance", call="c2")) == "SUCCEEDED"
+    assert outcome(await registry.run("glance", call="c3")) == "FAILED RATE_LIMITED"
+
+
 async def test_rate_a_tool_without_one_costs_no_statement(registry: Registry, database_url: str) -> None:
     await execute(database_url, "ALTER TABLE tool_registry.rates RENAME TO rates_away")
     try:

@@ -1,7 +1,8 @@
 """Rate limits in PostgreSQL: the generic cell rate algorithm, by the clock of the database.
 
 A row holds the time at which its rate would be unused again. A call moves it on
-by the interval of one call, unless it would then be more than a minute ahead.
+by the interval of one call, unless it would then be more than a minute ahead. One
+that is further ahead is of before the clock went back, and counts as unused.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ from typing import Final
 from pawl.chassis.database import Connection, Database
 from pawl.tool_registry.domain.rate import Exceeded, Rate
 
-_TAKE: Final = """
+_UNUSED_AT: Final = """
+CASE WHEN r.unused_at > clock_timestamp() + interval '61 seconds' THEN clock_timestamp() ELSE r.unused_at END
+"""
+_TAKE: Final = f"""
 INSERT INTO tool_registry.rates AS r (store_id, name, unused_at)
 VALUES ($1, $2, clock_timestamp() + make_interval(secs => 60.0 / $3))
 ON CONFLICT (store_id, name) DO UPDATE
-SET unused_at = greatest(r.unused_at, clock_timestamp()) + make_interval(secs => 60.0 / $3)
-WHERE r.unused_at + make_interval(secs => 60.0 / $3) <= clock_timestamp() + interval '60 seconds 1 millisecond'
+SET unused_at = greatest({_UNUSED_AT}, clock_timestamp()) + make_interval(secs => 60.0 / $3)
+WHERE {_UNUSED_AT} + make_interval(secs => 60.0 / $3) <= clock_timestamp() + interval '60 seconds 1 millisecond'
 RETURNING true
-"""
+"""  # noqa: S608  # constants only
 _WAIT: Final = """
 SELECT extract(epoch FROM unused_at - clock_timestamp())::double precision - 60 + 60.0 / $3
 FROM tool_registry.rates WHERE store_id = $1 AND name = $2
