@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
+from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
 from pawl.chassis.ids import IdSource
 from pawl.chassis.metrics import Metrics
@@ -24,13 +25,14 @@ from pawl.notifier.domain.notification import (
     Draft,
     EventId,
     Inbox,
+    Notification,
     NotificationKind,
     RunId,
     StoreId,
     UserId,
 )
-from pawl.notifier.rpc.servicer import Notify
-from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub, add_NotifyServiceServicer_to_server
+from pawl.notifier.wiring import Notifier, Ports, wire
+from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
 from tests.fakes.anybody import Anybody
 
 if TYPE_CHECKING:
@@ -46,19 +48,32 @@ async def store(database_url: str) -> AsyncIterator[PostgresStore]:
         yield PostgresStore(database)
 
 
+class Silent:
+    """An announcer that nobody hears."""
+
+    async def announce(self, notifications: Sequence[Notification]) -> None: ...
+
+
 @pytest.fixture
-async def subscriptions(store: PostgresStore) -> AsyncIterator[Subscriptions]:
-    subscriptions = Subscriptions(store, PrometheusCounters(Metrics("notifier")))
-    polling = asyncio.create_task(subscriptions.run())
-    yield subscriptions
+async def notifier(store: PostgresStore) -> AsyncIterator[Notifier]:
+    """A notifier that looks for what is new."""
+    ports = Ports(
+        store=store, announcer=Silent(), counters=PrometheusCounters(Metrics("notifier")), clock=SystemClock()
+    )
+    notifier = wire(ports, keep_days=30, heartbeat_seconds=HEARTBEAT_SECONDS)
+    polling = asyncio.create_task(notifier.subscriptions.run())
+    yield notifier
     polling.cancel()
     await asyncio.gather(polling, return_exceptions=True)
 
 
 @pytest.fixture
-async def stub(
-    store: PostgresStore, subscriptions: Subscriptions, tmp_path: Path, ids: IdSource
-) -> AsyncIterator[NotifyServiceAsyncStub]:
+def subscriptions(notifier: Notifier) -> Subscriptions:
+    return notifier.subscriptions
+
+
+@pytest.fixture
+async def stub(notifier: Notifier, tmp_path: Path, ids: IdSource) -> AsyncIterator[NotifyServiceAsyncStub]:
     address = f"unix:{tmp_path}/grpc"
     server = RpcServer(
         address,
@@ -67,8 +82,7 @@ async def stub(
         metrics=Metrics("notifier_rpc"),
         message_bytes_max=64 * 1024,
     )
-    notify = Notify(store, subscriptions, heartbeat_seconds=HEARTBEAT_SECONDS)
-    server.add(add_NotifyServiceServicer_to_server, notify)
+    notifier.add_to(server)
     async with server, grpc.aio.insecure_channel(address) as channel:
         yield NotifyServiceStub(channel)
 

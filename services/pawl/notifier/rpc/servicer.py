@@ -16,6 +16,7 @@ from pawl.notifier.domain.notification import Inbox, StoreId, UserId
 from pawl.notifier.rpc import convert
 from pawl.notify.v1 import notify_pb2, notify_pb2_grpc
 
+HEARTBEAT_SECONDS: Final = 15.0
 _NUMBER_MAX: Final = 2**63 - 1
 
 
@@ -27,7 +28,7 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
         store: Store,
         subscriptions: Subscriptions,
         *,
-        heartbeat_seconds: float = 15.0,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
         write_seconds_max: float = 30.0,
     ) -> None:
         self._store = store
