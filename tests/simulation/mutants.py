@@ -474,7 +474,8 @@ def misplaced() -> list[str]:
 
 
 def _source(module: str) -> str:
-    return Path(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+    root = "services" if module.startswith("pawl.") else "."
+    return Path(root, *module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
 
 
 def main() -> int:
