@@ -10,19 +10,14 @@ from pawl.agent_loop.adapters.live import BusEvents
 from pawl.agent_loop.adapters.public_ledger import LedgerClient
 from pawl.agent_loop.adapters.wakeups import BusWakeups
 from pawl.agent_loop.adapters.worker_ledger import WorkerLedgerClient
-from pawl.agent_loop.app.drive import Drive
-from pawl.agent_loop.app.inbox import Inbox
 from pawl.agent_loop.app.jobs import Workshop
-from pawl.agent_loop.app.messages import Messages
-from pawl.agent_loop.app.operators import Operators
-from pawl.agent_loop.app.session import Sessions
 from pawl.agent_loop.app.stream import SessionTimes
-from pawl.agent_loop.app.watch import Watches
-from pawl.agent_loop.app.worker import Worker, WorkerLimits
+from pawl.agent_loop.app.worker import WorkerLimits
 from pawl.agent_loop.domain.history import Dialect
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.options import RunDefaults
 from pawl.agent_loop.domain.run import Usage
+from pawl.agent_loop.wiring import ClientPorts, ClientSide, ClientTimes, wire_worker
 from pawl.chassis.ids import IdSource
 from pawl.chassis.lifecycle import Background
 from pawl.errors import PawlError, TooLarge
@@ -59,6 +54,11 @@ STEP_BYTES_MAX = 6 * 1024
 MESSAGE_BYTES_MAX = 42 * 1024
 """What is larger is refused by the server, as by gRPC. All three are as much smaller than in the product."""
 
+_TIMES = ClientTimes(
+    sessions=SessionTimes(offer_lease_seconds=6.0, heartbeat_seconds=4.0, silence_max_seconds=12.0),
+    poll_seconds=2.0,
+    connected_poll_seconds=4.0,
+)
 _QUEUE_MAX = 3
 _STORE_QUEUE_MAX = 6
 _CRASHES_MAX = 3
@@ -185,30 +185,11 @@ class AgentLoop:
             dialect=Dialect(),
             step_bytes_max=STEP_BYTES_MAX,
         )
-        self.worker = Worker(
-            ids.new("wrk"),
-            ledger=shop.ledger,
-            new_drive=lambda claim, failure: Drive(claim, shop, failure=failure),
-            clock=clock,
-            ids=ids,
-            random=draw.random,
-            meter=Unmetered(),
-            limits=WorkerLimits(lease_seconds=6.0, renew_seconds=2.0, poll_seconds=1.5),
-        )
+        limits = WorkerLimits(lease_seconds=6.0, renew_seconds=2.0, poll_seconds=1.5)
+        self.worker = wire_worker(ids.new("wrk"), shop, limits)
         self.ledger = LedgerClient(channel)
-        self.watches = Watches(ledger=self.ledger, live=BusEvents(bus), poll_seconds=2.0, connected_poll_seconds=4.0)
-        self.messages = Messages(ledger=self.ledger, defaults=RunDefaults(model="model", limits=LIMITS))
-        self.inbox = Inbox(ledger=self.ledger, checker=hands, ids=ids)
-        self.operators = Operators(ledger=self.ledger, ids=ids)
-        self.sessions = Sessions(
-            ledger=self.ledger,
-            watches=self.watches,
-            messages=self.messages,
-            inbox=self.inbox,
-            clock=clock,
-            ids=ids,
-            times=SessionTimes(offer_lease_seconds=6.0, heartbeat_seconds=4.0, silence_max_seconds=12.0),
-        )
+        ports = ClientPorts(ledger=self.ledger, live=BusEvents(bus), checker=hands, clock=clock, ids=ids)
+        self.clients = ClientSide.wire(ports, RunDefaults(model="model", limits=LIMITS), _TIMES)
         self._wakeups = BusWakeups(bus)
         self.stop = asyncio.Event()
 
@@ -216,7 +197,7 @@ class AgentLoop:
         """Serve until `stop`, then hand the runs over."""
         worker = self.worker
         await worker.listen(self._wakeups)
-        async with self.watches, Background() as background:
+        async with self.clients.watches, Background() as background:
             background.start("claims", worker.claim_forever)
             background.start("leases", worker.renew_forever)
             background.start("fence", worker.fence_forever)

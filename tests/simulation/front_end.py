@@ -51,7 +51,7 @@ class FrontEnd:
 
         async def serve() -> None:
             try:
-                await agent.sessions.serve(self._user.caller, incoming(), send)
+                await agent.clients.sessions.serve(self._user.caller, incoming(), send)
             except* PawlError:
                 pass
             except* Exception as error:  # noqa: BLE001  # a fault of the program
@@ -183,7 +183,7 @@ class Reader:
         position = 0
         try:
             async with (
-                agent.watches.open(self._user.caller, run_id, 0) as watcher,
+                agent.clients.watches.open(self._user.caller, run_id, 0) as watcher,
                 aclosing(watcher.events()) as events,
             ):
                 async for event in events:

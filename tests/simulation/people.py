@@ -106,7 +106,7 @@ class User:
 
         async def work(agent: AgentLoop) -> RunView:
             if policy is ActiveRunPolicy.STEER:
-                run, message.steered = await agent.messages.send(
+                run, message.steered = await agent.clients.messages.send(
                     self.caller,
                     request_id=message.request_id,
                     conversation_id=conversation_id,
@@ -115,7 +115,7 @@ class User:
                     policy=policy,
                 )
                 return run
-            return await agent.messages.start(
+            return await agent.clients.messages.start(
                 self.caller,
                 request_id=message.request_id,
                 conversation_id=conversation_id if count > 1 else "",
@@ -208,7 +208,7 @@ class User:
             run_id=call.run_id, call_id=call.call_id, kind=kind, digest=digest, arguments_json=edited
         )
         sent = self._sent(caller, command_id, call, kind.value, content=edited or arguments, digest=digest)
-        await self._send(sent, lambda agent: agent.inbox.decide(caller, command_id, decision))
+        await self._send(sent, lambda agent: agent.clients.inbox.decide(caller, command_id, decision))
 
     async def _answer(self, caller: Caller, call: CallView, command_id: str) -> None:
         draw = self.world.chance.stream("decision", command_id)
@@ -216,7 +216,7 @@ class User:
         answer = f"answer {command_id}" if kind is DecisionKind.ANSWER else ""
         decision = CallDecision(run_id=call.run_id, call_id=call.call_id, kind=kind, answer=answer)
         sent = self._sent(caller, command_id, call, kind.value, content=answer.encode())
-        await self._send(sent, lambda agent: agent.inbox.decide(caller, command_id, decision))
+        await self._send(sent, lambda agent: agent.clients.inbox.decide(caller, command_id, decision))
 
     async def _return(self, caller: Caller, call: CallView, command_id: str) -> None:
         content = msgspec.json.encode(f"result {command_id}" + "." * self.result_padding)
@@ -225,7 +225,7 @@ class User:
         )
         sent = self._sent(caller, command_id, call, "RESULT", content=content)
         await self._send(
-            sent, lambda agent: agent.inbox.submit_result(caller, command_id, call.run_id, result, client_id="")
+            sent, lambda agent: agent.clients.inbox.submit_result(caller, command_id, call.run_id, result, client_id="")
         )
 
     async def _resolve(self, caller: Caller, call: CallView, command_id: str) -> None:
@@ -235,7 +235,7 @@ class User:
         sent = self._sent(caller, command_id, call, resolution.value, content=content)
         await self._send(
             sent,
-            lambda agent: agent.inbox.resolve(
+            lambda agent: agent.clients.inbox.resolve(
                 caller,
                 command_id,
                 run_id=call.run_id,
@@ -269,13 +269,13 @@ class User:
                 sent_at=asyncio.get_running_loop().time(),
             )
             self.world.history.commands.append(sent)
-        await self._send(sent, lambda agent: agent.inbox.top_up(caller, command_id, run_id, tokens))
+        await self._send(sent, lambda agent: agent.clients.inbox.top_up(caller, command_id, run_id, tokens))
 
     async def _cancel(self, run_id: str) -> None:
         command_id = f"cmd_{self.name}_{self._next()}"
         sent = Sent(user_id=self.name, command_id=command_id, run_id=run_id, kind="CANCEL")
         self.world.history.commands.append(sent)
-        await self._send(sent, lambda agent: agent.inbox.cancel(self.caller, command_id, run_id, ""))
+        await self._send(sent, lambda agent: agent.clients.inbox.cancel(self.caller, command_id, run_id, ""))
 
     def _sent(
         self, caller: Caller, command_id: str, call: CallView, kind: str, *, content: bytes, digest: str = ""
@@ -348,7 +348,9 @@ class Operator:
             await asyncio.sleep(5.0 * self._draw.random())
             page = await self._insist(
                 "list_attention",
-                lambda agent: agent.operators.list_attention(self._caller, run_id="", page_size=50, page_token=""),
+                lambda agent: agent.clients.operators.list_attention(
+                    self._caller, run_id="", page_size=50, page_token=""
+                ),
             )
             for run in page.items:
                 document: Any = run.document
@@ -362,7 +364,7 @@ class Operator:
         what = "end" if ends else "redrive"
         try:
             await self._insist(
-                what, lambda agent: getattr(agent.operators, what)(self._caller, command_id, run_id, "seen to")
+                what, lambda agent: getattr(agent.clients.operators, what)(self._caller, command_id, run_id, "seen to")
             )
         except PawlError as error:
             self._world.history.tell(f"{command_id} refused: {error.reason}")

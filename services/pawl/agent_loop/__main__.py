@@ -6,11 +6,6 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
-import grpc
-
-from pawl.agent.v1.agent_pb2_grpc import add_AgentServiceServicer_to_server
-from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
-from pawl.agent_loop.adapters import step_log
 from pawl.agent_loop.adapters.call_checker import RegistryCallChecker
 from pawl.agent_loop.adapters.live import BusEvents
 from pawl.agent_loop.adapters.meter import PrometheusMeter
@@ -19,21 +14,11 @@ from pawl.agent_loop.adapters.public_ledger import LedgerClient
 from pawl.agent_loop.adapters.registry import RegistryClient
 from pawl.agent_loop.adapters.wakeups import BusWakeups
 from pawl.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
-from pawl.agent_loop.app.drive import Drive
-from pawl.agent_loop.app.inbox import Inbox
 from pawl.agent_loop.app.jobs import Workshop
-from pawl.agent_loop.app.messages import Messages
-from pawl.agent_loop.app.operators import Operators
-from pawl.agent_loop.app.pending import Pending
-from pawl.agent_loop.app.run_steps import RunSteps
-from pawl.agent_loop.app.session import Sessions
-from pawl.agent_loop.app.undoing import Undoing
-from pawl.agent_loop.app.watch import Watches
-from pawl.agent_loop.app.worker import Worker, WorkerLimits
+from pawl.agent_loop.app.worker import WorkerLimits
 from pawl.agent_loop.domain.history import Dialect
-from pawl.agent_loop.rpc.operator_servicer import OperatorServicer
-from pawl.agent_loop.rpc.servicer import AgentServicer
 from pawl.agent_loop.settings import AgentLoopSettings
+from pawl.agent_loop.wiring import ClientPorts, ClientSide, wire_worker
 from pawl.chassis.lifecycle import Stop, run_service
 from pawl.chassis.service import Service
 from pawl.chassis.settings import load
@@ -57,72 +42,42 @@ async def main(stop: Stop) -> None:
             )
         )
 
-        worker = _worker(service, settings, model, job_store, tool_registry)
+        shop = Workshop(
+            ledger=WorkerLedgerClient(job_store),
+            registry=RegistryClient(tool_registry),
+            model=model,
+            clock=service.clock,
+            ids=service.ids,
+            random=random.random,
+            meter=PrometheusMeter(service.metrics),
+            default_model=settings.model,
+            dialect=Dialect(reasoning_echo=settings.reasoning_echo),
+        )
+        limits = WorkerLimits(
+            runs_max=settings.runs_max,
+            lease_seconds=settings.lease_seconds,
+            renew_seconds=settings.lease_renew_seconds,
+            poll_seconds=settings.poll_seconds,
+        )
+        # A name of its own for each start: what an earlier process held is not this one's.
+        worker = wire_worker(service.ids.new("wrk"), shop, limits)
         await worker.listen(BusWakeups(bus))
         service.background.start("claims", worker.claim_forever)
         service.background.start("leases", worker.renew_forever)
         service.background.start("fence", worker.fence_forever)
 
-        ledger = LedgerClient(job_store)
-        watches = await service.enter(Watches(ledger=ledger, live=BusEvents(bus)))
-        defaults = settings.run_defaults
-        messages = Messages(ledger=ledger, defaults=defaults)
-        inbox = Inbox(ledger=ledger, checker=RegistryCallChecker(tool_registry), ids=service.ids)
-        sessions = Sessions(
-            ledger=ledger, watches=watches, messages=messages, inbox=inbox, clock=service.clock, ids=service.ids
+        ports = ClientPorts(
+            ledger=LedgerClient(job_store),
+            live=BusEvents(bus),
+            checker=RegistryCallChecker(tool_registry),
+            clock=service.clock,
+            ids=service.ids,
         )
-
+        clients = ClientSide.wire(ports, settings.run_defaults)
+        await service.enter(clients.watches)
         server = service.rpc_server()
-        servicer = AgentServicer(
-            ledger=ledger,
-            messages=messages,
-            inbox=inbox,
-            pending=Pending(ledger=ledger, clock=service.clock),
-            watches=watches,
-            sessions=sessions,
-            undoing=Undoing(ledger=ledger, defaults=defaults),
-            steps=RunSteps(ledger=ledger, watches=watches, take_in=step_log.take_in),
-        )
-        server.add(add_AgentServiceServicer_to_server, servicer)
-        operators = Operators(ledger=ledger, ids=service.ids)
-        server.add(add_OperatorServiceServicer_to_server, OperatorServicer(operators))
+        clients.add_to(server)
         await _beside(service.serve(server, stop), stop, worker.hand_over)
-
-
-def _worker(
-    service: Service,
-    settings: AgentLoopSettings,
-    model: OpenAiModel,
-    job_store: grpc.aio.Channel,
-    tool_registry: grpc.aio.Channel,
-) -> Worker:
-    shop = Workshop(
-        ledger=WorkerLedgerClient(job_store),
-        registry=RegistryClient(tool_registry),
-        model=model,
-        clock=service.clock,
-        ids=service.ids,
-        random=random.random,
-        meter=PrometheusMeter(service.metrics),
-        default_model=settings.model,
-        dialect=Dialect(reasoning_echo=settings.reasoning_echo),
-    )
-    return Worker(
-        # A name of its own for each start: what an earlier process held is not this one's.
-        service.ids.new("wrk"),
-        ledger=shop.ledger,
-        new_drive=lambda claim, failure: Drive(claim, shop, failure=failure),
-        clock=shop.clock,
-        ids=shop.ids,
-        random=shop.random,
-        meter=shop.meter,
-        limits=WorkerLimits(
-            runs_max=settings.runs_max,
-            lease_seconds=settings.lease_seconds,
-            renew_seconds=settings.lease_renew_seconds,
-            poll_seconds=settings.poll_seconds,
-        ),
-    )
 
 
 async def _beside(serving: Awaitable[None], stop: Stop, hand_over: Callable[[], Awaitable[None]]) -> None:

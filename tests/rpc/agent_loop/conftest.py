@@ -9,23 +9,14 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
-from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub, add_OperatorServiceServicer_to_server
-from pawl.agent_loop.adapters import step_log
-from pawl.agent_loop.app.inbox import Inbox
-from pawl.agent_loop.app.messages import Messages
-from pawl.agent_loop.app.operators import Operators
-from pawl.agent_loop.app.pending import Pending
-from pawl.agent_loop.app.run_steps import RunSteps
-from pawl.agent_loop.app.session import Sessions
+from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
+from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub
 from pawl.agent_loop.app.stream import SessionTimes
-from pawl.agent_loop.app.undoing import Undoing
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain.options import RunDefaults
-from pawl.agent_loop.rpc.operator_servicer import OperatorServicer
 from pawl.agent_loop.rpc.servicer import AgentServicer
+from pawl.agent_loop.wiring import ClientPorts, ClientSide, ClientTimes
 from pawl.chassis.auth import ApiKey, KeyAuthenticator
-from pawl.chassis.clock import SystemClock
 from pawl.chassis.ids import IdSource
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_server import RpcServer
@@ -74,49 +65,55 @@ def times() -> SessionTimes:
 
 
 @pytest.fixture
-async def watches(ledger: FakeLedger, live: FakeLive) -> AsyncIterator[Watches]:
-    async with Watches(ledger=ledger, live=live, poll_seconds=0.02, connected_poll_seconds=0.02) as watches:
-        yield watches
+async def clients(
+    ledger: FakeLedger, live: FakeLive, times: SessionTimes, clock: ManualClock, ids: IdSource
+) -> AsyncIterator[ClientSide]:
+    clients = client_side(ledger, live, clock, ids, times)
+    async with clients.watches:
+        yield clients
 
 
-@pytest.fixture
-def servicer(
-    ledger: FakeLedger, watches: Watches, times: SessionTimes, clock: ManualClock, ids: IdSource
-) -> AgentServicer:
-    defaults = RunDefaults(model="the-model", instructions="Be brief.")
-    messages = Messages(ledger=ledger, defaults=defaults)
-    inbox = Inbox(ledger=ledger, checker=FakeChecker(), ids=ids)
-    sessions = Sessions(
-        ledger=ledger, watches=watches, messages=messages, inbox=inbox, clock=clock, ids=ids, times=times
-    )
-    return AgentServicer(
-        ledger=ledger,
-        messages=messages,
-        inbox=inbox,
-        pending=Pending(ledger=ledger, clock=SystemClock(), poll_seconds=0.02),
-        watches=watches,
-        sessions=sessions,
-        undoing=Undoing(ledger=ledger, defaults=defaults),
-        steps=RunSteps(ledger=ledger, watches=watches, take_in=step_log.take_in),
+def client_side(
+    ledger: FakeLedger, live: FakeLive, clock: ManualClock, ids: IdSource, times: SessionTimes | None = None
+) -> ClientSide:
+    """Return what serves clients over this ledger, quick to look and to give signs of life."""
+    ports = ClientPorts(ledger=ledger, live=live, checker=FakeChecker(), clock=clock, ids=ids)
+    quick = ClientTimes(
+        sessions=times or SessionTimes(),
         heartbeat_seconds=0.05,
+        poll_seconds=0.02,
+        connected_poll_seconds=0.02,
     )
+    return ClientSide.wire(ports, RunDefaults(model="the-model", instructions="Be brief."), quick)
 
 
 @pytest.fixture
-async def server(
-    servicer: AgentServicer, ledger: FakeLedger, ids: IdSource, tmp_path: Path
-) -> AsyncIterator[RpcServer]:
+def watches(clients: ClientSide) -> Watches:
+    return clients.watches
+
+
+@pytest.fixture
+def servicer(clients: ClientSide) -> AgentServicer:
+    return clients.servicer
+
+
+@pytest.fixture
+async def server(clients: ClientSide, ids: IdSource, tmp_path: Path) -> AsyncIterator[RpcServer]:
+    async with new_server(clients, f"unix:{tmp_path}/agent", ids) as server:
+        yield server
+
+
+def new_server(clients: ClientSide, address: str, ids: IdSource) -> RpcServer:
+    """Return a server that answers for `clients`."""
     server = RpcServer(
-        f"unix:{tmp_path}/agent",
+        address,
         authenticator=KeyAuthenticator(KEYS),
         ids=ids,
         metrics=Metrics("agent_loop"),
         drain_seconds=0.2,
     )
-    server.add(add_AgentServiceServicer_to_server, servicer)
-    server.add(add_OperatorServiceServicer_to_server, OperatorServicer(Operators(ledger=ledger, ids=ids)))
-    async with server:
-        yield server
+    clients.add_to(server)
+    return server
 
 
 @pytest.fixture

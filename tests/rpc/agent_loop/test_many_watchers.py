@@ -14,22 +14,13 @@ import grpc
 import pytest
 
 from pawl.agent.v1 import agent_pb2, session_pb2
-from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
-from pawl.agent_loop.adapters import step_log
-from pawl.agent_loop.app.inbox import Inbox
-from pawl.agent_loop.app.messages import Messages
-from pawl.agent_loop.app.pending import Pending
-from pawl.agent_loop.app.run_steps import RunSteps
-from pawl.agent_loop.app.session import Sessions
+from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent_loop.app.stream import SessionTimes
-from pawl.agent_loop.app.undoing import Undoing
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain.options import RunDefaults
-from pawl.agent_loop.rpc.servicer import HEARTBEAT_SECONDS, AgentServicer
-from pawl.chassis.auth import KeyAuthenticator
+from pawl.agent_loop.rpc.servicer import HEARTBEAT_SECONDS
+from pawl.agent_loop.wiring import ClientPorts, ClientSide, ClientTimes
 from pawl.chassis.ids import IdSource
-from pawl.chassis.metrics import Metrics
-from pawl.chassis.rpc_server import RpcServer
 from pawl.chassis.status import from_rpc_error
 from pawl.errors import SlowConsumer
 from pawl.event.v1 import event_pb2, run_pb2
@@ -41,7 +32,7 @@ from tests.fakes.public_ledger import ME as CALLER
 from tests.fakes.public_ledger import FakeLedger
 from tests.poll import until
 from tests.rpc.agent_loop.client import Client
-from tests.rpc.agent_loop.conftest import KEYS, ME
+from tests.rpc.agent_loop.conftest import ME, new_server
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
@@ -64,40 +55,12 @@ class Replicas:
         self.stubs: list[AgentServiceAsyncStub] = []
 
     async def start(self, stack: AsyncExitStack, address: str) -> None:
-        watches = await stack.enter_async_context(
-            Watches(ledger=self.ledger, live=self.live, poll_seconds=0.05, connected_poll_seconds=0.05)
+        ports = ClientPorts(ledger=self.ledger, live=self.live, checker=FakeChecker(), clock=self._clock, ids=self._ids)
+        clients = ClientSide.wire(
+            ports, RunDefaults(model="the-model"), ClientTimes(poll_seconds=0.05, connected_poll_seconds=0.05)
         )
-        defaults = RunDefaults(model="the-model", instructions="Be brief.")
-        messages = Messages(ledger=self.ledger, defaults=defaults)
-        inbox = Inbox(ledger=self.ledger, checker=FakeChecker(), ids=self._ids)
-        sessions = Sessions(
-            ledger=self.ledger,
-            watches=watches,
-            messages=messages,
-            inbox=inbox,
-            clock=self._clock,
-            ids=self._ids,
-            times=SessionTimes(),
-        )
-        servicer = AgentServicer(
-            ledger=self.ledger,
-            messages=messages,
-            inbox=inbox,
-            pending=Pending(ledger=self.ledger, clock=self._clock),
-            watches=watches,
-            sessions=sessions,
-            undoing=Undoing(ledger=self.ledger, defaults=defaults),
-            steps=RunSteps(ledger=self.ledger, watches=watches, take_in=step_log.take_in),
-        )
-        server = RpcServer(
-            address,
-            authenticator=KeyAuthenticator(KEYS),
-            ids=self._ids,
-            metrics=Metrics(f"agent_loop_{len(self.watches)}"),
-            drain_seconds=0.2,
-        )
-        server.add(add_AgentServiceServicer_to_server, servicer)
-        await stack.enter_async_context(server)
+        watches = await stack.enter_async_context(clients.watches)
+        server = await stack.enter_async_context(new_server(clients, address, self._ids))
         # Buffers of the size they begin with: else the client's gRPC takes in what its program does not read.
         options = [("grpc.http2.bdp_probe", 0)]
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(server.address, options=options))

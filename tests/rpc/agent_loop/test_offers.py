@@ -11,28 +11,15 @@ import grpc
 import pytest
 
 from pawl.agent.v1 import session_pb2, types_pb2
-from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
-from pawl.agent_loop.adapters import step_log
-from pawl.agent_loop.app.inbox import Inbox
-from pawl.agent_loop.app.messages import Messages
-from pawl.agent_loop.app.pending import Pending
+from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent_loop.app.public_values import ResultCommand
-from pawl.agent_loop.app.run_steps import RunSteps
-from pawl.agent_loop.app.session import Sessions
-from pawl.agent_loop.app.undoing import Undoing
-from pawl.agent_loop.app.watch import Watches
-from pawl.agent_loop.domain.options import RunDefaults
-from pawl.agent_loop.rpc.servicer import AgentServicer
-from pawl.chassis.auth import KeyAuthenticator
 from pawl.chassis.ids import IdSource
-from pawl.chassis.metrics import Metrics
-from pawl.chassis.rpc_server import RpcServer
 from pawl.event.v1 import call_pb2
-from tests.fakes.checker import FakeChecker
+from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.public_ledger import FakeLedger
 from tests.rpc.agent_loop.client import ACCEPTED, Client
-from tests.rpc.agent_loop.conftest import KEYS
+from tests.rpc.agent_loop.conftest import client_side, new_server
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
@@ -64,33 +51,15 @@ async def run(ledger: FakeLedger) -> None:
 
 @pytest.fixture
 async def other_replica(
-    ledger: FakeLedger, watches: Watches, clock: ManualClock, ids: IdSource, tmp_path: Path
+    ledger: FakeLedger, live: FakeLive, clock: ManualClock, ids: IdSource, tmp_path: Path
 ) -> AsyncIterator[AgentServiceAsyncStub]:
     """One more agent-loop at the same ledger."""
-    defaults = RunDefaults(model="the-model")
-    messages = Messages(ledger=ledger, defaults=defaults)
-    inbox = Inbox(ledger=ledger, checker=FakeChecker(), ids=ids)
-    sessions = Sessions(ledger=ledger, watches=watches, messages=messages, inbox=inbox, clock=clock, ids=ids)
-    pending = Pending(ledger=ledger, clock=clock)
-    servicer = AgentServicer(
-        ledger=ledger,
-        messages=messages,
-        inbox=inbox,
-        pending=pending,
-        watches=watches,
-        sessions=sessions,
-        undoing=Undoing(ledger=ledger, defaults=defaults),
-        steps=RunSteps(ledger=ledger, watches=watches, take_in=step_log.take_in),
-    )
-    server = RpcServer(
-        f"unix:{tmp_path}/other",
-        authenticator=KeyAuthenticator(KEYS),
-        ids=ids,
-        metrics=Metrics("agent_loop"),
-        drain_seconds=0.2,
-    )
-    server.add(add_AgentServiceServicer_to_server, servicer)
-    async with server, grpc.aio.insecure_channel(server.address) as channel:
+    clients = client_side(ledger, live, clock, ids)
+    async with (
+        clients.watches,
+        new_server(clients, f"unix:{tmp_path}/other", ids) as server,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
         yield AgentServiceStub(channel)
 
 

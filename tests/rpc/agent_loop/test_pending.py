@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pawl.agent.v1 import agent_pb2
+from pawl.agent_loop.app.pending import Pending
 from pawl.agent_loop.domain.run import RunState
+from pawl.agent_loop.rpc.servicer import AgentServicer
+from pawl.chassis.clock import SystemClock
 from pawl.event.v1 import call_pb2, run_pb2
 from tests.fakes.public_ledger import FakeLedger
 from tests.rpc.agent_loop.conftest import ADMIN, ME
@@ -19,6 +22,12 @@ if TYPE_CHECKING:
 
 AWAITING = call_pb2.CALL_STATE_AWAITING_APPROVAL
 OF_STORE = agent_pb2.PendingFilter(scope=agent_pb2.PENDING_SCOPE_STORE)
+
+
+@pytest.fixture(autouse=True)
+def pending(servicer: AgentServicer, ledger: FakeLedger) -> None:
+    """Let time pass while the list is watched."""
+    servicer._pending = Pending(ledger=ledger, clock=SystemClock(), poll_seconds=0.02)
 
 
 @pytest.mark.parametrize(

@@ -18,19 +18,12 @@ import asyncpg
 import grpc
 import pytest
 
-from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub, add_AgentServiceServicer_to_server
-from pawl.agent_loop.adapters import step_log
+from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent_loop.adapters.live import BusEvents
 from pawl.agent_loop.adapters.public_ledger import LedgerClient
-from pawl.agent_loop.app.inbox import Inbox
-from pawl.agent_loop.app.messages import Messages
-from pawl.agent_loop.app.pending import Pending
-from pawl.agent_loop.app.run_steps import RunSteps
-from pawl.agent_loop.app.session import Sessions
-from pawl.agent_loop.app.undoing import Undoing
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain.options import RunDefaults
-from pawl.agent_loop.rpc.servicer import AgentServicer
+from pawl.agent_loop.wiring import ClientPorts, ClientSide
 from pawl.chassis.bus import Bus
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.ids import IdSource
@@ -124,26 +117,13 @@ async def _replica(
     ids = IdSource(clock)
     bus = await stack.enter_async_context(Bus(nats_url, name=f"replica-{number}", metrics=metrics))
     await bus.wait_connected()
-    ledger = LedgerClient(ledger_channel)
-    watches = await stack.enter_async_context(Watches(ledger=ledger, live=BusEvents(bus)))
-    defaults = RunDefaults(model="the-model")
-    messages = Messages(ledger=ledger, defaults=defaults)
-    inbox = Inbox(ledger=ledger, checker=FakeChecker(), ids=ids)
-    sessions = Sessions(ledger=ledger, watches=watches, messages=messages, inbox=inbox, clock=clock, ids=ids)
-    server = RpcServer(f"unix:{folder}/{number}", authenticator=Anybody(), ids=ids, metrics=metrics, drain_seconds=0.2)
-    server.add(
-        add_AgentServiceServicer_to_server,
-        AgentServicer(
-            ledger=ledger,
-            messages=messages,
-            inbox=inbox,
-            pending=Pending(ledger=ledger, clock=clock),
-            watches=watches,
-            sessions=sessions,
-            undoing=Undoing(ledger=ledger, defaults=defaults),
-            steps=RunSteps(ledger=ledger, watches=watches, take_in=step_log.take_in),
-        ),
+    ports = ClientPorts(
+        ledger=LedgerClient(ledger_channel), live=BusEvents(bus), checker=FakeChecker(), clock=clock, ids=ids
     )
+    clients = ClientSide.wire(ports, RunDefaults(model="the-model"))
+    watches = await stack.enter_async_context(clients.watches)
+    server = RpcServer(f"unix:{folder}/{number}", authenticator=Anybody(), ids=ids, metrics=metrics, drain_seconds=0.2)
+    clients.add_to(server)
     await stack.enter_async_context(server)
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(server.address))
     return Replica(stub=AgentServiceStub(channel), watches=watches)
