@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pawl.tools import Category, Effect, tool
+from pawl.tools import Category, EffectClass, tool
 
 
-@tool(category=Category.SAFE, effect=Effect.IDEMPOTENT)
+@tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
 def look_up(key: Annotated[str, "The key of the item"]) -> dict[str, str]:
     """Look an item up by its key."""
     return {"key": key, "value": f"value of {key}"}

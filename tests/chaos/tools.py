@@ -9,7 +9,7 @@ from typing import Any
 
 from pawl.tools import (
     Category,
-    Effect,
+    EffectClass,
     ReconcileResult,
     ToolContext,
     ToolError,
@@ -41,13 +41,13 @@ async def _act(tool_name: str, tag: str, seconds: float, context: ToolContext) -
     return f"{tool_name} {tag}"
 
 
-@tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+@tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
 async def read_meter(tag: str, seconds: float, context: ToolContext) -> str:
     """Look at something. May be repeated."""
     return await _act("read_meter", tag, seconds, context)
 
 
-@tool(category=Category.SAFE, effect=Effect.IDEMPOTENT)
+@tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
 async def set_valve(tag: str, seconds: float, context: ToolContext) -> str:
     """Bring something into a state. The same key may come again."""
     return await _act("set_valve", tag, seconds, context)
@@ -60,19 +60,19 @@ async def was_sent(context: ToolContext) -> ReconcileResult:
     return did_not_happen() if sent is None else happened(f"send_parcel {sent.arguments['tag']}")
 
 
-@tool(category=Category.SAFE, effect=Effect.RECONCILABLE, reconcile=was_sent)
+@tool(category=Category.SAFE, effect=EffectClass.RECONCILABLE, reconcile=was_sent)
 async def send_parcel(tag: str, seconds: float, context: ToolContext) -> str:
     """Send something of which can be found out whether it was sent."""
     return await _act("send_parcel", tag, seconds, context)
 
 
-@tool(category=Category.SAFE, effect=Effect.AT_MOST_ONCE)
+@tool(category=Category.SAFE, effect=EffectClass.AT_MOST_ONCE)
 async def press_button(tag: str, seconds: float, context: ToolContext) -> str:
     """Do something that must never happen twice."""
     return await _act("press_button", tag, seconds, context)
 
 
-@tool(category=Category.SENSITIVE, effect=Effect.AT_MOST_ONCE)
+@tool(category=Category.SENSITIVE, effect=EffectClass.AT_MOST_ONCE)
 async def launch_rocket(tag: str, seconds: float, context: ToolContext) -> str:
     """Do something that needs an approval and must never happen twice."""
     return await _act("launch_rocket", tag, seconds, context)

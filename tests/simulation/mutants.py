@@ -122,7 +122,7 @@ MUTANTS = (
     Mutant(
         name="the_journal_runs_the_unknown_again",
         module="pawl.tool_registry.domain.journal",
-        text="Step.RECONCILE if entry.effect is Effect.RECONCILABLE else Step.CONCLUDE_UNKNOWN",
+        text="Step.RECONCILE if entry.effect is EffectClass.RECONCILABLE else Step.CONCLUDE_UNKNOWN",
         instead="Step.RUN",
         checker="effects_happen_once",
     ),

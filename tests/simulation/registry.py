@@ -35,7 +35,7 @@ from pawl.agent_loop.domain.tool import (
 )
 from pawl.errors import ApprovalRequired, DependencyUnavailable, InvalidArguments, ToolNotFound
 from pawl.tool_registry.domain import execution as recorded
-from pawl.tool_registry.domain.definition import Effect as EffectOf
+from pawl.tool_registry.domain.definition import EffectClass as EffectOf
 from pawl.tool_registry.domain.journal import Entry, Step, next_step
 from tests.simulation.chance import Chance
 from tests.simulation.history import Effect, History

@@ -27,15 +27,15 @@ from pawl.tool_registry.adapters.mail.smtp import OutboxFolder, SmtpMailer
 from pawl.tool_registry.adapters.mcp.connector import McpConnector
 from pawl.tool_registry.adapters.mcp.permission import Programs, read_programs_file
 from pawl.tool_registry.adapters.metrics import RegistryMetrics
-from pawl.tool_registry.adapters.postgres.documents import PostgresDocumentBook
+from pawl.tool_registry.adapters.postgres.documents import PostgresDocumentRepository
 from pawl.tool_registry.adapters.postgres.journal import PostgresJournal
 from pawl.tool_registry.adapters.postgres.locks import PostgresResourceLocks
-from pawl.tool_registry.adapters.postgres.planning import PostgresPlanBook
+from pawl.tool_registry.adapters.postgres.planning import PostgresPlanRepository
 from pawl.tool_registry.adapters.postgres.policy import policy_parts
-from pawl.tool_registry.adapters.postgres.rules import PostgresRuleBook
-from pawl.tool_registry.adapters.postgres.sources import PostgresSources
-from pawl.tool_registry.adapters.postgres.tools import PostgresToolBook
-from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerBook
+from pawl.tool_registry.adapters.postgres.rules import PostgresRuleRepository
+from pawl.tool_registry.adapters.postgres.sources import PostgresSourceRepository
+from pawl.tool_registry.adapters.postgres.tools import PostgresToolRepository
+from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerRepository
 from pawl.tool_registry.adapters.process.helpers import Helpers
 from pawl.tool_registry.adapters.process.runner import ProcessRunner
 from pawl.tool_registry.adapters.python.modules import load_modules
@@ -91,14 +91,14 @@ async def main(stop: Stop) -> None:
         egress = GuardedEgress(read_egress_file(settings.egress_file))
 
         helpers = await service.enter(Helpers())
-        book, worker_book = PostgresToolBook(database), PostgresWorkerBook(database, instance_id=instance_id)
+        known, attached = PostgresToolRepository(database), PostgresWorkerRepository(database, instance_id=instance_id)
         policy = policy_parts(database, service.clock, store_calls_per_minute=settings.store_calls_per_minute)
         options = settings.worker_options
-        hub = WorkerHub(worker_book, policy.audit, clock=service.clock, stopping=stop.wait, options=options)
+        hub = WorkerHub(attached, policy.audit, clock=service.clock, stopping=stop.wait, options=options)
         await service.enter(hub)
-        source_store = PostgresSources(database)
-        mcp, kinds = await _connectors(service, settings, source_store, secrets, egress=egress, helpers=helpers)
-        catalog = Catalog(book, sources={WORKER: hub, **kinds}, helper=helpers)
+        connected = PostgresSourceRepository(database)
+        mcp, kinds = await _connectors(service, settings, connected, secrets, egress=egress, helpers=helpers)
+        catalog = Catalog(known, sources={WORKER: hub, **kinds}, helper=helpers)
         ledger = LedgerReads(await service.open_channel("job_store", settings.job_store_address, optional=True))
         own = _builtin_tools(service, settings, database=database, ledger=ledger, egress=egress, helpers=helpers)
         await catalog.load("builtin", own)
@@ -106,9 +106,8 @@ async def main(stop: Stop) -> None:
             await catalog.load(f"module:{module.name}", module.tools)
 
         metrics = RegistryMetrics(service.metrics)
-        rules = Rules(
-            PostgresRuleBook(database), catalog, runs=ledger, audit=policy.audit, ids=service.ids, clock=service.clock
-        )
+        rule_repository = PostgresRuleRepository(database)
+        rules = Rules(rule_repository, catalog, runs=ledger, audit=policy.audit, ids=service.ids, clock=service.clock)
         parts = AttemptParts(
             journal=journal,
             locks=PostgresResourceLocks(database, instance_id=instance_id, watch=journal.watch),
@@ -135,12 +134,13 @@ async def main(stop: Stop) -> None:
         server = service.rpc_server()
         checker = Checker(catalog, rules, metrics, policy.audit)
         execution = ExecutionServicer(catalog, checker, executor, policy.audit, mcp.misfit)
-        sources = Sources(store=source_store, book=book, catalog=catalog, connectors=kinds, clock=service.clock)
-        workers = WorkerServicer(hub, WorkerTools(book, worker_book, catalog))
+        sources = Sources(store=connected, repository=known, catalog=catalog, connectors=kinds, clock=service.clock)
+        workers = WorkerServicer(hub, WorkerTools(known, attached, catalog))
         server.add(add_ToolServiceServicer_to_server, ToolServicer(catalog))
         server.add(add_RuleServiceServicer_to_server, RuleServicer(rules))
         server.add(add_AuditServiceServicer_to_server, AuditServicer(policy.log))
-        server.add(add_DocumentServiceServicer_to_server, DocumentServicer(Documents(PostgresDocumentBook(database))))
+        documents = Documents(PostgresDocumentRepository(database))
+        server.add(add_DocumentServiceServicer_to_server, DocumentServicer(documents))
         server.add(add_SourceServiceServicer_to_server, SourceServicer(sources))
         server.add(add_WorkerServiceServicer_to_server, workers, drain_streams=True)
         server.add(add_ExecutionServiceServicer_to_server, execution, service_only=True, drain_streams=True)
@@ -163,8 +163,8 @@ def _builtin_tools(
     return [
         *clock_tools(service.clock),
         *calculator_tools(),
-        *planning_tools(PostgresPlanBook(database), service.ids),
-        *document_tools(PostgresDocumentBook(database)),
+        *planning_tools(PostgresPlanRepository(database), service.ids),
+        *document_tools(PostgresDocumentRepository(database)),
         *file_tools(FileFolders(settings.files_dir, file_limits, service.clock.now)),
         *mail_tools(mailer, service.clock, sender=settings.mail_from),
         *question_tools(),
@@ -184,7 +184,7 @@ def _programs(settings: ToolRegistrySettings) -> Programs:
 async def _connectors(
     service: Service,
     settings: ToolRegistrySettings,
-    store: PostgresSources,
+    store: PostgresSourceRepository,
     secrets: FileSecrets,
     *,
     egress: GuardedEgress,

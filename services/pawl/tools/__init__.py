@@ -1,13 +1,13 @@
 """Everything that a tool is written with: `from pawl.tools import tool`.
 
-    @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def get_weather(city: Annotated[str, "for example Oslo"], days: int = 1) -> dict[str, str]:
         '''Get the weather forecast of a city.'''
 
 See docs/tools.md.
 """
 
-from pawl.tool_registry.domain.definition import Category, Effect, ExecutionContext
+from pawl.tool_registry.domain.definition import Category, EffectClass, ExecutionContext
 from pawl.tool_registry.sdk.context import (
     OutcomeUnknown,
     QuestionDeclined,
@@ -24,7 +24,7 @@ from pawl.tool_registry.sdk.tool import Tool, tool
 
 __all__ = [
     "Category",
-    "Effect",
+    "EffectClass",
     "ExecutionContext",
     "Inverse",
     "OutcomeUnknown",

@@ -16,7 +16,7 @@ from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import tool_pb2, worker_pb2
 
 Category = Literal["SAFE", "SENSITIVE", "DESTRUCTIVE"]
-Effect = Literal["READ_ONLY", "IDEMPOTENT", "RECONCILABLE", "AT_MOST_ONCE"]
+EffectClass = Literal["READ_ONLY", "IDEMPOTENT", "RECONCILABLE", "AT_MOST_ONCE"]
 
 DID_NOT_HAPPEN: Final = object()
 """The value that a `reconcile` function returns if the call had no effect and can have none any more."""

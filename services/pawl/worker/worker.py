@@ -26,7 +26,7 @@ from pawl.chassis.tasks import end
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import worker_pb2
 from pawl.tool.v1.worker_pb2_grpc import WorkerServiceStub
-from pawl.worker.function import DID_NOT_HAPPEN, CallContext, Category, Effect, Function, OutcomeUnknown, ToolError
+from pawl.worker.function import DID_NOT_HAPPEN, CallContext, Category, EffectClass, Function, OutcomeUnknown, ToolError
 
 _CONTENT_BYTES_MAX: Final = 1024 * 1024 + 1
 _BACKOFF_SECONDS: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
@@ -72,7 +72,7 @@ class Worker:
         self,
         *,
         category: Category = "SENSITIVE",
-        effect: Effect = "AT_MOST_ONCE",
+        effect: EffectClass = "AT_MOST_ONCE",
         reconcile: Callable[..., Any] | None = None,
         **options: Any,
     ) -> Callable[[F], F]:

@@ -20,11 +20,11 @@ from tests.rpc.tool_registry.registry import Registry
 Request = worker_pb2.AttachWorkerRequest
 Status = worker_pb2.ResultStatus
 Purpose = worker_pb2.InvocationPurpose
-Effect = call_pb2.EffectClass
+EffectClass = call_pb2.EffectClass
 
 
 def definition(
-    name: str = "charge", *, effect: int = Effect.EFFECT_CLASS_AT_MOST_ONCE, **changes: Any
+    name: str = "charge", *, effect: int = EffectClass.EFFECT_CLASS_AT_MOST_ONCE, **changes: Any
 ) -> tool_pb2.ToolDefinition:
     """A tool of a worker that needs no approval."""
     fields: dict[str, Any] = {

@@ -19,7 +19,7 @@ from pawl.tool.v1 import execution_pb2, source_pb2
 from pawl.tool_registry.adapters.http.egress import GuardedEgress
 from pawl.tool_registry.adapters.mcp.connector import McpConnector
 from pawl.tool_registry.adapters.mcp.permission import Programs
-from pawl.tool_registry.adapters.postgres.sources import PostgresSources
+from pawl.tool_registry.adapters.postgres.sources import PostgresSourceRepository
 from pawl.tool_registry.adapters.process.helpers import Helpers
 from pawl.tool_registry.adapters.secret_file import FileSecrets
 from pawl.tool_registry.app.ports import Connector
@@ -115,7 +115,7 @@ async def mcp_registry(
     def client(store_id: str) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(transport=egress.transport(store_id) if egress else None, trust_env=False)
 
-    def connectors(store: PostgresSources, known: FileSecrets) -> Mapping[str, Connector]:
+    def connectors(store: PostgresSourceRepository, known: FileSecrets) -> Mapping[str, Connector]:
         made.append(
             McpConnector(
                 find=store.source,

@@ -18,7 +18,7 @@ from typing import Any
 
 from pawl.tools import (
     Category,
-    Effect,
+    EffectClass,
     Inverse,
     ProcessLimits,
     Reversible,
@@ -31,7 +31,7 @@ MIB = 1024 * 1024
 LIMITS = ProcessLimits(memory_bytes=64 * MIB, cpu_seconds=1)
 
 
-@tool(category=Category.SAFE, effect=Effect.READ_ONLY, process=LIMITS)
+@tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, process=LIMITS)
 def look_round(number: int, context: ToolContext) -> dict[str, Any]:
     """Say what there is in this process."""
     context.progress(0.5, "looking")
@@ -60,13 +60,13 @@ def _sockets() -> list[int]:
     return found
 
 
-@tool(category=Category.SAFE, effect=Effect.READ_ONLY, process=LIMITS)
+@tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, process=LIMITS)
 async def tell_secret(name: str, context: ToolContext) -> str:
     """Tell a secret."""
     return f"it is {context.secret(name)}"
 
 
-@tool(category=Category.SAFE, effect=Effect.READ_ONLY, process=LIMITS, timeout_seconds=60)
+@tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, process=LIMITS, timeout_seconds=60)
 def misbehave(way: str) -> Any:
     """Do what takes a process down, or what cannot be passed on."""
     return WAYS[way]()
@@ -138,13 +138,13 @@ WAYS: dict[str, Any] = {
 }
 
 
-@tool(category=Category.SAFE, effect=Effect.READ_ONLY, process=LIMITS)
+@tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, process=LIMITS)
 def undo() -> Reversible:
     """Do what can be undone."""
     return Reversible(value="done", inverse=Inverse(tool_name="redo", arguments={"n": 1}, summary="redo it"))
 
 
-@tool(category=Category.SAFE, effect=Effect.READ_ONLY, process=LIMITS, timeout_seconds=60)
+@tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, process=LIMITS, timeout_seconds=60)
 def linger(path: str) -> None:
     """Write the numbers of this process and of two that try to outlive it, then hold the interpreter for a minute."""
     sleeper = [sys.executable, "-c", "import time; time.sleep(300)"]
@@ -154,7 +154,7 @@ def linger(path: str) -> None:
     ctypes.PyDLL(None).sleep(60)
 
 
-@tool(category=Category.SAFE, effect=Effect.READ_ONLY, process=LIMITS, timeout_seconds=60)
+@tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, process=LIMITS, timeout_seconds=60)
 async def tidy_up(path: str) -> None:
     """Wait, and write a word when cancelled."""
     _write(Path(path), str(os.getpid()))

@@ -33,10 +33,10 @@ from pawl.tool_registry.adapters.metrics import RegistryMetrics
 from pawl.tool_registry.adapters.postgres.journal import PostgresJournal
 from pawl.tool_registry.adapters.postgres.locks import PostgresResourceLocks
 from pawl.tool_registry.adapters.postgres.policy import policy_parts
-from pawl.tool_registry.adapters.postgres.rules import PostgresRuleBook
-from pawl.tool_registry.adapters.postgres.sources import PostgresSources
-from pawl.tool_registry.adapters.postgres.tools import PostgresToolBook
-from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerBook
+from pawl.tool_registry.adapters.postgres.rules import PostgresRuleRepository
+from pawl.tool_registry.adapters.postgres.sources import PostgresSourceRepository
+from pawl.tool_registry.adapters.postgres.tools import PostgresToolRepository
+from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerRepository
 from pawl.tool_registry.adapters.process.helpers import Helpers
 from pawl.tool_registry.adapters.process.runner import ProcessRunner
 from pawl.tool_registry.adapters.python.runner import PythonRunner
@@ -47,7 +47,7 @@ from pawl.tool_registry.app.execution.executor import Executor, ExecutorOptions
 from pawl.tool_registry.app.policy.checking import Checker
 from pawl.tool_registry.app.policy.permits import Permits
 from pawl.tool_registry.app.policy.rules import Rules
-from pawl.tool_registry.app.ports import Connector, Journal
+from pawl.tool_registry.app.ports import Connector, ExecutionJournal
 from pawl.tool_registry.app.sources.sources import Sources
 from pawl.tool_registry.app.workers.tools import WorkerTools
 from pawl.tool_registry.app.workers.workers import WorkerHub, WorkerOptions
@@ -245,11 +245,11 @@ async def running(
     secrets: Mapping[str, Mapping[str, str]] | None = None,
     threads_max: int = 4,
     processes_max: int = 2,
-    connectors: Callable[[PostgresSources, FileSecrets], Mapping[str, Connector]] = lambda *_: {},
+    connectors: Callable[[PostgresSourceRepository, FileSecrets], Mapping[str, Connector]] = lambda *_: {},
     drain_seconds: float = 1.0,
     worker_options: WorkerOptions = _WORKER_OPTIONS,
     store_calls_per_minute: int = 0,
-    wrap_journal: Callable[[Journal], Journal] = lambda journal: journal,
+    wrap_journal: Callable[[ExecutionJournal], ExecutionJournal] = lambda journal: journal,
     watch_seconds: float = 1.0,
 ) -> AsyncIterator[Registry]:
     """Run a registry with these tools; several on one database are replicas."""
@@ -261,16 +261,16 @@ async def running(
         journal, locks = _journal(database, instance_id, options, watch_seconds)
         threads = PythonRunner(threads_max=threads_max)
         processes = ProcessRunner(threads, processes_max=processes_max)
-        book, worker_book = PostgresToolBook(database), PostgresWorkerBook(database, instance_id=instance_id)
+        known, attached = PostgresToolRepository(database), PostgresWorkerRepository(database, instance_id=instance_id)
         policy = policy_parts(database, clock, store_calls_per_minute=store_calls_per_minute)
-        hub = WorkerHub(worker_book, policy.audit, clock=clock, stopping=stop.wait, options=worker_options)
+        hub = WorkerHub(attached, policy.audit, clock=clock, stopping=stop.wait, options=worker_options)
         known_secrets = FileSecrets(secrets or {})
-        source_store = PostgresSources(database)
-        kinds = connectors(source_store, known_secrets)
-        catalog = Catalog(book, sources={"worker": hub, **kinds}, helper=(helpers := Helpers()))
+        connected = PostgresSourceRepository(database)
+        kinds = connectors(connected, known_secrets)
+        catalog = Catalog(known, sources={"worker": hub, **kinds}, helper=(helpers := Helpers()))
         await catalog.load("module:test", tools)
-        observer = RegistryMetrics(metrics)
-        rules = Rules(PostgresRuleBook(database), catalog, runs=KnownRuns(), audit=policy.audit, ids=ids, clock=clock)
+        observer, rule_repository = RegistryMetrics(metrics), PostgresRuleRepository(database)
+        rules = Rules(rule_repository, catalog, runs=KnownRuns(), audit=policy.audit, ids=ids, clock=clock)
         parts = AttemptParts(
             journal=wrap_journal(journal),
             locks=locks,
@@ -282,12 +282,12 @@ async def running(
         permits = Permits(rules, parts.journal)
         executor = _executor(catalog, permits, parts, observer=observer, stop=stop, options=options)
         _watch(observer, executor, threads, processes)
-        sources = Sources(store=source_store, book=book, catalog=catalog, connectors=kinds, clock=clock)
+        sources = Sources(store=connected, repository=known, catalog=catalog, connectors=kinds, clock=clock)
         checker = Checker(catalog, rules, observer, policy.audit)
         execution = ExecutionServicer(catalog, checker, executor, policy.audit, _misfit(kinds))
         server = _server(f"unix:{folder}/{name}", ids, metrics, drain_seconds)
         _serve(server, ToolServicer(catalog), RuleServicer(rules), SourceServicer(sources), AuditServicer(policy.log))
-        _serve_streams(server, WorkerServicer(hub, WorkerTools(book, worker_book, catalog)), execution)
+        _serve_streams(server, WorkerServicer(hub, WorkerTools(known, attached, catalog)), execution)
         async with helpers, processes, hub, executor, server, _Channels(server.address) as channels:
             yield Registry(
                 address=server.address,

@@ -13,13 +13,13 @@ import pytest
 from pawl.errors import DependencyUnavailable
 from pawl.tool.v1 import execution_pb2
 from pawl.tool_registry.app.execution.executor import ExecutorOptions
-from pawl.tool_registry.app.ports import CallKey, Journal
-from pawl.tool_registry.domain.definition import Category, Effect
+from pawl.tool_registry.app.ports import CallKey, ExecutionJournal
+from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.domain.question import Question
 from pawl.tools import QuestionDeclined, Tool, ToolContext, tool
 from tests.rpc.tool_registry.registry import Registry, content, outcome, running
 
-EFFECTS = [Effect.READ_ONLY, Effect.IDEMPOTENT, Effect.AT_MOST_ONCE]
+EFFECTS = [EffectClass.READ_ONLY, EffectClass.IDEMPOTENT, EffectClass.AT_MOST_ONCE]
 
 
 def answers(*given: str | None) -> list[execution_pb2.Answer]:
@@ -39,7 +39,7 @@ class Shop:
         self.orders: list[str] = []
 
     def tools(self) -> list[Tool[..., Any]]:
-        def order(effect: Effect) -> Tool[..., Any]:
+        def order(effect: EffectClass) -> Tool[..., Any]:
             @tool(name=f"order_{effect.lower()}", category=Category.SAFE, effect=effect, timeout_seconds=1.5)
             async def order(context: ToolContext) -> str:
                 """Order."""
@@ -80,7 +80,7 @@ async def registry(database_url: str, tmp_path: Path, shop: Shop) -> AsyncIterat
 
 @pytest.mark.parametrize("effect", EFFECTS)
 async def test_each_question_ends_the_stream_and_the_answers_go_on(
-    registry: Registry, shop: Shop, effect: Effect
+    registry: Registry, shop: Shop, effect: EffectClass
 ) -> None:
     name = f"order_{effect.lower()}"
     first = await registry.run(name)
@@ -91,7 +91,7 @@ async def test_each_question_ends_the_stream_and_the_answers_go_on(
     third = await registry.run(name, answers=answers("red", "large"))
     assert (outcome(third), content(third)) == ("SUCCEEDED", "red large")
     assert shop.orders == ["red large"]
-    assert shop.begun == (1 if effect is Effect.AT_MOST_ONCE else 3)
+    assert shop.begun == (1 if effect is EffectClass.AT_MOST_ONCE else 3)
 
 
 async def test_a_declined_question_is_an_error_of_the_tool_unless_it_goes_on(registry: Registry, shop: Shop) -> None:
@@ -161,7 +161,7 @@ async def test_a_question_that_could_not_be_written_at_once_is_asked_all_the_sam
     """The tool waits for its answer meanwhile: the call is not given up."""
     faults = [error, error]
 
-    def flaky(journal: Journal) -> Journal:
+    def flaky(journal: ExecutionJournal) -> ExecutionJournal:
         ask = journal.ask
 
         async def failing(key: CallKey, question: Question, position: int) -> None:

@@ -19,14 +19,14 @@ from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import audit_pb2, execution_pb2
 from pawl.tool_registry.adapters.postgres.audit import PostgresAuditLog
 from pawl.tool_registry.domain.audit import AuditDraft, AuditKind, Head, entry_hash
-from pawl.tool_registry.domain.definition import Effect
+from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tools import Category, Tool, ToolContext, tool
 from tests.poll import until
 from tests.rpc.tool_registry.registry import Registry, context, outcome, reason, running
 from tests.rpc.tool_registry.world import World, execute
 
 
-@tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+@tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
 async def look(n: int = 0) -> int:
     """Look."""
     return n

@@ -25,7 +25,7 @@ from pawl.job.v1 import ledger_pb2
 from pawl.job.v1.ledger_pb2_grpc import LedgerServiceServicer, add_LedgerServiceServicer_to_server
 from pawl.tool_registry.adapters.ledger import LedgerReads
 from pawl.tool_registry.adapters.mail.smtp import OutboxFolder, SmtpMailer
-from pawl.tool_registry.adapters.postgres.planning import PostgresPlanBook
+from pawl.tool_registry.adapters.postgres.planning import PostgresPlanRepository
 from pawl.tool_registry.builtin.clock import clock_tools
 from pawl.tool_registry.builtin.mail import Mailer, mail_tools
 from pawl.tool_registry.builtin.planning import planning_tools
@@ -41,7 +41,7 @@ LETTER = {"to": ["ann@example.com"], "subject": "Lunch på fredag?", "body": "At
 @pytest.fixture
 async def planning(database_url: str, tmp_path: Path, ids: IdSource) -> Any:
     async with Database(database_url, application_name="test") as database:
-        tools = planning_tools(PostgresPlanBook(database), ids)
+        tools = planning_tools(PostgresPlanRepository(database), ids)
         async with running(database_url, tmp_path, tools) as registry:
             yield registry
 

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from pawl.tools import Category, Effect, ToolContext, happened, tool
+from pawl.tools import Category, EffectClass, ToolContext, happened, tool
 from tests.poll import until
 from tests.rpc.tool_registry.registry import Registry, content, outcome, reason, running
 from tests.rpc.tool_registry.world import World, database_is_told, dead_process
@@ -151,7 +151,7 @@ async def test_a_call_without_a_journal_is_cancelled_in_whatever_replica_it_runs
     """I12: its caller may be cut off from the replica, or hang, and never end its stream."""
     begun = asyncio.Event()
 
-    @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def look() -> str:
         """Look for ever."""
         begun.set()

@@ -12,7 +12,7 @@ from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tool_registry.builtin.agents import agent_tools
 from pawl.tool_registry.builtin.question import question_tools
-from pawl.tools import Category, Effect, Tool, tool
+from pawl.tools import Category, EffectClass, Tool, tool
 from tests.rpc.tool_registry.registry import Registry, context, front_end_tool, reason, running
 
 RUN, APPROVE, OFFER, ASK, REFUSE = (
@@ -24,13 +24,13 @@ RUN, APPROVE, OFFER, ASK, REFUSE = (
 )
 
 
-@tool(category=Category.SAFE, effect=Effect.IDEMPOTENT, timeout_seconds=3, resource_keys=["path:{path}"])
+@tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, timeout_seconds=3, resource_keys=["path:{path}"])
 def write(path: str, size: int = 0, lines: list[str] = []) -> str:  # noqa: B006
     """Write a file."""
     return f"{path}{size}{lines}"
 
 
-@tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+@tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
 def read(paths: list[str]) -> str:
     """Read files."""
     return " ".join(paths)
@@ -52,13 +52,13 @@ def count(names: str) -> int:
     return names.count(",") + 1
 
 
-@tool(category=Category.SAFE, effect=Effect.IDEMPOTENT, bulk_count=count)
+@tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, bulk_count=count)
 def invite(names: str) -> str:
     """Invite people, with commas between."""
     return names
 
 
-@tool(category=Category.SAFE, effect=Effect.READ_ONLY, allowed_users=["bob"])
+@tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, allowed_users=["bob"])
 def private() -> str:
     """Only for bob."""
     return ""
@@ -215,7 +215,7 @@ async def test_arguments_of_an_older_version_must_fit_the_function_that_is_there
 ) -> None:
     """TOOL-1: a run keeps its version, but only the newest function can run."""
 
-    @tool(name="write", category=Category.SENSITIVE, effect=Effect.IDEMPOTENT)
+    @tool(name="write", category=Category.SENSITIVE, effect=EffectClass.IDEMPOTENT)
     def write_again(path: str, size: int) -> str:
         """Write a file, of a size."""
         return f"{path}{size}"
@@ -233,7 +233,7 @@ async def test_arguments_of_an_older_version_must_fit_the_function_that_is_there
 async def test_what_the_newest_version_gates_is_gated_in_every_version(database_url: str, tmp_path: Path) -> None:
     """I10: when in doubt, no."""
 
-    @tool(name="invite", category=Category.SENSITIVE, effect=Effect.IDEMPOTENT)
+    @tool(name="invite", category=Category.SENSITIVE, effect=EffectClass.IDEMPOTENT)
     def invite_carefully(names: str) -> str:
         """Invite people, with commas between."""
         return names

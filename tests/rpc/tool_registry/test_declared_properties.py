@@ -13,12 +13,12 @@ import grpc
 import pytest
 
 from pawl.tool.v1 import audit_pb2, execution_pb2, tool_pb2
-from pawl.tools import Category, Effect, Tool, ToolContext, tool
+from pawl.tools import Category, EffectClass, Tool, ToolContext, tool
 from tests.rpc.tool_registry.registry import KEYS, Registry, as_json, content, context, outcome, reason, running
 from tests.rpc.tool_registry.world import execute, refused
 
 SAFE = Category.SAFE
-READ_ONLY = Effect.READ_ONLY
+READ_ONLY = EffectClass.READ_ONLY
 
 
 class Tools:
@@ -45,7 +45,7 @@ class Tools:
             self.ran["once"] += 1
             return self.ran["once"]
 
-        @tool(category=SAFE, effect=Effect.IDEMPOTENT)
+        @tool(category=SAFE, effect=EffectClass.IDEMPOTENT)
         async def again() -> int:
             """Happen as often as asked."""
             self.ran["again"] += 1

@@ -20,7 +20,7 @@ from pawl.chassis.rpc_server import RpcServer
 from pawl.tool.v1 import document_pb2
 from pawl.tool.v1.document_pb2_grpc import DocumentServiceStub, add_DocumentServiceServicer_to_server
 from pawl.tool_registry.adapters.postgres import documents as postgres_documents
-from pawl.tool_registry.adapters.postgres.documents import PostgresDocumentBook
+from pawl.tool_registry.adapters.postgres.documents import PostgresDocumentRepository
 from pawl.tool_registry.app.documents.documents import Documents
 from pawl.tool_registry.builtin import documents as tools
 from pawl.tool_registry.builtin.documents import document_tools
@@ -81,12 +81,12 @@ async def shelf(database_url: str, tmp_path: Path, ids: IdSource) -> AsyncIterat
         ApiKey(key=f"key-of-{user}-of-{store}", store_id=store, user_id=user, roles=r) for store, user, r in CALLERS
     ]
     async with Database(database_url, application_name="test") as database:
-        book = PostgresDocumentBook(database)
+        repository = PostgresDocumentRepository(database)
         server = RpcServer(
             f"unix:{tmp_path}/documents", authenticator=KeyAuthenticator(keys), ids=ids, metrics=Metrics("documents")
         )
-        server.add(add_DocumentServiceServicer_to_server, DocumentServicer(Documents(book)))
-        async with server, running(database_url, tmp_path, document_tools(book)) as registry:
+        server.add(add_DocumentServiceServicer_to_server, DocumentServicer(Documents(repository)))
+        async with server, running(database_url, tmp_path, document_tools(repository)) as registry:
             channels = {(key.store_id, key.user_id): open_channel(server.address, service_key=key.key) for key in keys}
             yield Shelf(registry, channels)
             await asyncio.gather(*(channel.close() for channel in channels.values()))

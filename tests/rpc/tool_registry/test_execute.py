@@ -12,12 +12,12 @@ from typing import Any
 import grpc
 import pytest
 
-from pawl.tools import Category, Effect, Tool, ToolContext, ToolError, tool
+from pawl.tools import Category, EffectClass, Tool, ToolContext, ToolError, tool
 from tests.poll import until
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, reason, running
 
 SAFE = Category.SAFE
-READ = Effect.READ_ONLY
+READ = EffectClass.READ_ONLY
 EXECUTE = "/pawl.tool.v1.ExecutionService/ExecuteTool"
 
 

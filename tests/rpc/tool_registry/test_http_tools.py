@@ -16,7 +16,7 @@ from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import source_pb2
 from pawl.tool_registry.adapters.http.egress import GuardedEgress
 from pawl.tool_registry.adapters.http.tools import KIND, HttpTools
-from pawl.tool_registry.domain.definition import Category, Effect
+from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.domain.egress import read_rules
 from pawl.tool_registry.sdk.context import ResultTooLarge
 from pawl.tools import OutcomeUnknown, ToolError
@@ -93,7 +93,7 @@ async def test_a_call_that_broke_off_is_of_unknown_outcome_unless_it_may_be_repe
     tool = await world.endpoint("/breaks", "POST")
     with pytest.raises(OutcomeUnknown):
         await world.call(tool)
-    for effect in (Effect.READ_ONLY, Effect.IDEMPOTENT):
+    for effect in (EffectClass.READ_ONLY, EffectClass.IDEMPOTENT):
         with pytest.raises(ToolError, match="did not answer as it should"):
             await world.call(tool, effect=effect)
 

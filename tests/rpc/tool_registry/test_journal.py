@@ -14,7 +14,7 @@ from pawl.chassis.database import Database
 from pawl.errors import DependencyUnavailable
 from pawl.tool_registry.adapters.postgres.journal import PostgresJournal
 from pawl.tool_registry.app.execution.executor import ExecutorOptions
-from pawl.tool_registry.app.ports import Journal
+from pawl.tool_registry.app.ports import ExecutionJournal
 from pawl.tool_registry.domain.execution import Outcome, succeeded
 from pawl.tools import ReconcileResult, cannot_say, did_not_happen, happened
 from tests.poll import until
@@ -163,11 +163,11 @@ async def test_a_living_process_is_waited_for(database_url: str, registry: Regis
 @pytest.mark.parametrize("name", ["pay", "order"])
 async def test_a_jump_of_the_clock_ends_no_lease(database_url: str, tmp_path: Path, world: World, name: str) -> None:
     """For the database all leases have ended then: nobody concludes that before it has waited for a whole one."""
-    kept: list[Journal] = []
+    kept: list[ExecutionJournal] = []
     slow = ExecutorOptions(lease_seconds=60, renew_seconds=60)
     move = "UPDATE tool_registry.instances SET expires_at = expires_at - interval '2 hours'"
 
-    def keep(journal: Journal) -> Journal:
+    def keep(journal: ExecutionJournal) -> ExecutionJournal:
         kept.append(journal)
         return journal
 
@@ -258,7 +258,7 @@ async def test_old_entries_are_forgotten_and_young_ones_are_not(database_url: st
 class FlakyJournal:
     """A journal whose database goes away: `before` a statement, or `after` it was carried out; or is broken then."""
 
-    def __init__(self, journal: Journal, faults: dict[str, list[str]]) -> None:
+    def __init__(self, journal: ExecutionJournal, faults: dict[str, list[str]]) -> None:
         self._journal = journal
         self._faults = faults
 

@@ -374,7 +374,7 @@ async def test_where_sockets_cannot_be_filtered_nothing_confined_is_started(
 def _has_landlock() -> bool:
     probe = (
         "import sys; sys.path.insert(0, sys.argv[1]);"
-        "from pawl.tool_registry.adapters.mcp.warden import _landlock_abi; print(_landlock_abi())"
+        "from pawl.tool_registry.adapters.mcp.sandbox import _landlock_abi; print(_landlock_abi())"
     )
     done = subprocess.run([sys.executable, "-c", probe, str(ROOT)], capture_output=True, text=True, check=True)
     return int(done.stdout) >= 3

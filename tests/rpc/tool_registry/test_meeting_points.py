@@ -12,7 +12,7 @@ import pytest
 
 from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2
 from pawl.tool_registry.app.execution.executor import ExecutorOptions
-from pawl.tool_registry.domain.definition import Category, Effect
+from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tools import Tool, ToolContext, tool
 from tests.rpc.tool_registry.registry import Registry, as_json, content, context, outcome, running
 
@@ -29,24 +29,24 @@ def _tools() -> list[Tool[..., Any]]:
         """Pay a bill."""
         return f"paid {amount}"
 
-    @tool(category=Category.SAFE, effect=Effect.IDEMPOTENT)
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
     async def send(to: list[str]) -> int:
         """Send a letter to each."""
         return len(to)
 
-    @tool(category=Category.SAFE, effect=Effect.READ_ONLY, cache_seconds=60.0)
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, cache_seconds=60.0)
     async def weather(context: ToolContext) -> str:
         """Say what the weather is."""
         return "rain in " + await context.ask("In which town?")
 
     runs = itertools.count(1)
 
-    @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def fickle(context: ToolContext) -> str:
         """Ask something else each time it runs."""
         return await context.ask(f"Is it {next(runs)} o'clock?")
 
-    @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def settling(context: ToolContext) -> str:
         """Ask something else only the first time it runs."""
         return await context.ask("In which street?" if next(runs) == 1 else "In which town?")

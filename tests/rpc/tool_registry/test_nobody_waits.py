@@ -47,7 +47,7 @@ from pawl.tool_registry.domain.names import did_you_mean
 from pawl.tool_registry.domain.patterns import ArgumentKind, ArgumentPattern, Matching, TooMuchToMatch
 from pawl.tool_registry.domain.resources import resource_keys
 from pawl.tool_registry.domain.schema import compile_schema, weigh
-from pawl.tools import Category, Effect, ToolError, tool
+from pawl.tools import Category, EffectClass, ToolError, tool
 from tests.rpc.tool_registry.registry import Registry, running
 from tests.rpc.tool_registry.web_server import Reply, WebServer, web_server
 
@@ -267,7 +267,7 @@ def test_no_part_of_a_schema_makes_more_errors_than_it_weighs(seconds_max: float
     assert slow == {}
 
 
-@tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+@tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
 async def echo(text: str, items: list[Any] = []) -> str:  # noqa: B006
     """Say it again."""
     return text[:10]

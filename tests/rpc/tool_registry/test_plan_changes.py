@@ -14,7 +14,7 @@ import pytest
 from pawl.chassis.database import Database
 from pawl.chassis.ids import IdSource
 from pawl.tool.v1 import execution_pb2
-from pawl.tool_registry.adapters.postgres.planning import PostgresPlanBook
+from pawl.tool_registry.adapters.postgres.planning import PostgresPlanRepository
 from pawl.tool_registry.builtin.planning import planning_tools
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, reason, running
 from tests.rpc.tool_registry.world import execute
@@ -49,7 +49,7 @@ class Planner:
 async def planner(database_url: str, tmp_path: Path, ids: IdSource) -> AsyncIterator[Planner]:
     async with (
         Database(database_url, application_name="test") as database,
-        running(database_url, tmp_path, planning_tools(PostgresPlanBook(database), ids)) as registry,
+        running(database_url, tmp_path, planning_tools(PostgresPlanRepository(database), ids)) as registry,
     ):
         yield Planner(registry)
 

@@ -14,23 +14,23 @@ from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
 from pawl.tool_registry.domain import registering
-from pawl.tools import Category, Effect, tool
+from pawl.tools import Category, EffectClass, tool
 from tests.rpc.tool_registry.registry import SERVICE_KEY, Registry, context, front_end_tool, reason, running
 
 
-@tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+@tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
 def add(a: int, b: int = 1) -> int:
     """Add two numbers."""
     return a + b
 
 
-@tool(category=Category.SAFE, effect=Effect.READ_ONLY, allowed_users=["ann"])
+@tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, allowed_users=["ann"])
 def private() -> str:
     """Only for ann."""
     return "x"
 
 
-@tool(name="add", category=Category.SAFE, effect=Effect.READ_ONLY)
+@tool(name="add", category=Category.SAFE, effect=EffectClass.READ_ONLY)
 def add_changed(a: int, b: int = 2) -> int:
     """Add two numbers."""
     return a + b
@@ -234,7 +234,7 @@ async def test_versions_of_loaded_tools_are_the_same_after_a_restart_and_in_ever
 async def test_a_run_goes_on_without_a_tool_that_is_not_loaded_any_more(database_url: str, tmp_path: Path) -> None:
     """TOOL-1: only a call of it is refused."""
 
-    @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     def invite(names: str) -> str:
         """Invite people."""
         return names

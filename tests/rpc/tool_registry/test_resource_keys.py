@@ -12,7 +12,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pawl.tools import Category, Effect, Tool, ToolContext, tool
+from pawl.tools import Category, EffectClass, Tool, ToolContext, tool
 from tests.poll import until
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, running
 
@@ -28,7 +28,7 @@ class Files:
     thread_release: threading.Event = field(default_factory=threading.Event)
 
     def tools(self) -> list[Tool[..., Any]]:
-        @tool(category=Category.SAFE, effect=Effect.IDEMPOTENT, resource_keys=["path:{path}"], timeout_seconds=30)
+        @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, resource_keys=["path:{path}"], timeout_seconds=30)
         async def edit(context: ToolContext, path: str) -> str:
             """Edit a file."""
             await self.visit([f"{context.store_id}/{path}"])
@@ -40,14 +40,14 @@ class Files:
             await self.visit([f"{context.store_id}/{path}" for path in paths])
             return "moved"
 
-        @tool(category=Category.SAFE, effect=Effect.IDEMPOTENT, resource_keys=["path:{path}"], timeout_seconds=30)
+        @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, resource_keys=["path:{path}"], timeout_seconds=30)
         async def hold(path: str) -> str:
             """Hold a file until it is released."""
             self.edits.append("held")
             await self.release.wait()
             return path
 
-        @tool(category=Category.SAFE, effect=Effect.IDEMPOTENT, resource_keys=["path:{path}"])
+        @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, resource_keys=["path:{path}"])
         def block(path: str) -> str:
             """Write to a file for longer than there is time."""
             self.edits.append("held")

@@ -13,7 +13,7 @@ import pytest
 
 from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2, tool_pb2
 from pawl.tool_registry.domain import rules
-from pawl.tool_registry.domain.definition import Category, Effect
+from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tools import Tool, tool
 from tests.rpc.tool_registry.registry import Registry, as_json, context, front_end_tool, outcome, reason, running
 
@@ -36,7 +36,7 @@ def _tools(*, changed: bool = False) -> list[Tool[..., Any]]:
         """Erase everything."""
         return "erased"
 
-    @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def look() -> str:
         """Look."""
         return "seen"

@@ -11,9 +11,9 @@ import pytest
 
 GOOD = '''
 from typing import Annotated
-from pawl.tools import Category, Effect, ToolContext, ToolError, tool
+from pawl.tools import Category, EffectClass, ToolContext, ToolError, tool
 
-@tool(category=Category.SAFE, effect=Effect.READ_ONLY, preview=lambda amount, to: f"convert {amount}")
+@tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, preview=lambda amount, to: f"convert {amount}")
 def convert(amount: float, context: ToolContext, to: Annotated[str, "for example EUR"] = "EUR") -> dict[str, object]:
     """Convert money."""
     context.progress(0.5, "half way")

@@ -12,20 +12,20 @@ import grpc
 import pytest
 
 from pawl.tool.v1 import audit_pb2, execution_pb2, tool_pb2, worker_pb2
-from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerBook
+from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerRepository
 from pawl.tool_registry.app.workers.workers import WorkerOptions
 from tests.poll import until
-from tests.rpc.tool_registry.attached import AttachedWorker, Effect, Purpose, Status, attached, definition
+from tests.rpc.tool_registry.attached import AttachedWorker, EffectClass, Purpose, Status, attached, definition
 from tests.rpc.tool_registry.registry import Registry, content, outcome, running
 
 # Long enough for a test's steps, short enough to wait for its end.
 BRIEF = WorkerOptions(lease_seconds=2.0, poll_seconds=0.1)
 LASTING = WorkerOptions(lease_seconds=60.0, poll_seconds=0.1)
 
-READ_ONLY = definition(effect=Effect.EFFECT_CLASS_READ_ONLY)
-IDEMPOTENT = definition(effect=Effect.EFFECT_CLASS_IDEMPOTENT)
-RECONCILABLE = definition(effect=Effect.EFFECT_CLASS_RECONCILABLE)
-AT_MOST_ONCE = definition(effect=Effect.EFFECT_CLASS_AT_MOST_ONCE)
+READ_ONLY = definition(effect=EffectClass.EFFECT_CLASS_READ_ONLY)
+IDEMPOTENT = definition(effect=EffectClass.EFFECT_CLASS_IDEMPOTENT)
+RECONCILABLE = definition(effect=EffectClass.EFFECT_CLASS_RECONCILABLE)
+AT_MOST_ONCE = definition(effect=EffectClass.EFFECT_CLASS_AT_MOST_ONCE)
 
 UNKNOWN = "UNKNOWN OUTCOME_UNKNOWN"
 
@@ -366,7 +366,7 @@ async def test_a_record_that_stays_broken_is_believed_in_the_end(
 def break_statement(monkeypatch: pytest.MonkeyPatch, name: str, *, is_done: bool, times: int = 2) -> list[Exception]:
     """Have a statement of the record fail, before or after it `is_done`; returns the faults that are left."""
     faults: list[Exception] = [asyncpg.InternalServerError("could not read block")] * times
-    whole = getattr(PostgresWorkerBook, name)
+    whole = getattr(PostgresWorkerRepository, name)
 
     async def broken(*args: Any, **kwargs: Any) -> Any:
         result = await whole(*args, **kwargs) if is_done or not faults else None
@@ -374,7 +374,7 @@ def break_statement(monkeypatch: pytest.MonkeyPatch, name: str, *, is_done: bool
             raise faults.pop()
         return result
 
-    monkeypatch.setattr(PostgresWorkerBook, name, broken)
+    monkeypatch.setattr(PostgresWorkerRepository, name, broken)
     return faults
 
 

@@ -16,7 +16,7 @@ import pytest
 from pawl.chassis.database import Database
 from pawl.tool_registry.adapters.postgres.journal import PostgresJournal
 from pawl.tool_registry.app.ports import Begun, JournalCall
-from pawl.tool_registry.domain.definition import Effect
+from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.digest import call_digest
 from pawl.tools import Category, ReconcileResult, Tool, ToolContext, cannot_say, tool
 from tests.rpc.tool_registry.registry import Registry, reason
@@ -41,7 +41,7 @@ class World:
             """Pay."""
             return await self.act(f"paid {amount}", wait=wait)
 
-        @tool(category=Category.SAFE, effect=Effect.RECONCILABLE, reconcile=reconcile)
+        @tool(category=Category.SAFE, effect=EffectClass.RECONCILABLE, reconcile=reconcile)
         async def order(context: ToolContext, wait: bool = False) -> str:
             """Order."""
             return await self.act("ordered", wait=wait)
@@ -72,7 +72,7 @@ async def execute(database_url: str, sql: str) -> None:
 @asynccontextmanager
 async def dead_process(database_url: str, registry: Registry, tool_name: str, call: str) -> AsyncIterator[None]:
     """A process that began a call, and then was heard of no more."""
-    effect = Effect.RECONCILABLE if tool_name == "order" else Effect.AT_MOST_ONCE
+    effect = EffectClass.RECONCILABLE if tool_name == "order" else EffectClass.AT_MOST_ONCE
     async with Database(database_url, application_name="dead") as database:
         journal = PostgresJournal(database, instance_id="dead", lease_seconds=60)
         await journal.renew()

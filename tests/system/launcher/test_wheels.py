@@ -24,10 +24,10 @@ assert services.OURS
 print(asyncio.__name__, Worker.__name__, agent_pb2.__name__)
 """
 TOOL = """
-from pawl.tools import Category, Effect, tool
+from pawl.tools import Category, EffectClass, tool
 
 
-@tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+@tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
 async def charge(amount: int) -> int:
     "Charge an amount."
     return amount

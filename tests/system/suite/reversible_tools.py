@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from pawl.tools import Category, Effect, Inverse, Reversible, ToolError, tool
+from pawl.tools import Category, EffectClass, Inverse, Reversible, ToolError, tool
 from tests.system.suite.effect_file import effect_file
 
 
-@tool(category=Category.SAFE, effect=Effect.AT_MOST_ONCE)
+@tool(category=Category.SAFE, effect=EffectClass.AT_MOST_ONCE)
 def put_line(path: str, line: str, seconds: float = 0.0) -> Reversible:
     """Add a line to a file. Taking it back takes some seconds."""
     with effect_file(path).open("a", encoding="utf-8") as file:
@@ -18,7 +18,7 @@ def put_line(path: str, line: str, seconds: float = 0.0) -> Reversible:
     return Reversible(value={"put": line}, inverse=inverse)
 
 
-@tool(category=Category.SAFE, effect=Effect.AT_MOST_ONCE)
+@tool(category=Category.SAFE, effect=EffectClass.AT_MOST_ONCE)
 async def take_line(path: str, line: str, seconds: float = 0.0) -> str:
     """Take the last line of a file out, if it is this one."""
     await asyncio.sleep(seconds)
@@ -29,7 +29,7 @@ async def take_line(path: str, line: str, seconds: float = 0.0) -> str:
     return "taken"
 
 
-@tool(category=Category.SAFE, effect=Effect.AT_MOST_ONCE)
+@tool(category=Category.SAFE, effect=EffectClass.AT_MOST_ONCE)
 def put_file(path: str) -> Reversible:
     """Write a file. To take it back somebody must agree."""
     effect_file(path).write_text("here\n", encoding="utf-8")
@@ -37,7 +37,7 @@ def put_file(path: str) -> Reversible:
     return Reversible(value="put", inverse=inverse)
 
 
-@tool(category=Category.DESTRUCTIVE, effect=Effect.AT_MOST_ONCE)
+@tool(category=Category.DESTRUCTIVE, effect=EffectClass.AT_MOST_ONCE)
 def wipe_file(path: str) -> str:
     """Delete a file."""
     effect_file(path).unlink()

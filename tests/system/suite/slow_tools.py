@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from pawl.tools import Category, Effect, ToolContext, tool
+from pawl.tools import Category, EffectClass, ToolContext, tool
 from tests.system.suite.effect_file import effect_file
 
 
@@ -15,13 +15,13 @@ async def _act(path: str, seconds: float) -> str:
     return "finished"
 
 
-@tool(category=Category.SAFE, effect=Effect.AT_MOST_ONCE)
+@tool(category=Category.SAFE, effect=EffectClass.AT_MOST_ONCE)
 async def act_once(path: str, seconds: float) -> str:
     """Add a line to a file, then take a while. Must not be repeated."""
     return await _act(path, seconds)
 
 
-@tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+@tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
 async def act_again(path: str, seconds: float) -> str:
     """Add a line to a file, then take a while. May be repeated."""
     return await _act(path, seconds)
@@ -35,13 +35,13 @@ async def _order(path: str, context: ToolContext) -> str:
     return f"{colour} {size}"
 
 
-@tool(category=Category.SAFE, effect=Effect.AT_MOST_ONCE)
+@tool(category=Category.SAFE, effect=EffectClass.AT_MOST_ONCE)
 async def order_once(path: str, context: ToolContext) -> str:
     """Ask what to order, then add it to a file. Must not be repeated."""
     return await _order(path, context)
 
 
-@tool(category=Category.SAFE, effect=Effect.IDEMPOTENT)
+@tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
 async def order_again(path: str, context: ToolContext) -> str:
     """Ask what to order, then add it to a file. May be repeated."""
     return await _order(path, context)

@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
-from pawl.tool_registry.domain.definition import Effect
+from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import ExecutionResult, Outcome
 from pawl.tool_registry.domain.journal import Entry, Step, next_step
 
-JOURNALED = (Effect.AT_MOST_ONCE, Effect.RECONCILABLE)
+JOURNALED = (EffectClass.AT_MOST_ONCE, EffectClass.RECONCILABLE)
 BOTH = (False, True)
 
 
@@ -21,7 +21,7 @@ def result(outcome: Outcome) -> ExecutionResult:
 def step(
     *,
     fingerprint: str = "f",
-    effect: Effect = Effect.AT_MOST_ONCE,
+    effect: EffectClass = EffectClass.AT_MOST_ONCE,
     outcome: Outcome | None = None,
     unknowns: int = 0,
     is_own: bool = False,
@@ -62,8 +62,8 @@ def test_a_call_of_a_living_process_is_waited_for() -> None:
 
 @pytest.mark.parametrize("is_own", [False, True])
 def test_a_call_that_was_interrupted_is_asked_about_or_said_to_be_unknown(is_own: bool) -> None:
-    assert step(effect=Effect.RECONCILABLE, is_own=is_own, alive=is_own) is Step.RECONCILE
-    assert step(effect=Effect.AT_MOST_ONCE, is_own=is_own, alive=is_own) is Step.CONCLUDE_UNKNOWN
+    assert step(effect=EffectClass.RECONCILABLE, is_own=is_own, alive=is_own) is Step.RECONCILE
+    assert step(effect=EffectClass.AT_MOST_ONCE, is_own=is_own, alive=is_own) is Step.CONCLUDE_UNKNOWN
 
 
 def test_a_call_runs_if_the_process_knows_that_it_unacted_it() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 from pawl.tool_registry.app.policy.admission import Job
 from pawl.tool_registry.app.policy.result_cache import ResultCache
-from pawl.tool_registry.domain.definition import Effect
+from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import Outcome, ended_badly, succeeded
-from pawl.tool_registry.domain.verdict import CallIdentity
+from pawl.tool_registry.domain.verdict import CallContext
 from pawl.tools import tool
 from tests.fakes.manual_clock import ManualClock
 
@@ -19,13 +19,13 @@ def look() -> None:
 
 
 def job(arguments: str = "a", **changes: Any) -> Job:
-    identity = CallIdentity(store_id="acme", user_id="ann", conversation_id="c", run_id="r", call_id="call")
+    context = CallContext(store_id="acme", user_id="ann", conversation_id="c", run_id="r", call_id="call")
     fields: dict[str, Any] = {
-        "identity": identity,
+        "context": context,
         "tool": look,
         "definition": look.definition,
         "version": 1,
-        "effect": Effect.READ_ONLY,
+        "effect": EffectClass.READ_ONLY,
         "arguments": {},
         "resource_keys": (),
         "timeout_seconds": 1.0,

@@ -14,7 +14,7 @@ from pawl.chassis.strict_json import JsonValue, loads
 from pawl.errors import InvalidField
 from pawl.tool_registry.domain.definition import (
     Category,
-    Effect,
+    EffectClass,
     ExecutionContext,
     OfferFallback,
     ToolDefinition,
@@ -32,21 +32,21 @@ SAFE = ToolDefinition(
     description="d",
     arguments_schema={"type": "object", "properties": {"path": {}, "paths": {}}},
     category=Category.SAFE,
-    effect=Effect.IDEMPOTENT,
+    effect=EffectClass.IDEMPOTENT,
 )
 
 
 @pytest.mark.parametrize(
     ("category", "effect", "items", "cause"),
     [
-        (Category.SAFE, Effect.IDEMPOTENT, 2, ""),
-        (Category.SAFE, Effect.IDEMPOTENT, 3, "bulk of 3"),
-        (Category.SAFE, Effect.READ_ONLY, 300, ""),
-        (Category.SENSITIVE, Effect.READ_ONLY, 0, "category SENSITIVE"),
-        (Category.DESTRUCTIVE, Effect.AT_MOST_ONCE, 5, "category DESTRUCTIVE, bulk of 5"),
+        (Category.SAFE, EffectClass.IDEMPOTENT, 2, ""),
+        (Category.SAFE, EffectClass.IDEMPOTENT, 3, "bulk of 3"),
+        (Category.SAFE, EffectClass.READ_ONLY, 300, ""),
+        (Category.SENSITIVE, EffectClass.READ_ONLY, 0, "category SENSITIVE"),
+        (Category.DESTRUCTIVE, EffectClass.AT_MOST_ONCE, 5, "category DESTRUCTIVE, bulk of 5"),
     ],
 )
-def test_category_and_bulk_gate_a_call(category: Category, effect: Effect, items: int, cause: str) -> None:
+def test_category_and_bulk_gate_a_call(category: Category, effect: EffectClass, items: int, cause: str) -> None:
     """D8, HITL-2, C6."""
     for context in (ExecutionContext.BACKEND, ExecutionContext.FRONTEND):
         assert approval_cause(replace(SAFE, category=category, effect=effect, context=context), items) == cause
@@ -175,7 +175,10 @@ def test_a_template_without_meaning_is_refused(template: str) -> None:
         ("fallback_tool_name", {"offer_fallback": OfferFallback.BACKEND_TOOL}),
         ("rate_per_minute", {"context": ExecutionContext.FRONTEND, "rate_per_minute": 1}),
         ("rate_per_minute", {"context": ExecutionContext.HUMAN, "rate_per_minute": 1}),
-        ("cache_seconds", {"context": ExecutionContext.FRONTEND, "effect": Effect.READ_ONLY, "cache_seconds": 1.0}),
+        (
+            "cache_seconds",
+            {"context": ExecutionContext.FRONTEND, "effect": EffectClass.READ_ONLY, "cache_seconds": 1.0},
+        ),
         ("approvals_required", {"context": ExecutionContext.HUMAN, "approvals_required": 2}),
     ],
 )
@@ -188,7 +191,7 @@ def test_a_definition_out_of_range_is_refused_by_field(field: str, change: dict[
 
 
 def test_a_stored_definition_reads_back_the_same() -> None:
-    for context, category, effect in itertools.product(ExecutionContext, Category, Effect):
+    for context, category, effect in itertools.product(ExecutionContext, Category, EffectClass):
         written = replace(
             SAFE, context=context, category=category, effect=effect, resource_keys=("p:{path}",), timeout_seconds=2
         )

@@ -17,7 +17,7 @@ from pawl.tool_registry.sdk.docstring import read_docstring
 from pawl.tool_registry.sdk.values import plain, without
 from pawl.tools import (
     Category,
-    Effect,
+    EffectClass,
     SecretNotFound,
     ToolCancelled,
     ToolContext,
@@ -164,7 +164,7 @@ def test_sphinx_docstrings_are_read_too() -> None:
 def test_without_options_a_tool_is_treated_with_the_most_caution() -> None:
     """TOOL-2."""
     assert everything.definition.category is Category.SENSITIVE
-    assert everything.definition.effect is Effect.AT_MOST_ONCE
+    assert everything.definition.effect is EffectClass.AT_MOST_ONCE
     assert not everything.definition.parallel
 
 
@@ -209,9 +209,9 @@ def test_reconcile_goes_with_reconcilable_and_only_there() -> None:
         return cannot_say()
 
     with pytest.raises(ToolDefinitionError, match="reconcile"):
-        tool(effect=Effect.RECONCILABLE)(everything.function)
+        tool(effect=EffectClass.RECONCILABLE)(everything.function)
     with pytest.raises(ToolDefinitionError, match="reconcile"):
-        tool(effect=Effect.IDEMPOTENT, reconcile=ask)(everything.function)
+        tool(effect=EffectClass.IDEMPOTENT, reconcile=ask)(everything.function)
 
 
 def test_arguments_that_fit_the_schema_but_not_the_type_are_an_error_for_the_model() -> None:

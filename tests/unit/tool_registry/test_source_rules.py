@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pawl.errors import InvalidField
-from pawl.tool_registry.domain.definition import Category, Effect, ToolDefinition, can_exist
+from pawl.tool_registry.domain.definition import Category, EffectClass, ToolDefinition, can_exist
 from pawl.tool_registry.domain.source import (
     DiscoveredTool,
     ToolPolicy,
@@ -72,19 +72,19 @@ def test_a_tool_may_have_one_dot_inside_its_name(name: str, holds: bool) -> None
 def test_a_policy_of_a_tool_comes_before_that_of_all_and_neither_gives_nothing() -> None:
     policies = [
         ToolPolicy(tool_name="a", category=Category.SAFE),
-        ToolPolicy(tool_name="*", effect=Effect.IDEMPOTENT, timeout_seconds=3),
+        ToolPolicy(tool_name="*", effect=EffectClass.IDEMPOTENT, timeout_seconds=3),
         ToolPolicy(tool_name="gone", excluded=True),
     ]
     a, b = (tool.definition for tool in under_policies("s", [found("b"), found("gone"), found("a")], policies))
-    assert (a.name, a.category, a.effect) == ("s.a", Category.SAFE, Effect.AT_MOST_ONCE)
-    assert (b.name, b.category, b.effect, b.timeout_seconds) == ("s.b", Category.SENSITIVE, Effect.IDEMPOTENT, 3)
+    assert (a.name, a.category, a.effect) == ("s.a", Category.SAFE, EffectClass.AT_MOST_ONCE)
+    assert (b.name, b.category, b.effect, b.timeout_seconds) == ("s.b", Category.SENSITIVE, EffectClass.IDEMPOTENT, 3)
     assert under_policies("s", [found("a")], [])[0].definition.category is Category.SENSITIVE
 
 
 def test_policies_are_read_from_the_json_of_the_contract() -> None:
     given_policies = [{"toolName": "a", "category": "TOOL_CATEGORY_SAFE", "effectClass": "EFFECT_CLASS_READ_ONLY"}]
     config = json.dumps({"name": "s", "policies": given_policies}).encode()
-    assert read_policies(config) == (ToolPolicy(tool_name="a", category=Category.SAFE, effect=Effect.READ_ONLY),)
+    assert read_policies(config) == (ToolPolicy(tool_name="a", category=Category.SAFE, effect=EffectClass.READ_ONLY),)
     assert read_policies(b"{}") == ()
 
 

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from pawl.tool_registry.domain.definition import Effect, ToolDefinition, ToolVersion
+from pawl.tool_registry.domain.definition import EffectClass, ToolDefinition, ToolVersion
 from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.outbound import OutboundRequest, OutboundResponse
 from pawl.tool_registry.domain.question import Answer, Question
@@ -74,8 +74,8 @@ class Connector(ToolSource, Protocol):
         ...
 
 
-class SourceStore(Protocol):
-    """The sources of stores, durable. Their tools are in the ToolBook."""
+class SourceRepository(Protocol):
+    """The sources of stores, durable. Their tools are in the ToolRepository."""
 
     async def put(self, record: SourceRecord) -> None:
         """Write a source, in place of one of its name.
@@ -102,7 +102,7 @@ class SourceStore(Protocol):
         ...
 
 
-class ToolBook(Protocol):
+class ToolRepository(Protocol):
     """Definitions and their versions, durable. A version, once given, never changes."""
 
     async def adopt(self, source: str, definitions: Sequence[ToolDefinition]) -> Sequence[ToolVersion]:
@@ -160,7 +160,7 @@ class JournalCall:
     run_id: str
     tool_name: str
     tool_version: int
-    effect: Effect
+    effect: EffectClass
     fingerprint: str
     unknowns_resolved: int
     token: str
@@ -199,7 +199,7 @@ class RunReads(Protocol):
         ...
 
 
-class RuleBook(Protocol):
+class RuleRepository(Protocol):
     """Rules and the calls that they have allowed, durable, shared by all replicas."""
 
     async def add(self, rule: Rule, request_id: str) -> Rule:
@@ -250,7 +250,7 @@ class RuleBook(Protocol):
         ...
 
 
-class Journal(Protocol):
+class ExecutionJournal(Protocol):
     """Executions with effects that must not happen twice, durable, shared by all replicas."""
 
     async def begin(

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from pawl.tool_registry.domain.definition import Category, Effect, ExecutionContext
+from pawl.tool_registry.domain.definition import Category, EffectClass, ExecutionContext
 from pawl.tool_registry.sdk.context import ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
 
@@ -27,7 +27,7 @@ Rounds = Annotated[int, msgspec.Meta(ge=0, le=1000), "how many times it may call
 def agent_tools() -> list[Tool[..., Any]]:
     """Return run_agent."""
 
-    @tool(category=Category.SAFE, effect=Effect.IDEMPOTENT, context=ExecutionContext.AGENT)
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, context=ExecutionContext.AGENT)
     def run_agent(
         task: Task,  # noqa: ARG001
         instructions: Instructions = "",  # noqa: ARG001

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import simpleeval  # type: ignore[import-untyped]  # ships no types
 
 from pawl.chassis.strict_json import INTEGER_MAX, INTEGER_MIN
-from pawl.tool_registry.domain.definition import Category, Effect
+from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.sdk.context import ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
 
@@ -28,7 +28,7 @@ Number = int | float
 def calculator_tools() -> list[Tool[..., Any]]:
     """Return calculate."""
 
-    @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     def calculate(
         expression: Annotated[str, "for example (17 * 23 + 4) / 2, sqrt(2) ** 3 or round(7 / 3, 2)"],
     ) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Annotated, Any
 
 from pawl.chassis.clock import Clock
-from pawl.tool_registry.domain.definition import Category, Effect
+from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.domain.names import near_matches
 from pawl.tool_registry.sdk.context import ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
@@ -18,7 +18,7 @@ def clock_tools(clock: Clock) -> list[Tool[..., Any]]:
     """Return get_current_time, on that clock."""
     _zones()  # Read from the disk now, not while somebody waits.
 
-    @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def get_current_time(
         timezone: Annotated[str, "IANA name of a time zone, for example Europe/Oslo"] = "UTC",
     ) -> dict[str, str]:

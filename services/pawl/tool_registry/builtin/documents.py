@@ -7,9 +7,9 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from pawl.tool_registry.app.documents.documents import DocumentBook
+from pawl.tool_registry.app.documents.documents import DocumentRepository
 from pawl.tool_registry.builtin.slices import BYTES_DEFAULT, BYTES_MAX, slice_of
-from pawl.tool_registry.domain.definition import Category, Effect
+from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.domain.document import NAME_CHARACTERS_MAX, Document, Hit
 from pawl.tool_registry.domain.names import did_you_mean
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
@@ -24,19 +24,19 @@ _OPERATORS: Final = frozenset('"-')
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARACTERS_MAX), "as list_documents gives it"]
 
 
-def document_tools(book: DocumentBook) -> list[Tool[..., Any]]:
+def document_tools(repository: DocumentRepository) -> list[Tool[..., Any]]:
     """Return list_documents, read_document and search_documents."""
-    return [_list_documents(book), _read_document(book), _search_documents(book)]
+    return [_list_documents(repository), _read_document(repository), _search_documents(repository)]
 
 
-def _list_documents(book: DocumentBook) -> Tool[..., Any]:
-    @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+def _list_documents(repository: DocumentRepository) -> Tool[..., Any]:
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def list_documents(
         context: ToolContext,
         start: Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX), "list from this name on"] = "",
     ) -> dict[str, Any]:
         """List the documents that the user can see, by name."""
-        found = await book.after(context.store_id, context.user_id, start, None, LISTED_MAX + 2)
+        found = await repository.after(context.store_id, context.user_id, start, None, LISTED_MAX + 2)
         # A name can be there twice; both come in one piece.
         end = LISTED_MAX + (len(found) > LISTED_MAX and found[LISTED_MAX].name == found[LISTED_MAX - 1].name)
         listed = {"documents": [_shown(document) for document in found[:end]]}
@@ -45,8 +45,8 @@ def _list_documents(book: DocumentBook) -> Tool[..., Any]:
     return list_documents
 
 
-def _read_document(book: DocumentBook) -> Tool[..., Any]:
-    @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+def _read_document(repository: DocumentRepository) -> Tool[..., Any]:
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def read_document(
         context: ToolContext,
         name: Name,
@@ -56,13 +56,13 @@ def _read_document(book: DocumentBook) -> Tool[..., Any]:
         shared: Annotated[bool | None, "true for the store's, false for the user's own; needed if both exist"] = None,
     ) -> dict[str, Any]:
         """Read a document, or a piece of it."""
-        found = await book.find(context.store_id, context.user_id, name)
+        found = await repository.find(context.store_id, context.user_id, name)
         found = [document for document in found if shared is None or document.is_shared is shared]
         if len(found) > 1:
             raise ToolError(f"the store and the user both have a document {name!r}: set shared to true or false")
-        text = await book.text(context.store_id, found[0].owner_id, name) if found else None
+        text = await repository.text(context.store_id, found[0].owner_id, name) if found else None
         if text is None:
-            known = await book.after(context.store_id, context.user_id, "", None, _NEAR_AMONG)
+            known = await repository.after(context.store_id, context.user_id, "", None, _NEAR_AMONG)
             near = did_you_mean(name, [document.name for document in known])
             raise ToolError(f"there is no document {name!r}{near}")
         return {"name": name, "shared": found[0].is_shared} | slice_of(text.encode(), offset, length)
@@ -70,8 +70,8 @@ def _read_document(book: DocumentBook) -> Tool[..., Any]:
     return read_document
 
 
-def _search_documents(book: DocumentBook) -> Tool[..., Any]:
-    @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+def _search_documents(repository: DocumentRepository) -> Tool[..., Any]:
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def search_documents(
         context: ToolContext,
         query: Annotated[
@@ -83,11 +83,11 @@ def _search_documents(book: DocumentBook) -> Tool[..., Any]:
 
         Each match has an offset for read_document.
         """
-        hits = await book.search(context.store_id, context.user_id, query, most)
+        hits = await repository.search(context.store_id, context.user_id, query, most)
         words = query.split()
         if hits or len(words) == 1 or _OPERATORS & set(query):
             return {"matches": [_match(hit) for hit in hits]}
-        some: Sequence[Hit] = await book.search(context.store_id, context.user_id, " or ".join(words), most)
+        some: Sequence[Hit] = await repository.search(context.store_id, context.user_id, " or ".join(words), most)
         note = {"note": "no document has all of the words; these have some of them"} if some else {}
         return {"matches": [_match(hit) for hit in some]} | note
 

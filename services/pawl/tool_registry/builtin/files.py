@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Protocol
 import msgspec
 
 from pawl.tool_registry.builtin.slices import BYTES_DEFAULT, BYTES_MAX, slice_of
-from pawl.tool_registry.domain.definition import Category, Effect
+from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.domain.files import (
     PATH_CHARACTERS_MAX,
     Entry,
@@ -89,7 +89,7 @@ def file_tools(store: FileStore) -> list[Tool[..., Any]]:
 
 
 def _reading(store: FileStore) -> list[Tool[..., Any]]:
-    @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     def list_files(
         context: ToolContext,
         path: Annotated[
@@ -102,7 +102,7 @@ def _reading(store: FileStore) -> list[Tool[..., Any]]:
         listed = {"path": path, "entries": [_shown(entry) for entry in found[:LISTED_MAX]]}
         return listed | ({"next_after": found[LISTED_MAX - 1].name} if len(found) > LISTED_MAX else {})
 
-    @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     def read_file(
         context: ToolContext,
         path: Path,
@@ -118,7 +118,7 @@ def _reading(store: FileStore) -> list[Tool[..., Any]]:
 
 
 def _writing(store: FileStore) -> list[Tool[..., Any]]:
-    @tool(category=Category.SAFE, effect=Effect.IDEMPOTENT, resource_keys=["file:{path}"])
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, resource_keys=["file:{path}"])
     def write_file(
         context: ToolContext,
         path: Path,
@@ -132,12 +132,12 @@ def _writing(store: FileStore) -> list[Tool[..., Any]]:
             store, context, lambda view: plan_write(view, path, content, overwrite=overwrite, expected=expected_sha256)
         )
 
-    @tool(category=Category.SAFE, effect=Effect.IDEMPOTENT, resource_keys=["file:{path}"])
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, resource_keys=["file:{path}"])
     def append_file(context: ToolContext, path: Changed, content: Content) -> Any:
         """Add text to the end of a file; one that is not there is made."""
         return _change(store, context, lambda view: plan_append(view, path, content))
 
-    @tool(category=Category.SAFE, effect=Effect.IDEMPOTENT, resource_keys=["file:{path}"])
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, resource_keys=["file:{path}"])
     def edit_file(
         context: ToolContext,
         path: Changed,
@@ -151,19 +151,19 @@ def _writing(store: FileStore) -> list[Tool[..., Any]]:
 
 
 def _arranging(store: FileStore) -> list[Tool[..., Any]]:
-    @tool(category=Category.SAFE, effect=Effect.IDEMPOTENT, resource_keys=["file:{path}", "file:{new_path}"])
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, resource_keys=["file:{path}", "file:{new_path}"])
     def move_file(context: ToolContext, path: Left, new_path: Reached) -> Any:
         """Move or rename a file or folder, to where nothing is yet."""
         return _change(store, context, lambda view: plan_move(view, path, new_path))
 
-    @tool(category=Category.SAFE, effect=Effect.IDEMPOTENT, resource_keys=["file:{path}"])
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, resource_keys=["file:{path}"])
     def make_folder(context: ToolContext, path: Path) -> Any:
         """Make a folder."""
         return _change(store, context, lambda view: plan_folder(view, path))
 
     @tool(
         category=Category.DESTRUCTIVE,
-        effect=Effect.IDEMPOTENT,
+        effect=EffectClass.IDEMPOTENT,
         resource_keys=["file:{path}"],
         preview=lambda path, **_: f"Delete the file or empty folder {path!r}",
     )

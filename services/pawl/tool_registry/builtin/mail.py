@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Protocol
 import msgspec
 
 from pawl.chassis.clock import Clock
-from pawl.tool_registry.domain.definition import Category, Effect
+from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
 
@@ -40,7 +40,7 @@ def mail_tools(mailer: Mailer, clock: Clock, *, sender: str) -> list[Tool[..., A
 
     @tool(
         category=Category.SENSITIVE,
-        effect=Effect.AT_MOST_ONCE,
+        effect=EffectClass.AT_MOST_ONCE,
         timeout_seconds=60,
         preview=_preview,
         bulk_count=_count,

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from pawl.tool_registry.builtin.plan_book import Owner, PlanBook, find_project, find_task
-from pawl.tool_registry.domain.definition import Category, Effect
+from pawl.tool_registry.builtin.plan_repository import Owner, PlanRepository, find_project, find_task
+from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.domain.planning import PlanChange, Project, ProjectStatus, Task, TitleTaken
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.inverse import Inverse, Reversible
@@ -25,13 +25,13 @@ TaskReferences = Annotated[
 ]
 
 
-def plan_change_tools(book: PlanBook) -> list[Tool[..., Any]]:
+def plan_change_tools(repository: PlanRepository) -> list[Tool[..., Any]]:
     """Return update_project, update_task, complete_tasks, reopen_tasks and delete_task."""
-    return [_update_project(book), _update_task(book), *_ticking(book), _delete_task(book)]
+    return [_update_project(repository), _update_task(repository), *_ticking(repository), _delete_task(repository)]
 
 
-def _update_project(book: PlanBook) -> Tool[..., Any]:
-    @tool(category=Category.SAFE, effect=Effect.IDEMPOTENT)
+def _update_project(repository: PlanRepository) -> Tool[..., Any]:
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
     async def update_project(
         context: ToolContext,
         project: Annotated[Title, "id or title"],
@@ -43,13 +43,13 @@ def _update_project(book: PlanBook) -> Tool[..., Any]:
         fields = _given(title=title and (title.strip() or title), status=status, notes=notes)
 
         async def make(owner: Owner, key: str) -> PlanChange:
-            found = await find_project(book, owner, project)
+            found = await find_project(repository, owner, project)
             try:
-                return await book.change_project(*owner, found.project_id, fields, idempotency_key=key)
+                return await repository.change_project(*owner, found.project_id, fields, idempotency_key=key)
             except TitleTaken:
                 raise ToolError(f"there is a project {title!r} already; nothing was changed") from None
 
-        change = await _once(book, context, make)
+        change = await _once(repository, context, make)
         before, after = change.project_before, change.project_after
         if before is None or after is None:
             raise ToolError(f"there is no project {project!r} any more")
@@ -58,8 +58,8 @@ def _update_project(book: PlanBook) -> Tool[..., Any]:
     return update_project
 
 
-def _update_task(book: PlanBook) -> Tool[..., Any]:
-    @tool(category=Category.SAFE, effect=Effect.IDEMPOTENT)
+def _update_task(repository: PlanRepository) -> Tool[..., Any]:
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
     async def update_task(
         context: ToolContext,
         task: Annotated[Title, "id or title"],
@@ -75,10 +75,10 @@ def _update_task(book: PlanBook) -> Tool[..., Any]:
             fields["due"] = None if due == "none" else _date(due)
 
         async def make(owner: Owner, key: str) -> PlanChange:
-            found = await find_task(book, owner, task, run_id=context.run_id)
-            return await book.change_tasks(*owner, [found.task_id], fields, idempotency_key=key)
+            found = await find_task(repository, owner, task, run_id=context.run_id)
+            return await repository.change_tasks(*owner, [found.task_id], fields, idempotency_key=key)
 
-        change = await _once(book, context, make)
+        change = await _once(repository, context, make)
         if not change.tasks_after:
             raise ToolError(f"there is no task {task!r} any more")
         (before,), (after,) = change.tasks_before, change.tasks_after
@@ -87,13 +87,13 @@ def _update_task(book: PlanBook) -> Tool[..., Any]:
     return update_task
 
 
-def _ticking(book: PlanBook) -> list[Tool[..., Any]]:
+def _ticking(repository: PlanRepository) -> list[Tool[..., Any]]:
     async def tick(context: ToolContext, tasks: list[str], *, is_done: bool) -> Any:
         async def make(owner: Owner, key: str) -> PlanChange:
-            found = await _all_tasks(book, owner, tasks, run_id=context.run_id, is_done=not is_done)
-            return await book.change_tasks(*owner, list(found), {"is_done": is_done}, idempotency_key=key)
+            found = await _all_tasks(repository, owner, tasks, run_id=context.run_id, is_done=not is_done)
+            return await repository.change_tasks(*owner, list(found), {"is_done": is_done}, idempotency_key=key)
 
-        change = await _once(book, context, make)
+        change = await _once(repository, context, make)
         ticked = [task for task in change.tasks_before if task.is_done is not is_done]
         same = [task for task in change.tasks_before if task.is_done is is_done]
         value = {"completed" if is_done else "reopened": [_named(task) for task in ticked]}
@@ -101,12 +101,12 @@ def _ticking(book: PlanBook) -> list[Tool[..., Any]]:
             value["were_done_already" if is_done else "were_open_already"] = [_named(task) for task in same]
         return _reversible(value, _ticked_back(ticked, is_done=is_done))
 
-    @tool(category=Category.SAFE, effect=Effect.IDEMPOTENT)
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
     async def complete_tasks(context: ToolContext, tasks: TaskReferences) -> Any:
         """Mark tasks as done: all of them, or none if one of them is not found."""
         return await tick(context, tasks, is_done=True)
 
-    @tool(category=Category.SAFE, effect=Effect.IDEMPOTENT)
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
     async def reopen_tasks(context: ToolContext, tasks: TaskReferences) -> Any:
         """Mark tasks as not done: all of them, or none if one of them is not found."""
         return await tick(context, tasks, is_done=False)
@@ -114,10 +114,10 @@ def _ticking(book: PlanBook) -> list[Tool[..., Any]]:
     return [complete_tasks, reopen_tasks]
 
 
-def _delete_task(book: PlanBook) -> Tool[..., Any]:
+def _delete_task(repository: PlanRepository) -> Tool[..., Any]:
     @tool(
         category=Category.DESTRUCTIVE,
-        effect=Effect.IDEMPOTENT,
+        effect=EffectClass.IDEMPOTENT,
         preview=lambda task, with_subtasks, **_: (
             f"Delete the task {task!r}" + (" with all its subtasks" if with_subtasks else "")
         ),
@@ -131,10 +131,10 @@ def _delete_task(book: PlanBook) -> Tool[..., Any]:
         """Delete a task or subtask for good. To mark it as done, use complete_tasks."""
 
         async def make(owner: Owner, key: str) -> PlanChange:
-            found = await find_task(book, owner, task, run_id=context.run_id)
-            return await book.remove_task(*owner, found.task_id, with_subtasks=with_subtasks, idempotency_key=key)
+            found = await find_task(repository, owner, task, run_id=context.run_id)
+            return await repository.remove_task(*owner, found.task_id, with_subtasks=with_subtasks, idempotency_key=key)
 
-        change = await _once(book, context, make)
+        change = await _once(repository, context, make)
         if not change.tasks_before:
             raise ToolError(f"nothing was deleted: {task!r} has subtasks; set with_subtasks to delete them too")
         return {"deleted": [_named(each) for each in change.tasks_before]}
@@ -162,16 +162,16 @@ def created_back(task: Task) -> Inverse:
 
 
 async def _once(
-    book: PlanBook, context: ToolContext, make: Callable[[Owner, str], Awaitable[PlanChange]]
+    repository: PlanRepository, context: ToolContext, make: Callable[[Owner, str], Awaitable[PlanChange]]
 ) -> PlanChange:
     """Return what an earlier execution of the call has changed, or make the change."""
     owner, key = (context.store_id, context.user_id), context.idempotency_key
-    earlier = await book.earlier_change(*owner, idempotency_key=key)
+    earlier = await repository.earlier_change(*owner, idempotency_key=key)
     return await make(owner, key) if earlier is None else earlier
 
 
 async def _all_tasks(
-    book: PlanBook, owner: Owner, references: Sequence[str], *, run_id: str, is_done: bool
+    repository: PlanRepository, owner: Owner, references: Sequence[str], *, run_id: str, is_done: bool
 ) -> dict[str, Task]:
     """Return the tasks meant, by id.
 
@@ -182,7 +182,7 @@ async def _all_tasks(
     problems = []
     for reference in references:
         try:
-            task = await find_task(book, owner, reference, run_id=run_id, is_done=is_done)
+            task = await find_task(repository, owner, reference, run_id=run_id, is_done=is_done)
         except ToolError as error:
             problems.append(str(error))
         else:

@@ -7,7 +7,6 @@ from datetime import date
 from typing import Annotated, Any, Final
 
 from pawl.chassis.ids import IdSource
-from pawl.tool_registry.builtin.plan_book import PROJECTS_MAX, Owner, PlanBook, find_project, find_task
 from pawl.tool_registry.builtin.plan_changes import (
     Notes,
     Title,
@@ -16,7 +15,8 @@ from pawl.tool_registry.builtin.plan_changes import (
     project_shown,
     task_shown,
 )
-from pawl.tool_registry.domain.definition import Category, Effect
+from pawl.tool_registry.builtin.plan_repository import PROJECTS_MAX, Owner, PlanRepository, find_project, find_task
+from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.domain.names import near_matches
 from pawl.tool_registry.domain.planning import ParentGone, Project, Task
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
@@ -27,13 +27,18 @@ DEFAULT_PROJECT: Final = "Inbox"
 LISTED_MAX: Final = 1000
 
 
-def planning_tools(book: PlanBook, ids: IdSource) -> list[Tool[..., Any]]:
+def planning_tools(repository: PlanRepository, ids: IdSource) -> list[Tool[..., Any]]:
     """Return create_task, add_subtask, list_projects, and what changes projects and tasks."""
-    return [_create_task(book, ids), _add_subtask(book, ids), _list_projects(book), *plan_change_tools(book)]
+    return [
+        _create_task(repository, ids),
+        _add_subtask(repository, ids),
+        _list_projects(repository),
+        *plan_change_tools(repository),
+    ]
 
 
-def _create_task(book: PlanBook, ids: IdSource) -> Tool[..., Any]:
-    @tool(category=Category.SAFE, effect=Effect.IDEMPOTENT)
+def _create_task(repository: PlanRepository, ids: IdSource) -> Tool[..., Any]:
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
     async def create_task(
         context: ToolContext,
         title: Title,
@@ -43,7 +48,7 @@ def _create_task(book: PlanBook, ids: IdSource) -> Tool[..., Any]:
     ) -> Any:
         """Create a task, in a project or in the Inbox."""
         owner = (context.store_id, context.user_id)
-        home, remark = await _home(book, ids, owner, project or DEFAULT_PROJECT)
+        home, remark = await _home(repository, ids, owner, project or DEFAULT_PROJECT)
         task = Task(
             task_id=ids.new("task"),
             project_id=home.project_id,
@@ -53,7 +58,7 @@ def _create_task(book: PlanBook, ids: IdSource) -> Tool[..., Any]:
             due=due.isoformat() if due else None,
             run_id=context.run_id,
         )
-        task = await book.add_task(*owner, task, idempotency_key=context.idempotency_key)
+        task = await repository.add_task(*owner, task, idempotency_key=context.idempotency_key)
         named = {"project_id": home.project_id, "title": home.title}
         value = {"task_id": task.task_id, "title": task.title, "project": named, "due": task.due} | remark
         return Reversible(value=value, inverse=created_back(task))
@@ -61,8 +66,8 @@ def _create_task(book: PlanBook, ids: IdSource) -> Tool[..., Any]:
     return create_task
 
 
-def _add_subtask(book: PlanBook, ids: IdSource) -> Tool[..., Any]:
-    @tool(category=Category.SAFE, effect=Effect.IDEMPOTENT)
+def _add_subtask(repository: PlanRepository, ids: IdSource) -> Tool[..., Any]:
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
     async def add_subtask(
         context: ToolContext,
         parent: Annotated[Title, "id or title of a task, also one created just before"],
@@ -74,8 +79,8 @@ def _add_subtask(book: PlanBook, ids: IdSource) -> Tool[..., Any]:
     ) -> Any:
         """Add a subtask to a task."""
         owner = (context.store_id, context.user_id)
-        home = None if project is None else (await find_project(book, owner, project)).project_id
-        above = await find_task(book, owner, parent, run_id=context.run_id, project_id=home)
+        home = None if project is None else (await find_project(repository, owner, project)).project_id
+        above = await find_task(repository, owner, parent, run_id=context.run_id, project_id=home)
         task = Task(
             task_id=ids.new("task"),
             project_id=above.project_id,
@@ -86,7 +91,7 @@ def _add_subtask(book: PlanBook, ids: IdSource) -> Tool[..., Any]:
             run_id=context.run_id,
         )
         try:
-            task = await book.add_task(*owner, task, idempotency_key=context.idempotency_key)
+            task = await repository.add_task(*owner, task, idempotency_key=context.idempotency_key)
         except ParentGone:
             raise ToolError(f"there is no task {parent!r} any more") from None
         result: dict[str, Any] = {
@@ -100,13 +105,13 @@ def _add_subtask(book: PlanBook, ids: IdSource) -> Tool[..., Any]:
     return add_subtask
 
 
-def _list_projects(book: PlanBook) -> Tool[..., Any]:
-    @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+def _list_projects(repository: PlanRepository) -> Tool[..., Any]:
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def list_projects(context: ToolContext) -> dict[str, Any]:
         """List the projects with their tasks and subtasks."""
         owner = (context.store_id, context.user_id)
-        projects = await book.projects(*owner, PROJECTS_MAX)
-        tasks = await book.tasks(*owner, LISTED_MAX)
+        projects = await repository.projects(*owner, PROJECTS_MAX)
+        tasks = await repository.tasks(*owner, LISTED_MAX)
         listed = {"projects": [project_shown(item) | {"tasks": _tree(tasks, item.project_id)} for item in projects]}
         if len(tasks) == LISTED_MAX:
             return listed | {"note": f"only the first {LISTED_MAX} tasks are listed"}
@@ -115,14 +120,16 @@ def _list_projects(book: PlanBook) -> Tool[..., Any]:
     return list_projects
 
 
-async def _home(book: PlanBook, ids: IdSource, owner: Owner, reference: str) -> tuple[Project, dict[str, Any]]:
+async def _home(
+    repository: PlanRepository, ids: IdSource, owner: Owner, reference: str
+) -> tuple[Project, dict[str, Any]]:
     """Return the project of that id or title, made if need be, and what to say of that."""
-    projects = await book.projects(*owner, PROJECTS_MAX)
+    projects = await repository.projects(*owner, PROJECTS_MAX)
     wanted = reference.strip()
     for project in projects:
         if wanted == project.project_id or wanted.casefold() == project.title.casefold():
             return project, {}
-    made = await book.add_project(*owner, Project(project_id=ids.new("proj"), title=wanted or DEFAULT_PROJECT))
+    made = await repository.add_project(*owner, Project(project_id=ids.new("proj"), title=wanted or DEFAULT_PROJECT))
     near = near_matches(wanted, [project.title for project in projects])
     return made, {"project_created": True} | ({"similar_projects": near} if near else {})
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from pawl.tool_registry.domain.definition import Category, Effect, ExecutionContext
+from pawl.tool_registry.domain.definition import Category, EffectClass, ExecutionContext
 from pawl.tool_registry.sdk.context import ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
 
@@ -31,7 +31,7 @@ Minutes = Annotated[
 def question_tools() -> list[Tool[..., Any]]:
     """Return ask_user."""
 
-    @tool(category=Category.SAFE, effect=Effect.READ_ONLY, context=ExecutionContext.HUMAN)
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, context=ExecutionContext.HUMAN)
     def ask_user(  # noqa: PLR0917  # the arguments are what the user is shown
         question: Question,  # noqa: ARG001
         why: Why = "",  # noqa: ARG001

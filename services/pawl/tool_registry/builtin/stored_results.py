@@ -7,7 +7,7 @@ from typing import Annotated, Any, Protocol
 import msgspec
 
 from pawl.tool_registry.builtin.slices import BYTES_DEFAULT, BYTES_MAX, slice_of
-from pawl.tool_registry.domain.definition import Category, Effect
+from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
 
@@ -23,7 +23,7 @@ class StoredResults(Protocol):
 def result_tools(results: StoredResults) -> list[Tool[..., Any]]:
     """Return read_result."""
 
-    @tool(category=Category.SAFE, effect=Effect.READ_ONLY)
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def read_result(
         context: ToolContext,
         call_id: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$"), "the call, as the note on the cut says"],

@@ -8,7 +8,7 @@ import msgspec
 
 from pawl.tool_registry.app.ports import Egress, Helper, TooCostly
 from pawl.tool_registry.builtin.web_text import NotText, read_page
-from pawl.tool_registry.domain.definition import Category, Effect
+from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.domain.egress import URL_CHARACTERS_MAX, EgressRefused
 from pawl.tool_registry.domain.outbound import OutboundRequest, OutboundResponse, RequestFailed
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
@@ -29,7 +29,7 @@ def web_tools(egress: Egress, helper: Helper) -> list[Tool[..., Any]]:
 
     # SAFE, though a URL can carry something out: a reader of pages that asks for each page is of no use. A deployment
     # for which that is too much says which hosts may be reached.
-    @tool(category=Category.SAFE, effect=Effect.READ_ONLY, timeout_seconds=30)
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, timeout_seconds=30)
     async def web_scrape(
         context: ToolContext,
         url: Annotated[

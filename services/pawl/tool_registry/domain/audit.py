@@ -67,7 +67,7 @@ class AuditDraft:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecisionRecord:
+class RecordedDecision:
     """The decision of a person about a call, and the digest of the arguments that the decision is about."""
 
     tool_name: str
@@ -87,7 +87,7 @@ ENDS: Final[Mapping[str, tuple[Outcome, str]]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResultRecord:
+class RecordedResult:
     """The end of a front-end call, by whom, and how long after its lease; `state` is one of `ENDS`."""
 
     tool_name: str

@@ -52,7 +52,7 @@ class Category(StrEnum):
     DESTRUCTIVE = "DESTRUCTIVE"
 
 
-class Effect(StrEnum):
+class EffectClass(StrEnum):
     """The class of a tool's effect: what may be done when nobody knows whether a call had it."""
 
     READ_ONLY = "READ_ONLY"
@@ -63,7 +63,7 @@ class Effect(StrEnum):
     @property
     def is_journaled(self) -> bool:
         """True if executions are written down before they begin."""
-        return self in (Effect.RECONCILABLE, Effect.AT_MOST_ONCE)
+        return self in (EffectClass.RECONCILABLE, EffectClass.AT_MOST_ONCE)
 
 
 class OfferFallback(StrEnum):
@@ -92,7 +92,7 @@ class ToolDefinition:
     arguments_schema: Mapping[str, Any]
     context: ExecutionContext = ExecutionContext.BACKEND
     category: Category = Category.SENSITIVE
-    effect: Effect = Effect.AT_MOST_ONCE
+    effect: EffectClass = EffectClass.AT_MOST_ONCE
     timeout_seconds: float = 0.0
     parallel: bool = False
     resource_keys: tuple[str, ...] = ()
@@ -119,7 +119,7 @@ class ToolDefinition:
     @property
     def runs_beside_others(self) -> bool:
         """True if calls may run side by side with others of their batch."""
-        return self.parallel or self.effect is Effect.READ_ONLY
+        return self.parallel or self.effect is EffectClass.READ_ONLY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +199,7 @@ def check_definition(definition: ToolDefinition) -> None:
     )
     _require(0 <= definition.cache_seconds <= CACHE_SECONDS_MAX, "cache_seconds", f"must be 0 to {CACHE_SECONDS_MAX:g}")
     _require(
-        not definition.cache_seconds or definition.effect is Effect.READ_ONLY,
+        not definition.cache_seconds or definition.effect is EffectClass.READ_ONLY,
         "cache_seconds",
         "goes with the effect READ_ONLY, and only with it",
     )
@@ -233,7 +233,7 @@ def is_laxer(new: ToolDefinition, old: ToolDefinition) -> bool:
     return (
         severity.index(new.category) < severity.index(old.category)
         or max(1, new.approvals_required) < max(1, old.approvals_required)
-        or (new.effect is Effect.READ_ONLY and old.effect is not Effect.READ_ONLY)  # It is never bulk then.
+        or (new.effect is EffectClass.READ_ONLY and old.effect is not EffectClass.READ_ONLY)  # It is never bulk then.
         or _is_wider(new.allowed_user_ids, old.allowed_user_ids)
         or _is_wider(new.allowed_roles, old.allowed_roles)
     )
@@ -294,7 +294,7 @@ def decode_definition(fields: JsonValue) -> ToolDefinition:
         | {
             "context": ExecutionContext(known["context"]),
             "category": Category(known["category"]),
-            "effect": Effect(known["effect"]),
+            "effect": EffectClass(known["effect"]),
             "resource_keys": tuple(known["resource_keys"]),
             "allowed_user_ids": tuple(known["allowed_user_ids"]),
             "allowed_roles": tuple(known["allowed_roles"]),

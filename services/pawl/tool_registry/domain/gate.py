@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from pawl.chassis.strict_json import JsonValue
-from pawl.tool_registry.domain.definition import Category, Effect, ExecutionContext, ToolDefinition
+from pawl.tool_registry.domain.definition import Category, EffectClass, ExecutionContext, ToolDefinition
 
 BULK_ITEMS_MIN: Final = 3
 COUNT_PATH_CHARACTERS_MAX: Final = 200
@@ -66,7 +66,7 @@ def approval_cause(definition: ToolDefinition, items: int) -> str:
     causes = []
     if definition.category is not Category.SAFE:
         causes.append(f"category {definition.category}")
-    counts = definition.effect is not Effect.READ_ONLY and definition.context is not ExecutionContext.AGENT
+    counts = definition.effect is not EffectClass.READ_ONLY and definition.context is not ExecutionContext.AGENT
     if items >= BULK_ITEMS_MIN and counts:
         causes.append(f"bulk of {items}")
     return ", ".join(causes)

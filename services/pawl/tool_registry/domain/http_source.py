@@ -21,7 +21,7 @@ import msgspec
 
 from pawl.chassis.strict_json import JsonValue, loads
 from pawl.errors import InvalidField, InvalidJson, TooLarge
-from pawl.tool_registry.domain.definition import Category, Effect, ToolDefinition
+from pawl.tool_registry.domain.definition import Category, EffectClass, ToolDefinition
 from pawl.tool_registry.domain.egress import EgressRefused, read_target
 from pawl.tool_registry.domain.http_binding import (
     METHODS,
@@ -167,7 +167,7 @@ def endpoint_tool(name: str, endpoint: HttpEndpoint) -> DiscoveredTool:
         description=endpoint.description,
         arguments_schema=schema,
         category=Category.DESTRUCTIVE if method == "DELETE" else Category.SENSITIVE,
-        effect=Effect.AT_MOST_ONCE,
+        effect=EffectClass.AT_MOST_ONCE,
     )
     return DiscoveredTool(definition=definition, binding=msgspec.json.encode(binding))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pawl.tool_registry.domain.definition import Effect
+from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import ExecutionResult, Outcome
 
 
@@ -37,7 +37,7 @@ class Entry:
 
     fingerprint: str
     """Digest of tool and arguments; empty if it was cancelled before it began."""
-    effect: Effect
+    effect: EffectClass
     unknowns: int
     """The number of times it was concluded that nobody knows."""
     is_own: bool
@@ -64,4 +64,4 @@ def next_step(entry: Entry, *, fingerprint: str, unknowns_resolved: int) -> Step
         return Step.RUN
     if entry.is_holder_alive and not entry.is_own:
         return Step.ELSEWHERE
-    return Step.RECONCILE if entry.effect is Effect.RECONCILABLE else Step.CONCLUDE_UNKNOWN
+    return Step.RECONCILE if entry.effect is EffectClass.RECONCILABLE else Step.CONCLUDE_UNKNOWN

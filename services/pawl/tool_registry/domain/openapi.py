@@ -15,7 +15,7 @@ from pawl.errors import InvalidSchema
 from pawl.tool_registry.domain.definition import (
     DESCRIPTION_BYTES_MAX,
     Category,
-    Effect,
+    EffectClass,
     ToolDefinition,
 )
 from pawl.tool_registry.domain.http_binding import PLACEHOLDER, Binding, Placement, may_be_header
@@ -157,7 +157,7 @@ def _tool(document: Document, service: Service, operation: Operation, *, taken: 
         description=_description(operation),
         arguments_schema=arguments.schema(),
         category=Category.DESTRUCTIVE if operation.method == "DELETE" else Category.SENSITIVE,
-        effect=Effect.AT_MOST_ONCE,
+        effect=EffectClass.AT_MOST_ONCE,
     )
     return DiscoveredTool(definition=definition, binding=msgspec.json.encode(binding))
 

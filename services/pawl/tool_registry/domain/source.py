@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pawl.chassis.strict_json import dumps_canonical, loads
 from pawl.errors import InvalidField, InvalidJson, TooLarge
-from pawl.tool_registry.domain.definition import Category, Effect, ToolDefinition, ToolVersion, encode_definition
+from pawl.tool_registry.domain.definition import Category, EffectClass, ToolDefinition, ToolVersion, encode_definition
 from pawl.tool_registry.domain.gate import may_be_count_path
 
 SOURCES_MAX: Final = 50
@@ -83,7 +83,7 @@ class ToolPolicy:
 
     tool_name: str
     category: Category | None = None
-    effect: Effect | None = None
+    effect: EffectClass | None = None
     timeout_seconds: float = 0.0
     bulk_count: str = ""
     excluded: bool = False
@@ -137,7 +137,7 @@ def _policy(item: Any) -> ToolPolicy:
         return ToolPolicy(
             tool_name=item.get("toolName", ""),
             category=Category(category) if category else None,
-            effect=Effect(effect) if effect else None,
+            effect=EffectClass(effect) if effect else None,
             timeout_seconds=float(item.get("timeoutSeconds", 0.0)),
             bulk_count=str(item.get("bulkCount", "")),
             excluded=bool(item.get("excluded", False)),
@@ -150,7 +150,7 @@ def _check_policies(policies: Sequence[ToolPolicy]) -> None:
     names = [policy.tool_name for policy in policies]
     if len(names) > POLICIES_MAX or len(set(names)) != len(names):
         raise InvalidField(f"policies: at most {POLICIES_MAX}, one for each tool", field="policies")
-    if any(policy.effect is Effect.RECONCILABLE for policy in policies):
+    if any(policy.effect is EffectClass.RECONCILABLE for policy in policies):
         raise InvalidField("policies: no source can be asked what became of a call", field="policies")
     if any(policy.bulk_count and not may_be_count_path(policy.bulk_count) for policy in policies):
         raise InvalidField("policies: bulk_count: must be a path like $.body.items[*].lines", field="policies")

@@ -23,8 +23,8 @@ class Disposition(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallIdentity:
-    """The identity of a call: its run, and on whose behalf."""
+class CallContext:
+    """The context of a call: its run, and on whose behalf."""
 
     store_id: str
     user_id: str

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from pawl.tool_registry.domain.definition import Effect, ToolDefinition
+from pawl.tool_registry.domain.definition import EffectClass, ToolDefinition
 from pawl.tool_registry.domain.inverse import InverseCall
 from pawl.tool_registry.domain.roles import ADMIN
 from pawl.tool_registry.domain.roles import WORKER as WORKER_ROLE
@@ -135,7 +135,7 @@ class Invocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """The identity of a worker. `held` are the calls that it has in hand, with their epochs."""
+    """The context of a worker. `held` are the calls that it has in hand, with their epochs."""
 
     group_name: str
     worker_id: str
@@ -153,16 +153,16 @@ class AfterLoss(StrEnum):
     UNKNOWN = "UNKNOWN"
 
 
-def after_loss(effect: Effect, purpose: Purpose) -> AfterLoss:
+def after_loss(effect: EffectClass, purpose: Purpose) -> AfterLoss:
     """Return what follows for a call that was handed out, if its worker is lost before it answers."""
     if purpose is Purpose.RECONCILE:
         return AfterLoss.ASK
     match effect:
-        case Effect.READ_ONLY | Effect.IDEMPOTENT:
+        case EffectClass.READ_ONLY | EffectClass.IDEMPOTENT:
             return AfterLoss.RUN_ELSEWHERE
-        case Effect.RECONCILABLE:
+        case EffectClass.RECONCILABLE:
             return AfterLoss.ASK
-        case Effect.AT_MOST_ONCE:
+        case EffectClass.AT_MOST_ONCE:
             return AfterLoss.UNKNOWN
 
 

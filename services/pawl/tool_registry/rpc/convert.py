@@ -11,12 +11,12 @@ from pawl.chassis.strict_json import dumps_canonical, loads
 from pawl.errors import InvalidField, InvalidJson, InvalidSchema, TooLarge
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2, tool_pb2
-from pawl.tool_registry.domain.audit import ENDS, DecisionRecord, ResultRecord, sha256_hex
+from pawl.tool_registry.domain.audit import ENDS, RecordedDecision, RecordedResult, sha256_hex
 from pawl.tool_registry.domain.definition import (
     VERSION_MAX,
     Caller,
     Category,
-    Effect,
+    EffectClass,
     ExecutionContext,
     OfferFallback,
     ToolDefinition,
@@ -25,9 +25,9 @@ from pawl.tool_registry.domain.definition import (
 from pawl.tool_registry.domain.execution import ExecutionResult, Progress
 from pawl.tool_registry.domain.question import Answer, Question
 from pawl.tool_registry.domain.schema import SCHEMA_BYTES_MAX
-from pawl.tool_registry.domain.verdict import CallIdentity, Verdict
+from pawl.tool_registry.domain.verdict import CallContext, Verdict
 
-E = TypeVar("E", ExecutionContext, Category, Effect, OfferFallback)
+E = TypeVar("E", ExecutionContext, Category, EffectClass, OfferFallback)
 
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 _DURATION_SECONDS_MAX: Final = 1e10
@@ -37,12 +37,12 @@ _RESULT_BYTES_MAX: Final = (1 << 32) - 1
 _WIRE: Final[dict[type[Any], tuple[Any, str]]] = {
     ExecutionContext: (call_pb2.ExecutionContext, "EXECUTION_CONTEXT_"),
     Category: (call_pb2.ToolCategory, "TOOL_CATEGORY_"),
-    Effect: (call_pb2.EffectClass, "EFFECT_CLASS_"),
+    EffectClass: (call_pb2.EffectClass, "EFFECT_CLASS_"),
     OfferFallback: (call_pb2.OfferFallback, "OFFER_FALLBACK_"),
 }
 
 
-def _to_wire(value: ExecutionContext | Category | Effect | OfferFallback) -> Any:
+def _to_wire(value: ExecutionContext | Category | EffectClass | OfferFallback) -> Any:
     enum, prefix = _WIRE[type(value)]
     return enum.Value(f"{prefix}{value.name}")
 
@@ -77,7 +77,7 @@ def definition_from(message: tool_pb2.ToolDefinition) -> ToolDefinition:
         arguments_schema=schema,
         context=_from_wire(ExecutionContext, message.context, "context", None),
         category=_from_wire(Category, message.category, "category", Category.SENSITIVE),
-        effect=_from_wire(Effect, message.effect_class, "effect_class", Effect.AT_MOST_ONCE),
+        effect=_from_wire(EffectClass, message.effect_class, "effect_class", EffectClass.AT_MOST_ONCE),
         timeout_seconds=message.timeout_seconds,
         parallel=message.parallel,
         resource_keys=tuple(message.resource_keys),
@@ -154,13 +154,13 @@ def caller_from(context: execution_pb2.CallContext) -> Caller:
     )
 
 
-def identity_from(context: execution_pb2.CallContext, call_id: str) -> CallIdentity:
+def call_context_from(context: execution_pb2.CallContext, call_id: str) -> CallContext:
     """Return which call of which run is meant.
 
     Raises:
         InvalidId: an id is missing or malformed.
     """
-    return CallIdentity(
+    return CallContext(
         store_id=check_id(context.store_id, "store_id"),
         user_id=check_id(context.user_id, "user_id"),
         conversation_id=check_id(context.conversation_id, "conversation_id"),
@@ -172,7 +172,7 @@ def identity_from(context: execution_pb2.CallContext, call_id: str) -> CallIdent
     )
 
 
-def decision_from(message: execution_pb2.RecordedDecision) -> DecisionRecord:
+def decision_from(message: execution_pb2.RecordedDecision) -> RecordedDecision:
     """Return what a person decided.
 
     Raises:
@@ -183,7 +183,7 @@ def decision_from(message: execution_pb2.RecordedDecision) -> DecisionRecord:
     if kind in {"", "UNSPECIFIED"}:
         raise InvalidField(f"kind: {message.kind} is not a value of it", field="kind")
     digest = message.arguments_sha256
-    return DecisionRecord(
+    return RecordedDecision(
         tool_name=message.tool_name,
         tool_version=_version(message.tool_version),
         kind=kind,
@@ -192,7 +192,7 @@ def decision_from(message: execution_pb2.RecordedDecision) -> DecisionRecord:
     )
 
 
-def result_from(message: execution_pb2.RecordedResult) -> ResultRecord:
+def result_from(message: execution_pb2.RecordedResult) -> RecordedResult:
     """Return how a front-end call ended.
 
     Raises:
@@ -206,7 +206,7 @@ def result_from(message: execution_pb2.RecordedResult) -> ResultRecord:
         raise InvalidField(f"duration_seconds: must be 0 to {_DURATION_SECONDS_MAX:g}", field="duration_seconds")
     if message.result_bytes > _RESULT_BYTES_MAX:
         raise InvalidField(f"result_bytes: at most {_RESULT_BYTES_MAX}", field="result_bytes")
-    return ResultRecord(
+    return RecordedResult(
         tool_name=message.tool_name,
         tool_version=_version(message.tool_version),
         by_user_id=check_id(message.user_id, "user_id"),

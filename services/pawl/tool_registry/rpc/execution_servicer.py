@@ -66,7 +66,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
             raise InvalidField(f"calls: at most {CALLS_MAX}", field="calls")
         proposed = [
             (
-                convert.identity_from(request.context, call.call_id),
+                convert.call_context_from(request.context, call.call_id),
                 ProposedCall(
                     tool_name=call.tool_name,
                     tool_version=call.tool_version,
@@ -93,7 +93,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
             raise InvalidField(f"decisions: must be 1 to {CALLS_MAX}", field="decisions")
         await self._audit.decided(
             [
-                (convert.identity_from(request.context, decision.call_id), convert.decision_from(decision))
+                (convert.call_context_from(request.context, decision.call_id), convert.decision_from(decision))
                 for decision in request.decisions
             ]
         )
@@ -106,7 +106,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
             raise InvalidField(f"results: must be 1 to {CALLS_MAX}", field="results")
         await self._audit.returned(
             [
-                (convert.identity_from(request.context, result.call_id), convert.result_from(result))
+                (convert.call_context_from(request.context, result.call_id), convert.result_from(result))
                 for result in request.results
             ]
         )
@@ -118,7 +118,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
         if not 0 <= request.timeout_seconds <= TIMEOUT_SECONDS_MAX:
             raise InvalidField(f"timeout_seconds: must be 0 to {TIMEOUT_SECONDS_MAX:g}", field="timeout_seconds")
         asked = ExecuteRequest(
-            identity=convert.identity_from(request.context, request.call_id),
+            context=convert.call_context_from(request.context, request.call_id),
             tool_name=request.tool_name,
             tool_version=request.tool_version,
             arguments=request.arguments_json,

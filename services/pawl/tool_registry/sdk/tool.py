@@ -13,7 +13,7 @@ import pydantic
 from pawl.errors import PawlError
 from pawl.tool_registry.domain.definition import (
     Category,
-    Effect,
+    EffectClass,
     ExecutionContext,
     ToolDefinition,
     check_definition,
@@ -124,7 +124,7 @@ def tool(
     name: str = ...,
     description: str = ...,
     category: Category = ...,
-    effect: Effect = ...,
+    effect: EffectClass = ...,
     context: ExecutionContext = ...,
     timeout_seconds: float = ...,
     parallel: bool = ...,
@@ -147,7 +147,7 @@ def tool(
     name: str = "",
     description: str = "",
     category: Category = Category.SENSITIVE,
-    effect: Effect = Effect.AT_MOST_ONCE,
+    effect: EffectClass = EffectClass.AT_MOST_ONCE,
     context: ExecutionContext = ExecutionContext.BACKEND,
     timeout_seconds: float = 0.0,
     parallel: bool = False,
@@ -215,7 +215,7 @@ def _check(made: Tool[P, R]) -> None:
         ToolDefinitionError: it does not.
     """
     definition = made.definition
-    if (made.reconcile is not None) != (definition.effect is Effect.RECONCILABLE):
+    if (made.reconcile is not None) != (definition.effect is EffectClass.RECONCILABLE):
         raise ToolDefinitionError(f"{made.name}: reconcile goes with the effect RECONCILABLE, and only there")
     if made.process is not None:
         check_process(made.name, made.function, definition.context)

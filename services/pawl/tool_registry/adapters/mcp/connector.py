@@ -20,7 +20,7 @@ from pawl.tool_registry.adapters.mcp.pool import Pool, crowd
 from pawl.tool_registry.adapters.mcp.program import Program
 from pawl.tool_registry.app.execution.outcome import doubt
 from pawl.tool_registry.app.ports import Helper, Secrets
-from pawl.tool_registry.domain.definition import Effect, ToolVersion
+from pawl.tool_registry.domain.definition import EffectClass, ToolVersion
 from pawl.tool_registry.domain.source import DiscoveredTool, Source
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, forwarded
@@ -35,7 +35,7 @@ IDLE_SECONDS: Final = 300.0
 # The connection may break once, and once turn out to be another user's.
 _TRIES_MAX: Final = 3
 _DISCOVERY: Final = "discovery"
-_REPEATABLE: Final = frozenset({Effect.READ_ONLY, Effect.IDEMPOTENT})
+_REPEATABLE: Final = frozenset({EffectClass.READ_ONLY, EffectClass.IDEMPOTENT})
 
 FindSource = Callable[[str, str], Awaitable[Source | None]]
 """Store and name to the source, as it is now."""

@@ -14,7 +14,7 @@ import msgspec
 from pawl.tool_registry.domain.definition import (
     DESCRIPTION_BYTES_MAX,
     Category,
-    Effect,
+    EffectClass,
     ToolDefinition,
 )
 from pawl.tool_registry.domain.source import DiscoveredTool, plain_schema, registered_names
@@ -71,7 +71,7 @@ def _discovered(name: str, tool: ServerTool) -> DiscoveredTool:
         arguments_schema=plain_schema(tool.said.get("inputSchema")),
         # That a tool does harm is believed; that it does none is not.
         category=Category.DESTRUCTIVE if annotations.get("destructiveHint") is True else Category.SENSITIVE,
-        effect=Effect.AT_MOST_ONCE,
+        effect=EffectClass.AT_MOST_ONCE,
     )
     binding = Binding(tool=tool.name, digest=tool.digest)
     unusable = "its server demands task augmentation, which is not supported" if tool.demands_task else ""

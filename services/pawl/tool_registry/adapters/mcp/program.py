@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final, Self
 
 from pawl.chassis import logs
+from pawl.tool_registry.adapters.mcp.sandbox import Order
 from pawl.tool_registry.adapters.mcp.syscall_filter import syscall_filter
-from pawl.tool_registry.adapters.mcp.warden import Order
 from pawl.tool_registry.sdk.values import hide
 
 MEMORY_BYTES_DEFAULT: Final = 1024**3
@@ -25,7 +25,7 @@ MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 BRACKETS_MAX: Final = 200_000
 """Of a message: what they open takes a hundred times their room, and its time to be read."""
 
-_WARDEN: Final = Path(__file__).with_name("warden.py")
+_SANDBOX: Final = Path(__file__).with_name("sandbox.py")
 _START_SECONDS: Final = 10.0
 _LEAVE_SECONDS: Final = 2.0
 _KILL_SECONDS: Final = 8.0
@@ -92,7 +92,7 @@ class Program:
                     sys.executable,
                     "-I",
                     "-S",
-                    str(_WARDEN),
+                    str(_SANDBOX),
                     str(theirs.fileno()),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
@@ -177,7 +177,7 @@ class Program:
         )
 
     async def _hear(self) -> str:
-        """Return the next thing that the warden says: a problem, or an empty text."""
+        """Return the next thing that the sandbox says: a problem, or an empty text."""
         if self._control is None:
             return ""
         data = b""

@@ -83,8 +83,8 @@ _HEADLINE: Final = (
 )
 
 
-class PostgresDocumentBook:
-    """The DocumentBook port."""
+class PostgresDocumentRepository:
+    """The DocumentRepository port."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

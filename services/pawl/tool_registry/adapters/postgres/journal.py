@@ -14,7 +14,7 @@ from pawl.errors import DependencyUnavailable, InvalidArguments
 from pawl.tool_registry.adapters.postgres.leases import lives
 from pawl.tool_registry.app.execution import outcome
 from pawl.tool_registry.app.ports import Begun, CallKey, HeldElsewhere, JournalCall
-from pawl.tool_registry.domain.definition import Effect
+from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import ExecutionResult, Outcome, ended_badly
 from pawl.tool_registry.domain.inverse import decode_inverse, encode_inverse
 from pawl.tool_registry.domain.journal import Entry, Step, next_step
@@ -101,7 +101,7 @@ _CANCELLED_BEFORE: Final = ended_badly(Outcome.CANCELLED, "CANCELLED", "the call
 
 
 class PostgresJournal:
-    """The Journal port. `instance_id` must be new for each start of a process."""
+    """The ExecutionJournal port. `instance_id` must be new for each start of a process."""
 
     def __init__(self, database: Database, *, instance_id: str, lease_seconds: float) -> None:
         self._database = database
@@ -231,7 +231,7 @@ class PostgresJournal:
     def _step(self, row: asyncpg.Record, call: JournalCall, unacted: Collection[str]) -> Step:
         entry = Entry(
             fingerprint=row["fingerprint"],
-            effect=Effect(row["effect"]),
+            effect=EffectClass(row["effect"]),
             unknowns=row["unknowns"],
             is_own=row["instance_id"] == self._instance_id,
             is_unacted=row["token"] in unacted,

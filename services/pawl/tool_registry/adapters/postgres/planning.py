@@ -87,8 +87,8 @@ DELETE FROM tool_registry.tasks WHERE store_id = $1 AND user_id = $2 AND task_id
 """
 
 
-class PostgresPlanBook:
-    """The PlanBook port of the planning tools."""
+class PostgresPlanRepository:
+    """The PlanRepository port of the planning tools."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -71,8 +71,8 @@ DELETE FROM tool_registry.rule_uses WHERE used_at < now() - make_interval(secs =
 """
 
 
-class PostgresRuleBook:
-    """The RuleBook port."""
+class PostgresRuleRepository:
+    """The RuleRepository port."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -29,8 +29,8 @@ _LIST: Final = 'SELECT * FROM tool_registry.tool_sources WHERE store_id = $1 ORD
 _REMOVE: Final = "DELETE FROM tool_registry.tool_sources WHERE store_id = $1 AND name = $2 RETURNING name"
 
 
-class PostgresSources:
-    """The SourceStore port."""
+class PostgresSourceRepository:
+    """The SourceRepository port."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

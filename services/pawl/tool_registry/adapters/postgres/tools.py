@@ -61,8 +61,8 @@ WHERE store_id = $1 AND split_part(v.source, ':', 1) = $3
 _UNREGISTER: Final = "DELETE FROM tool_registry.tools WHERE store_id = $1 AND name = $2 RETURNING name"
 
 
-class PostgresToolBook:
-    """The ToolBook port."""
+class PostgresToolRepository:
+    """The ToolRepository port."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

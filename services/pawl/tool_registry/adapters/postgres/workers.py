@@ -32,8 +32,8 @@ _NEWS_PARTS: Final = 3
 _NEWS_KINDS: Final = {kind.value: kind for kind in NewsKind}
 
 
-class PostgresWorkerBook:
-    """The WorkerBook port. `instance_id` is that of the journal: the lease of one is that of the other."""
+class PostgresWorkerRepository:
+    """The WorkerRepository port. `instance_id` is that of the journal: the lease of one is that of the other."""
 
     def __init__(self, database: Database, *, instance_id: str) -> None:
         self._database = database

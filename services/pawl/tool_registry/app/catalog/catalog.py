@@ -13,7 +13,7 @@ import jsonschema_rs
 from pawl.chassis import logs
 from pawl.chassis.strict_json import dumps_canonical
 from pawl.errors import InvalidField, InvalidSchema, PermissionDenied, ToolExists, ToolNotFound
-from pawl.tool_registry.app.ports import Helper, TooCostly, ToolBook, ToolSource
+from pawl.tool_registry.app.ports import Helper, TooCostly, ToolRepository, ToolSource
 from pawl.tool_registry.domain.check import (
     Accepted,
     Refused,
@@ -119,8 +119,8 @@ class Catalog:
     can only have been registered before the loaded one was there.
     """
 
-    def __init__(self, book: ToolBook, sources: Mapping[str, ToolSource], helper: Helper) -> None:
-        self._book = book
+    def __init__(self, repository: ToolRepository, sources: Mapping[str, ToolSource], helper: Helper) -> None:
+        self._repository = repository
         self._helper = helper
         self._sources = sources
         self._loaded: dict[str, LoadedTool] = {}
@@ -135,7 +135,7 @@ class Catalog:
                 _log.error("tool.name_taken", tool=tool.name, source=source)
             else:
                 new[tool.name] = tool
-        entries = await self._book.adopt(source, [tool.definition for tool in new.values()])
+        entries = await self._repository.adopt(source, [tool.definition for tool in new.values()])
         for tool, entry in zip(new.values(), entries, strict=True):
             self._loaded[tool.name] = LoadedTool(tool=tool, entry=entry, schema=_schema(entry))
         if new:
@@ -148,7 +148,7 @@ class Catalog:
 
     async def visible(self, caller: Caller) -> list[ToolVersion]:
         """Return the current versions of all tools that the caller may call, by name."""
-        entries = {entry.definition.name: entry for entry in await self._book.current(caller.store_id)}
+        entries = {entry.definition.name: entry for entry in await self._repository.current(caller.store_id)}
         entries |= {name: loaded.entry for name, loaded in self._loaded.items()}
         return [entries[name] for name in sorted(entries) if entries[name].definition.may_be_called_by(caller)]
 
@@ -264,7 +264,7 @@ class Catalog:
         store_id = caller.store_id
         found: dict[str, ToolVersion] = {}
         if names:
-            stored = {entry.definition.name: entry for entry in await self._book.current(store_id, set(names))}
+            stored = {entry.definition.name: entry for entry in await self._repository.current(store_id, set(names))}
             for name in names:
                 loaded = self._loaded.get(name)
                 entry = loaded.entry if loaded else stored.get(name)
@@ -307,7 +307,7 @@ class Catalog:
                 raise InvalidField("fallback_tool_name: must be a backend tool", field="fallback_tool_name")
         if definition.name in self._loaded:
             raise ToolExists(f"{definition.name!r} is a tool of the deployment and cannot be replaced")
-        return await self._book.register(
+        return await self._repository.register(
             caller.store_id, definition, replace=replace, source=FRONT_END, registrant=Registrant.of(caller)
         )
 
@@ -331,20 +331,22 @@ class Catalog:
                 raise PermissionDenied("to take out a tool that not everybody may call freely needs the role admin")
         elif current is not None:
             raise ToolNotFound(f"tools of {current.source} go with it and cannot be unregistered", tool_name=name)
-        await self._book.unregister(caller.store_id, name)
+        await self._repository.unregister(caller.store_id, name)
 
     async def _current(self, store_id: str, name: str) -> ToolVersion | None:
         loaded = self._loaded.get(name)
         if loaded is not None:
             return loaded.entry
-        return next(iter(await self._book.current(store_id, {name})), None)
+        return next(iter(await self._repository.current(store_id, {name})), None)
 
     async def _entry(self, store_id: str, name: str, version: int) -> ToolVersion | None:
         loaded = self._loaded.get(name)
         if loaded is None:
             # Runs outlive tools: one that was loaded once is still known, though nothing here can run it.
-            return await self._book.version(store_id, name, version) or await self._book.version("", name, version)
-        return loaded.entry if loaded.entry.version == version else await self._book.version("", name, version)
+            return await self._repository.version(store_id, name, version) or await self._repository.version(
+                "", name, version
+            )
+        return loaded.entry if loaded.entry.version == version else await self._repository.version("", name, version)
 
 
 def _schema(entry: ToolVersion) -> ArgumentsSchema:

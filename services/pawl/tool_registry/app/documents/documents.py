@@ -11,7 +11,7 @@ from pawl.tool_registry.domain.document import STORE_OWNER, Document, Hit, check
 from pawl.tool_registry.domain.roles import ADMIN
 
 
-class DocumentBook(Protocol):
+class DocumentRepository(Protocol):
     """Documents of stores and their users, durable. An owner is a user, or STORE_OWNER."""
 
     async def put(self, store_id: str, owner_id: str, name: str, text: str, language: str) -> tuple[Document, bool]:
@@ -58,10 +58,10 @@ class DocumentCaller:
 
 
 class Documents:
-    """The use cases of users with documents; the tools only read them, through the book."""
+    """The use cases of users with documents; the tools only read them, through the repository."""
 
-    def __init__(self, book: DocumentBook) -> None:
-        self._book = book
+    def __init__(self, repository: DocumentRepository) -> None:
+        self._repository = repository
 
     async def put(
         self, caller: DocumentCaller, *, shared: bool, name: str, text: str, language: str
@@ -74,7 +74,7 @@ class Documents:
         """
         owner_id = _changed_owner(caller, shared=shared)
         check_document(name, text, language)
-        return await self._book.put(caller.store_id, owner_id, name, text, language)
+        return await self._repository.put(caller.store_id, owner_id, name, text, language)
 
     async def delete(self, caller: DocumentCaller, *, shared: bool, name: str) -> None:
         """Remove a document.
@@ -86,7 +86,7 @@ class Documents:
         """
         owner_id = _changed_owner(caller, shared=shared)
         check_name(name)
-        if not await self._book.delete(caller.store_id, owner_id, name):
+        if not await self._repository.delete(caller.store_id, owner_id, name):
             raise DocumentNotFound
 
     async def get(self, caller: DocumentCaller, *, shared: bool, name: str) -> tuple[Document, str]:
@@ -97,9 +97,9 @@ class Documents:
             InvalidField: no document can have that name.
         """
         check_name(name)
-        for document in await self._book.find(caller.store_id, caller.user_id, name):
+        for document in await self._repository.find(caller.store_id, caller.user_id, name):
             if document.is_shared is shared:
-                text = await self._book.text(caller.store_id, document.owner_id, name)
+                text = await self._repository.text(caller.store_id, document.owner_id, name)
                 if text is not None:
                     return document, text
         raise DocumentNotFound
@@ -108,7 +108,7 @@ class Documents:
         self, caller: DocumentCaller, *, after_name: str, after_owner: str | None, most: int
     ) -> Sequence[Document]:
         """Return documents that the caller sees, by name, the store's first."""
-        return await self._book.after(caller.store_id, caller.user_id, after_name, after_owner, most)
+        return await self._repository.after(caller.store_id, caller.user_id, after_name, after_owner, most)
 
 
 def _changed_owner(caller: DocumentCaller, *, shared: bool) -> str:

@@ -16,8 +16,8 @@ from pawl.tool_registry.app.execution import outcome
 from pawl.tool_registry.app.execution.execution import Execution, Reporter
 from pawl.tool_registry.app.policy.admission import Job
 from pawl.tool_registry.app.policy.policy import CallPolicy
-from pawl.tool_registry.app.ports import Begun, Ended, HeldElsewhere, Journal, ResourceLocks, Runner, Secrets
-from pawl.tool_registry.domain.definition import Effect
+from pawl.tool_registry.app.ports import Begun, Ended, ExecutionJournal, HeldElsewhere, ResourceLocks, Runner, Secrets
+from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import ExecutionResult, progress
 from pawl.tool_registry.sdk.context import SecretNotFound, ToolContext
 from pawl.tool_registry.sdk.reconciling import ReconcileResult
@@ -33,7 +33,7 @@ _log = logs.get_logger(__name__)
 class AttemptParts:
     """The parts that attempts share."""
 
-    journal: Journal
+    journal: ExecutionJournal
     locks: ResourceLocks
     runner: Runner
     secrets: Secrets
@@ -72,7 +72,7 @@ class Attempt:
     @property
     def never_began(self) -> bool:
         """True if neither this attempt nor an earlier one can have had an effect. AT_MOST_ONCE: there is but one."""
-        return not self.has_run and (self._job.effect is Effect.AT_MOST_ONCE or self._job.attempt == 1)
+        return not self.has_run and (self._job.effect is EffectClass.AT_MOST_ONCE or self._job.attempt == 1)
 
     async def stop(self, unwind_seconds: float) -> bool:
         """Cancel the tool and give it `unwind_seconds` to end; returns whether none of its code runs any more."""
@@ -87,9 +87,9 @@ class Attempt:
                 if self._job.resource_keys:
                     if await self._is_known():
                         return
-                    holder = self._job.identity.call_id
+                    holder = self._job.context.call_id
                     await stack.enter_async_context(
-                        self._parts.locks.hold(self._job.identity.store_id, self._job.resource_keys, holder)
+                        self._parts.locks.hold(self._job.context.store_id, self._job.resource_keys, holder)
                     )
                 if self._job.effect.is_journaled:
                     await self._run_journaled()
@@ -139,7 +139,7 @@ class Attempt:
             _log.warning("tool.reconcile_failed", tool=self._job.tool.name, error=type(error).__name__)
             found = ReconcileResult(finding="CANNOT_SAY")
         self.is_reconciling = False
-        _log.info("tool.reconciled", tool=self._job.tool.name, call=self._job.identity.call_id, finding=found.finding)
+        _log.info("tool.reconciled", tool=self._job.tool.name, call=self._job.context.call_id, finding=found.finding)
         if found.finding == "HAPPENED":
             self._set(
                 outcome.of_value(self._job.definition, found.result, secrets=self._secrets, seconds=self._seconds())
@@ -187,15 +187,15 @@ class Attempt:
         return outcome.of_value(definition, ended.value, secrets=secrets, seconds=seconds)
 
     def _context(self) -> ToolContext:
-        identity = self._job.identity
+        context = self._job.context
         report = Reporter(self._execution)
         left = self._job.timeout_seconds - self._seconds()
         return ToolContext(
-            store_id=identity.store_id,
-            user_id=identity.user_id,
-            conversation_id=identity.conversation_id,
-            run_id=identity.run_id,
-            call_id=identity.call_id,
+            store_id=context.store_id,
+            user_id=context.user_id,
+            conversation_id=context.conversation_id,
+            run_id=context.run_id,
+            call_id=context.call_id,
             attempt=self._job.attempt,
             deadline=datetime.fromtimestamp(self._parts.clock.now() + left, UTC),
             _cancelled=self._cancelled,
@@ -212,7 +212,7 @@ class Attempt:
     def _find_secret(self, name: str) -> str:
         secrets = self._parts.secrets
         find = secrets.own if self._job.is_of_store else secrets.find
-        value = find(self._job.identity.store_id, name)
+        value = find(self._job.context.store_id, name)
         if value is None:
             raise SecretNotFound(f"no secret named {name!r} is configured")
         if len(value) >= _SECRET_CHARACTERS_MIN:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pawl.tool_registry.app.execution.dialogue import Dialogue
 from pawl.tool_registry.app.ports import CallKey
-from pawl.tool_registry.domain.definition import Effect
+from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import ExecutionResult, Progress, input_required
 from pawl.tool_registry.domain.question import Answer
 
@@ -33,7 +33,7 @@ class Execution:
     """
 
     def __init__(
-        self, key: CallKey, *, fingerprint: str, effect: Effect, answers: Sequence[Answer], started: float
+        self, key: CallKey, *, fingerprint: str, effect: EffectClass, answers: Sequence[Answer], started: float
     ) -> None:
         loop = asyncio.get_running_loop()
         self.key = key

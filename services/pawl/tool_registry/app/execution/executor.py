@@ -27,7 +27,7 @@ from pawl.tool_registry.app.execution.outcome import ToolEnd
 from pawl.tool_registry.app.policy.admission import ExecuteRequest, Job, admit
 from pawl.tool_registry.app.policy.permits import Permits
 from pawl.tool_registry.app.ports import CallKey, HeldElsewhere, Observer
-from pawl.tool_registry.domain.definition import Effect
+from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import NOT_STOPPED, ExecutionResult, Outcome, Progress, input_required
 from pawl.tool_registry.domain.question import given
 
@@ -221,7 +221,7 @@ class Executor:
         except PawlError as refusal:
             error = refusal
         except Exception as fault:  # noqa: BLE001  # whoever waits must not wait for ever
-            _log.exception("execution.crashed", tool=job.definition.name, call=job.identity.call_id)
+            _log.exception("execution.crashed", tool=job.definition.name, call=job.context.call_id)
             error = fault
         finally:
             # In one step: nobody attaches to an execution that has ended.
@@ -272,8 +272,8 @@ class Executor:
         _log.info(
             "execution.ended",
             tool=job.definition.name,
-            run=job.identity.run_id,
-            call=job.identity.call_id,
+            run=job.context.run_id,
+            call=job.context.call_id,
             outcome=result.outcome,
             reason=result.error_reason,
             milliseconds=round(seconds * 1000, 1),
@@ -305,7 +305,7 @@ class Executor:
             return input_required(execution.dialogue.question, seconds)
         cause = execution.cancelled.result() if execution.cancelled.done() else None
         if cause in (CancelCause.SHUTDOWN, CancelCause.LEASE_LOST):
-            if job.effect is Effect.AT_MOST_ONCE and execution.has_begun:
+            if job.effect is EffectClass.AT_MOST_ONCE and execution.has_begun:
                 if attempt.never_began:
                     return outcome.of_unbegun(job.definition, "TOOL_ERROR", "the registry was stopping", seconds)
                 return outcome.of_doubt(job.definition.name, seconds)
@@ -345,7 +345,7 @@ class Executor:
 
     async def _until_written(self, job: Job, write: Callable[[], Awaitable[T]]) -> T:
         """Write what must not be lost; raises as `Retry.until_answered` does."""
-        return await self._retry.until_answered(write, call=job.identity.call_id)
+        return await self._retry.until_answered(write, call=job.context.call_id)
 
     async def _wait_for_tasks(self, seconds: float) -> None:
         if self._tasks and seconds > 0:
@@ -385,7 +385,7 @@ class Executor:
     def _fence(self) -> None:
         """Stop what another process may begin to repeat, now that the lease is gone."""
         for execution in self._running.values():
-            if execution.has_begun and execution.effect is Effect.RECONCILABLE:
+            if execution.has_begun and execution.effect is EffectClass.RECONCILABLE:
                 execution.cancel(CancelCause.LEASE_LOST)
 
     async def _forget(self) -> None:

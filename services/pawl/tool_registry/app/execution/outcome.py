@@ -10,7 +10,7 @@ from typing import Any, Final
 from pawl.chassis import logs
 from pawl.chassis.strict_json import dumps_canonical
 from pawl.errors import InvalidJson
-from pawl.tool_registry.domain.definition import RESULT_BYTES_MAX, Effect, ToolDefinition
+from pawl.tool_registry.domain.definition import RESULT_BYTES_MAX, EffectClass, ToolDefinition
 from pawl.tool_registry.domain.execution import NOT_STOPPED, ExecutionResult, Outcome, ended_badly, succeeded
 from pawl.tool_registry.domain.inverse import InverseCall, inverse_call
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolError
@@ -127,7 +127,7 @@ def of_cancel(definition: ToolDefinition, seconds: float, end: ToolEnd = ToolEnd
 
 
 def _late_effect(definition: ToolDefinition) -> str:
-    return "" if definition.effect is Effect.READ_ONLY else " and may still have its effect"
+    return "" if definition.effect is EffectClass.READ_ONLY else " and may still have its effect"
 
 
 def of_doubt(name: str, seconds: float = 0.0) -> ExecutionResult:

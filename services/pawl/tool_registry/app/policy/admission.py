@@ -12,23 +12,23 @@ from pawl.tool_registry.app.policy.checking import digest_of, gate, ruled_call
 from pawl.tool_registry.app.ports import CallKey, JournalCall
 from pawl.tool_registry.domain.audit import sha256_hex
 from pawl.tool_registry.domain.check import Refused
-from pawl.tool_registry.domain.definition import Effect, ExecutionContext, ToolDefinition
+from pawl.tool_registry.domain.definition import EffectClass, ExecutionContext, ToolDefinition
 from pawl.tool_registry.domain.question import Answer
 from pawl.tool_registry.domain.resources import resource_keys
 from pawl.tool_registry.domain.rules import RuledCall
-from pawl.tool_registry.domain.verdict import CallIdentity
+from pawl.tool_registry.domain.verdict import CallContext
 from pawl.tool_registry.sdk.tool import Tool
 
 DEFAULT_TIMEOUT_SECONDS: Final = 10.0
 
-_CAUTION: Final = (Effect.READ_ONLY, Effect.IDEMPOTENT, Effect.RECONCILABLE, Effect.AT_MOST_ONCE)
+_CAUTION: Final = (EffectClass.READ_ONLY, EffectClass.IDEMPOTENT, EffectClass.RECONCILABLE, EffectClass.AT_MOST_ONCE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecuteRequest:
     """A call to run, as its run has it."""
 
-    identity: CallIdentity
+    context: CallContext
     tool_name: str
     tool_version: int
     arguments: bytes
@@ -46,12 +46,12 @@ class ExecuteRequest:
 class Job:
     """A call to run, how, and for how long."""
 
-    identity: CallIdentity
+    context: CallContext
     tool: Tool[..., Any]
     definition: ToolDefinition
     """The version that the run has pinned."""
     version: int
-    effect: Effect
+    effect: EffectClass
     arguments: dict[str, JsonValue]
     resource_keys: tuple[str, ...]
     timeout_seconds: float
@@ -78,13 +78,13 @@ class Job:
     @property
     def key(self) -> CallKey:
         """Store and call."""
-        return (self.identity.store_id, self.identity.call_id)
+        return (self.context.store_id, self.context.call_id)
 
     def journal_call(self, token: str) -> JournalCall:
         """Return what the journal writes of it."""
         return JournalCall(
             key=self.key,
-            run_id=self.identity.run_id,
+            run_id=self.context.run_id,
             tool_name=self.definition.name,
             tool_version=self.version,
             effect=self.effect,
@@ -103,23 +103,23 @@ async def admit(catalog: Catalog, request: ExecuteRequest) -> Job:
         ApprovalRequired: the call is gated, and neither an approval of exactly this
             call nor the name of a rule came.
     """
-    identity = request.identity
-    found = await catalog.find(identity.store_id, request.tool_name, request.tool_version)
-    if found is None or found.loaded is None or not found.may_be_called_by(identity.caller):
+    context = request.context
+    found = await catalog.find(context.store_id, request.tool_name, request.tool_version)
+    if found is None or found.loaded is None or not found.may_be_called_by(context.caller):
         raise ToolNotFound(f"there is no tool {request.tool_name!r} to run", tool_name=request.tool_name)
     if found.definition.context is not ExecutionContext.BACKEND:
         raise ToolNotFound(f"{request.tool_name!r} does not run in the registry", tool_name=request.tool_name)
-    checked = await catalog.check(identity.store_id, found, request.arguments)
+    checked = await catalog.check(context.store_id, found, request.arguments)
     if isinstance(checked, Refused):
         raise InvalidArguments(checked.message)
-    digest = digest_of(identity, found, checked)
+    digest = digest_of(context, found, checked)
     cause = gate(found, checked)
     # An approval that is not of this call is a sign that something was exchanged.
     is_approved = request.approved_digest == digest
     if not is_approved and (request.approved_digest or (cause and not request.rule_id)):
         raise ApprovalRequired(f"{request.tool_name} needs an approval of exactly this call ({cause or 'it had one'})")
     return Job(
-        identity=identity,
+        context=context,
         tool=found.loaded.tool,
         definition=found.definition,
         version=found.entry.version,
@@ -130,7 +130,7 @@ async def admit(catalog: Catalog, request: ExecuteRequest) -> Job:
         attempt=request.earlier_attempts + 1,
         fingerprint=digest,
         unknowns_resolved=request.unknowns_resolved,
-        ruled=ruled_call(identity, found, checked),
+        ruled=ruled_call(context, found, checked),
         is_approved=is_approved,
         answers=request.answers,
         allowing_rule_id=request.rule_id if cause and not is_approved else "",
@@ -145,17 +145,17 @@ async def admit(catalog: Catalog, request: ExecuteRequest) -> Job:
 
 def _cache_seconds(found: CatalogTool) -> float:
     in_force = found.loaded.tool.definition.cache_seconds if found.loaded else 0.0
-    is_read_only = _more_cautious(found) is Effect.READ_ONLY
+    is_read_only = _more_cautious(found) is EffectClass.READ_ONLY
     return min(found.definition.cache_seconds, in_force) if is_read_only else 0.0
 
 
-def _more_cautious(found: CatalogTool) -> Effect:
+def _more_cautious(found: CatalogTool) -> EffectClass:
     effects = [found.definition.effect]
     if found.loaded is not None:
         effects.append(found.loaded.tool.definition.effect)
     effect = max(effects, key=_CAUTION.index)
-    if effect is Effect.RECONCILABLE and (found.loaded is None or found.loaded.tool.reconcile is None):
-        return Effect.AT_MOST_ONCE
+    if effect is EffectClass.RECONCILABLE and (found.loaded is None or found.loaded.tool.reconcile is None):
+        return EffectClass.AT_MOST_ONCE
     return effect
 
 

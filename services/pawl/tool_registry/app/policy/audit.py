@@ -12,13 +12,13 @@ from pawl.tool_registry.domain.audit import (
     ENDS,
     AuditDraft,
     AuditKind,
-    DecisionRecord,
-    ResultRecord,
+    RecordedDecision,
+    RecordedResult,
     clean_name,
     sha256_hex,
 )
 from pawl.tool_registry.domain.rules import Rule, said_by
-from pawl.tool_registry.domain.verdict import CallIdentity, Verdict
+from pawl.tool_registry.domain.verdict import CallContext, Verdict
 
 _ENTRIES_PER_COMMIT_MAX: Final = 2000
 
@@ -53,30 +53,30 @@ class AuditTrail:
         await written
 
     async def proposed(
-        self, identities: Sequence[CallIdentity], tool_names: Sequence[str], verdicts: Sequence[Verdict]
+        self, contexts: Sequence[CallContext], tool_names: Sequence[str], verdicts: Sequence[Verdict]
     ) -> None:
         """Write what the check of a batch said."""
         time_us = self.time_us()
         await self.write(
             [
                 AuditDraft(
-                    store_id=identity.store_id,
+                    store_id=context.store_id,
                     kind=AuditKind.PROPOSED,
                     time_us=time_us,
-                    user_id=identity.user_id,
-                    run_id=identity.run_id,
-                    call_id=identity.call_id,
+                    user_id=context.user_id,
+                    run_id=context.run_id,
+                    call_id=context.call_id,
                     tool_name=clean_name(tool_name),
                     tool_version=verdict.tool_version,
                     verdict=verdict.disposition.value,
                     reason=_reason(verdict),
                     arguments_sha256=sha256_hex(verdict.accepted.canonical) if verdict.accepted else "",
                 )
-                for identity, tool_name, verdict in zip(identities, tool_names, verdicts, strict=True)
+                for context, tool_name, verdict in zip(contexts, tool_names, verdicts, strict=True)
             ]
         )
 
-    async def decided(self, decisions: Sequence[tuple[CallIdentity, DecisionRecord]]) -> None:
+    async def decided(self, decisions: Sequence[tuple[CallContext, RecordedDecision]]) -> None:
         """Write what people decided; what is there already is not written again.
 
         Raises:
@@ -86,23 +86,23 @@ class AuditTrail:
         await self.write(
             [
                 AuditDraft(
-                    store_id=identity.store_id,
+                    store_id=context.store_id,
                     kind=AuditKind.DECIDED,
                     time_us=time_us,
-                    user_id=identity.user_id,
-                    run_id=identity.run_id,
-                    call_id=identity.call_id,
+                    user_id=context.user_id,
+                    run_id=context.run_id,
+                    call_id=context.call_id,
                     tool_name=clean_name(decision.tool_name),
                     tool_version=decision.tool_version,
                     verdict=decision.kind,
                     by_user_id=decision.by_user_id,
                     arguments_sha256=decision.arguments_sha256,
                 )
-                for identity, decision in decisions
+                for context, decision in decisions
             ]
         )
 
-    async def returned(self, results: Sequence[tuple[CallIdentity, ResultRecord]]) -> None:
+    async def returned(self, results: Sequence[tuple[CallContext, RecordedResult]]) -> None:
         """Write how front-end calls ended; what is there already is not written again.
 
         Raises:
@@ -112,12 +112,12 @@ class AuditTrail:
         await self.write(
             [
                 AuditDraft(
-                    store_id=identity.store_id,
+                    store_id=context.store_id,
                     kind=AuditKind.RETURNED,
                     time_us=time_us,
-                    user_id=identity.user_id,
-                    run_id=identity.run_id,
-                    call_id=identity.call_id,
+                    user_id=context.user_id,
+                    run_id=context.run_id,
+                    call_id=context.call_id,
                     tool_name=clean_name(result.tool_name),
                     tool_version=result.tool_version,
                     verdict=ENDS[result.state][0].value,
@@ -128,7 +128,7 @@ class AuditTrail:
                     result_bytes=result.result_bytes,
                     duration_us=int(result.duration_seconds * 1_000_000),
                 )
-                for identity, result in results
+                for context, result in results
             ]
         )
 

@@ -6,7 +6,7 @@ from pawl.errors import ApprovalRequired, InvalidArguments, PawlError, Permissio
 from pawl.tool_registry.app.policy.admission import Job
 from pawl.tool_registry.app.policy.checking import TOO_MUCH_TO_MATCH, denial
 from pawl.tool_registry.app.policy.rules import Rules
-from pawl.tool_registry.app.ports import Journal
+from pawl.tool_registry.app.ports import ExecutionJournal
 from pawl.tool_registry.domain.patterns import TooMuchToMatch
 from pawl.tool_registry.domain.rules import RuleEffect
 
@@ -14,7 +14,7 @@ from pawl.tool_registry.domain.rules import RuleEffect
 class Permits:
     """Asks people's rules right before a call begins: what was decided since it was checked holds."""
 
-    def __init__(self, rules: Rules, journal: Journal) -> None:
+    def __init__(self, rules: Rules, journal: ExecutionJournal) -> None:
         self._rules = rules
         self._journal = journal
 

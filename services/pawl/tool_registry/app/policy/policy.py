@@ -10,7 +10,7 @@ from pawl.tool_registry.app.policy.audit import AuditTrail
 from pawl.tool_registry.app.policy.ports import RateLimits
 from pawl.tool_registry.app.policy.result_cache import ResultCache
 from pawl.tool_registry.domain.audit import AuditDraft, AuditKind, sha256_hex
-from pawl.tool_registry.domain.definition import Effect
+from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.rate import STORE_RATE_NAME, Rate, rate_limited, tool_rate
 
@@ -49,10 +49,10 @@ class CallPolicy:
             DependencyUnavailable: the call must not begin.
         """
         rates = self._rates(job) if job.attempt == _FIRST_ATTEMPT else []
-        exceeded = await self._limits.take(job.identity.store_id, rates) if rates else None
+        exceeded = await self._limits.take(job.context.store_id, rates) if rates else None
         if exceeded is not None:
             return rate_limited(job.definition.name, exceeded)
-        if job.effect is not Effect.READ_ONLY:
+        if job.effect is not EffectClass.READ_ONLY:
             await self._audit.write([self._executed(job)])
         return None
 
@@ -63,7 +63,7 @@ class CallPolicy:
             DependencyUnavailable: it is not known whether it was written.
         """
         drafts = [self._returned(job, result)]
-        if has_begun and job.effect is Effect.READ_ONLY:
+        if has_begun and job.effect is EffectClass.READ_ONLY:
             drafts.insert(0, self._executed(job))
         await self._audit.write(drafts)
         self._cache.put(job, result)
@@ -106,14 +106,14 @@ class CallPolicy:
         )
 
     def _of_job(self, job: Job) -> AuditDraft:
-        identity = job.identity
+        context = job.context
         return AuditDraft(
-            store_id=identity.store_id,
+            store_id=context.store_id,
             kind="",
             time_us=self._audit.time_us(),
-            user_id=identity.user_id,
-            run_id=identity.run_id,
-            call_id=identity.call_id,
+            user_id=context.user_id,
+            run_id=context.run_id,
+            call_id=context.call_id,
             tool_name=job.definition.name,
             tool_version=job.version,
             verdict="",

@@ -98,10 +98,10 @@ def _is_kept(job: Job) -> bool:
 
 
 def _key(job: Job) -> CacheKey:
-    identity = job.identity
+    context = job.context
     return (
-        identity.store_id,
-        identity.user_id,
+        context.store_id,
+        context.user_id,
         job.definition.name,
         job.version,
         job.source,

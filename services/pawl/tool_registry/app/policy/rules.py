@@ -12,7 +12,7 @@ from pawl.chassis.ids import IdSource
 from pawl.errors import CallNotFound, InvalidField, PermissionDenied, RuleNotFound, RunNotFound
 from pawl.tool_registry.app.catalog.catalog import Catalog
 from pawl.tool_registry.app.policy.audit import AuditTrail
-from pawl.tool_registry.app.ports import RuleBook, RunReads
+from pawl.tool_registry.app.ports import RuleRepository, RunReads
 from pawl.tool_registry.domain.definition import Caller
 from pawl.tool_registry.domain.roles import ADMIN
 from pawl.tool_registry.domain.rules import (
@@ -63,9 +63,16 @@ class Rules:
     """
 
     def __init__(
-        self, book: RuleBook, catalog: Catalog, *, runs: RunReads, audit: AuditTrail, ids: IdSource, clock: Clock
+        self,
+        repository: RuleRepository,
+        catalog: Catalog,
+        *,
+        runs: RunReads,
+        audit: AuditTrail,
+        ids: IdSource,
+        clock: Clock,
     ) -> None:
-        self._book = book
+        self._repository = repository
         self._runs = runs
         self._audit = audit
         self._catalog = catalog
@@ -95,8 +102,8 @@ class Rules:
             entry = await self._catalog.get(caller, rule.tool_name, 0)
             version = entry.version
         await self._check_origin(person, rule)
-        if not (request_id and await self._book.is_made(person.store_id, person.user_id, request_id)):
-            check_room(rule, RuleCounts.of(await self._book.in_force(person.store_id), person.user_id))
+        if not (request_id and await self._repository.is_made(person.store_id, person.user_id, request_id)):
+            check_room(rule, RuleCounts.of(await self._repository.in_force(person.store_id), person.user_id))
         rule = replace(
             rule,
             store_id=person.store_id,
@@ -105,7 +112,7 @@ class Rules:
             tool_version=version,
         )
         await self._audit.ruled(rule, "MADE", person.user_id)
-        made = await self._book.add(rule, request_id)
+        made = await self._repository.add(rule, request_id)
         self._kept.pop(person.store_id, None)
         return ListedRule(rule=made, is_suspended=False)
 
@@ -129,14 +136,14 @@ class Rules:
             RuleNotFound: there is none that the person may see.
             PermissionDenied: it is a rule of the store, and the person is no admin.
         """
-        rule = await self._book.get(person.store_id, rule_id)
+        rule = await self._repository.get(person.store_id, rule_id)
         is_admin = ADMIN in person.roles
         if rule is None or not (is_admin or rule.scope is RuleScope.STORE or rule.user_id == person.user_id):
             raise RuleNotFound
         if rule.scope is RuleScope.STORE and not is_admin:
             raise PermissionDenied("a rule of the whole store is revoked by an admin")
         await self._audit.ruled(rule, "REVOKED", person.user_id)
-        revoked = await self._book.revoke(person.store_id, rule_id, person.user_id)
+        revoked = await self._repository.revoke(person.store_id, rule_id, person.user_id)
         self._kept.pop(person.store_id, None)
         return await self._listed(revoked)
 
@@ -150,7 +157,7 @@ class Rules:
         """
         if all_users and ADMIN not in person.roles:
             raise PermissionDenied("the rules of all users are for the role admin")
-        rules = await self._book.list(
+        rules = await self._repository.list(
             person.store_id, "" if all_users else person.user_id, include_ended=include_ended, before=before, most=most
         )
         return [await self._listed(rule) for rule in rules]
@@ -167,22 +174,22 @@ class Rules:
 
     async def allow(self, rule: Rule, call_id: str) -> bool:
         """Count a call that a rule allows, once for the call; returns whether the rule still allows it. Durable."""
-        return await self._book.use(rule.store_id, rule.rule_id, call_id)
+        return await self._repository.use(rule.store_id, rule.rule_id, call_id)
 
     async def still_allows(self, store_id: str, rule_id: str, call_id: str) -> bool:
         """Return whether a rule has allowed the call and is neither revoked nor expired."""
-        return await self._book.has_allowed(store_id, rule_id, call_id)
+        return await self._repository.has_allowed(store_id, rule_id, call_id)
 
     async def forget(self, older_than_seconds: float) -> None:
         """Delete what is known of calls that were allowed longer ago; their number stays with each rule."""
-        await self._book.forget(older_than_seconds)
+        await self._repository.forget(older_than_seconds)
 
     async def _in_force(self, store_id: str) -> Sequence[Rule]:
         now = self._clock.monotonic()
         read_at, rules = self._kept.get(store_id, (-_FRESH_SECONDS, ()))
         if now - read_at < _FRESH_SECONDS:
             return rules
-        rules = await self._book.in_force(store_id)
+        rules = await self._repository.in_force(store_id)
         if len(self._kept) >= _STORES_MAX:
             self._kept.clear()
         self._kept[store_id] = (now, rules)

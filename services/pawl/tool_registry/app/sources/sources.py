@@ -19,7 +19,7 @@ from pawl.errors import (
     ToolNotFound,
 )
 from pawl.tool_registry.app.catalog.catalog import Catalog
-from pawl.tool_registry.app.ports import Connector, SourceStore, ToolBook
+from pawl.tool_registry.app.ports import Connector, SourceRepository, ToolRepository
 from pawl.tool_registry.domain.definition import ToolVersion, check_definition
 from pawl.tool_registry.domain.roles import ADMIN, OPERATOR
 from pawl.tool_registry.domain.source import (
@@ -72,10 +72,16 @@ class Sources:
     """
 
     def __init__(
-        self, *, store: SourceStore, book: ToolBook, catalog: Catalog, connectors: Mapping[str, Connector], clock: Clock
+        self,
+        *,
+        store: SourceRepository,
+        repository: ToolRepository,
+        catalog: Catalog,
+        connectors: Mapping[str, Connector],
+        clock: Clock,
     ) -> None:
         self._store = store
-        self._book = book
+        self._repository = repository
         self._catalog = catalog
         self._connectors = connectors
         self._clock = clock
@@ -233,7 +239,7 @@ class Sources:
 
     async def _register(self, source: Source, found: Sequence[DiscoveredTool], approved: Sequence[ToolVersion]) -> None:
         for tool in found:
-            await self._book.register(
+            await self._repository.register(
                 source.store_id, tool.definition, replace=True, source=source.origin, binding=tool.binding
             )
         names = {tool.definition.name for tool in found}
@@ -243,12 +249,12 @@ class Sources:
     async def _unregister(self, store_id: str, names: Sequence[str]) -> None:
         for name in names:
             try:
-                await self._book.unregister(store_id, name)
+                await self._repository.unregister(store_id, name)
             except ToolNotFound:
                 continue  # Somebody else did it meanwhile.
 
     async def _registered(self, store_id: str) -> Sequence[ToolVersion]:
-        return await self._book.current(store_id)
+        return await self._repository.current(store_id)
 
     async def _get(self, store_id: str, name: str) -> ListedSource:
         record = await self._store.get(store_id, name) if may_be_source(name) else None

@@ -11,8 +11,8 @@ from pawl.chassis import logs
 from pawl.chassis.clock import Clock
 from pawl.chassis.retry import Retry
 from pawl.tool_registry.app.ports import CallKey
-from pawl.tool_registry.app.workers.ports import CallView, WorkerBook
-from pawl.tool_registry.domain.definition import Effect
+from pawl.tool_registry.app.workers.ports import CallView, WorkerRepository
+from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.workers import (
     AfterLoss,
     Answer,
@@ -44,8 +44,8 @@ class PendingCall:
         self,
         call: WorkerCall,
         *,
-        effect: Effect,
-        book: WorkerBook,
+        effect: EffectClass,
+        repository: WorkerRepository,
         clock: Clock,
         report: Callable[[float | None, str], None],
         silence_seconds: float,
@@ -56,7 +56,7 @@ class PendingCall:
         self.news = asyncio.Event()
         self.report = report
         self._effect = effect
-        self._book = book
+        self._repository = repository
         self._clock = clock
         margin = min(_MARGIN_SECONDS_MAX, call.seconds * _MARGIN_PART)
         self._give_up_at = clock.monotonic() + call.seconds - margin
@@ -80,7 +80,7 @@ class PendingCall:
             await write_down()
             while True:
                 await self._wait_for_news()
-                view = await self._reached(lambda: self._book.look(self.key, self.call.token))
+                view = await self._reached(lambda: self._repository.look(self.key, self.call.token))
                 answer = await self._next(view)
                 if answer is not None:
                     return answer
@@ -128,7 +128,7 @@ class PendingCall:
         elif view.state is CallState.DONE:
             return await self._taken(view)
         elif view.state is CallState.WAITING and self._clock.monotonic() >= self._give_up_at:
-            if await self._reached(lambda: self._book.withdraw(self.key, self.call.token)):
+            if await self._reached(lambda: self._repository.withdraw(self.key, self.call.token)):
                 raise await self._nobody(view.purpose)
             self.news.set()  # Somebody has taken it in this moment.
         return None
@@ -173,12 +173,12 @@ class PendingCall:
             case AfterLoss.ASK:
                 await self._hand_out_again(Purpose.RECONCILE)
             case AfterLoss.UNKNOWN:
-                if await self._reached(lambda: self._book.conclude_lost(self.key, self.call.token)):
+                if await self._reached(lambda: self._repository.conclude_lost(self.key, self.call.token)):
                     raise OutcomeUnknown
                 self.news.set()  # It is back, or has answered.
 
     async def _hand_out_again(self, purpose: Purpose) -> None:
-        if not await self._reached(lambda: self._book.hand_out_again(self.key, self.call.token, purpose)):
+        if not await self._reached(lambda: self._repository.hand_out_again(self.key, self.call.token, purpose)):
             self.news.set()
 
     async def _nobody(self, purpose: Purpose) -> Exception:
@@ -187,7 +187,7 @@ class PendingCall:
             return OutcomeUnknown()
         call = self.call
         attached = await self._reached(
-            lambda: self._book.is_attached(call.store_id, call.group_name, call.tool_name, call.definition_hash)
+            lambda: self._repository.is_attached(call.store_id, call.group_name, call.tool_name, call.definition_hash)
         )
         which = f"of the group {call.group_name!r} that has this tool"
         reason = f"every worker {which} was busy" if attached else f"no worker {which} is attached"
@@ -196,7 +196,7 @@ class PendingCall:
 
     @property
     def _is_in_doubt(self) -> bool:
-        return self._may_have_begun and self._effect is not Effect.READ_ONLY
+        return self._may_have_begun and self._effect is not EffectClass.READ_ONLY
 
     def _gone(self) -> Exception:
         if self._effect.is_journaled or self.call.purpose is Purpose.RECONCILE:
@@ -210,9 +210,9 @@ class PendingCall:
 
     async def _stop(self) -> None:
         """Have the worker stop, and wait until it has, or is lost."""
-        is_held = await self._reached(lambda: self._book.cancel(self.key, self.call.token))
+        is_held = await self._reached(lambda: self._repository.cancel(self.key, self.call.token))
         while is_held:
-            view = await self._reached(lambda: self._book.look(self.key, self.call.token))
+            view = await self._reached(lambda: self._repository.look(self.key, self.call.token))
             if view is None or view.is_lost or view.state is CallState.DONE:
                 return
             await self.news.wait()
@@ -220,7 +220,7 @@ class PendingCall:
 
     async def _settle(self) -> None:
         try:
-            await self._book.settle(self.key, self.call.token)
+            await self._repository.settle(self.key, self.call.token)
         except Exception as error:  # noqa: BLE001  # it is deleted some time after its deadline
             _log.warning("worker.call_not_settled", call=self.call.call_id, error=type(error).__name__)
 

@@ -9,7 +9,7 @@ from pawl.chassis.retry import Retry
 from pawl.tool_registry.app.policy.audit import AuditTrail
 from pawl.tool_registry.app.ports import CallKey
 from pawl.tool_registry.app.workers.answers import late_end
-from pawl.tool_registry.app.workers.ports import LateCall, WorkerBook
+from pawl.tool_registry.app.workers.ports import LateCall, WorkerRepository
 from pawl.tool_registry.domain.audit import AuditDraft, AuditKind, sha256_hex
 from pawl.tool_registry.domain.workers import Answer
 
@@ -17,8 +17,8 @@ from pawl.tool_registry.domain.workers import Answer
 class LateResults:
     """Writes each late result to the audit chain, once; nobody waits for it."""
 
-    def __init__(self, book: WorkerBook, audit: AuditTrail, retry: Retry) -> None:
-        self._book = book
+    def __init__(self, repository: WorkerRepository, audit: AuditTrail, retry: Retry) -> None:
+        self._repository = repository
         self._audit = audit
         self._retry = retry
         self._telling: dict[tuple[CallKey, int], asyncio.Task[None]] = {}
@@ -54,4 +54,4 @@ class LateResults:
             result_bytes=len(content),
         )
         await self._retry.until_answered(lambda: self._audit.write([draft]), call=call_id)
-        await self._retry.until_answered(lambda: self._book.mark_told(key, lease_epoch), call=call_id)
+        await self._retry.until_answered(lambda: self._repository.mark_told(key, lease_epoch), call=call_id)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from pawl.errors import Overloaded, PawlError
-from pawl.tool_registry.app.workers.ports import Attached, WorkerBook
+from pawl.tool_registry.app.workers.ports import Attached, WorkerRepository
 from pawl.tool_registry.domain.workers import Answer, Invocation, Progress, ResultStatus
 
 _FRAMES_PER_CALL: Final = 4
@@ -193,11 +193,11 @@ class WorkerLink:
         return await self._outgoing.get()
 
 
-async def put_back_unsent(book: WorkerBook, links: Iterable[WorkerLink], now: float) -> None:
+async def put_back_unsent(repository: WorkerRepository, links: Iterable[WorkerLink], now: float) -> None:
     """Put back what workers hold and were never sent, because the answer to a claim was lost."""
     doubted = {link.worker.attachment: link for link in links if now < link.doubted_until and link.is_at_rest}
-    for attachment, key, epoch in await book.held(list(doubted)) if doubted else ():
+    for attachment, key, epoch in await repository.held(list(doubted)) if doubted else ():
         link = doubted[attachment]
         # What is being claimed now may be among them.
         if link.is_at_rest and link.in_hand.get(key[1]) != epoch:
-            await book.put_back(key, epoch)
+            await repository.put_back(key, epoch)

@@ -75,7 +75,7 @@ Listener = Callable[[NewsKind, str, str], None]
 """Gets the kind, the store, and the name of a group or the id of a call."""
 
 
-class WorkerBook(Protocol):
+class WorkerRepository(Protocol):
     """Workers and their calls, durable, in database time. All methods raise DependencyUnavailable.
 
     Where a call's `token` is an argument, nothing happens to a call that another

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from pawl.errors import InvalidField, PermissionDenied, ToolExists
 from pawl.tool_registry.app.catalog.catalog import Catalog
-from pawl.tool_registry.app.ports import ToolBook
-from pawl.tool_registry.app.workers.ports import WorkerBook
+from pawl.tool_registry.app.ports import ToolRepository
+from pawl.tool_registry.app.workers.ports import WorkerRepository
 from pawl.tool_registry.domain.definition import (
     Caller,
     ExecutionContext,
@@ -25,8 +25,8 @@ from pawl.tool_registry.domain.workers import TOOLS_MAX, Hello, WorkerKey, sourc
 class WorkerTools:
     """Registers the tools of workers, but none with the name of a tool that the process has loaded."""
 
-    def __init__(self, book: ToolBook, workers: WorkerBook, catalog: Catalog) -> None:
-        self._book = book
+    def __init__(self, repository: ToolRepository, workers: WorkerRepository, catalog: Catalog) -> None:
+        self._repository = repository
         self._workers = workers
         self._catalog = catalog
 
@@ -48,13 +48,15 @@ class WorkerTools:
         registrant = await self._registrant(caller, worker)
         store_id, source = caller.store_id, source_of(hello.group_name)
         hashes = {definition.name: definition_hash(definition) for definition in hello.definitions}
-        current = {entry.definition.name: entry for entry in await self._book.current(store_id, set(hashes))}
+        current = {entry.definition.name: entry for entry in await self._repository.current(store_id, set(hashes))}
         for name, entry in current.items():
             if entry.source != source:
                 raise ToolExists(f"{name!r} is a tool of the source {entry.source!r}")
         for definition in hello.definitions:
             if await self._is_due(worker, current.get(definition.name), hashes[definition.name]):
-                await self._book.register(store_id, definition, replace=True, source=source, registrant=registrant)
+                await self._repository.register(
+                    store_id, definition, replace=True, source=source, registrant=registrant
+                )
         return hashes
 
     async def _registrant(self, caller: Caller, worker: WorkerKey) -> Registrant:

@@ -35,10 +35,10 @@ from pawl.tool_registry.app.workers.link import (
     WorkerLink,
     put_back_unsent,
 )
-from pawl.tool_registry.app.workers.ports import Attached, NewsKind, WorkerBook
+from pawl.tool_registry.app.workers.ports import Attached, NewsKind, WorkerRepository
 from pawl.tool_registry.app.workers.tools import WorkerTools
 from pawl.tool_registry.domain.audit import sha256_hex
-from pawl.tool_registry.domain.definition import Caller, Effect, ToolVersion, definition_hash
+from pawl.tool_registry.domain.definition import Caller, EffectClass, ToolVersion, definition_hash
 from pawl.tool_registry.domain.workers import (
     Answer,
     CallDetails,
@@ -92,21 +92,21 @@ class WorkerHub:
 
     def __init__(
         self,
-        book: WorkerBook,
+        repository: WorkerRepository,
         audit: AuditTrail,
         *,
         clock: Clock,
         stopping: Callable[[], Awaitable[object]],
         options: WorkerOptions,
     ) -> None:
-        self._book = book
+        self._repository = repository
         self._clock = clock
         self._stopping = stopping
         self._options = options
         retry = partial(Retry, clock, transient=ANY, event="worker.record_delayed")
         self._retry = retry(internal_seconds_max=options.internal_seconds_max)
         self._retry_result = retry(internal_seconds_max=options.lease_seconds / _HEARTBEATS_PER_LEASE)
-        self._late = LateResults(book, audit, self._retry)
+        self._late = LateResults(repository, audit, self._retry)
         self._links: dict[WorkerKey, WorkerLink] = {}
         self._pending: dict[CallKey, PendingCall] = {}
         self._asking: set[asyncio.Task[Any]] = set()
@@ -120,8 +120,8 @@ class WorkerHub:
             self._repeat(self._look_after, self._options.poll_seconds),
             self._repeat(self._tell_progress, self._options.progress_seconds),
             self._repeat(self._succeed, self._options.lease_seconds / _HEARTBEATS_PER_LEASE),
-            self._repeat(self._book.forget, self._options.forget_seconds),
-            self._repeat(partial(self._book.listen, self._hear), _RETRY_SECONDS),
+            self._repeat(self._repository.forget, self._options.forget_seconds),
+            self._repeat(partial(self._repository.listen, self._hear), _RETRY_SECONDS),
         )
         self._loops = [asyncio.get_running_loop().create_task(loop) for loop in loops]
         return self
@@ -136,7 +136,7 @@ class WorkerHub:
         return len(self._links)
 
     def tool(self, entry: ToolVersion) -> Tool[..., Any]:
-        is_reconcilable = entry.definition.effect is Effect.RECONCILABLE
+        is_reconcilable = entry.definition.effect is EffectClass.RECONCILABLE
         return forwarded(
             entry.definition,
             partial(self._run, entry),
@@ -171,7 +171,7 @@ class WorkerHub:
         pending = PendingCall(
             call,
             effect=entry.definition.effect,
-            book=self._book,
+            repository=self._repository,
             clock=self._clock,
             report=context.progress,
             silence_seconds=self._options.silence_seconds,
@@ -195,7 +195,7 @@ class WorkerHub:
         """Write a call down and, if a worker of this process is free, hand it over."""
         link = self._free_link(call)
         if link is None:
-            await self._retry.until_answered(lambda: self._book.add(call, None), call=call.call_id)
+            await self._retry.until_answered(lambda: self._repository.add(call, None), call=call.call_id)
             self._wake_group(call.store_id, call.group_name)
             return
         with link.reserved(1):
@@ -207,11 +207,11 @@ class WorkerHub:
 
     async def _add_held(self, call: WorkerCall, link: WorkerLink) -> int | None:
         try:
-            epoch = await self._retry.until_answered(lambda: self._book.add(call, link.worker), call=call.call_id)
+            epoch = await self._retry.until_answered(lambda: self._repository.add(call, link.worker), call=call.call_id)
         except asyncio.CancelledError:
             if call.call_id not in link.in_hand:
                 key = (call.store_id, call.call_id)
-                abandon = partial(self._book.abandon, key, call.token, link.worker.key)
+                abandon = partial(self._repository.abandon, key, call.token, link.worker.key)
                 await self._retry.until_answered(abandon, call=call.call_id)
             raise
         return epoch
@@ -234,7 +234,9 @@ class WorkerHub:
         if not link.hand(call):
             # Nothing was sent: it is safe for anybody to get it.
             key = (call.store_id, call.call_id)
-            await self._retry.until_answered(lambda: self._book.put_back(key, call.lease_epoch), call=call.call_id)
+            await self._retry.until_answered(
+                lambda: self._repository.put_back(key, call.lease_epoch), call=call.call_id
+            )
 
     async def serve(
         self,
@@ -268,7 +270,7 @@ class WorkerHub:
         if earlier is not None:
             earlier.end(Cancelled("the worker attached again"))
         lease_seconds = self._options.lease_seconds
-        link.keep(await self._book.attach(worker, held=hello.held, lease_seconds=lease_seconds))
+        link.keep(await self._repository.attach(worker, held=hello.held, lease_seconds=lease_seconds))
         link.send(Welcome(lease_seconds=lease_seconds, heartbeat_seconds=lease_seconds / _HEARTBEATS_PER_LEASE))
         for call_id, epoch in hello.held.items():
             if link.in_hand.get(call_id) != epoch:
@@ -301,7 +303,7 @@ class WorkerHub:
         _log.info("worker.detached", group=link.worker.key.group_name, worker=link.worker.key.worker_id)
         if has_drained:
             try:
-                await self._book.detach(link.worker)
+                await self._repository.detach(link.worker)
                 await self._succeed()
             except Exception as error:  # noqa: BLE001  # it runs out
                 _log.warning("worker.lease_not_ended", error=type(error).__name__)
@@ -351,7 +353,7 @@ class WorkerHub:
 
     async def _claim(self, link: WorkerLink, most: int) -> Sequence[Invocation]:
         """Claim calls; if the stream ends in the middle, they are put back, as nothing was sent."""
-        claim = asyncio.ensure_future(self._book.claim(link.worker, most=most))
+        claim = asyncio.ensure_future(self._repository.claim(link.worker, most=most))
         try:
             return await asyncio.shield(claim)
         except asyncio.CancelledError:
@@ -374,7 +376,7 @@ class WorkerHub:
         link.mark_answered(result.call_id, result.lease_epoch)
         # Nothing is heard of the worker meanwhile. When this gives up it attaches again, and sends the result again.
         finished = await self._retry_result.until_answered(
-            lambda: self._book.finish(key, result.call_id, result.lease_epoch, bounded(result.answer)),
+            lambda: self._repository.finish(key, result.call_id, result.lease_epoch, bounded(result.answer)),
             call=result.call_id,
         )
         link.send(ResultReceipt(call_id=result.call_id, lease_epoch=result.lease_epoch, status=finished.status))
@@ -412,16 +414,16 @@ class WorkerHub:
     async def _look_after(self) -> None:
         """Renew the leases of workers that were heard of, and find what nobody told."""
         await self._renew()
-        await put_back_unsent(self._book, list(self._links.values()), self._clock.monotonic())
+        await put_back_unsent(self._repository, list(self._links.values()), self._clock.monotonic())
         if self._pending:
-            for key in await self._book.news():
+            for key in await self._repository.news():
                 self._wake_call(key)
         if self._links:
-            for store_id, group_name in await self._book.waiting_groups():
+            for store_id, group_name in await self._repository.waiting_groups():
                 self._wake_group(store_id, group_name)
         calls = [(key, call_id, epoch) for key, link in self._links.items() for call_id, epoch in link.in_hand.items()]
         if calls:
-            for worker, call_id in await self._book.unwanted(calls):
+            for worker, call_id in await self._repository.unwanted(calls):
                 if worker in self._links:
                     self._links[worker].cancel(call_id)
 
@@ -433,7 +435,7 @@ class WorkerHub:
         seconds = {
             attachment: self._options.lease_seconds - (now - link.heard_at) for attachment, link in links.items()
         }
-        there = await self._book.renew(seconds)
+        there = await self._repository.renew(seconds)
         for attachment, link in links.items():
             if attachment not in there:
                 link.end(Cancelled("the worker attached again, elsewhere"))
@@ -441,7 +443,7 @@ class WorkerHub:
     async def _succeed(self) -> None:
         """Have the tools of workers take the place of definitions that no worker is left for."""
         links = [link for link in self._links.values() if not link.is_draining]
-        unserved = await self._book.unserved([link.worker.attachment for link in links]) if links else ()
+        unserved = await self._repository.unserved([link.worker.attachment for link in links]) if links else ()
         for link in reversed(links):  # The one that attached last is taken for the newest.
             if link.worker.attachment in unserved:
                 try:
@@ -453,7 +455,7 @@ class WorkerHub:
     async def _tell_progress(self) -> None:
         reports, self._progress = self._progress, {}
         for link, report in reports.values():
-            await self._book.report(link.worker.key, report.call_id, report.lease_epoch, report.progress)
+            await self._repository.report(link.worker.key, report.call_id, report.lease_epoch, report.progress)
 
     async def _watch_stop(self) -> None:
         await self._stopping()

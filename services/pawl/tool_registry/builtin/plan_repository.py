@@ -1,4 +1,4 @@
-"""The needs of the planning tools: a book of plans, and finding what the model means in it."""
+"""The needs of the planning tools: a repository of plans, and finding what the model means in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Owner = tuple[str, str]
 """Store and user."""
 
 
-class PlanBook(Protocol):
+class PlanRepository(Protocol):
     """The plans, by store and user. Changes are atomic, and once for each idempotency key."""
 
     async def add_project(self, store_id: str, user_id: str, project: Project) -> Project:
@@ -74,7 +74,7 @@ class PlanBook(Protocol):
         ...
 
 
-async def find_project(book: PlanBook, owner: Owner, reference: str) -> Project:
+async def find_project(repository: PlanRepository, owner: Owner, reference: str) -> Project:
     """Return the project of that id or title.
 
     Raises:
@@ -82,7 +82,7 @@ async def find_project(book: PlanBook, owner: Owner, reference: str) -> Project:
     """
     wanted = reference.strip()
     folded = wanted.casefold()
-    projects = await book.projects(*owner, PROJECTS_MAX)
+    projects = await repository.projects(*owner, PROJECTS_MAX)
     for project in projects:
         if wanted == project.project_id or folded == project.title.casefold():
             return project
@@ -98,7 +98,7 @@ async def find_project(book: PlanBook, owner: Owner, reference: str) -> Project:
 
 
 async def find_task(
-    book: PlanBook,
+    repository: PlanRepository,
     owner: Owner,
     reference: str,
     *,
@@ -115,10 +115,10 @@ async def find_task(
     Raises:
         ToolError: there is none, or the title fits several: it lists them.
     """
-    found = await book.find_tasks(*owner, reference.strip())
+    found = await repository.find_tasks(*owner, reference.strip())
     found = [task for task in found if project_id in {None, task.project_id}]
     if not found:
-        near = did_you_mean(reference, await book.task_titles(*owner))
+        near = did_you_mean(reference, await repository.task_titles(*owner))
         place = "" if project_id is None else " in that project"
         raise ToolError(f"there is no task with the id or title {reference!r}{place}{near}")
     if found[0].task_id == reference.strip():
@@ -127,7 +127,7 @@ async def find_task(
     wanted = [task for task in wanted if task.run_id == run_id] or wanted
     if len(wanted) == 1:
         return wanted[0]
-    homes = {project.project_id: project.title for project in await book.projects(*owner, PROJECTS_MAX)}
+    homes = {project.project_id: project.title for project in await repository.projects(*owner, PROJECTS_MAX)}
     shown = [
         f"{task.task_id} (in {homes.get(task.project_id, 'a project')!r}"
         + (f", due {task.due}" if task.due else "")

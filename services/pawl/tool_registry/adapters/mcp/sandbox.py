@@ -4,11 +4,11 @@ Run by path, in a Python without site-packages: nothing but the standard library
 is imported here. Standard input, output and error are the program's own. The
 file descriptor named on the command line is a socket to the registry:
 
-    registry -> warden   one line of JSON: what to start, see `Order`
-    warden -> registry   one line of JSON: {} when it is started, {"problem": "..."} when it cannot be,
-                         and a second one when the warden ended it for breaking a limit
+    registry -> sandbox   one line of JSON: what to start, see `Order`
+    sandbox -> registry   one line of JSON: {} when it is started, {"problem": "..."} when it cannot be,
+                         and a second one when the sandbox ended it for breaking a limit
 
-When the socket closes, whatever the reason, or the program ends, the warden
+When the socket closes, whatever the reason, or the program ends, the sandbox
 kills everything that the program has started, deletes its folder, and ends.
 """
 
@@ -181,7 +181,7 @@ def _say(control: socket.socket, problem: str) -> None:
 
 
 def _let_go() -> None:
-    """Close the warden's own ends of the program's pipes, so that each side sees the other go."""
+    """Close the sandbox's own ends of the program's pipes, so that each side sees the other go."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -192,7 +192,7 @@ def _start(order: Order) -> int:
     """Fork the program and return its process id once it runs."""
     rules = _ruleset(order)
     threads_max = _threads_of_user() + 16 * order["processes_max"]
-    warden = os.getpid()
+    sandbox = os.getpid()
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -202,9 +202,9 @@ def _start(order: Order) -> int:
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
-            # If the warden itself is killed. The parent may be gone before this is said.
+            # If the sandbox itself is killed. The parent may be gone before this is said.
             _prctl(_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != warden:
+            if os.getppid() != sandbox:
                 os._exit(127)
             _limit(order, threads_max)
             # Else the superuser's programs could look into the registry in spite of Landlock.
@@ -275,7 +275,7 @@ def _broken_limit(order: Order) -> str:
 
 
 def _descendants(root: int) -> list[int]:
-    """Return the processes below `root`; those whose parent has ended are the warden's own."""
+    """Return the processes below `root`; those whose parent has ended are the sandbox's own."""
     found: list[int] = []
     waiting = [root]
     while waiting:
