@@ -96,7 +96,7 @@ class FakeLedger:
                 fingerprint=b"",
                 conversation_id=conversation_id,
                 conversation_must_exist=False,
-                policy=states.ActiveRunPolicy.QUEUE,
+                policy=states.MessagePolicy.QUEUE,
                 message=pickle.dumps(Message(role=Role.USER, run_id="", text=text)),
                 steer=b"",
                 interrupt=b"",

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pawl.agent_loop.app.drive import Drive, Left
-from pawl.agent_loop.app.jobs import Workshop
 from pawl.agent_loop.app.ports import Claim, RunKey
+from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.app.worker import Worker, WorkerLimits
 from pawl.agent_loop.domain.call import Call, CallResult, CallState, DecisionKind
 from pawl.agent_loop.domain.command import Decide, ToolResult
@@ -52,7 +52,7 @@ class World:
         self.registry = FakeRegistry(verdicts, seconds=seconds)
         self.model = FakeModel(scripts)
         self.meter = CountingMeter()
-        self.shop = Workshop(
+        self.dependencies = WorkerDependencies(
             ledger=self.ledger,
             registry=self.registry,
             model=self.model,
@@ -74,7 +74,7 @@ class World:
 
     async def drive(self, worker_id: str = "worker") -> Left:
         """Claim the run and drive it until it is let go of."""
-        return await Drive(await self.claim(worker_id), self.shop).run()
+        return await Drive(await self.claim(worker_id), self.dependencies).run()
 
     def worker(
         self,
@@ -86,7 +86,7 @@ class World:
 
         def drive(claim: Claim, failure: RunFailure | None) -> Drive:
             own = new_drive if failure is None else ending_drive
-            return own(claim) if own else Drive(claim, self.shop, failure=failure)
+            return own(claim) if own else Drive(claim, self.dependencies, failure=failure)
 
         return Worker(
             worker_id,

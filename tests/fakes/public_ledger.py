@@ -15,7 +15,6 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.adapters.views import call_view, log_gap, logged_event, run_view
 from pawl.agent_loop.app.public_values import (
-    ActiveRunPolicy,
     Caller,
     CallView,
     CancelCommand,
@@ -23,6 +22,7 @@ from pawl.agent_loop.app.public_values import (
     DecisionCommand,
     EventPage,
     LeaseAnswer,
+    MessagePolicy,
     NewMessage,
     Outcome,
     Page,
@@ -184,7 +184,7 @@ class FakeLedger:
             raise ConversationNotFound
         if message.conversation_must_exist and not same:
             raise ConversationNotFound
-        if message.policy is ActiveRunPolicy.REJECT and any(run.end_time.seconds == 0 for run in same):
+        if message.policy is MessagePolicy.REJECT and any(run.end_time.seconds == 0 for run in same):
             raise ConversationBusy
         number = len(self.runs) + 1
         stored = await self.add_run(f"run_{number}", caller, message.conversation_id or f"conv_{number}")
@@ -194,7 +194,7 @@ class FakeLedger:
             stored.run.undo.CopyFrom(wire.UNDO.write(message.undo))
         if message.request_id:
             self._requests[message.request_id] = (message, stored.run.run_id)
-        return self._view(stored), message.policy is ActiveRunPolicy.STEER
+        return self._view(stored), message.policy is MessagePolicy.STEER
 
     async def send_command(
         self, caller: Caller, run_id: str, command_id: str, command: PublicCommand, *, as_operator: bool = False

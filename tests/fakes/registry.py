@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.app.ports import Execution, OnBehalfOf
+from pawl.agent_loop.app.ports import CallContext, Execution
 from pawl.agent_loop.domain.call import REPEATABLE, CallResult, EffectClass, ExecutionContext
 from pawl.agent_loop.domain.run import PinnedTool
 from pawl.agent_loop.domain.tool import (
-    DecisionNote,
     Disposition,
     ExecutionPiece,
     ExecutionProgress,
     ExecutionResult,
     Outcome,
     ProposedCall,
+    RecordedDecision,
+    RecordedResult,
     Resolved,
-    ResultNote,
     Stopped,
     Tool,
     Verdict,
@@ -53,12 +53,12 @@ class FakeRegistry:
     error: type[PawlError] = DependencyUnavailable
     cancelled: list[str] = field(default_factory=list)
     asked: list[Execution] = field(default_factory=list)
-    decisions: list[DecisionNote] = field(default_factory=list)
-    returned: list[ResultNote] = field(default_factory=list)
+    decisions: list[RecordedDecision] = field(default_factory=list)
+    returned: list[RecordedResult] = field(default_factory=list)
     _journal: dict[str, asyncio.Task[ExecutionResult]] = field(default_factory=dict)
 
     async def resolve(
-        self, context: OnBehalfOf, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0
+        self, context: CallContext, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0
     ) -> Resolved:
         self._answer()
         for name in names:
@@ -70,7 +70,7 @@ class FakeRegistry:
         return Resolved(tools=taken, left_out=len(tools) - len(taken))
 
     async def check(
-        self, context: OnBehalfOf, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]
+        self, context: CallContext, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]
     ) -> tuple[Verdict, ...]:
         self._answer()
         return tuple(
@@ -80,15 +80,15 @@ class FakeRegistry:
             for call in calls
         )
 
-    async def record_decisions(self, context: OnBehalfOf, decisions: Sequence[DecisionNote]) -> None:
+    async def record_decisions(self, context: CallContext, decisions: Sequence[RecordedDecision]) -> None:
         self._answer()
         self.decisions += decisions
 
-    async def record_results(self, context: OnBehalfOf, results: Sequence[ResultNote]) -> None:
+    async def record_results(self, context: CallContext, results: Sequence[RecordedResult]) -> None:
         self._answer()
         self.returned += results
 
-    async def execute(self, context: OnBehalfOf, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
+    async def execute(self, context: CallContext, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
         self._answer()
         self.asked.append(execution)
         name, call_id = execution.tool_name, execution.call_id
@@ -102,7 +102,7 @@ class FakeRegistry:
             task = self._journal[call_id] = asyncio.get_running_loop().create_task(self._perform(call_id, name))
         yield await asyncio.shield(task)
 
-    async def cancel(self, context: OnBehalfOf, call_id: str, *, wait_seconds: float) -> Stopped:
+    async def cancel(self, context: CallContext, call_id: str, *, wait_seconds: float) -> Stopped:
         self._answer()
         self.cancelled.append(call_id)
         task = self._journal.get(call_id)

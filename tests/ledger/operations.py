@@ -26,11 +26,11 @@ from pawl.job_store.domain.delegation import Delegation
 from pawl.job_store.domain.events import OwnerEvent
 from pawl.job_store.domain.offers import LeaseOffer
 from pawl.job_store.domain.states import (
-    ActiveRunPolicy,
     CallState,
     DecisionKind,
     DecisionRight,
     LeaseAction,
+    MessagePolicy,
     RunState,
     StopCause,
 )
@@ -86,7 +86,7 @@ def operation(ask: Row, now: datetime) -> Any:
 
 def _submit(ask: Row) -> Submit:
     return submission(
-        ActiveRunPolicy[ask["policy"]],
+        MessagePolicy[ask["policy"]],
         store_id=ask["store"],
         user_id=ask["user"],
         request_id=ask["request"],

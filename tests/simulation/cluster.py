@@ -10,7 +10,7 @@ from pawl.agent_loop.adapters.live import BusEvents
 from pawl.agent_loop.adapters.public_ledger import LedgerClient
 from pawl.agent_loop.adapters.wakeups import BusWakeups
 from pawl.agent_loop.adapters.worker_ledger import WorkerLedgerClient
-from pawl.agent_loop.app.jobs import Workshop
+from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.app.stream import SessionTimes
 from pawl.agent_loop.app.worker import WorkerLimits
 from pawl.agent_loop.domain.history import Dialect
@@ -171,11 +171,11 @@ class AgentLoop:
         clock, ids = VirtualClock(), IdSource(VirtualClock(), chance.stream("ids", process.name).getrandbits)
         network = Network(chance, history, process.name)
         channel: Any = Channel(network, job_stores, draw.randrange)
-        hands = registry.Client(network, registries)
+        registry_client = registry.Client(network, registries)
         bus: Any = SimulatedBus(broker, process)
-        shop = Workshop(
+        dependencies = WorkerDependencies(
             ledger=WorkerLedgerClient(channel),
-            registry=hands,
+            registry=registry_client,
             model=model,
             clock=clock,
             ids=ids,
@@ -186,9 +186,9 @@ class AgentLoop:
             step_bytes_max=STEP_BYTES_MAX,
         )
         limits = WorkerLimits(lease_seconds=6.0, renew_seconds=2.0, poll_seconds=1.5)
-        self.worker = wire_worker(ids.new("wrk"), shop, limits)
+        self.worker = wire_worker(ids.new("wrk"), dependencies, limits)
         self.ledger = LedgerClient(channel)
-        ports = ClientPorts(ledger=self.ledger, live=BusEvents(bus), checker=hands, clock=clock, ids=ids)
+        ports = ClientPorts(ledger=self.ledger, live=BusEvents(bus), checker=registry_client, clock=clock, ids=ids)
         self.clients = ClientSide.wire(ports, RunDefaults(model="model", limits=LIMITS), _TIMES)
         self._wakeups = BusWakeups(bus)
         self.stop = asyncio.Event()

@@ -133,7 +133,7 @@ MUTANTS = (
         instead="        planned = self._step(plan)\n"
         "        for work in plan.work:\n"
         "            if type(work).__name__ == 'Execute':\n"
-        "                self._jobs.start(work, plan.state)\n"
+        "                self._tasks.start(work, plan.state)\n"
         "                await asyncio.sleep(1.0)\n",
         checker="intent_before_effect",
     ),
@@ -161,7 +161,7 @@ MUTANTS = (
     ),
     Mutant(
         name="edited_calls_run_unedited",
-        module="pawl.agent_loop.app.hands",
+        module="pawl.agent_loop.app.tool_calls",
         text="arguments_json=call.arguments_json,",
         instead="arguments_json=call.proposed_arguments.encode(),",
         checker="gated_calls_run_as_approved",

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from pawl.agent_loop.app.frames import CallDecision, ToolResult
-from pawl.agent_loop.app.public_values import ActiveRunPolicy, Caller, CallView, PendingFilter, Reply, RunView
+from pawl.agent_loop.app.public_values import Caller, CallView, MessagePolicy, PendingFilter, Reply, RunView
 from pawl.agent_loop.domain.call import CallState, DecisionKind
 from pawl.agent_loop.domain.command import CallResolution
 from pawl.agent_loop.domain.options import AskedOptions
@@ -32,7 +32,7 @@ from tests.simulation.world import World
 STORE = "store"
 SETTLING_SECONDS = 600.0
 _STRANGER = Caller(store_id=STORE, user_id="stranger", roles=frozenset())
-_POLICIES = (ActiveRunPolicy.QUEUE, ActiveRunPolicy.STEER, ActiveRunPolicy.INTERRUPT, ActiveRunPolicy.REJECT)
+_POLICIES = (MessagePolicy.QUEUE, MessagePolicy.STEER, MessagePolicy.INTERRUPT, MessagePolicy.REJECT)
 
 
 class User:
@@ -62,7 +62,7 @@ class User:
         """Bring messages for a while, then see to it that every run ends."""
         more = self.draw.choice([0, 1, 2, 3])
         await asyncio.sleep(8.0 * self.draw.random() ** 2)
-        await self.bring(ActiveRunPolicy.QUEUE)
+        await self.bring(MessagePolicy.QUEUE)
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(0.3 + 2.0 * self.draw.random())
@@ -76,7 +76,7 @@ class User:
                 break
         self.done = True
 
-    async def bring(self, policy: ActiveRunPolicy, *, padding: int = 0) -> None:
+    async def bring(self, policy: MessagePolicy, *, padding: int = 0) -> None:
         """Bring a message, perhaps a long one."""
         self._count += 1
         name = f"{self.name}x{self._count}"
@@ -101,11 +101,11 @@ class User:
         times = 2 if self.draw.random() < 0.15 else 1
         await asyncio.gather(*(self._submit(message, asked, policy) for _ in range(times)))
 
-    async def _submit(self, message: Message, asked: AskedOptions, policy: ActiveRunPolicy) -> None:
+    async def _submit(self, message: Message, asked: AskedOptions, policy: MessagePolicy) -> None:
         count, conversation_id = self._count, self.conversation_id
 
         async def work(agent: AgentLoop) -> RunView:
-            if policy is ActiveRunPolicy.STEER:
+            if policy is MessagePolicy.STEER:
                 run, message.steered = await agent.clients.messages.send(
                     self.caller,
                     request_id=message.request_id,

@@ -54,13 +54,13 @@ OF_OUTAGES = (
     Mutant(
         name="active_time_goes_by_the_clock_of_the_database",
         module=_DRIVE,
-        text="        return self._shop.clock.monotonic() - self._active_from\n",
+        text="        return self._dependencies.clock.monotonic() - self._active_from\n",
         instead="        return self._now() - self._active_from\n",
         checker="time_limits_are_of_real_time",
         also=(
             (
                 _DRIVE,
-                "self._active_from = self._shop.clock.monotonic() - loaded.run.active_seconds",
+                "self._active_from = self._dependencies.clock.monotonic() - loaded.run.active_seconds",
                 "self._active_from = loaded.now - loaded.run.active_seconds",
             ),
         ),

@@ -14,21 +14,21 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.app.ports import Execution, OnBehalfOf
+from pawl.agent_loop.app.ports import CallContext, Execution
 from pawl.agent_loop.app.public_values import CallView, RunView
 from pawl.agent_loop.app.public_values import Verdict as EditVerdict
 from pawl.agent_loop.domain.call import REPEATABLE, CallResult, EffectClass
 from pawl.agent_loop.domain.run import PinnedTool
 from pawl.agent_loop.domain.tool import (
-    DecisionNote,
     Disposition,
     ExecutionPiece,
     ExecutionProgress,
     ExecutionResult,
     Outcome,
     ProposedCall,
+    RecordedDecision,
+    RecordedResult,
     Resolved,
-    ResultNote,
     Stopped,
     Tool,
     Verdict,
@@ -100,18 +100,18 @@ class Server:
         )
         return Resolved(tools=tools)
 
-    async def check(self, context: OnBehalfOf, calls: Sequence[ProposedCall]) -> tuple[Verdict, ...]:
+    async def check(self, context: CallContext, calls: Sequence[ProposedCall]) -> tuple[Verdict, ...]:
         return tuple(_verdict(context, call) for call in calls)
 
-    async def record_decisions(self, decisions: Sequence[DecisionNote]) -> None:
+    async def record_decisions(self, decisions: Sequence[RecordedDecision]) -> None:
         self._journal.history.decided.update(
             (decision.call_id, decision.kind.value, decision.user_id) for decision in decisions
         )
 
-    async def record_results(self, results: Sequence[ResultNote]) -> None:
+    async def record_results(self, results: Sequence[RecordedResult]) -> None:
         self._journal.history.decided.update((result.call_id, result.state.value, result.user_id) for result in results)
 
-    async def execute(self, context: OnBehalfOf, execution: Execution) -> ExecutionResult:
+    async def execute(self, context: CallContext, execution: Execution) -> ExecutionResult:
         """Run a call, join it, or say what is in the journal."""
         verdict = TOOLS[execution.tool_name]
         if verdict.disposition is Disposition.APPROVE and execution.approved_digest != digest_of(
@@ -181,7 +181,7 @@ class Server:
             case _:
                 raise DependencyUnavailable("another process runs the call")
 
-    async def _record(self, context: OnBehalfOf, execution: Execution) -> ExecutionResult:
+    async def _record(self, context: CallContext, execution: Execution) -> ExecutionResult:
         entry = self._journal.entries[execution.call_id]
         try:
             entry.result = await self._perform(context, execution)
@@ -189,7 +189,7 @@ class Server:
             entry.result = _error("CANCELLED", Outcome.CANCELLED)
         return entry.result
 
-    async def _perform(self, context: OnBehalfOf, execution: Execution) -> ExecutionResult:
+    async def _perform(self, context: CallContext, execution: Execution) -> ExecutionResult:
         draw = self._draw
         seconds = draw.choice([0.01, 0.2, 1.0, 3.0]) * draw.random()
         fails = self._journal.chance.strikes(draw, "tool failed", 0.1)
@@ -205,7 +205,7 @@ class Server:
             return _error("TOOL_TIMEOUT")
         return _result(execution.tool_name)
 
-    def _have_effect(self, context: OnBehalfOf, execution: Execution) -> None:
+    def _have_effect(self, context: CallContext, execution: Execution) -> None:
         history = self._journal.history
         history.tell(f"effect {execution.tool_name} {execution.call_id}")
         history.effects.append(
@@ -236,7 +236,7 @@ def digest_of(store_id: str, call_id: str, tool_name: str, arguments_json: bytes
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _verdict(context: OnBehalfOf, call: ProposedCall) -> Verdict:
+def _verdict(context: CallContext, call: ProposedCall) -> Verdict:
     verdict = TOOLS.get(call.tool_name)
     if verdict is None or b'"bad"' in call.arguments_json:
         reason = "TOOL_NOT_FOUND" if verdict is None else "INVALID_ARGUMENTS"
@@ -261,26 +261,26 @@ class Client:
         self._current = current
 
     async def resolve(
-        self, context: OnBehalfOf, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0
+        self, context: CallContext, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0
     ) -> Resolved:
         server = self._current[-1]
         return await self._network.call(server.process, "resolve", lambda: server.resolve(names))
 
     async def check(
-        self, context: OnBehalfOf, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]
+        self, context: CallContext, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]
     ) -> tuple[Verdict, ...]:
         server = self._current[-1]
         return await self._network.call(server.process, "check", lambda: server.check(context, calls))
 
-    async def record_decisions(self, context: OnBehalfOf, decisions: Sequence[DecisionNote]) -> None:
+    async def record_decisions(self, context: CallContext, decisions: Sequence[RecordedDecision]) -> None:
         server = self._current[-1]
         await self._network.call(server.process, "record_decisions", lambda: server.record_decisions(decisions))
 
-    async def record_results(self, context: OnBehalfOf, results: Sequence[ResultNote]) -> None:
+    async def record_results(self, context: CallContext, results: Sequence[RecordedResult]) -> None:
         server = self._current[-1]
         await self._network.call(server.process, "record_results", lambda: server.record_results(results))
 
-    async def execute(self, context: OnBehalfOf, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
+    async def execute(self, context: CallContext, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
         server = self._current[-1]
         if execution.call_id.endswith(("1", "5", "a")):
             yield ExecutionProgress(fraction=0.5, message="half")
@@ -288,7 +288,7 @@ class Client:
             server.process, "execute", lambda: server.execute(context, execution), deadline_seconds=None
         )
 
-    async def cancel(self, context: OnBehalfOf, call_id: str, *, wait_seconds: float) -> Stopped:
+    async def cancel(self, context: CallContext, call_id: str, *, wait_seconds: float) -> Stopped:
         server = self._current[-1]
         return await self._network.call(
             server.process, "cancel", lambda: server.cancel(call_id, wait_seconds), deadline_seconds=wait_seconds + 2

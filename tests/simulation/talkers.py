@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from pawl.agent_loop.app.public_values import ActiveRunPolicy
+from pawl.agent_loop.app.public_values import MessagePolicy
 from tests.simulation.people import STORE, User
 
 _TALKATIVE = 0.3
@@ -29,7 +29,7 @@ class Talker:
                 conversation = user.world.tables.conversations.get((STORE, user.conversation_id))
                 if conversation is None or conversation.active_run_id is None:
                     break
-                await user.bring(ActiveRunPolicy.STEER, padding=length)
+                await user.bring(MessagePolicy.STEER, padding=length)
 
 
 def of(users: list[User]) -> list[Talker]:

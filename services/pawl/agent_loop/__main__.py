@@ -14,7 +14,7 @@ from pawl.agent_loop.adapters.public_ledger import LedgerClient
 from pawl.agent_loop.adapters.registry import RegistryClient
 from pawl.agent_loop.adapters.wakeups import BusWakeups
 from pawl.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
-from pawl.agent_loop.app.jobs import Workshop
+from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.app.worker import WorkerLimits
 from pawl.agent_loop.domain.history import Dialect
 from pawl.agent_loop.settings import AgentLoopSettings
@@ -42,7 +42,7 @@ async def main(stop: Stop) -> None:
             )
         )
 
-        shop = Workshop(
+        dependencies = WorkerDependencies(
             ledger=WorkerLedgerClient(job_store),
             registry=RegistryClient(tool_registry),
             model=model,
@@ -60,7 +60,7 @@ async def main(stop: Stop) -> None:
             poll_seconds=settings.poll_seconds,
         )
         # A name of its own for each start: what an earlier process held is not this one's.
-        worker = wire_worker(service.ids.new("wrk"), shop, limits)
+        worker = wire_worker(service.ids.new("wrk"), dependencies, limits)
         await worker.listen(BusWakeups(bus))
         service.background.start("claims", worker.claim_forever)
         service.background.start("leases", worker.renew_forever)

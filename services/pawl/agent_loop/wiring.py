@@ -11,12 +11,12 @@ from pawl.agent_loop.adapters import step_log
 from pawl.agent_loop.app import pending, watch
 from pawl.agent_loop.app.drive import Drive
 from pawl.agent_loop.app.inbox import Inbox
-from pawl.agent_loop.app.jobs import Workshop
 from pawl.agent_loop.app.messages import Messages
 from pawl.agent_loop.app.operators import Operators
 from pawl.agent_loop.app.pending import Pending
 from pawl.agent_loop.app.public_ports import CallChecker, LiveEvents, PublicLedger
 from pawl.agent_loop.app.run_steps import RunSteps
+from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.app.session import Sessions
 from pawl.agent_loop.app.stream import SessionTimes
 from pawl.agent_loop.app.undoing import Undoing
@@ -112,7 +112,7 @@ class ClientSide:
         server.add(add_OperatorServiceServicer_to_server, OperatorServicer(self.operators))
 
 
-def wire_worker(worker_id: str, shop: Workshop, limits: WorkerLimits) -> Worker:
+def wire_worker(worker_id: str, shop: WorkerDependencies, limits: WorkerLimits) -> Worker:
     """Return a worker that drives runs with what `shop` has."""
     return Worker(
         worker_id,

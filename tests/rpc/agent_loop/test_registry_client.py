@@ -15,17 +15,17 @@ import pytest
 from pawl.agent_loop.adapters import views
 from pawl.agent_loop.adapters.call_checker import RegistryCallChecker
 from pawl.agent_loop.adapters.registry import RegistryClient
-from pawl.agent_loop.app.ports import Execution, OnBehalfOf
+from pawl.agent_loop.app.ports import CallContext, Execution
 from pawl.agent_loop.domain.call import CallState, DecisionKind, EffectClass, ExecutionContext
 from pawl.agent_loop.domain.run import PinnedTool
 from pawl.agent_loop.domain.tool import (
-    DecisionNote,
     Disposition,
     ExecutionProgress,
     ExecutionResult,
     Outcome,
     ProposedCall,
-    ResultNote,
+    RecordedDecision,
+    RecordedResult,
     Tool,
 )
 from pawl.chassis.clock import SystemClock
@@ -38,7 +38,7 @@ from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
 from tests.fakes.anybody import Anybody
 
-CONTEXT = OnBehalfOf(
+CONTEXT = CallContext(
     store_id="s", user_id="u", conversation_id="c", run_id="r", user_roles=("member",), approvals_required=2
 )
 EXECUTION = Execution(
@@ -169,7 +169,7 @@ async def test_a_verdict_that_this_version_does_not_understand_is_a_refusal(regi
 
 
 async def test_decisions_are_reported_with_who_made_them(registry: RegistryClient, stand_in: StandIn) -> None:
-    note = DecisionNote(
+    note = RecordedDecision(
         call_id="call_1",
         tool_name="write",
         tool_version=2,
@@ -183,7 +183,7 @@ async def test_decisions_are_reported_with_who_made_them(registry: RegistryClien
 
 
 async def test_ends_of_front_end_calls_are_reported_by_digest(registry: RegistryClient, stand_in: StandIn) -> None:
-    note = ResultNote(
+    note = RecordedResult(
         call_id="call_1",
         tool_name="show",
         tool_version=2,

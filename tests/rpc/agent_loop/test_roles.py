@@ -9,7 +9,7 @@ import pytest
 
 from pawl.agent_loop.adapters.public_ledger import LedgerClient
 from pawl.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
-from pawl.agent_loop.app.public_values import ActiveRunPolicy, Caller, NewMessage
+from pawl.agent_loop.app.public_values import Caller, MessagePolicy, NewMessage
 from pawl.agent_loop.domain.options import AskedOptions
 from pawl.agent_loop.domain.run import RunOptions
 from pawl.chassis.rpc_client import open_channel
@@ -27,7 +27,7 @@ async def clients(replica: Replica, tmp_path: Path) -> AsyncIterator[tuple[Ledge
         yield LedgerClient(channel), WorkerLedgerClient(channel)
 
 
-def message(request_id: str = "", *, policy: ActiveRunPolicy = ActiveRunPolicy.QUEUE) -> NewMessage:
+def message(request_id: str = "", *, policy: MessagePolicy = MessagePolicy.QUEUE) -> NewMessage:
     return NewMessage(
         request_id=request_id,
         conversation_id="conv",
@@ -55,7 +55,7 @@ async def test_a_message_that_enters_a_run_does_not_widen_its_roles(
 ) -> None:
     public, worker = clients
     await public.submit_message(MEMBER, message())
-    _, steered = await public.submit_message(ADMIN, message(policy=ActiveRunPolicy.STEER))
+    _, steered = await public.submit_message(ADMIN, message(policy=MessagePolicy.STEER))
     assert steered
     assert await roles_in_the_loop(worker) == ("member",)
 

@@ -142,11 +142,11 @@ async def test_a_run_goes_to_its_end_and_leaves_the_same_log_as_in_memory(
 ) -> None:
     key = await submit(replica)
     found = world()
-    shop = dataclasses.replace(found.shop, ledger=client)
+    dependencies = dataclasses.replace(found.dependencies, ledger=client)
 
     state = RunState.QUEUED
     while state not in ENDED:
-        await Drive(await claim(client), shop).run()
+        await Drive(await claim(client), dependencies).run()
         await respond(replica, key)
         run = (await replica.stub.GetRun(ledger_pb2.GetRunRequest(store_id=STORE, run_id=key.run_id))).run
         state = RunState(run_pb2.RunState.Name(run.state).removeprefix("RUN_STATE_"))
@@ -161,7 +161,7 @@ async def test_what_a_worker_wrote_is_what_the_next_one_reads(replica: Replica, 
     options = RunOptions(instructions="Be brief.", temperature=0.5, tool_names=("write", "look", "mail", "show"))
     key = await submit(replica, options)
     found = world()
-    drive = Drive(await claim(client), dataclasses.replace(found.shop, ledger=client))
+    drive = Drive(await claim(client), dataclasses.replace(found.dependencies, ledger=client))
     await drive.run()
     await respond(replica, key)
 

@@ -12,12 +12,12 @@ import pytest
 from pawl.agent_loop.adapters.public_ledger import LedgerClient
 from pawl.agent_loop.app.public_ports import PublicLedger
 from pawl.agent_loop.app.public_values import (
-    ActiveRunPolicy,
     Caller,
     CancelCommand,
     ClientSession,
     DecisionCommand,
     LeaseAnswer,
+    MessagePolicy,
     NewMessage,
     PendingFilter,
     Reply,
@@ -237,7 +237,7 @@ async def messages(stage: Stage) -> Observations:
                 "conversation_must_exist": bool(conversation_id),
                 "text": text,
                 "options": RunOptions(model="m"),
-                "policy": ActiveRunPolicy.QUEUE,
+                "policy": MessagePolicy.QUEUE,
                 **fields,
             },
         )
@@ -268,7 +268,7 @@ async def undo_sources(stage: Stage) -> Observations:
         text="[Undo]",
         asked=AskedOptions(),
         options=RunOptions(model="m"),
-        policy=ActiveRunPolicy.QUEUE,
+        policy=MessagePolicy.QUEUE,
         undo=asked,
     )
     run, _ = await ledger.submit_message(me, message)

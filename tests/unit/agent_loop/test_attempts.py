@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from pawl.agent_loop.app.ports import Execution, OnBehalfOf
+from pawl.agent_loop.app.ports import CallContext, Execution
 from pawl.agent_loop.domain.tool import ExecutionPiece
 from pawl.errors import DependencyUnavailable, Internal, Overloaded, PawlError
 from tests.fakes import virtual_time
@@ -26,7 +26,7 @@ def test_an_execution_that_was_lost_counts_and_one_that_was_refused_does_not(
         registry, lost = world.registry, list[Execution]()
         perform = registry.execute
 
-        async def execute(context: OnBehalfOf, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
+        async def execute(context: CallContext, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
             if not lost:
                 lost.append(execution)
                 raise error

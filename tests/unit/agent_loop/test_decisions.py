@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from pawl.agent_loop.app.drive import Drive, Left
-from pawl.agent_loop.app.ports import Execution, OnBehalfOf, RunKey
+from pawl.agent_loop.app.ports import CallContext, Execution, RunKey
 from pawl.agent_loop.domain.call import Call, CallResult, CallState, DecisionKind
 from pawl.agent_loop.domain.command import Cancel, CommandKind, Decide, Steer, ToolResult
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.run import ENDED, RunOptions, RunState, StopCause
-from pawl.agent_loop.domain.tool import DecisionNote, ExecutionPiece, ResultNote
+from pawl.agent_loop.domain.tool import ExecutionPiece, RecordedDecision, RecordedResult
 from pawl.errors import DependencyUnavailable, LeaseLost, MethodNotFound, PawlError, RunEnded
 from tests.fakes import virtual_time
 from tests.fakes.ledger import STORE, transient
@@ -29,7 +29,7 @@ from tests.unit.agent_loop.scenario import DIGEST, VERDICTS, check_whole, everyt
 class Witness(FakeRegistry):
     """Runs a gated call only if its decision was recorded before."""
 
-    async def execute(self, context: OnBehalfOf, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
+    async def execute(self, context: CallContext, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
         recorded = {decision.call_id for decision in self.decisions}
         assert not execution.approved_digest or execution.call_id in recorded
         async for piece in super().execute(context, execution):
@@ -39,10 +39,10 @@ class Witness(FakeRegistry):
 class OldRegistry(FakeRegistry):
     """One of a version that keeps no chain."""
 
-    async def record_decisions(self, context: OnBehalfOf, decisions: Sequence[DecisionNote]) -> None:
+    async def record_decisions(self, context: CallContext, decisions: Sequence[RecordedDecision]) -> None:
         raise MethodNotFound
 
-    async def record_results(self, context: OnBehalfOf, results: Sequence[ResultNote]) -> None:
+    async def record_results(self, context: CallContext, results: Sequence[RecordedResult]) -> None:
         raise MethodNotFound
 
 
@@ -51,7 +51,7 @@ class AwayOnce(FakeRegistry):
 
     is_back = False
 
-    async def record_results(self, context: OnBehalfOf, results: Sequence[ResultNote]) -> None:
+    async def record_results(self, context: CallContext, results: Sequence[RecordedResult]) -> None:
         if not self.is_back:
             self.is_back = True
             raise DependencyUnavailable("away")
@@ -60,7 +60,7 @@ class AwayOnce(FakeRegistry):
 
 def with_registry(world: World, registry: FakeRegistry) -> World:
     world.registry = registry
-    world.shop = dataclasses.replace(world.shop, registry=registry)
+    world.dependencies = dataclasses.replace(world.dependencies, registry=registry)
     return world
 
 
@@ -77,7 +77,7 @@ def test_it_is_recorded_whatever_commit_fails(error: type[PawlError], *, done: b
         check_whole(world, key)
         (mail,) = (call for call in world.ledger.calls(key) if call.tool_name == "mail")
         assert set(world.registry.decisions) == {
-            DecisionNote(
+            RecordedDecision(
                 call_id=mail.call_id,
                 tool_name="mail",
                 tool_version=1,
@@ -88,7 +88,7 @@ def test_it_is_recorded_whatever_commit_fails(error: type[PawlError], *, done: b
         }
         (show,) = (call for call in world.ledger.calls(key) if call.tool_name == "show")
         assert set(world.registry.returned) == {
-            ResultNote(
+            RecordedResult(
                 call_id=show.call_id,
                 tool_name="show",
                 tool_version=1,
@@ -150,7 +150,7 @@ def test_a_result_is_recorded_before_it_is_used() -> None:
     async def main() -> None:
         world = World(VERDICTS, [calls('write {"n":1}', 'show {"n":1}'), says("Done.")], seconds=30.0)
         key = world.ledger.submit("hello")
-        drive = Drive(await world.claim(), world.shop)
+        drive = Drive(await world.claim(), world.dependencies)
         running = asyncio.create_task(drive.run())
         await asyncio.sleep(3.0)
         show = await held(world, key)
@@ -159,7 +159,7 @@ def test_a_result_is_recorded_before_it_is_used() -> None:
         world.registry.unreachable = 1
         failed = CallResult(content_json=b'"no"', is_error=True)
         await world.ledger.send(key, ToolResult(call_id=show.call_id, result=failed))
-        drive.poke()
+        drive.wake()
         await asyncio.sleep(0.0)
         assert not next(call for call in world.ledger.calls(key) if call.tool_name == "show").settled
         assert await running is Left.ENDED
@@ -233,7 +233,7 @@ def test_a_call_that_expires_beside_another_one_is_recorded_with_its_time() -> N
         world = World(VERDICTS, [calls('write {"n":1}', 'show {"n":1}'), says("Done.")], seconds=30.0)
         options = RunOptions(limits=Limits(offer_deadline_seconds=10.0))
         key = world.ledger.submit("hello", options=options)
-        running = asyncio.create_task(Drive(await world.claim(), world.shop).run())
+        running = asyncio.create_task(Drive(await world.claim(), world.dependencies).run())
         await asyncio.sleep(3.0)
         await held(world, key)
         assert await running is Left.ENDED

@@ -141,13 +141,13 @@ def test_a_cancel_stops_the_model_at_once_and_keeps_what_it_wrote() -> None:
         world = World(VERDICTS, [[*says("Once upon a time", chunks=4)[:2], 60.0]])
         key = world.ledger.submit("hello")
         claim = await world.claim()
-        drive = Drive(claim, world.shop)
+        drive = Drive(claim, world.dependencies)
         running = asyncio.create_task(drive.run())
         await asyncio.sleep(5.0)
         assert world.model.streaming == 1
 
         await world.ledger.send(key, Cancel(cause=StopCause.USER))
-        drive.poke()
+        drive.wake()
         assert await running is Left.ENDED
 
         assert world.clock.now() < 1010
@@ -192,13 +192,13 @@ def test_a_cancel_stops_running_tools_and_says_what_became_of_them() -> None:
     async def main() -> None:
         world = World(VERDICTS, [calls('write {"n":1}', 'look {"n":1}', 'write {"n":2}')], seconds=8.0)
         key = world.ledger.submit("hello")
-        drive = Drive(await world.claim(), world.shop)
+        drive = Drive(await world.claim(), world.dependencies)
         running = asyncio.create_task(drive.run())
         await asyncio.sleep(3.0)
         assert world.registry.running == 2
 
         await world.ledger.send(key, Cancel(cause=StopCause.USER))
-        drive.poke()
+        drive.wake()
         await running
 
         assert world.registry.running == 0
@@ -215,12 +215,12 @@ def test_an_approval_lets_its_call_start_while_siblings_run() -> None:
     async def main() -> None:
         world = World(VERDICTS, [calls('look {"n":1}', 'mail {"n":1}')], seconds=30.0)
         key = world.ledger.submit("hello", RunOptions())
-        drive = Drive(await world.claim(), world.shop)
+        drive = Drive(await world.claim(), world.dependencies)
         running = asyncio.create_task(drive.run())
         await asyncio.sleep(3.0)
 
         await world.respond(key)
-        drive.poke()
+        drive.wake()
         await asyncio.sleep(1.0)
 
         assert world.registry.running == 2

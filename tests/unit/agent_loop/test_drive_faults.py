@@ -132,7 +132,7 @@ def test_a_step_of_a_dropped_drive_may_arrive_after_the_next_one_has_looked() ->
 
         claim = await world.claim()
         world.ledger.commit = hang  # type: ignore[method-assign]
-        dropped = asyncio.create_task(Drive(claim, world.shop).run())
+        dropped = asyncio.create_task(Drive(claim, world.dependencies).run())
         while not on_its_way and not dropped.done():
             await asyncio.sleep(1.0)
             await world.respond(key)
@@ -147,7 +147,7 @@ def test_a_step_of_a_dropped_drive_may_arrive_after_the_next_one_has_looked() ->
 
         world.ledger.commit = overtake  # type: ignore[method-assign]
         with contextlib.suppress(LeaseLost, RunEnded):
-            await Drive(claim, world.shop).run()
+            await Drive(claim, world.dependencies).run()
         await world.respond(key)
         await world.finish(key)
         check_whole(world, key)
@@ -191,7 +191,7 @@ def test_a_worker_may_die_at_any_moment() -> None:
         died = False
         while not died and world.ledger.run(key).state is not RunState.COMPLETED:
             try:
-                await dying(Drive(await world.claim("first"), world.shop).run(), dies)
+                await dying(Drive(await world.claim("first"), world.dependencies).run(), dies)
             except asyncio.CancelledError:
                 died = True
             await world.respond(key)
@@ -291,7 +291,7 @@ def test_failures_of_the_model_count_over_takeovers_and_takeovers_do_not_count(
         world = World(VERDICTS, [*tries, *[fails()] * (failures - 3), says("The end.")])
         key = world.ledger.submit("hello")
         for number in range(takeovers):
-            drive = Drive(await world.claim(f"worker_{number}"), world.shop)
+            drive = Drive(await world.claim(f"worker_{number}"), world.dependencies)
             running = asyncio.create_task(drive.run())
             await asyncio.sleep(6.0)
             if hands_over:
@@ -349,7 +349,7 @@ def test_handing_over_settles_nothing_and_loses_nothing() -> None:
     async def main(after: float) -> None:
         world = everything()
         key = world.ledger.submit("hello")
-        drive = Drive(await world.claim("first"), world.shop)
+        drive = Drive(await world.claim("first"), world.dependencies)
         running = asyncio.create_task(drive.run())
         await asyncio.sleep(after)
         drive.hand_over()
@@ -399,7 +399,7 @@ def test_an_internal_error_that_never_ends_is_believed_after_some_minutes() -> N
         began = world.clock.now()
         fails_inside(world, until=math.inf, name="load")
         with pytest.raises(Internal):
-            await Drive(await world.claim(), world.shop).run()
+            await Drive(await world.claim(), world.dependencies).run()
         assert 170 < world.clock.now() - began < 200
 
     virtual_time.run(main())
@@ -441,7 +441,7 @@ def test_the_clock_of_the_database_may_jump_before_any_answer(jump: float) -> No
 
         world.ledger._now = lambda: world.clock.now() + jumped
         world.ledger.fault = fault
-        await Drive(await world.claim(), world.shop).run()
+        await Drive(await world.claim(), world.dependencies).run()
         run = world.ledger.run(key)
         assert run.failure is None
         assert run.active_seconds < 10
@@ -461,7 +461,7 @@ def test_a_round_that_takes_too_long_ends_in_time_whatever_the_clock_of_the_data
         key = world.ledger.submit("hello")
         jumped = 0.0
         world.ledger._now = lambda: world.clock.now() + jumped
-        driving = asyncio.create_task(Drive(await world.claim(), world.shop).run())
+        driving = asyncio.create_task(Drive(await world.claim(), world.dependencies).run())
         await asyncio.sleep(1.0)
         jumped = jump
         await driving

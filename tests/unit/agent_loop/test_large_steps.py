@@ -87,7 +87,7 @@ def test_a_run_with_many_large_calls_is_ended_in_several_steps() -> None:
             else:
                 some = world.ledger.calls(key)[0]
                 await world.ledger.send(key, ToolResult(call_id=some.call_id, result=CallResult(content_json=b"1")))
-            await Drive(await world.claim(), world.shop, failure=failure).run()
+            await Drive(await world.claim(), world.dependencies, failure=failure).run()
 
             assert max(map(size, world.ledger.steps)) <= BYTES_MAX
             assert world.ledger.run(key).state is (RunState.FAILED if failure else RunState.CANCELLED)

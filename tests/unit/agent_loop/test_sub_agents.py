@@ -346,7 +346,7 @@ def test_workers_that_die_at_any_step_lose_nothing_and_do_nothing_twice() -> Non
         for _ in range(60):
             if world.ledger.run(key).state in ENDED:
                 break
-            task = asyncio.create_task(Drive(await world.claim(), world.shop).run())
+            task = asyncio.create_task(Drive(await world.claim(), world.dependencies).run())
             await asyncio.wait([task])
         run, call = world.ledger.run(key), the_call(world, key)
         assert (run.state, run.output_text) == (RunState.COMPLETED, "Done."), number

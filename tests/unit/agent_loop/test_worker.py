@@ -1,4 +1,4 @@
-"""A worker: claims, leases, pokes, fencing, handing over."""
+"""A worker: claims, leases, wakeups, fencing, handing over."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def test_a_drive_that_crashes_fails_its_run_and_hurts_no_other() -> None:
                 raise ZeroDivisionError
 
         def new_drive(claim: Claim) -> Drive:
-            return (Crashing if claim.key == keys[0] else Drive)(claim, world.shop)
+            return (Crashing if claim.key == keys[0] else Drive)(claim, world.dependencies)
 
         async with at_work(world.worker(new_drive=new_drive)):
             for key in keys:
@@ -304,7 +304,7 @@ def test_a_crash_with_open_calls_settles_them() -> None:
             async def run(self) -> Left:
                 raise ZeroDivisionError
 
-        async with at_work(world.worker(new_drive=lambda claim: Crashing(claim, world.shop))):
+        async with at_work(world.worker(new_drive=lambda claim: Crashing(claim, world.dependencies))):
             await end_of(world, key)
 
         assert all(call.state in {CallState.SUCCEEDED, CallState.CANCELLED} for call in world.ledger.calls(key))
@@ -327,7 +327,7 @@ def test_a_run_that_can_neither_be_driven_nor_ended_is_quarantined_and_hurts_no_
         keys = [world.ledger.submit("hello"), world.ledger.submit("hello")]
 
         def drive(claim: Claim) -> Drive:
-            return (Hopeless if claim.key == keys[0] else Drive)(claim, world.shop)
+            return (Hopeless if claim.key == keys[0] else Drive)(claim, world.dependencies)
 
         async with at_work(world.worker(new_drive=drive, ending_drive=drive)):
             await end_of(world, keys[1])
@@ -354,7 +354,7 @@ def test_a_run_that_cannot_even_be_given_back_is_tried_again_at_the_next_renewal
         away = iter([True])
 
         def drive(claim: Claim) -> Drive:
-            return next(tries, Drive)(claim, world.shop)
+            return next(tries, Drive)(claim, world.dependencies)
 
         async def fail(name: str, done: bool) -> None:
             if name == "report_crash" and next(away, False):
@@ -381,7 +381,7 @@ def test_a_run_that_the_ledger_says_is_still_held_after_it_was_left_is_driven_ag
                 return Left.PARKED
 
         drives = iter([Forgotten])
-        async with at_work(world.worker(new_drive=lambda claim: next(drives, Drive)(claim, world.shop))):
+        async with at_work(world.worker(new_drive=lambda claim: next(drives, Drive)(claim, world.dependencies))):
             await end_of(world, key)
         assert world.meter.left == ["parked", "ended"]
         assert world.ledger.row(key).epoch == 1

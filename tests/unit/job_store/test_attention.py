@@ -14,12 +14,12 @@ from pawl.job_store.domain.command import Cancel, Receipt, Redrive, Resolve
 from pawl.job_store.domain.commit import NewMessage
 from pawl.job_store.domain.events import OperatorActed
 from pawl.job_store.domain.states import (
-    ActiveRunPolicy,
     AttentionReason,
     CallState,
     CommandOutcome,
     DecisionKind,
     LeaseAction,
+    MessagePolicy,
     OperatorAct,
     RunState,
     StopCause,
@@ -188,7 +188,7 @@ def test_a_run_that_was_stopped_and_quarantined_stays_stopped(world: World) -> N
     run_id = world.begin()
     world.cancel(run_id)
     quarantine(world, run_id)
-    later = world.submit(ActiveRunPolicy.STEER)
+    later = world.submit(MessagePolicy.STEER)
     assert not later.steered
     assert later.run.run_id != run_id
     operate(world, run_id, Redrive())

@@ -12,11 +12,11 @@ from pawl.job_store.domain.attention import ReportCrash
 from pawl.job_store.domain.calls import CallChange
 from pawl.job_store.domain.command import Redrive, Resolve
 from pawl.job_store.domain.states import (
-    ActiveRunPolicy,
     CallState,
     CommandOutcome,
     DecisionKind,
     LeaseAction,
+    MessagePolicy,
     RunState,
     StopCause,
 )
@@ -172,7 +172,7 @@ def test_however_it_ends_its_caller_hears_of_it(how: str) -> None:
         world.cancel(CHILD)
     else:
         conversation_id = world.run(CHILD).conversation_id
-        world.submit(ActiveRunPolicy.INTERRUPT, conversation_id=conversation_id)
+        world.submit(MessagePolicy.INTERRUPT, conversation_id=conversation_id)
     (command,) = world.book.inbox(world.run(parent))
     assert stop.read_ending(command.payload).state is RunState.CANCELLED
 

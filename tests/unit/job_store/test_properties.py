@@ -15,11 +15,11 @@ from pawl.job_store.domain.events import CallChanged, MessageAdded, OwnerEvent, 
 from pawl.job_store.domain.offers import ReleaseOffers
 from pawl.job_store.domain.rows import CallRow, RunRow
 from pawl.job_store.domain.states import (
-    ActiveRunPolicy,
     CallState,
     CommandOutcome,
     DecisionKind,
     LeaseAction,
+    MessagePolicy,
     RunState,
     StopCause,
 )
@@ -70,10 +70,10 @@ class Conversation(RuleBasedStateMachine):
 
     @initialize()
     def first_message(self) -> None:
-        self.submit(ActiveRunPolicy.QUEUE)
+        self.submit(MessagePolicy.QUEUE)
 
-    @rule(policy=st.sampled_from(ActiveRunPolicy))
-    def submit(self, policy: ActiveRunPolicy) -> None:
+    @rule(policy=st.sampled_from(MessagePolicy))
+    def submit(self, policy: MessagePolicy) -> None:
         try:
             submitted = self.world.submit(policy, queue_max=3)
         except PawlError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pawl.errors import ConversationBusy, ConversationNotFound, InboxChanged, QueueFull, RequestIdReused
-from pawl.job_store.domain.states import ActiveRunPolicy, RunState, StopCause
+from pawl.job_store.domain.states import MessagePolicy, RunState, StopCause
 from tests.unit.job_store.world import STORE, World
 
 
@@ -39,7 +39,7 @@ def test_an_interrupting_message_stops_the_active_run_and_goes_before_those_that
     world = World()
     active = world.begin()
     waiting = world.submit().run.run_id
-    urgent = world.submit(ActiveRunPolicy.INTERRUPT).run.run_id
+    urgent = world.submit(MessagePolicy.INTERRUPT).run.run_id
     assert world.run(active).state is RunState.CANCELLING
     assert world.run(active).stop_cause is StopCause.SUPERSEDED
     assert [command.name for command in world.book.inbox(world.run(active))] == ["cancel"]
@@ -56,7 +56,7 @@ def test_of_two_interrupting_messages_the_second_one_wins_and_both_stand_in_the_
     world = World()
     active = world.begin()
     waiting = world.submit().run.run_id
-    first, second, third = (world.submit(ActiveRunPolicy.INTERRUPT).run.run_id for _ in range(3))
+    first, second, third = (world.submit(MessagePolicy.INTERRUPT).run.run_id for _ in range(3))
     assert [world.run(run_id).state for run_id in (first, second, third)] == [RunState.QUEUED] * 3
     world.commit(active, state=RunState.CANCELLED)
     for superseded in (first, second):
@@ -73,7 +73,7 @@ def test_of_two_interrupting_messages_the_second_one_wins_and_both_stand_in_the_
 def test_of_as_many_interrupting_messages_as_may_ever_wait_the_last_one_wins() -> None:
     world = World()
     active = world.begin()
-    run_ids = [world.submit(ActiveRunPolicy.INTERRUPT, queue_max=1000).run.run_id for _ in range(1000)]
+    run_ids = [world.submit(MessagePolicy.INTERRUPT, queue_max=1000).run.run_id for _ in range(1000)]
     world.commit(active, state=RunState.CANCELLED)
     assert {world.run(run_id).state for run_id in run_ids[:-1]} == {RunState.CANCELLED}
     assert world.run(run_ids[-1]).claim_at == world.now
@@ -83,10 +83,10 @@ def test_an_interrupting_run_that_its_user_cancelled_supersedes_nothing() -> Non
     world = World()
     active = world.begin()
     waiting = world.submit().run.run_id
-    first, second = (world.submit(ActiveRunPolicy.INTERRUPT).run.run_id for _ in range(2))
+    first, second = (world.submit(MessagePolicy.INTERRUPT).run.run_id for _ in range(2))
     world.cancel(second)
     world.cancel(first)
-    third = world.submit(ActiveRunPolicy.INTERRUPT).run.run_id
+    third = world.submit(MessagePolicy.INTERRUPT).run.run_id
     world.commit(active, state=RunState.CANCELLED)
     assert world.run(third).claim_at == world.now
     assert world.run(waiting).state is RunState.QUEUED
@@ -99,9 +99,9 @@ def test_what_entered_an_interrupting_run_before_its_turn_is_kept_when_it_is_sup
     """I1: its owner puts it into the conversation, then the next one has its turn."""
     world = World()
     active = world.begin()
-    first = world.submit(ActiveRunPolicy.INTERRUPT).run.run_id
+    first = world.submit(MessagePolicy.INTERRUPT).run.run_id
     world.steer(first)
-    second = world.submit(ActiveRunPolicy.INTERRUPT).run.run_id
+    second = world.submit(MessagePolicy.INTERRUPT).run.run_id
     world.commit(active, state=RunState.CANCELLED)
     assert world.run(first).state is RunState.CANCELLING
     assert world.run(second).claim_at is None
@@ -114,7 +114,7 @@ def test_what_entered_an_interrupting_run_before_its_turn_is_kept_when_it_is_sup
 def test_an_interrupting_message_replaces_a_run_that_nobody_has_begun() -> None:
     world = World()
     idle = world.submit().run.run_id
-    urgent = world.submit(ActiveRunPolicy.INTERRUPT).run
+    urgent = world.submit(MessagePolicy.INTERRUPT).run
     assert world.run(idle).state is RunState.CANCELLED
     assert urgent.claim_at == world.now
     assert urgent.last_seq == 2
@@ -123,7 +123,7 @@ def test_an_interrupting_message_replaces_a_run_that_nobody_has_begun() -> None:
 def test_a_steering_message_enters_the_active_run() -> None:
     world = World()
     active = world.begin()
-    submitted = world.submit(ActiveRunPolicy.STEER)
+    submitted = world.submit(MessagePolicy.STEER)
     assert submitted.steered
     assert submitted.run.run_id == active
     assert [command.payload for command in world.book.inbox(world.run(active))] == [b"steer"]
@@ -134,8 +134,8 @@ def test_a_message_that_steered_a_run_is_kept_when_it_is_stopped_before_it_began
     """I1: only an owner can put it into the conversation, so the run waits for one."""
     world = World()
     idle = world.submit().run.run_id
-    assert world.submit(ActiveRunPolicy.STEER).run.run_id == idle
-    urgent = world.submit(ActiveRunPolicy.INTERRUPT).run.run_id
+    assert world.submit(MessagePolicy.STEER).run.run_id == idle
+    urgent = world.submit(MessagePolicy.INTERRUPT).run.run_id
     assert world.run(idle).state is RunState.CANCELLING
     assert world.run(urgent).claim_at is None
     assert world.claim(idle) == 1
@@ -151,7 +151,7 @@ def test_a_steering_message_is_not_lost_in_a_run_that_is_being_stopped() -> None
     world = World()
     active = world.begin()
     world.cancel(active)
-    submitted = world.submit(ActiveRunPolicy.STEER)
+    submitted = world.submit(MessagePolicy.STEER)
     assert not submitted.steered
     assert submitted.run.run_id != active
 
@@ -160,7 +160,7 @@ def test_a_message_is_refused_while_the_conversation_is_busy_if_that_was_asked()
     world = World()
     world.submit()
     with pytest.raises(ConversationBusy):
-        world.submit(ActiveRunPolicy.REJECT)
+        world.submit(MessagePolicy.REJECT)
 
 
 def test_the_queue_is_bounded() -> None:
@@ -215,6 +215,6 @@ def test_the_same_request_gets_the_same_run_and_another_payload_is_refused() -> 
     assert len(world.book.messages.rows) == 1
     with pytest.raises(RequestIdReused):
         world.submit(request_id="r1", fingerprint=b"other")
-    steered = world.submit(ActiveRunPolicy.STEER, request_id="r2")
-    assert world.submit(ActiveRunPolicy.STEER, request_id="r2").steered
+    steered = world.submit(MessagePolicy.STEER, request_id="r2")
+    assert world.submit(MessagePolicy.STEER, request_id="r2").steered
     assert len(world.book.inbox(world.run(steered.run.run_id))) == 1

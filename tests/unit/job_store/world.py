@@ -16,7 +16,7 @@ from pawl.job_store.domain.commit import Commit, Committed
 from pawl.job_store.domain.delegation import Delegation
 from pawl.job_store.domain.offers import Leased, LeaseOffer
 from pawl.job_store.domain.rows import CallRow, Queue, RunRow
-from pawl.job_store.domain.states import ActiveRunPolicy, CallState, DecisionKind, RunState, StopCause
+from pawl.job_store.domain.states import CallState, DecisionKind, MessagePolicy, RunState, StopCause
 from pawl.job_store.domain.submit import Submit, Submitted
 
 DIGEST = "ab" * 32
@@ -56,7 +56,7 @@ class World:
     def number(self) -> int:
         return next(self._numbers)
 
-    def submit(self, policy: ActiveRunPolicy = ActiveRunPolicy.QUEUE, **fields: Any) -> Submitted:
+    def submit(self, policy: MessagePolicy = MessagePolicy.QUEUE, **fields: Any) -> Submitted:
         submitted: Submitted = self.apply(submission(policy, **fields))
         return submitted
 
@@ -156,7 +156,7 @@ class World:
         return [event.type for event in self.book.events.rows if event.run_id == run_id]
 
 
-def submission(policy: ActiveRunPolicy = ActiveRunPolicy.QUEUE, **fields: Any) -> Submit:
+def submission(policy: MessagePolicy = MessagePolicy.QUEUE, **fields: Any) -> Submit:
     """A message of ann to one conversation."""
     values: dict[str, Any] = {
         "store_id": STORE,

@@ -9,7 +9,6 @@ import grpc
 from pawl.agent_loop.adapters import undo_reads, wire, wire_events
 from pawl.agent_loop.adapters.views import call_view, log_gap, logged_event, run_view
 from pawl.agent_loop.app.public_values import (
-    ActiveRunPolicy,
     Caller,
     CallView,
     ClientSession,
@@ -17,6 +16,7 @@ from pawl.agent_loop.app.public_values import (
     DecisionRight,
     EventPage,
     LeaseAnswer,
+    MessagePolicy,
     NewMessage,
     Outcome,
     Page,
@@ -38,7 +38,7 @@ EVENTS_PER_PAGE = 256
 
 _wire: Final = wire.translator({Outcome: Outcome.REFUSED})
 _OUTCOMES: Final = _wire.enum(Outcome, ledger_pb2.CommandOutcome)
-_POLICIES: Final = _wire.enum(ActiveRunPolicy, ledger_pb2.ActiveRunPolicy)
+_POLICIES: Final = _wire.enum(MessagePolicy, ledger_pb2.ActiveRunPolicy)
 _RIGHTS: Final = _wire.enum(DecisionRight, ledger_pb2.DecisionRight)
 _RUN_STATES: Final = _wire.enum(RunState, run_pb2.RunState)
 _CALL_STATES: Final = _wire.enum(CallState, call_pb2.CallState)

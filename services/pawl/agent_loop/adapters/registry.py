@@ -9,19 +9,19 @@ from typing import Final
 import grpc
 
 from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.app.ports import Execution, OnBehalfOf
+from pawl.agent_loop.app.ports import CallContext, Execution
 from pawl.agent_loop.domain.call import ExecutionContext
 from pawl.agent_loop.domain.run import PinnedTool
 from pawl.agent_loop.domain.tool import (
-    DecisionNote,
     Disposition,
     ExecutionPiece,
     ExecutionProgress,
     ExecutionResult,
     Outcome,
     ProposedCall,
+    RecordedDecision,
+    RecordedResult,
     Resolved,
-    ResultNote,
     Stopped,
     Tool,
     Verdict,
@@ -41,11 +41,11 @@ _CONTEXTS: Final = wire.translator({ExecutionContext: ExecutionContext.UNSPECIFI
     ExecutionContext, call_pb2.ExecutionContext
 )
 
-_CONTEXT: Final = _wire.struct(OnBehalfOf, execution_pb2.CallContext)
+_CONTEXT: Final = _wire.struct(CallContext, execution_pb2.CallContext)
 _PROPOSED: Final = _wire.struct(ProposedCall, execution_pb2.ProposedCall, Exceptions(of_message=("edited",)))
-_DECISION: Final = _wire.struct(DecisionNote, execution_pb2.RecordedDecision)
+_DECISION: Final = _wire.struct(RecordedDecision, execution_pb2.RecordedDecision)
 _RESULT_NOTE: Final = _wire.struct(
-    ResultNote,
+    RecordedResult,
     execution_pb2.RecordedResult,
     Exceptions(
         of_struct=("arguments_json", "content_json"),
@@ -86,7 +86,7 @@ class RegistryClient:
         self._stub = execution_pb2_grpc.ExecutionServiceStub(channel)
 
     async def resolve(
-        self, context: OnBehalfOf, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0
+        self, context: CallContext, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0
     ) -> Resolved:
         request = execution_pb2.ResolveToolsRequest(
             context=_CONTEXT.fields(context),
@@ -99,7 +99,7 @@ class RegistryClient:
         return Resolved(tools=tuple(map(_TOOL.read, response.tools)), left_out=response.left_out_count)
 
     async def check(
-        self, context: OnBehalfOf, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]
+        self, context: CallContext, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]
     ) -> tuple[Verdict, ...]:
         request = execution_pb2.CheckCallsRequest(
             context=_CONTEXT.fields(context),
@@ -110,21 +110,21 @@ class RegistryClient:
             response = await self._stub.CheckCalls(request)
         return tuple(map(_VERDICT.read, response.verdicts))
 
-    async def record_decisions(self, context: OnBehalfOf, decisions: Sequence[DecisionNote]) -> None:
+    async def record_decisions(self, context: CallContext, decisions: Sequence[RecordedDecision]) -> None:
         request = execution_pb2.RecordDecisionsRequest(
             context=_CONTEXT.fields(context), decisions=map(_DECISION.fields, decisions)
         )
         with translating():
             await self._stub.RecordDecisions(request)
 
-    async def record_results(self, context: OnBehalfOf, results: Sequence[ResultNote]) -> None:
+    async def record_results(self, context: CallContext, results: Sequence[RecordedResult]) -> None:
         request = execution_pb2.RecordResultsRequest(
             context=_CONTEXT.fields(context), results=map(_RESULT_NOTE.fields, results)
         )
         with translating():
             await self._stub.RecordResults(request)
 
-    async def execute(self, context: OnBehalfOf, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
+    async def execute(self, context: CallContext, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
         request = execution_pb2.ExecuteToolRequest(context=_CONTEXT.fields(context), **_EXECUTION.fields(execution))
         stream = self._stub.ExecuteTool(request)
         try:
@@ -134,7 +134,7 @@ class RegistryClient:
         finally:
             stream.cancel()
 
-    async def cancel(self, context: OnBehalfOf, call_id: str, *, wait_seconds: float) -> Stopped:
+    async def cancel(self, context: CallContext, call_id: str, *, wait_seconds: float) -> Stopped:
         request = execution_pb2.CancelExecutionRequest(
             context=_CONTEXT.fields(context), call_id=call_id, wait_seconds=wait_seconds
         )

@@ -16,8 +16,8 @@ from typing import Final, TypeVar, assert_never
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.app.jobs import Jobs, Workshop
 from pawl.agent_loop.app.ports import Claim, Loaded
+from pawl.agent_loop.app.run_tasks import RunTasks, WorkerDependencies
 from pawl.agent_loop.domain import facts, planning, step
 from pawl.agent_loop.domain.call import CallResult, CallState
 from pawl.agent_loop.domain.commands import (
@@ -44,7 +44,7 @@ from pawl.agent_loop.domain.planning import Plan
 from pawl.agent_loop.domain.run import ENDED, RunFailure
 from pawl.agent_loop.domain.state import MODEL, State
 from pawl.agent_loop.domain.step import Committed, LeaseAction, Step
-from pawl.agent_loop.domain.tool import DecisionNote
+from pawl.agent_loop.domain.tool import RecordedDecision
 from pawl.chassis.retry import INTERNAL_SECONDS_MAX, Retry
 from pawl.errors import IllegalTransition, InboxChanged
 
@@ -72,21 +72,21 @@ class Left(StrEnum):
 class Drive:
     """One claimed run. `run` may be cancelled at any time: nothing more is written then."""
 
-    def __init__(self, claim: Claim, shop: Workshop, *, failure: RunFailure | None = None) -> None:
+    def __init__(self, claim: Claim, dependencies: WorkerDependencies, *, failure: RunFailure | None = None) -> None:
         """With `failure` the run is ended: what goes on is stopped, what is open is settled."""
         self.claim = claim
-        self._shop = shop
+        self._dependencies = dependencies
         # What ends a run that crashed has been waited for: the worker is told at once if it cannot be done either.
         internal_seconds_max = 0.0 if failure else INTERNAL_SECONDS_MAX
-        self._retry = Retry(shop.clock, chance=shop.random, internal_seconds_max=internal_seconds_max)
+        self._retry = Retry(dependencies.clock, chance=dependencies.random, internal_seconds_max=internal_seconds_max)
         self._signal = asyncio.Event()
         self._facts: list[Fact] = [RunRefused(failure=failure)] if failure else []
         self._outbox: list[OwnerEvent] = []
         self._shown = Shown()
-        self._poked = False
+        self._woken = False
         self._handing_over = False
         self._recorded: set[str] = set()
-        self._given: frozenset[DecisionNote] = frozenset()
+        self._given: frozenset[RecordedDecision] = frozenset()
         self._given_up: set[str] = set()
         self._refusals = 0
         self._has_written = False
@@ -94,11 +94,11 @@ class Drive:
         self._active_from = 0.0
         self._plan_again_at = 0.0
         self._base: State
-        self._jobs: Jobs
+        self._tasks: RunTasks
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """Say that commands may have arrived."""
-        self._poked = True
+        self._woken = True
         self._signal.set()
 
     def hand_over(self) -> None:
@@ -114,9 +114,9 @@ class Drive:
         """
         loaded = await self._load()
         self._base = _state_of(loaded)
-        self._active_from = self._shop.clock.monotonic() - loaded.run.active_seconds
-        self._jobs = Jobs(
-            self._shop,
+        self._active_from = self._dependencies.clock.monotonic() - loaded.run.active_seconds
+        self._tasks = RunTasks(
+            self._dependencies,
             loaded.run,
             retry=self._retry,
             signal=self._signal,
@@ -128,13 +128,13 @@ class Drive:
                 pass
             return left
         finally:
-            await self._jobs.cut_all()
+            await self._tasks.cut_all()
 
     async def _turn(self) -> Left | None:
         self._signal.clear()
         if self._handing_over:
             return await self._let_go()
-        if self._poked or self._has_lapsed_offer():
+        if self._woken or self._has_lapsed_offer():
             await self._read_inbox()
         self._collect(at_once=False)
         if await self._take_part():
@@ -143,7 +143,7 @@ class Drive:
             await self._show_output()
             return None
         taken = self._fitting_facts()
-        now, began = self._now(), self._shop.clock.monotonic()
+        now, began = self._now(), self._dependencies.clock.monotonic()
         plan = planning.plan(self._planning_base(taken), self._facts_with_seqs(taken), now)
         if isinstance(plan.rest, StopModel):
             # Cut first: then one step says all.
@@ -157,7 +157,7 @@ class Drive:
         for work in plan.work:
             if isinstance(work, StartModel):
                 self._shown = Shown()
-            self._jobs.start(work, plan.state)
+            self._tasks.start(work, plan.state)
         return await self._rest(plan.rest, began - now)
 
     async def _rest(self, rest: Wait | Park | Finish, from_database: float) -> Left | None:
@@ -178,8 +178,8 @@ class Drive:
 
     def _only_output_can_be_there(self) -> bool:
         """Return whether the model goes on and no rule has anything new to judge."""
-        is_quiet = not self._facts and not self._base.commands and MODEL in self._jobs.under_way
-        return is_quiet and self._shop.clock.monotonic() < self._plan_again_at
+        is_quiet = not self._facts and not self._base.commands and MODEL in self._tasks.under_way
+        return is_quiet and self._dependencies.clock.monotonic() < self._plan_again_at
 
     async def _show_output(self) -> None:
         if self._outbox:
@@ -191,7 +191,7 @@ class Drive:
 
     async def _take_part(self) -> bool:
         """Make a part of an inbox durable that is too large for the step that follows; whether it was so large."""
-        part = planning.take_part(self._planning_base(0), self._now(), self._shop.step_bytes_max)
+        part = planning.take_part(self._planning_base(0), self._now(), self._dependencies.step_bytes_max)
         if part is None:
             return False
         await self._record()
@@ -204,7 +204,7 @@ class Drive:
         unrecorded = replace(self._base, commands=tuple(commands))
         given = approvals_given(self._base)
         decided = (*(note for note in given if note not in self._given), *decisions(unrecorded))
-        await self._jobs.record(decided, results(unrecorded))
+        await self._tasks.record(decided, results(unrecorded))
         self._given = frozenset(given)
         self._recorded = {command.command_id for command in self._base.commands}
 
@@ -217,14 +217,14 @@ class Drive:
         is_last = isinstance(plan.rest, Finish)
         lost = given_up(plan.state if is_last else self._base)
         untold = [note for note in lost if note.call_id not in self._given_up]
-        if await self._jobs.report(untold, seconds_max=_LAST_REPORT_SECONDS if is_last else 0.0):
+        if await self._tasks.report(untold, seconds_max=_LAST_REPORT_SECONDS if is_last else 0.0):
             self._given_up.update(note.call_id for note in untold)
 
     # The ledger's side.
 
     async def _answered(self, request: Callable[[], Awaitable[T]]) -> T:
         """Return the ledger's answer, however long it takes. While it is away, the run is not active."""
-        clock = self._shop.clock
+        clock = self._dependencies.clock
         began = clock.monotonic()
         try:
             return await self._retry.until_answered(request)
@@ -234,8 +234,8 @@ class Drive:
                 self._active_from += waited
 
     async def _load(self) -> Loaded:
-        self._poked = False
-        loaded = await self._answered(lambda: self._shop.ledger.load(self.claim))
+        self._woken = False
+        loaded = await self._answered(lambda: self._dependencies.ledger.load(self.claim))
         self._set_time(loaded.now)
         return loaded
 
@@ -246,23 +246,23 @@ class Drive:
         return any(call.deadline_time is not None and call.deadline_time <= now for call in offered)
 
     async def _read_inbox(self) -> None:
-        self._poked = False
+        self._woken = False
         if others_change_calls(self._base):
             self._base = _state_of(await self._load())
             return
-        commands = await self._answered(lambda: self._shop.ledger.list_commands(self.claim))
+        commands = await self._answered(lambda: self._dependencies.ledger.list_commands(self.claim))
         self._base = replace(self._base, commands=commands)
 
     async def _commit(self, planned: Step, after: State, *, facts_taken: int = 0) -> bool:
         """Write a step. Returns whether it was taken; if not, the base is fresh and the step is to be planned again."""
-        commit_id = self._shop.ids.new("cmt")
+        commit_id = self._dependencies.ids.new("cmt")
         told = len(self._outbox)
         if not self._has_written or shared_decisions(self._base):
             # A step of a drive that this worker dropped may still be on its way: it has the same epoch. And no call
             # moves on before the approvals that it has are written down: each is in the log.
             planned = replace(planned, after_seq=self._base.run.last_seq)
         try:
-            answer = await self._answered(lambda: self._shop.ledger.commit(self.claim, commit_id, planned))
+            answer = await self._answered(lambda: self._dependencies.ledger.commit(self.claim, commit_id, planned))
         except (InboxChanged, IllegalTransition):
             known_seq = self._base.run.last_seq
             self._base = _state_of(await self._load())
@@ -281,7 +281,7 @@ class Drive:
 
     def _note(self, answer: Committed) -> None:
         if answer.commands_pending:
-            self.poke()
+            self.wake()
 
     def _step(self, plan: Plan) -> Step:
         park = plan.rest if isinstance(plan.rest, Park) else None
@@ -295,7 +295,7 @@ class Drive:
 
     async def _let_go(self) -> Left:
         """Write what is known, without deciding anything, and release the run."""
-        await self._jobs.cut_all()
+        await self._tasks.cut_all()
         self._collect(at_once=True)
         while await self._take_part():
             pass
@@ -314,12 +314,12 @@ class Drive:
 
     def _collect(self, *, at_once: bool) -> None:
         """Take facts, progress, and the output that is due; with a fact, all output comes before it."""
-        self._facts += self._jobs.facts()
-        self._outbox += self._jobs.progress()
-        self._outbox += self._jobs.output(at_once=at_once or bool(self._facts))
+        self._facts += self._tasks.facts()
+        self._outbox += self._tasks.progress()
+        self._outbox += self._tasks.output(at_once=at_once or bool(self._facts))
 
     async def _cut_model(self, failure: RunFailure | None) -> None:
-        cut = await self._jobs.cut_model()
+        cut = await self._tasks.cut_model()
         self._collect(at_once=True)
         if cut is not None:
             # Why goes along: without the model call, no rule would see the round's limit again.
@@ -328,7 +328,7 @@ class Drive:
     def _fitting_facts(self) -> int:
         """Return how many of the facts go into one step: the results of a batch can be large."""
         sizes = [len(result.content_json) if result else 0 for result in map(_result_of, self._facts)]
-        return step.fitting(sizes, self._shop.step_bytes_max)
+        return step.fitting(sizes, self._dependencies.step_bytes_max)
 
     def _facts_with_seqs(self, taken: int) -> tuple[Fact, ...]:
         """Return the first facts; those that end a model call say where its output is, also that of this very step."""
@@ -345,8 +345,8 @@ class Drive:
 
     async def _wait(self, until: float) -> None:
         """Return when something happened, output is due, or at that time, by the monotonic clock."""
-        due = self._jobs.output_due_at()
-        wait = (until if due is None else min(until, due)) - self._shop.clock.monotonic()
+        due = self._tasks.output_due_at()
+        wait = (until if due is None else min(until, due)) - self._dependencies.clock.monotonic()
         try:
             async with asyncio.timeout(None if math.isinf(wait) else max(_WAIT_SECONDS_MIN, wait)):
                 await self._signal.wait()
@@ -356,26 +356,26 @@ class Drive:
     def _planning_base(self, taken: int) -> State:
         # A call whose end is known and is told by a later step is not to be begun again.
         ended = {fact.call_id for fact in self._facts[taken:] if isinstance(fact, CallExecuted)}
-        under_way, active_seconds = self._jobs.under_way | ended, self._active_seconds()
+        under_way, active_seconds = self._tasks.under_way | ended, self._active_seconds()
         return self._counting_output(replace(self._base, under_way=under_way, active_seconds=active_seconds))
 
     def _counting_output(self, state: State) -> State:
         """Count what is about to be shown: should this worker die, the next one does not know what it cost."""
-        opened, usage = state.loop.model_call, self._jobs.model_usage()
+        opened, usage = state.loop.model_call, self._tasks.model_usage()
         if opened is None or usage is None or not any(isinstance(event, OutputDelta) for event in self._outbox):
             return state
         return replace(state, run=replace(state.run, usage=opened.usage_before + usage))
 
     def _set_time(self, database_time: float) -> None:
-        self._clock_offset = database_time - self._shop.clock.monotonic()
+        self._clock_offset = database_time - self._dependencies.clock.monotonic()
 
     def _now(self) -> float:
         """Return the database's time, late by at most one answer's way. It may jump: only deadlines go by it."""
-        return self._shop.clock.monotonic() + self._clock_offset
+        return self._dependencies.clock.monotonic() + self._clock_offset
 
     def _active_seconds(self) -> float:
         """Return how long the run was active, by a clock that does not jump."""
-        return self._shop.clock.monotonic() - self._active_from
+        return self._dependencies.clock.monotonic() - self._active_from
 
 
 def _result_of(fact: Fact) -> CallResult | None:

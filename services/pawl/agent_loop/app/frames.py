@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from pawl.agent_loop.app.public_values import ActiveRunPolicy, CallView, LogGap, LoggedEvent, Outcome
+from pawl.agent_loop.app.public_values import CallView, LogGap, LoggedEvent, MessagePolicy, Outcome
 from pawl.agent_loop.domain.call import DecisionKind
 from pawl.agent_loop.domain.options import AskedOptions
 from pawl.agent_loop.domain.run import RunState
@@ -35,7 +35,7 @@ class Start:
     conversation_id: str
     text: str
     options: AskedOptions
-    policy: ActiveRunPolicy
+    policy: MessagePolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class UserMessage:
 
     conversation_id: str
     text: str
-    policy: ActiveRunPolicy
+    policy: MessagePolicy
     options: AskedOptions
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pawl.agent_loop.app.public_ports import PublicLedger
-from pawl.agent_loop.app.public_values import ActiveRunPolicy, Caller, NewMessage, RunView
+from pawl.agent_loop.app.public_values import Caller, MessagePolicy, NewMessage, RunView
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.domain.options import AskedOptions, RunDefaults, complete
 from pawl.errors import InvalidField
@@ -24,7 +24,7 @@ class Messages:
         conversation_id: str,
         text: str,
         asked: AskedOptions,
-        policy: ActiveRunPolicy,
+        policy: MessagePolicy,
     ) -> RunView:
         """Create a run; durable when this returns. Idempotent by request id.
 
@@ -32,7 +32,7 @@ class Messages:
             InvalidField, TooLarge: the message or an option is wrong.
             ConversationNotFound, ConversationBusy, QueueFull, RequestIdReused.
         """
-        if policy is ActiveRunPolicy.STEER:
+        if policy is MessagePolicy.STEER:
             raise InvalidField("a run cannot be started by steering: send a message instead", field="policy")
         run, _ = await self._submit(
             caller,
@@ -53,7 +53,7 @@ class Messages:
         conversation_id: str,
         text: str,
         asked: AskedOptions,
-        policy: ActiveRunPolicy,
+        policy: MessagePolicy,
     ) -> tuple[RunView, bool]:
         """Send a message to a conversation; return its run, and whether it entered an active one.
 
@@ -78,7 +78,7 @@ class Messages:
         conversation_must_exist: bool,
         text: str,
         asked: AskedOptions,
-        policy: ActiveRunPolicy,
+        policy: MessagePolicy,
     ) -> tuple[RunView, bool]:
         message = NewMessage(
             request_id=request_id,

@@ -13,11 +13,11 @@ from pawl.agent_loop.domain.message import Message
 from pawl.agent_loop.domain.run import PinnedTool, Run, RunAbove, Usage
 from pawl.agent_loop.domain.step import Committed, Step
 from pawl.agent_loop.domain.tool import (
-    DecisionNote,
     ExecutionPiece,
     ProposedCall,
+    RecordedDecision,
+    RecordedResult,
     Resolved,
-    ResultNote,
     Stopped,
     Verdict,
 )
@@ -117,7 +117,7 @@ class WorkerLedger(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnBehalfOf:
+class CallContext:
     """The run that a registry call is about, and its user."""
 
     store_id: str
@@ -153,7 +153,7 @@ class Registry(Protocol):
     """The tool registry. Every method may raise DependencyUnavailable and then be called again."""
 
     async def resolve(
-        self, context: OnBehalfOf, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0
+        self, context: CallContext, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0
     ) -> Resolved:
         """Return tools by name (none: all that the user may call), pinned ones in their version; `most` 0 means any.
 
@@ -163,12 +163,12 @@ class Registry(Protocol):
         ...
 
     async def check(
-        self, context: OnBehalfOf, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]
+        self, context: CallContext, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]
     ) -> tuple[Verdict, ...]:
         """Return a verdict on each call, in order. Executes nothing."""
         ...
 
-    async def record_decisions(self, context: OnBehalfOf, decisions: Sequence[DecisionNote]) -> None:
+    async def record_decisions(self, context: CallContext, decisions: Sequence[RecordedDecision]) -> None:
         """Write to the audit chain what people decided, before it takes effect. Idempotent.
 
         Raises:
@@ -176,7 +176,7 @@ class Registry(Protocol):
         """
         ...
 
-    async def record_results(self, context: OnBehalfOf, results: Sequence[ResultNote]) -> None:
+    async def record_results(self, context: CallContext, results: Sequence[RecordedResult]) -> None:
         """Write to the audit chain what front ends returned, before it is used. Idempotent.
 
         Raises:
@@ -184,7 +184,7 @@ class Registry(Protocol):
         """
         ...
 
-    def execute(self, context: OnBehalfOf, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
+    def execute(self, context: CallContext, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
         """Run a call: progress, then its result, last. Consume it inside `contextlib.aclosing`.
 
         Raises:
@@ -192,7 +192,7 @@ class Registry(Protocol):
         """
         ...
 
-    async def cancel(self, context: OnBehalfOf, call_id: str, *, wait_seconds: float) -> Stopped:
+    async def cancel(self, context: CallContext, call_id: str, *, wait_seconds: float) -> Stopped:
         """Stop a call wherever it runs, and wait for its end. Idempotent."""
         ...
 

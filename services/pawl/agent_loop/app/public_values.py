@@ -121,7 +121,7 @@ class Page(Generic[T]):
     next_page_token: str
 
 
-class ActiveRunPolicy(StrEnum):
+class MessagePolicy(StrEnum):
     """The effect of a message while a run of its conversation is active."""
 
     QUEUE = "QUEUE"
@@ -143,7 +143,7 @@ class NewMessage:
     text: str
     asked: AskedOptions
     options: RunOptions
-    policy: ActiveRunPolicy
+    policy: MessagePolicy
     undo: Undo | None = None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pawl.agent_loop.app.public_ports import PublicLedger
-from pawl.agent_loop.app.public_values import ActiveRunPolicy, Caller, NewMessage, RunView
+from pawl.agent_loop.app.public_values import Caller, MessagePolicy, NewMessage, RunView
 from pawl.agent_loop.domain import undo
 from pawl.agent_loop.domain.options import AskedOptions, RunDefaults, complete
 from pawl.agent_loop.domain.run import ENDED, Undo
@@ -48,7 +48,7 @@ class Undoing:
             text=undo.request_text(run_id, call_id),
             asked=asked,
             options=complete(asked, self._defaults),
-            policy=ActiveRunPolicy.QUEUE,
+            policy=MessagePolicy.QUEUE,
             undo=Undo(run_id=run_id, call_id=call_id, user_id=caller.user_id),
         )
         created, _ = await self._ledger.submit_message(owner, message)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pawl.agent_loop.app.hands import Hands
 from pawl.agent_loop.app.ports import WorkerLedger
+from pawl.agent_loop.app.tool_calls import ToolCalls
 from pawl.agent_loop.domain import undo
 from pawl.agent_loop.domain.call import Inverse
 from pawl.agent_loop.domain.fact import Fact, InverseChecked, RunRefused, UndoPlanned
@@ -18,10 +18,10 @@ from pawl.errors import RunNotFound, ToolNotFound
 class Unwinding:
     """Reads for one run that is an undo. What it undoes has ended, so it is read once."""
 
-    def __init__(self, run: Run, *, ledger: WorkerLedger, hands: Hands, retry: Retry) -> None:
+    def __init__(self, run: Run, *, ledger: WorkerLedger, tool_calls: ToolCalls, retry: Retry) -> None:
         self._run = run
         self._ledger = ledger
-        self._hands = hands
+        self._tool_calls = tool_calls
         self._retry = retry
         self._sources: tuple[UndoSource, ...] | None = None
 
@@ -52,7 +52,7 @@ class Unwinding:
             tool_version=version,
             arguments_json=inverse.arguments_json,
         )
-        verdicts = await self._hands.check([proposed], [inverse.tool_name])
+        verdicts = await self._tool_calls.check([proposed], [inverse.tool_name])
         return InverseChecked(call=call, verdict=verdicts[call.call_id])
 
     async def _read(self) -> tuple[UndoSource, ...]:
@@ -66,7 +66,7 @@ class Unwinding:
 
     async def _pinned(self, name: str) -> PinnedTool | None:
         try:
-            tools = (await self._hands.resolve([name])).tools
+            tools = (await self._tool_calls.resolve([name])).tools
         except ToolNotFound:
             return None
         return next((PinnedTool(name=tool.name, version=tool.version) for tool in tools if tool.name == name), None)

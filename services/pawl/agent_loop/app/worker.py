@@ -207,7 +207,7 @@ class Worker:
     async def _on_command(self, key: RunKey) -> None:
         for claim, held in self._held.items():
             if claim.key == key:
-                held.drive.poke()
+                held.drive.wake()
 
     async def _claim(self, room: int) -> int:
         async with self._claiming:
@@ -235,7 +235,7 @@ class Worker:
                 self._start(claim, began)
         for claim in renewal.with_commands:
             if claim in self._held:
-                self._held[claim].drive.poke()
+                self._held[claim].drive.wake()
 
     def _start(self, claim: Claim, began: float) -> None:
         if self._drives(claim) or self._stopping:

@@ -30,7 +30,7 @@ from pawl.agent_loop.domain.command import (
 )
 from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.domain.state import State
-from pawl.agent_loop.domain.tool import DecisionNote, ResultNote
+from pawl.agent_loop.domain.tool import RecordedDecision, RecordedResult
 from pawl.chassis import strict_json
 
 _WITHDRAWN = "The user sent a new message before this call was made; it was not made."
@@ -67,10 +67,10 @@ def apply_command(state: State, command: Command, now: float) -> State:
             assert_never(command.kind)
 
 
-def decisions(state: State) -> tuple[DecisionNote, ...]:
+def decisions(state: State) -> tuple[RecordedDecision, ...]:
     """Return what the unconsumed commands of a state decide about gated calls."""
     return tuple(
-        DecisionNote(
+        RecordedDecision(
             call_id=call.call_id,
             tool_name=call.tool_name,
             tool_version=call.tool_version,
@@ -86,7 +86,7 @@ def decisions(state: State) -> tuple[DecisionNote, ...]:
     )
 
 
-def results(state: State) -> tuple[ResultNote, ...]:
+def results(state: State) -> tuple[RecordedResult, ...]:
     """Return what the unconsumed commands of a state bring for front-end calls."""
     return tuple(
         _result_note(_with_result(call, command.kind, command.time), command.user_id)
@@ -97,7 +97,7 @@ def results(state: State) -> tuple[ResultNote, ...]:
     )
 
 
-def given_up(state: State) -> tuple[ResultNote, ...]:
+def given_up(state: State) -> tuple[RecordedResult, ...]:
     """Return the front-end calls of the last two rounds that ended while a client held them, without its result."""
     return tuple(
         _result_note(call, state.run.user_id)
@@ -112,9 +112,9 @@ def given_up(state: State) -> tuple[ResultNote, ...]:
     )
 
 
-def _result_note(call: Call, user_id: str) -> ResultNote:
+def _result_note(call: Call, user_id: str) -> RecordedResult:
     began, ended = call.start_time, call.end_time
-    return ResultNote(
+    return RecordedResult(
         call_id=call.call_id,
         tool_name=call.tool_name,
         tool_version=call.tool_version,
@@ -131,10 +131,10 @@ def others_change_calls(state: State) -> bool:
     return bool(shared_decisions(state)) or any(call.state is CallState.OFFERED for call in state.open_calls)
 
 
-def approvals_given(state: State) -> tuple[DecisionNote, ...]:
+def approvals_given(state: State) -> tuple[RecordedDecision, ...]:
     """Return the approvals and edits of calls that several people approve, also of what they were before an edit."""
     return tuple(
-        DecisionNote(
+        RecordedDecision(
             call_id=call.call_id,
             tool_name=call.tool_name,
             tool_version=call.tool_version,

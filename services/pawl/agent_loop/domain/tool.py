@@ -50,7 +50,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int = 0
 
 
-class DecisionNote(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedDecision(msgspec.Struct, frozen=True, kw_only=True):
     """The decision of a person about a gated call, for the audit chain."""
 
     call_id: str
@@ -63,7 +63,7 @@ class DecisionNote(msgspec.Struct, frozen=True, kw_only=True):
     """In place of the arguments."""
 
 
-class ResultNote(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a front-end call, for the audit chain; who brought the result or held the call, and how long."""
 
     call_id: str

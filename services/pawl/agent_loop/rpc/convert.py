@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.agent_loop.app.frames import CallDecision, ToolResult
-from pawl.agent_loop.app.public_values import ActiveRunPolicy, Caller, PendingFilter
+from pawl.agent_loop.app.public_values import Caller, MessagePolicy, PendingFilter
 from pawl.agent_loop.domain.call import CallState, DecisionKind
 from pawl.agent_loop.domain.command import CallResolution
 from pawl.agent_loop.domain.options import NAME_CHARACTERS_MAX, AskedOptions
@@ -64,15 +64,15 @@ def enum(
         raise InvalidField(f"{field} has no known value", field=field) from None
 
 
-def policy(number: int) -> ActiveRunPolicy:
+def policy(number: int) -> MessagePolicy:
     """Return what a message does while a run is active."""
     return enum(
-        ActiveRunPolicy,
+        MessagePolicy,
         types_pb2.MessagePolicy,
         "MESSAGE_POLICY_",
         number,
         field="policy",
-        default=ActiveRunPolicy.QUEUE,
+        default=MessagePolicy.QUEUE,
     )
 
 

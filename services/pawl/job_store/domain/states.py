@@ -88,7 +88,7 @@ class DecisionRight(IntEnum):
     QUESTIONS = 3
 
 
-class ActiveRunPolicy(IntEnum):
+class MessagePolicy(IntEnum):
     """The effect of a message while a run of its conversation is active."""
 
     QUEUE = 1

@@ -14,7 +14,7 @@ from pawl.job_store.domain.book import Book, Ids, Names
 from pawl.job_store.domain.events import RunChanged
 from pawl.job_store.domain.log import write
 from pawl.job_store.domain.rows import ConversationRow, RequestRow, RunRow
-from pawl.job_store.domain.states import ActiveRunPolicy, RunState, StopCause
+from pawl.job_store.domain.states import MessagePolicy, RunState, StopCause
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: bytes
     conversation_id: str
     conversation_must_exist: bool
-    policy: ActiveRunPolicy
+    policy: MessagePolicy
     message: bytes
     steer: bytes
     interrupt: bytes
@@ -129,18 +129,18 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         if active is None:
             return self._create(book, conversation, now, ids)
         match self.policy:
-            case ActiveRunPolicy.REJECT:
+            case MessagePolicy.REJECT:
                 raise ConversationBusy
-            case ActiveRunPolicy.QUEUE:
+            case MessagePolicy.QUEUE:
                 return self._create(book, conversation, now, ids)
-            case ActiveRunPolicy.STEER:
+            case MessagePolicy.STEER:
                 if active.is_stopping:
                     # What enters a run that is being stopped would be lost.
                     return self._create(book, conversation, now, ids)
                 letter = self._letter(inbox.STEER, self.steer, ids)
                 active = inbox.accept_message(book, active, letter, self.inbox_limits, now=now)
                 return Submitted(run=turn.wake(book, active, now=now), steered=True)
-            case ActiveRunPolicy.INTERRUPT:
+            case MessagePolicy.INTERRUPT:
                 submitted = self._create(book, conversation, now, ids, first=True)
                 if active.state is not RunState.CANCELLING:
                     active = inbox.accept(book, active, self._letter(inbox.CANCEL, self.interrupt, ids), now=now)

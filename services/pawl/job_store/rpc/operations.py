@@ -36,11 +36,11 @@ from pawl.job_store.domain.events import OwnerEvent
 from pawl.job_store.domain.offers import LeaseOffer
 from pawl.job_store.domain.rows import TOKENS_MAX
 from pawl.job_store.domain.states import (
-    ActiveRunPolicy,
     CallState,
     DecisionKind,
     DecisionRight,
     LeaseAction,
+    MessagePolicy,
     RunState,
     StopCause,
 )
@@ -132,7 +132,7 @@ def submit(
         fingerprint=_fingerprint(request, without=("request_id", "options", "user_roles")),
         conversation_id=request.conversation_id,
         conversation_must_exist=request.conversation_must_exist,
-        policy=_enum(ActiveRunPolicy, request.policy, "policy"),
+        policy=_enum(MessagePolicy, request.policy, "policy"),
         message=message.SerializeToString(),
         steer=steer.SerializeToString(),
         interrupt=interrupt.SerializeToString(),

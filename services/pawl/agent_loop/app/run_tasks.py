@@ -9,10 +9,10 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.app.hands import Hands
 from pawl.agent_loop.app.model_call import ModelCall, request_of
 from pawl.agent_loop.app.ports import Meter, Randomness, Registry, WorkerLedger
 from pawl.agent_loop.app.tasks import Tasks
+from pawl.agent_loop.app.tool_calls import ToolCalls
 from pawl.agent_loop.app.unwinding import Unwinding
 from pawl.agent_loop.domain import delegation, proposals, step
 from pawl.agent_loop.domain.answering import usage_of
@@ -38,11 +38,11 @@ from pawl.agent_loop.domain.run import PinnedTool, Run, RunFailure, RunOptions, 
 from pawl.agent_loop.domain.state import MODEL, PIN_TOOLS, State, check_of, stop_of
 from pawl.agent_loop.domain.tool import (
     TOOLS_MAX,
-    DecisionNote,
     ExecutionProgress,
     ProposedCall,
+    RecordedDecision,
+    RecordedResult,
     Resolved,
-    ResultNote,
     Tool,
 )
 from pawl.chassis.clock import Clock
@@ -52,7 +52,7 @@ from pawl.errors import ToolNotFound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workshop:
+class WorkerDependencies:
     """The dependencies that all runs of a worker share."""
 
     ledger: WorkerLedger
@@ -67,7 +67,7 @@ class Workshop:
     step_bytes_max: int = step.BYTES_MAX
 
 
-class Jobs:
+class RunTasks:
     """Does the work that plans ask for; `signal` is set when there is something to collect.
 
     `now` gives the database's time, `active_seconds` how long the run has been active.
@@ -75,7 +75,7 @@ class Jobs:
 
     def __init__(
         self,
-        shop: Workshop,
+        dependencies: WorkerDependencies,
         run: Run,
         *,
         retry: Retry,
@@ -83,14 +83,14 @@ class Jobs:
         now: Callable[[], float],
         active_seconds: Callable[[], float],
     ) -> None:
-        self._shop = shop
+        self._dependencies = dependencies
         self._signal = signal
         self._now = now
         self._active_seconds = active_seconds
-        self._hands = Hands(run, registry=shop.registry, retry=retry, clock=shop.clock)
+        self._tool_calls = ToolCalls(run, registry=dependencies.registry, retry=retry, clock=dependencies.clock)
         self._tasks = Tasks(signal)
         self._progress: dict[str, ToolProgress] = {}
-        self._unwinding = Unwinding(run, ledger=shop.ledger, hands=self._hands, retry=retry)
+        self._unwinding = Unwinding(run, ledger=dependencies.ledger, tool_calls=self._tool_calls, retry=retry)
         self._tools: tuple[Tool, ...] | None = None
         self._model_call: ModelCall | None = None
 
@@ -114,7 +114,7 @@ class Jobs:
         due = self.output_due_at()
         if self._model_call is None or due is None:
             return ()
-        return self._model_call.take_output() if at_once or due <= self._shop.clock.monotonic() else ()
+        return self._model_call.take_output() if at_once or due <= self._dependencies.clock.monotonic() else ()
 
     def output_due_at(self) -> float | None:
         """Return when, by the monotonic clock, output is to be shown; None if there is none."""
@@ -132,7 +132,10 @@ class Jobs:
                 start(PIN_TOOLS, self._pin_tools(state) if state.run.undo is None else self._unwinding.plan())
             case StartModel():
                 self._model_call = ModelCall(
-                    state, model=self._shop.model, monotonic=self._shop.clock.monotonic, on_output=self._signal.set
+                    state,
+                    model=self._dependencies.model,
+                    monotonic=self._dependencies.clock.monotonic,
+                    on_output=self._signal.set,
                 )
                 start(MODEL, self._call_model(self._model_call, state, work.delay_seconds))
             case Execute():
@@ -148,20 +151,20 @@ class Jobs:
             case _:
                 assert_never(work)
 
-    async def record(self, decisions: Sequence[DecisionNote], results: Sequence[ResultNote]) -> None:
+    async def record(self, decisions: Sequence[RecordedDecision], results: Sequence[RecordedResult]) -> None:
         """Have what people decided and front ends returned written to the audit chain."""
-        await self._hands.record(decisions, results)
+        await self._tool_calls.record(decisions, results)
 
-    async def report(self, given_up: Sequence[ResultNote], *, seconds_max: float) -> bool:
+    async def report(self, given_up: Sequence[RecordedResult], *, seconds_max: float) -> bool:
         """Have front-end calls counted that were given up; whether they are, after one attempt or so many seconds."""
-        return await self._hands.report(given_up, seconds_max=seconds_max)
+        return await self._tool_calls.report(given_up, seconds_max=seconds_max)
 
     async def cut_model(self) -> ModelCut | None:
         """Stop the model call; return what it had written, or None if it has ended by itself."""
         call = self._model_call
         if call is None or not await self._tasks.cut(MODEL):
             return None
-        self._shop.meter.model_called("cut", usage_of(call.answer().usage))
+        self._dependencies.meter.model_called("cut", usage_of(call.answer().usage))
         return ModelCut(answer=call.answer())
 
     async def cut_all(self) -> None:
@@ -187,26 +190,26 @@ class Jobs:
         """Return the tools of a run: the one that the model must call is among them, however many there are."""
         if options.without_tools:
             return Resolved(tools=())
-        found = await self._hands.resolve(options.tool_names, most=TOOLS_MAX)
+        found = await self._tool_calls.resolve(options.tool_names, most=TOOLS_MAX)
         chosen = options.tool_choice.tool_name
         if not chosen or not found.left_out or any(tool.name == chosen for tool in found.tools):
             return found
-        wanted = await self._hands.resolve([chosen])
+        wanted = await self._tool_calls.resolve([chosen])
         return replace(found, tools=(*wanted.tools, *found.tools)[:TOOLS_MAX])
 
     async def _call_model(self, call: ModelCall, state: State, delay_seconds: float) -> Fact:
         if delay_seconds:
-            await self._shop.clock.sleep(delay_seconds)
+            await self._dependencies.clock.sleep(delay_seconds)
         tools = await self._pinned_tools(state)
         request = request_of(
             replace(state, active_seconds=self._active_seconds()),
             tools,
-            default_model=self._shop.default_model,
-            dialect=self._shop.dialect,
+            default_model=self._dependencies.default_model,
+            dialect=self._dependencies.dialect,
         )
-        ended = await call.stream(request, self._shop.random)
+        ended = await call.stream(request, self._dependencies.random)
         failed = isinstance(ended, ModelFailed)
-        self._shop.meter.model_called("failed" if failed else "answered", usage_of(call.answer().usage))
+        self._dependencies.meter.model_called("failed" if failed else "answered", usage_of(call.answer().usage))
         if isinstance(ended, ModelFailed):
             return ended
         opened = state.loop.model_call
@@ -217,16 +220,18 @@ class Jobs:
             ended,
             without_tools=opened.without_tools,
             now=self._now(),
-            new_call_id=lambda: self._shop.ids.new("call"),
+            new_call_id=lambda: self._dependencies.ids.new("call"),
         )
         known = [tool.name for tool in state.run.tools]
-        verdicts = await self._hands.check(proposals.to_check(state.run, calls), known)
+        verdicts = await self._tool_calls.check(proposals.to_check(state.run, calls), known)
         return ModelAnswered(answer=ended, calls=calls, verdicts=verdicts)
 
     async def _pinned_tools(self, state: State) -> tuple[Tool, ...]:
         pinned = state.run.tools
         if self._tools is None:
-            self._tools = (await self._hands.resolve([tool.name for tool in pinned], pinned)).tools if pinned else ()
+            self._tools = (
+                (await self._tool_calls.resolve([tool.name for tool in pinned], pinned)).tools if pinned else ()
+            )
         return self._tools
 
     async def _execute(self, call_id: str, state: State) -> Fact:
@@ -239,13 +244,13 @@ class Jobs:
             self._signal.set()
 
         unknowns, answers = state.loop.unknowns_resolved.get(call_id, 0), state.loop.answers.get(call_id, ())
-        ended = await self._hands.execute(call, unknowns, on_progress, answers)
-        self._shop.meter.call_executed(ended.outcome)
+        ended = await self._tool_calls.execute(call, unknowns, on_progress, answers)
+        self._dependencies.meter.call_executed(ended.outcome)
         return CallExecuted(call_id=call_id, ended=ended)
 
     async def _stop(self, call_id: str, state: State) -> Fact:
         await self._tasks.cut(call_id)
-        return CallStopped(call_id=call_id, answer=await self._hands.stop(state.calls[call_id]))
+        return CallStopped(call_id=call_id, answer=await self._tool_calls.stop(state.calls[call_id]))
 
     async def _check_fallback(self, call_id: str, state: State) -> Fact:
         call = state.calls[call_id]
@@ -255,7 +260,7 @@ class Jobs:
             tool_version=state.run.tool_version(call.fallback_tool_name),
             arguments_json=call.arguments_json,
         )
-        verdicts = await self._hands.check([proposed], [tool.name for tool in state.run.tools])
+        verdicts = await self._tool_calls.check([proposed], [tool.name for tool in state.run.tools])
         return FallbackChecked(call_id=call_id, verdict=verdicts[call_id])
 
 

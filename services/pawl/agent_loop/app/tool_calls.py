@@ -8,19 +8,19 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Final
 
-from pawl.agent_loop.app.ports import Execution, OnBehalfOf, Registry
+from pawl.agent_loop.app.ports import CallContext, Execution, Registry
 from pawl.agent_loop.domain import settle
 from pawl.agent_loop.domain.call import REPEATABLE, Answer, Call, CallResult
 from pawl.agent_loop.domain.run import PinnedTool, Run
 from pawl.agent_loop.domain.tool import (
-    DecisionNote,
     Disposition,
     ExecutionProgress,
     ExecutionResult,
     Outcome,
     ProposedCall,
+    RecordedDecision,
+    RecordedResult,
     Resolved,
-    ResultNote,
     Stopped,
     Tool,
     Verdict,
@@ -39,11 +39,11 @@ _NULL: Final = CallResult(content_json=b"null")
 OnProgress = Callable[[ExecutionProgress], None]
 
 
-class Hands:
+class ToolCalls:
     """Checks, runs and stops the calls of one run."""
 
     def __init__(self, run: Run, *, registry: Registry, retry: Retry, clock: Clock) -> None:
-        self._context = OnBehalfOf(
+        self._context = CallContext(
             store_id=run.store_id,
             user_id=run.user_id,
             conversation_id=run.conversation_id,
@@ -93,7 +93,7 @@ class Hands:
         found = {verdict.call_id: verdict for verdict in verdicts}
         return {call.call_id: found.get(call.call_id) or _no_verdict(call.call_id) for call in calls}
 
-    async def record(self, decisions: Sequence[DecisionNote], results: Sequence[ResultNote]) -> None:
+    async def record(self, decisions: Sequence[RecordedDecision], results: Sequence[RecordedResult]) -> None:
         """Have these written to the audit chain, however long that takes: before that they have no effect."""
         # A method may be missing while a deployment goes on: the registry before this version does not write that.
         if decisions:
@@ -103,7 +103,7 @@ class Hands:
             with suppress(MethodNotFound):
                 await self._retry.until_answered(lambda: self._registry.record_results(self._context, results))
 
-    async def report(self, given_up: Sequence[ResultNote], *, seconds_max: float) -> bool:
+    async def report(self, given_up: Sequence[RecordedResult], *, seconds_max: float) -> bool:
         """Have front-end calls counted that were given up; whether they are: nothing waits for that any longer."""
         if not given_up:
             return True
