@@ -1,4 +1,4 @@
-"""The ledger in memory: the real rules of job-store over a book that is never stored."""
+"""The ledger in memory: the real rules of job-store over a unit that is never stored."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ from pawl.errors import LeaseLost, RunNotFound
 from pawl.job_store.domain import command as commands
 from pawl.job_store.domain import states
 from pawl.job_store.domain.attention import ReportCrash
-from pawl.job_store.domain.book import Book
 from pawl.job_store.domain.calls import CallChange
 from pawl.job_store.domain.commit import ROUND_STARTED, Commit, NewMessage
 from pawl.job_store.domain.delegation import Delegation as LedgerDelegation
@@ -45,6 +44,7 @@ from pawl.job_store.domain.inbox import AGENT_ENDED
 from pawl.job_store.domain.rows import CallRow, CommandRow, RunRow
 from pawl.job_store.domain.stop import read_ending
 from pawl.job_store.domain.submit import Submit
+from pawl.job_store.domain.unit_of_work import UnitOfWork
 
 # A request and its answer take this long each.
 _WAY_SECONDS = 0.001
@@ -73,7 +73,7 @@ class FakeLedger:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.ids = Ids()
-        self.book = Book()
+        self.unit = UnitOfWork()
         self.fault: Callable[[str, bool], Awaitable[None]] | None = None
         self.on_command: Callable[[RunKey], Awaitable[None]] | None = None
         self.steps: list[Step] = []
@@ -128,7 +128,7 @@ class FakeLedger:
         return outcome
 
     def row(self, key: RunKey) -> RunRow:
-        row = self.book.runs.get((key.store_id, key.run_id))
+        row = self.unit.runs.get((key.store_id, key.run_id))
         assert row is not None
         return row
 
@@ -165,13 +165,13 @@ class FakeLedger:
 
     def calls(self, key: RunKey) -> list[Call]:
         """Return the calls of a run, in order."""
-        rows = [row for _, row in self.book.calls.items() if row.run_id == key.run_id]
+        rows = [row for _, row in self.unit.calls.items() if row.run_id == key.run_id]
         return [_call(row) for row in sorted(rows, key=lambda row: (row.round, row.index))]
 
     def messages(self, key: RunKey) -> list[Message]:
         """Return the messages of the run's conversation, with their numbers."""
         conversation = self.row(key).conversation_id
-        rows = [row for row in self.book.messages.rows if row.conversation_id == conversation]
+        rows = [row for row in self.unit.messages.rows if row.conversation_id == conversation]
         return [
             replace(pickle.loads(row.body), run_id=row.run_id, number=row.number)  # noqa: S301
             for row in rows
@@ -180,8 +180,8 @@ class FakeLedger:
     def events(self, key: RunKey) -> list[Any]:
         """Return what the log says: the owner's events as values, the ledger's own as they are."""
         return [
-            pickle.loads(event.happening.body) if isinstance(event.happening, OwnerEvent) else event.happening  # noqa: S301
-            for event in self.book.events.rows
+            pickle.loads(event.body.body) if isinstance(event.body, OwnerEvent) else event.body  # noqa: S301
+            for event in self.unit.events.rows
             if event.run_id == key.run_id
         ]
 
@@ -190,12 +190,12 @@ class FakeLedger:
     async def claim(self, worker_id: str, *, runs_max: int, lease_seconds: float) -> tuple[Claim, ...]:
         await self._maybe_fail("claim", done=False)
         claims: list[Claim] = []
-        for key, run in list(self.book.runs.items()):
+        for key, run in list(self.unit.runs.items()):
             if len(claims) < runs_max and run.claim_at is not None and run.claim_at <= self.time():
                 end = self.time() + timedelta(seconds=lease_seconds)
                 crashes = run.crashes + (run.worker_id is not None)
                 claimed = replace(run, worker_id=worker_id, epoch=run.epoch + 1, claim_at=end, crashes=crashes)
-                self.book.put_run(claimed)
+                self.unit.put_run(claimed)
                 claims.append(Claim(key=RunKey(store_id=key[0], run_id=key[1]), epoch=run.epoch + 1))
         await self._maybe_fail("claim", done=True)
         return tuple(claims)
@@ -208,7 +208,7 @@ class FakeLedger:
             messages=tuple(_shown(self.messages(claim.key))),
             calls=tuple(self.calls(claim.key)),
             commands=self._inbox(claim.key),
-            loop=loop_state.read(self.book.loop_states.get(row.key) or b""),
+            loop=loop_state.read(self.unit.loop_states.get(row.key) or b""),
             now=self._now(),
         )
         await self._maybe_fail("load", done=True)
@@ -217,19 +217,19 @@ class FakeLedger:
     async def renew(self, worker_id: str, *, lease_seconds: float) -> Renewal:
         await self._maybe_fail("renew", done=False)
         held, told = set(), set()
-        for key, run in list(self.book.runs.items()):
+        for key, run in list(self.unit.runs.items()):
             if run.worker_id == worker_id and run.claim_at is not None:
-                self.book.put_run(replace(run, claim_at=self.time() + timedelta(seconds=lease_seconds)))
+                self.unit.put_run(replace(run, claim_at=self.time() + timedelta(seconds=lease_seconds)))
                 claim = Claim(key=RunKey(store_id=key[0], run_id=key[1]), epoch=run.epoch)
                 held.add(claim)
-                if self.book.inbox(run):
+                if self.unit.inbox(run):
                     told.add(claim)
         return Renewal(held=frozenset(held), with_commands=frozenset(told))
 
     async def release(self, worker_id: str) -> None:
-        for _, run in list(self.book.runs.items()):
+        for _, run in list(self.unit.runs.items()):
             if run.worker_id == worker_id:
-                self.book.put_run(replace(run, worker_id=None, claim_at=self.time()))
+                self.unit.put_run(replace(run, worker_id=None, claim_at=self.time()))
 
     async def commit(self, claim: Claim, commit_id: str, step: Step) -> Committed:
         await self._maybe_fail("commit", done=False)
@@ -256,7 +256,7 @@ class FakeLedger:
         found = []
         for call in self.calls(RunKey(store_id=store_id, run_id=run_id)):
             ids = (undo.undo_call_id(call.call_id, attempt) for attempt in itertools.count(1))
-            rows = itertools.takewhile(bool, (self.book.calls.get((store_id, call_id)) for call_id in ids))
+            rows = itertools.takewhile(bool, (self.unit.calls.get((store_id, call_id)) for call_id in ids))
             found.append(UndoSource(call=call, tries=tuple(_call(row) for row in rows if row)))
         return tuple(found)
 
@@ -272,11 +272,11 @@ class FakeLedger:
                 time=row.time.timestamp(),
                 kind=_ended(row) if row.name == AGENT_ENDED else pickle.loads(row.payload),  # noqa: S301
             )
-            for row in self.book.inbox(self.row(key))
+            for row in self.unit.inbox(self.row(key))
         )
 
     def _owned(self, claim: Claim) -> RunRow:
-        row = self.book.runs.get((claim.key.store_id, claim.key.run_id))
+        row = self.unit.runs.get((claim.key.store_id, claim.key.run_id))
         if row is None:
             raise RunNotFound
         if row.epoch != claim.epoch or row.worker_id is None:
@@ -284,8 +284,8 @@ class FakeLedger:
         return row
 
     def _apply(self, operation: Any) -> Any:
-        with self.book.attempt():
-            return operation.apply(self.book, self.time(), self.ids)
+        with self.unit.attempt():
+            return operation.apply(self.unit, self.time(), self.ids)
 
     async def _maybe_fail(self, name: str, *, done: bool) -> None:
         await asyncio.sleep(_WAY_SECONDS)
@@ -326,7 +326,7 @@ def _command(kind: CommandKind, ledger: FakeLedger) -> commands.Command:
         case ToolResult():
             return commands.ToolResult(call_id=kind.call_id, client_id="", offer_epoch=0)
         case Decide():
-            call = ledger.book.calls.get((STORE, kind.call_id))
+            call = ledger.unit.calls.get((STORE, kind.call_id))
             return commands.Decide(
                 call_id=kind.call_id,
                 kind=states.DecisionKind[kind.kind],

@@ -124,7 +124,7 @@ class Game:
         for store_id in sorted(set(STORES)):
             found += [await reads.pending(store_id, wanted, after=None, rows_max=3) for wanted in _PENDING]
             found.append(await reads.runs(store_id, "ann", conversation_id="", states=(), before=None, rows_max=3))
-            found.append(await store.attention_book.listed(store_id, run_id="", after=None, rows_max=2))
+            found.append(await store.attention_repository.listed(store_id, run_id="", after=None, rows_max=2))
         return found
 
     async def _tick(self) -> None:

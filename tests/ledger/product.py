@@ -15,12 +15,12 @@ from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.ports import Operation
 from pawl.job_store.app.reading import Claimed
 from pawl.job_store.domain.attention import Quarantine
-from pawl.job_store.domain.book import Book, Ids, Names
 from pawl.job_store.domain.command import Receipt
 from pawl.job_store.domain.commit import Committed
 from pawl.job_store.domain.offers import Leased, ReleaseOffers, RenewOffers
 from pawl.job_store.domain.rows import CallRow, RunRow
 from pawl.job_store.domain.submit import Submitted
+from pawl.job_store.domain.unit_of_work import Ids, RowKeys, UnitOfWork
 from tests.ledger.model import Model, Row
 from tests.ledger.operations import operation
 from tests.ledger.stores import Store
@@ -52,11 +52,11 @@ class _Tagged(Generic[T]):
     operation: Operation[T]
 
     @property
-    def names(self) -> Names:
-        return self.operation.names
+    def row_keys(self) -> RowKeys:
+        return self.operation.row_keys
 
-    def apply(self, book: Book, now: datetime, _: Ids) -> T:
-        return self.operation.apply(book, now, _Ids(self.tag))
+    def apply(self, unit: UnitOfWork, now: datetime, _: Ids) -> T:
+        return self.operation.apply(unit, now, _Ids(self.tag))
 
 
 class Product:
@@ -85,19 +85,19 @@ class Product:
             case "release":
                 return ("ok", await store.leases.release(ask["worker"]))
             case "sweep_crashed":
-                runs = await store.attention_book.doomed(crashes_max=self._crashes_max, runs_max=_MANY)
+                runs = await store.attention_repository.doomed(crashes_max=self._crashes_max, runs_max=_MANY)
                 return ("ok", await self._change(tag, Quarantine(runs=runs, crashes_max=self._crashes_max)))
             case "renew_offers":
-                calls = await store.offer_book.held_by(ask["store"], ask["user"], ask["client"], "")
+                calls = await store.offer_repository.held_by(ask["store"], ask["user"], ask["client"], "")
                 session = {"client_id": ask["client"], "session_id": ask["session"]}
                 renewal = RenewOffers(**session, lease_seconds=ask["seconds"], calls=_sorted(calls))
                 return ("ok", {call.call_id for call in await self._change(tag, renewal)})
             case "release_offers":
-                calls = await store.offer_book.held_by(ask["store"], ask["user"], ask["client"], ask["run"])
+                calls = await store.offer_repository.held_by(ask["store"], ask["user"], ask["client"], ask["run"])
                 session = {"client_id": ask["client"], "session_id": ask["session"]}
                 return ("ok", await self._change(tag, ReleaseOffers(**session, calls=_sorted(calls))))
             case "sweep_offers":
-                calls = await store.offer_book.run_out(calls_max=_MANY)
+                calls = await store.offer_repository.run_out(calls_max=_MANY)
                 return ("ok", await self._change(tag, ReleaseOffers(client_id=None, calls=_sorted(calls))))
             case _:
                 (answer,) = await self.group([ask])

@@ -18,13 +18,13 @@ from msgspec.structs import replace
 from pawl.chassis import database as postgres
 from pawl.chassis.ids import IdSource
 from pawl.job_store.adapters import tables as columns
-from pawl.job_store.adapters.attention import PostgresAttentionBook
+from pawl.job_store.adapters.attention import PostgresAttentionRepository
 from pawl.job_store.adapters.journal import PostgresJournal
 from pawl.job_store.adapters.leases import PostgresLeases
 from pawl.job_store.adapters.reads import PostgresReads
-from pawl.job_store.adapters.upkeep import PostgresOfferBook
+from pawl.job_store.adapters.upkeep import PostgresOfferRepository
 from pawl.job_store.app.group_commit import GroupCommit
-from pawl.job_store.app.ports import AttentionBook, Journal, OfferBook
+from pawl.job_store.app.ports import AttentionRepository, Journal, OfferRepository
 from pawl.job_store.app.reading import Leases, Reads
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.rpc.messages import encode_event
@@ -32,8 +32,8 @@ from tests.fakes.manual_clock import ManualClock
 from tests.simulation.chance import Chance
 from tests.simulation.cluster import Unmetered
 from tests.simulation.history import History
-from tests.simulation.reads import MemoryAttentionBook, MemoryLeases, MemoryReads
-from tests.simulation.store import Database, MemoryJournal, MemoryOfferBook, Tables
+from tests.simulation.reads import MemoryAttentionRepository, MemoryLeases, MemoryReads
+from tests.simulation.store import Database, MemoryJournal, MemoryOfferRepository, Tables
 
 # The statements are made from constants.
 # ruff: noqa: S608
@@ -73,8 +73,8 @@ class Store(ABC):
     journal: Journal
     leases: Leases
     reads: Reads
-    offer_book: OfferBook
-    attention_book: AttentionBook
+    offer_repository: OfferRepository
+    attention_repository: AttentionRepository
 
     def __init__(self, limits: Mapping[str, int]) -> None:
         self.limits = limits
@@ -108,8 +108,8 @@ class Announcements:
     async def publish(self, events: Sequence[Any]) -> None:
         self.said += [("event", event.store_id, event.run_id, event.payload) for event in events]
 
-    async def poke(self, pokes: Sequence[Any]) -> None:
-        self.said += [("poke", poke.worker_id, poke.run_id) for poke in pokes]
+    async def wake(self, wakeups: Sequence[Any]) -> None:
+        self.said += [("wakeup", wakeup.worker_id, wakeup.run_id) for wakeup in wakeups]
 
     async def work_ready(self) -> None:
         """Too often is no fault."""
@@ -147,8 +147,8 @@ class MemoryStore(Store):
         self.journal = MemoryJournal(self.database, IdSource(ManualClock()))
         self.leases = MemoryLeases(self.database, _places(limits), crashes_max=limits["crashes"])
         self.reads = MemoryReads(self.database)
-        self.offer_book = MemoryOfferBook(self.database)
-        self.attention_book = MemoryAttentionBook(self.database)
+        self.offer_repository = MemoryOfferRepository(self.database)
+        self.attention_repository = MemoryAttentionRepository(self.database)
 
     async def now(self) -> datetime:
         return self.database.time
@@ -176,8 +176,8 @@ class PostgresStore(Store):
         self.journal = PostgresJournal(database, IdSource(ManualClock()), encode_event)
         self.leases = PostgresLeases(database, _places(limits), crashes_max=limits["crashes"])
         self.reads = PostgresReads(database)
-        self.offer_book = PostgresOfferBook(database)
-        self.attention_book = PostgresAttentionBook(database)
+        self.offer_repository = PostgresOfferRepository(database)
+        self.attention_repository = PostgresAttentionRepository(database)
 
     async def now(self) -> datetime:
         async with self.database.acquire() as connection:

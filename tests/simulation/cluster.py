@@ -35,8 +35,8 @@ from tests.simulation.history import History
 from tests.simulation.model import SimulatedModel
 from tests.simulation.network import Network
 from tests.simulation.process import Process
-from tests.simulation.reads import MemoryAttentionBook, MemoryLeases, MemoryReads
-from tests.simulation.store import Database, MemoryJournal, MemoryOfferBook, Tables
+from tests.simulation.reads import MemoryAttentionRepository, MemoryLeases, MemoryReads
+from tests.simulation.store import Database, MemoryJournal, MemoryOfferRepository, Tables
 
 LIMITS = Limits(
     run_timeout_seconds=200.0,
@@ -95,8 +95,8 @@ class JobStore:
             leases=leases,
             due_times=leases,
             reads=MemoryReads(database),
-            offer_book=MemoryOfferBook(database),
-            attention_book=MemoryAttentionBook(database),
+            offer_repository=MemoryOfferRepository(database),
+            attention_repository=MemoryAttentionRepository(database),
             announcer=NatsAnnouncer(self._bus),  # type: ignore[arg-type]  # the part of a bus that it uses
             meter=Unmetered(),
             clock=VirtualClock(),
@@ -216,7 +216,7 @@ class Unmetered:
 
     def relayed(self, events: int) -> None: ...
 
-    def census(self, counts: Mapping[str, float]) -> None: ...
+    def ledger_counted(self, counts: Mapping[str, float]) -> None: ...
 
     def model_called(self, outcome: str, usage: Usage) -> None: ...
 

@@ -16,14 +16,14 @@ from random import Random
 from msgspec.structs import replace
 
 from pawl.errors import DependencyUnavailable
-from pawl.job_store.app.sweeps import Retention, RetentionSweep
+from pawl.job_store.app.sweeps import RetentionPeriods, RetentionSweep
 from pawl.job_store.domain.rows import ConversationKey, RunRow
 from tests.fakes.virtual_time import VirtualClock
 from tests.simulation.chance import Chance
 from tests.simulation.store import Tables
 
 _DAY = timedelta(days=1)
-_KEEP = Retention(
+_KEEP = RetentionPeriods(
     requests_seconds=2 * _DAY.total_seconds(),
     unsent_seconds=_DAY.total_seconds(),
     sent_seconds=_DAY.total_seconds(),
@@ -34,8 +34,8 @@ _KEEP = Retention(
 _STEPS = ("", "", "remove_requests", "remove_unsent", "remove_sent", "trim_logs", "remove_summarised")
 
 
-class MemoryAttic:
-    """See `ports.Attic`, over the tables of a simulation at a time of its own. The step `broken` always fails."""
+class MemoryRetention:
+    """See `ports.Retention`, over the tables of a simulation at a time of its own. The step `broken` always fails."""
 
     def __init__(self, tables: Tables, time: datetime, broken: str) -> None:
         self.tables = tables
@@ -108,14 +108,14 @@ async def what_is_old_goes(tables: Tables, chance: Chance) -> list[str]:
     times = [row.update_time for row in tables.conversations.values()]
     times += [row.end_time for row in tables.runs.values() if row.end_time is not None]
     begin = max(times, default=datetime.now(UTC)) + timedelta(seconds=1)
-    attic = MemoryAttic(copied, begin, broken)
-    sweep = RetentionSweep(attic, VirtualClock(), _KEEP)
+    retention = MemoryRetention(copied, begin, broken)
+    sweep = RetentionSweep(retention, VirtualClock(), _KEEP)
     found = []
     used = _in_use(copied, begin, draw)
     for day in range(40):
-        attic.time = begin + day * _DAY
+        retention.time = begin + day * _DAY
         for key in used:
-            copied.conversations[key] = replace(copied.conversations[key], update_time=attic.time)
+            copied.conversations[key] = replace(copied.conversations[key], update_time=retention.time)
         if has_bus:
             copied.outbox.clear()
         with suppress(DependencyUnavailable):

@@ -52,14 +52,14 @@ MUTANTS = (
     Mutant(
         name="callers_sleep_on",
         module="pawl.job_store.domain.stop",
-        text="    turn.wake(book, inbox.accept(book, parent, letter, now=now), now=now)",
-        instead="    inbox.accept(book, parent, letter, now=now)",
+        text="    turn.wake(unit, inbox.accept(unit, parent, incoming, now=now), now=now)",
+        instead="    inbox.accept(unit, parent, incoming, now=now)",
         checker="runs_end",
     ),
     Mutant(
         name="agents_outlive_their_callers",
         module="pawl.job_store.domain.delegation",
-        text="    stop.request(book, inbox.accept(book, run, letter, now=now), StopCause.PARENT, now=now, ids=ids)",
+        text="    stop.request(unit, inbox.accept(unit, run, incoming, now=now), StopCause.PARENT, now=now, ids=ids)",
         instead="",
         checker="callers_wait_for_their_agents",
     ),
@@ -94,7 +94,7 @@ MUTANTS = (
     Mutant(
         name="anybody_may_decide",
         module=_COMMAND,
-        text="if run is None or not (self.as_operator or run.user_id == self.user_id or self._approves(book, run)):",
+        text="if run is None or not (self.as_operator or run.user_id == self.user_id or self._approves(unit, run)):",
         instead="if run is None:",
         checker="strangers_are_refused",
     ),
@@ -154,9 +154,9 @@ MUTANTS = (
     Mutant(
         name="events_are_shown_before_they_are_written",
         module="tests.simulation.store",
-        text="        store(tables, book, events)\n",
-        instead="        store(tables, book, [])\n"
-        "        asyncio.get_running_loop().call_later(0.5, store, tables, Book(), events)\n",
+        text="        store(tables, unit, events)\n",
+        instead="        store(tables, unit, [])\n"
+        "        asyncio.get_running_loop().call_later(0.5, store, tables, UnitOfWork(), events)\n",
         checker="durable_before_visible",
     ),
     Mutant(
@@ -184,8 +184,8 @@ MUTANTS = (
     Mutant(
         name="stops_are_taken_and_forgotten",
         module=_COMMAND,
-        text="return stop.request(book, run, command.cause, now=now, ids=ids)",
-        instead="return inbox.accept(book, run, letter, now=now, consumed=True)",
+        text="return stop.request(unit, run, command.cause, now=now, ids=ids)",
+        instead="return inbox.accept(unit, run, incoming, now=now, consumed=True)",
         checker="accepted_cancels_stop",
     ),
     Mutant(
@@ -198,8 +198,8 @@ MUTANTS = (
     Mutant(
         name="events_say_another_attempt",
         module=_COMMIT,
-        text="happenings.append(calls.changed(before, call))",
-        instead="happenings.append(calls.changed(before, replace(call, attempt=call.attempt + 1)))",
+        text="bodies.append(calls.changed(before, call))",
+        instead="bodies.append(calls.changed(before, replace(call, attempt=call.attempt + 1)))",
         checker="state_is_the_fold_of_the_log",
     ),
     Mutant(
@@ -284,7 +284,8 @@ MUTANTS = (
     Mutant(
         name="refusals_are_not_kept",
         module=_COMMAND,
-        text="run = inbox.refuse(book, run, letter, self.inbox_limits, outcome=refusal.outcome, error=error, now=now)",
+        text="run = inbox.refuse(unit, run, incoming, self.inbox_limits, "
+        "outcome=refusal.outcome, error=error, now=now)",
         instead="pass",
         checker=REFERENCE_MODEL,
     ),

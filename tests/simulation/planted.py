@@ -75,14 +75,15 @@ OF_THE_LEDGER = (
     Mutant(
         name="a_conversation_in_use_keeps_everything",
         module="pawl.job_store.app.sweeps",
-        text="        await self._empty(attic.remove_summarised, keep.conversations_seconds, rows_max=_ROWS_BATCH)\n",
+        text="        await self._empty(retention.remove_summarised, "
+        "keep.conversations_seconds, rows_max=_ROWS_BATCH)\n",
         instead="",
         checker="what_is_old_goes",
     ),
     Mutant(
         name="what_the_bus_did_not_take_waits_for_ever",
         module="pawl.job_store.app.sweeps",
-        text="        await self._empty(attic.remove_unsent, keep.unsent_seconds, rows_max=_SENT_BATCH)\n",
+        text="        await self._empty(retention.remove_unsent, keep.unsent_seconds, rows_max=_SENT_BATCH)\n",
         instead="",
         checker="what_is_old_goes",
     ),

@@ -136,8 +136,8 @@ class MemoryLeases:
         return len(late)
 
 
-class MemoryAttentionBook:
-    """See `ports.AttentionBook`. Pages are cut by number alone."""
+class MemoryAttentionRepository:
+    """See `ports.AttentionRepository`. Pages are cut by number alone."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

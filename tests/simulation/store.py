@@ -28,7 +28,6 @@ from msgspec.structs import replace
 from pawl.chassis.ids import IdSource
 from pawl.errors import DependencyUnavailable, PawlError
 from pawl.job_store.app.ports import GroupConflict, LiveEvent, Operation, Written
-from pawl.job_store.domain.book import Book, Names
 from pawl.job_store.domain.commit import Commit
 from pawl.job_store.domain.events import Event, RunChanged
 from pawl.job_store.domain.rows import (
@@ -46,6 +45,7 @@ from pawl.job_store.domain.rows import (
     RunRow,
 )
 from pawl.job_store.domain.states import CallState
+from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
 from pawl.job_store.rpc.messages import encode_event
 from tests.simulation.chance import Chance
 from tests.simulation.history import History
@@ -143,39 +143,39 @@ class MemoryJournal:
 
     def _apply(self, operations: Sequence[Operation[Any]]) -> Written:
         tables, time = self._database.tables, self._database.now()
-        book = load(tables, [operation.names for operation in operations])
+        unit = load(tables, [operation.row_keys for operation in operations])
         outcomes: list[Any] = []
         for operation in operations:
-            before = _fenced_row(book, operation)
+            before = _fenced_row(unit, operation)
             try:
-                with book.attempt():
-                    outcomes.append(operation.apply(book, time, self._ids))
+                with unit.attempt():
+                    outcomes.append(operation.apply(unit, time, self._ids))
             except PawlError as error:
                 outcomes.append(error)
             except Exception as error:  # noqa: BLE001  # as the real one does; here it is a finding
                 self._database.history.unexpected(type(operation).__name__, error)
                 outcomes.append(error)
-            self._check_fence(book, operation, before)
+            self._check_fence(unit, operation, before)
             self._tell(operation, outcomes[-1])
-        events = [(event, encode_event(event)) for event in book.events.rows]
-        freed = book.runs.changed()
-        store(tables, book, events)
+        events = [(event, encode_event(event)) for event in unit.events.rows]
+        freed = unit.runs.changed()
+        store(tables, unit, events)
         return Written(
             outcomes=outcomes,
             events=[
                 LiveEvent(store_id=event.store_id, run_id=event.run_id, type=event.type, payload=payload)
                 for event, payload in events
             ],
-            pokes=book.pokes.rows,
-            work_ready=book.work_ready or any(before.is_active and not run.is_active for before, run in freed),
+            wakeups=unit.wakeups.rows,
+            work_ready=unit.work_ready or any(before.is_active and not run.is_active for before, run in freed),
             lifecycle_count=0,
         )
 
-    def _check_fence(self, book: Book, operation: Operation[Any], before: RunRow | None) -> None:
+    def _check_fence(self, unit: UnitOfWork, operation: Operation[Any], before: RunRow | None) -> None:
         """I4, where it can be seen: a step under an old epoch leaves the row as it was."""
         if not isinstance(operation, Commit) or before is None:
             return
-        after = book.runs.get(before.key)
+        after = unit.runs.get(before.key)
         if after is not before and (before.epoch != operation.epoch or before.worker_id is None):
             text = f"run {before.run_id} at epoch {before.epoch} was changed by epoch {operation.epoch}"
             self._database.history.violation("stale_epochs_change_nothing", text)
@@ -188,21 +188,21 @@ class MemoryJournal:
         self._database.history.tell(f"ledger {what} {run_id} {more} {said}")
 
 
-def _fenced_row(book: Book, operation: Operation[Any]) -> RunRow | None:
-    return book.runs.get((operation.store_id, operation.run_id)) if isinstance(operation, Commit) else None
+def _fenced_row(unit: UnitOfWork, operation: Operation[Any]) -> RunRow | None:
+    return unit.runs.get((operation.store_id, operation.run_id)) if isinstance(operation, Commit) else None
 
 
-def load(tables: Tables, named: Sequence[Names]) -> Book:
-    """Return a book with all rows that are named, as `adapters.loading` finds them."""
-    book = Book()
-    requests = _put(named, lambda names: names.requests, tables.requests, book.requests.load)
+def load(tables: Tables, named: Sequence[RowKeys]) -> UnitOfWork:
+    """Return a unit with all rows that are named, as `adapters.loading` finds them."""
+    unit = UnitOfWork()
+    requests = _put(named, lambda keys: keys.requests, tables.requests, unit.requests.load)
     of_runs = [tables.runs[key] for key in _keys(named, lambda n: (*n.conversations_of, *n.ends)) if key in tables.runs]
-    submitted = _keys(named, lambda names: names.conversations)
+    submitted = _keys(named, lambda keys: keys.conversations)
     wanted = [*submitted, *((run.store_id, run.conversation_id) for run in of_runs)]
     conversations = [tables.conversations[key] for key in dict.fromkeys(wanted) if key in tables.conversations]
     for row in conversations:
-        book.conversations.load((row.store_id, row.conversation_id), row)
-    keys: dict[RunKey, None] = dict.fromkeys(_keys(named, lambda names: names.runs))
+        unit.conversations.load((row.store_id, row.conversation_id), row)
+    keys: dict[RunKey, None] = dict.fromkeys(_keys(named, lambda keys: keys.runs))
     keys.update(dict.fromkeys((row.store_id, row.run_id) for row in requests))
     endings = _endings(tables, named)
     entered: list[RunKey] = []
@@ -217,38 +217,38 @@ def load(tables: Tables, named: Sequence[Names]) -> Book:
     ending = [key for key in [*_keys(named, lambda n: n.ends), *entered] if key in tables.runs]
     callers = [(key[0], tables.runs[key].parent_run_id) for key in ending]
     for run_key in [*keys, *entered, *callers]:
-        if run_key in tables.runs and book.runs.get(run_key) is None:
-            book.runs.load(run_key, tables.runs[run_key])
+        if run_key in tables.runs and unit.runs.get(run_key) is None:
+            unit.runs.load(run_key, tables.runs[run_key])
     calls = [call for key in _keys(named, lambda n: n.calls_of) for call in tables.calls_of(key)]
     for call in calls:
         if not call.state.is_terminal:
-            book.load_call(call)
-    done = [(run.store_id, run.parent_call_id) for _, run in book.runs.items()]
-    for call_key in [*_keys(named, lambda names: names.calls), *done]:
-        if call_key in tables.calls and book.calls.get(call_key) is None:
-            book.load_call(tables.calls[call_key])
+            unit.load_call(call)
+    done = [(run.store_id, run.parent_call_id) for _, run in unit.runs.items()]
+    for call_key in [*_keys(named, lambda keys: keys.calls), *done]:
+        if call_key in tables.calls and unit.calls.get(call_key) is None:
+            unit.load_call(tables.calls[call_key])
     for run_key in dict.fromkeys([*_keys(named, lambda n: n.commands_of), *entered]):
         for command in tables.unread(run_key):
-            book.load_command(command)
-    for store_id, _, places in _keys(named, lambda names: names.queues):
+            unit.load_command(command)
+    for store_id, _, places in _keys(named, lambda keys: keys.queues):
         runs = [run for run in tables.runs.values() if run.store_id == store_id]
         queued, active = sum(run.is_queued for run in runs), sum(run.is_active for run in runs)
-        book.queues.load(store_id, Queue(queued=queued, active=active, places=places))
-    for command_key in _keys(named, lambda names: names.commands):
-        if command_key in tables.commands and book.commands.get(command_key) is None:
-            book.load_command(tables.commands[command_key])
-    return book
+        unit.queues.load(store_id, Queue(queued=queued, active=active, places=places))
+    for command_key in _keys(named, lambda keys: keys.commands):
+        if command_key in tables.commands and unit.commands.get(command_key) is None:
+            unit.load_command(tables.commands[command_key])
+    return unit
 
 
-def store(tables: Tables, book: Book, events: Iterable[tuple[Event, bytes]]) -> None:
+def store(tables: Tables, unit: UnitOfWork, events: Iterable[tuple[Event, bytes]]) -> None:
     """Write what changed; keys are unique."""
-    tables.requests.update(book.requests.items())
-    tables.conversations.update(book.conversations.items())
-    tables.runs.update(book.runs.items())
-    tables.calls.update(book.calls.items())
-    tables.commands.update(book.commands.items())
-    tables.loop_states.update(book.loop_states.items())
-    for message in book.messages.rows:
+    tables.requests.update(unit.requests.items())
+    tables.conversations.update(unit.conversations.items())
+    tables.runs.update(unit.runs.items())
+    tables.calls.update(unit.calls.items())
+    tables.commands.update(unit.commands.items())
+    tables.loop_states.update(unit.loop_states.items())
+    for message in unit.messages.rows:
         messages = tables.messages.setdefault((message.store_id, message.conversation_id), [])
         assert not messages or messages[-1].number < message.number, "message numbers are unique"
         messages.append(message)
@@ -256,29 +256,29 @@ def store(tables: Tables, book: Book, events: Iterable[tuple[Event, bytes]]) -> 
         log = tables.events.setdefault((event.store_id, event.run_id), [])
         assert len(log) + 1 == event.seq, "seqs are unique and without gaps"
         log.append(payload)
-        if isinstance(event.happening, RunChanged):
+        if isinstance(event.body, RunChanged):
             tables.outbox[event.store_id, event.event_id] = ((event.store_id, event.run_id), event.time)
         tables.written_at.setdefault((event.store_id, event.run_id), []).append(asyncio.get_running_loop().time())
 
 
-def _endings(tables: Tables, named: Sequence[Names]) -> Counter[ConversationKey]:
+def _endings(tables: Tables, named: Sequence[RowKeys]) -> Counter[ConversationKey]:
     """Return how many operations may pass the turn of each conversation on."""
     endings: Counter[ConversationKey] = Counter()
-    for names in named:
-        endings.update(names.conversations)
-        for key in names.ends:
+    for keys in named:
+        endings.update(keys.conversations)
+        for key in keys.ends:
             if key in tables.runs:
                 endings[key[0], tables.runs[key].conversation_id] += 1
     return endings
 
 
-def _keys(named: Sequence[Names], pick: Callable[[Names], Iterable[Any]]) -> list[Any]:
-    return list(dict.fromkeys(key for names in named for key in pick(names)))
+def _keys(named: Sequence[RowKeys], pick: Callable[[RowKeys], Iterable[Any]]) -> list[Any]:
+    return list(dict.fromkeys(key for keys in named for key in pick(keys)))
 
 
 def _put(
-    named: Sequence[Names],
-    pick: Callable[[Names], Iterable[Any]],
+    named: Sequence[RowKeys],
+    pick: Callable[[RowKeys], Iterable[Any]],
     rows: Mapping[Any, Any],
     take: Callable[[Any, Any], None],
 ) -> list[Any]:
@@ -288,8 +288,8 @@ def _put(
     return [rows[key] for key in found]
 
 
-class MemoryOfferBook:
-    """See `ports.OfferBook`."""
+class MemoryOfferRepository:
+    """See `ports.OfferRepository`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

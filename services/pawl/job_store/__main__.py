@@ -7,7 +7,7 @@ from datetime import timedelta
 from pawl.chassis.lifecycle import Stop, run_service
 from pawl.chassis.service import Service
 from pawl.chassis.settings import load
-from pawl.job_store.app.sweeps import Retention
+from pawl.job_store.app.sweeps import RetentionPeriods
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.settings import UNSENT_HOURS_MIN, JobStoreSettings
 from pawl.job_store.wiring import Limits, on_postgres
@@ -22,7 +22,7 @@ async def main(stop: Stop) -> None:
         store_queue_max=settings.queued_runs_per_store,
         places=PlaceLimits(per_store=settings.active_runs_per_store, per_user=settings.active_runs_per_user),
     )
-    retention = Retention(
+    retention = RetentionPeriods(
         requests_seconds=timedelta(hours=settings.request_retention_hours).total_seconds(),
         unsent_seconds=timedelta(hours=max(settings.lifecycle_resend_hours, UNSENT_HOURS_MIN)).total_seconds(),
         sent_seconds=timedelta(hours=settings.lifecycle_resend_hours).total_seconds(),

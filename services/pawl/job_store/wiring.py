@@ -13,37 +13,37 @@ from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_server import RpcServer
 from pawl.job.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
 from pawl.job_store.adapters.announcer import NatsAnnouncer
-from pawl.job_store.adapters.attention import PostgresAttentionBook
-from pawl.job_store.adapters.attic import PostgresAttic
+from pawl.job_store.adapters.attention import PostgresAttentionRepository
 from pawl.job_store.adapters.journal import PostgresJournal
 from pawl.job_store.adapters.leases import PostgresLeases
 from pawl.job_store.adapters.lifecycle_stream import JetStreamLifecycle
 from pawl.job_store.adapters.metrics import CountedLeases, PrometheusMeter
 from pawl.job_store.adapters.outbox import PostgresOutbox
 from pawl.job_store.adapters.reads import PostgresReads
-from pawl.job_store.adapters.upkeep import PostgresCensus, PostgresOfferBook
+from pawl.job_store.adapters.retention import PostgresRetention
+from pawl.job_store.adapters.upkeep import PostgresLedgerStats, PostgresOfferRepository
 from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.ledger import Ledger
 from pawl.job_store.app.ports import (
     Announcer,
-    AttentionBook,
-    Attic,
-    Census,
+    AttentionRepository,
     Journal,
+    LedgerStats,
     LifecycleStream,
     Meter,
-    OfferBook,
+    OfferRepository,
     Outbox,
+    Retention,
 )
 from pawl.job_store.app.reading import DueTimes, Leases, Reads
 from pawl.job_store.app.sweeps import (
-    CensusTaker,
     ClockSweep,
     OfferSweep,
     QuarantineSweep,
     Relay,
-    Retention,
+    RetentionPeriods,
     RetentionSweep,
+    StatsCollector,
 )
 from pawl.job_store.domain import inbox
 from pawl.job_store.domain.places import PlaceLimits
@@ -70,8 +70,8 @@ class Ports:
     leases: Leases
     due_times: DueTimes
     reads: Reads
-    offer_book: OfferBook
-    attention_book: AttentionBook
+    offer_repository: OfferRepository
+    attention_repository: AttentionRepository
     announcer: Announcer
     meter: Meter
     clock: Clock
@@ -83,9 +83,9 @@ class Upkeep:
 
     outbox: Outbox
     stream: LifecycleStream
-    attic: Attic
-    census: Census
     retention: Retention
+    stats: LedgerStats
+    periods: RetentionPeriods
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +116,8 @@ def wire(ports: Ports, limits: Limits, upkeep: Upkeep | None = None) -> JobStore
         group_commit=group_commit,
         leases=ports.leases,
         reads=ports.reads,
-        offer_book=ports.offer_book,
-        attention_book=ports.attention_book,
+        offer_repository=ports.offer_repository,
+        attention_repository=ports.attention_repository,
         announcer=ports.announcer,
         crashes_max=limits.crashes_max,
     )
@@ -135,8 +135,8 @@ def wire(ports: Ports, limits: Limits, upkeep: Upkeep | None = None) -> JobStore
     }
     if relay and upkeep:
         loops["relay"] = relay.run
-        loops["retention"] = RetentionSweep(upkeep.attic, ports.clock, upkeep.retention).run
-        loops["census"] = CensusTaker(upkeep.census, ports.meter, ports.clock).run
+        loops["retention"] = RetentionSweep(upkeep.retention, ports.clock, upkeep.periods).run
+        loops["stats"] = StatsCollector(upkeep.stats, ports.meter, ports.clock).run
     return JobStore(group_commit=group_commit, ledger=ledger, servicer=servicer, loops=loops)
 
 
@@ -144,7 +144,7 @@ def on_postgres(
     database: Database,
     bus: Bus,
     limits: Limits,
-    retention: Retention,
+    periods: RetentionPeriods,
     *,
     clock: Clock,
     ids: IdSource,
@@ -158,8 +158,8 @@ def on_postgres(
         leases=CountedLeases(leases, metrics),
         due_times=leases,
         reads=PostgresReads(database),
-        offer_book=PostgresOfferBook(database),
-        attention_book=PostgresAttentionBook(database),
+        offer_repository=PostgresOfferRepository(database),
+        attention_repository=PostgresAttentionRepository(database),
         announcer=NatsAnnouncer(bus),
         meter=PrometheusMeter(metrics),
         clock=clock,
@@ -167,8 +167,8 @@ def on_postgres(
     upkeep = Upkeep(
         outbox=PostgresOutbox(database),
         stream=JetStreamLifecycle(bus),
-        attic=PostgresAttic(database),
-        census=PostgresCensus(database, limits.places),
-        retention=retention,
+        retention=PostgresRetention(database),
+        stats=PostgresLedgerStats(database, limits.places),
+        periods=periods,
     )
     return wire(ports, limits, upkeep)

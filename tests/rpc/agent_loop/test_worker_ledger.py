@@ -131,7 +131,7 @@ def log_of_fake() -> list[str]:
         found = world()
         await found.finish(found.ledger.submit("hello"))
         return [
-            owner.get(event.type, event.type) for event in found.ledger.book.events.rows if event.type != "OutputDelta"
+            owner.get(event.type, event.type) for event in found.ledger.unit.events.rows if event.type != "OutputDelta"
         ]
 
     return virtual_time.run(main())

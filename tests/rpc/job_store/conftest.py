@@ -21,7 +21,7 @@ from pawl.chassis.rpc_client import open_channel
 from pawl.chassis.rpc_server import RpcServer
 from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub
 from pawl.job_store.app.ledger import Ledger
-from pawl.job_store.app.sweeps import Retention
+from pawl.job_store.app.sweeps import RetentionPeriods
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.wiring import Limits, on_postgres
 from tests.fakes.anybody import Anybody
@@ -36,7 +36,7 @@ CRASHES_MAX = 3
 PLACES = PlaceLimits(per_store=1000, per_user=1000)
 STORE_QUEUE_MAX = 1000
 DAY_SECONDS = 86_400.0
-RETENTION = Retention(
+RETENTION = RetentionPeriods(
     requests_seconds=DAY_SECONDS,
     unsent_seconds=DAY_SECONDS,
     sent_seconds=DAY_SECONDS,

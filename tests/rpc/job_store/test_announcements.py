@@ -17,8 +17,8 @@ from pawl.chassis.metrics import Metrics
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-from pawl.job_store.adapters.attic import PostgresAttic
 from pawl.job_store.adapters.outbox import PostgresOutbox
+from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.app.ports import Lifecycle, StreamEnd
 from tests import servers
 from tests.rpc.job_store.conftest import StartReplica, eventually
@@ -102,13 +102,13 @@ async def test_workers_are_woken_for_work_and_for_commands(
     replica = await start(nats_url=nats.url)
     await replica.bus.wait_connected()
     work = await hear(listener, "pawl.internal.v1.work")
-    pokes = await hear(listener, "pawl.internal.v1.worker.w1")
+    wakeups = await hear(listener, "pawl.internal.v1.worker.w1")
     user = User(replica.stub)
     owner = await user.start()
     await user.send(owner.run_id, steer=pb.SteerCommand(text="hi"))
 
     async def woken() -> bool:
-        return len(work) == 1 and [message.data for message in pokes] == [f"acme/{owner.run_id}".encode()]
+        return len(work) == 1 and [message.data for message in wakeups] == [f"acme/{owner.run_id}".encode()]
 
     await eventually(woken)
     await owner.park(run_pb2.WAIT_KIND_ANSWER)
@@ -247,8 +247,8 @@ async def test_events_that_were_sent_long_ago_are_forgotten(
         await connection.execute("UPDATE job_store.sent SET sent_time = sent_time - interval '1 day'")
     await user.submit(conversation_id="new")
     await eventually(lambda: outbox_is_empty(database))
-    attic = PostgresAttic(database)
-    assert await attic.remove_sent(older_than_seconds=3600, rows_max=10) == 1
+    retention = PostgresRetention(database)
+    assert await retention.remove_sent(older_than_seconds=3600, rows_max=10) == 1
     await listener.jetstream().delete_stream(STREAM)
     await user.submit(conversation_id="newest")
     await eventually(lambda: outbox_is_empty(database), seconds=20)

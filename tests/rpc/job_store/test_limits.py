@@ -16,7 +16,7 @@ from pawl.chassis.metrics import Metrics
 from pawl.errors import QueueFull
 from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-from pawl.job_store.adapters.upkeep import PostgresCensus
+from pawl.job_store.adapters.upkeep import PostgresLedgerStats
 from pawl.job_store.domain.places import PlaceLimits
 from tests import servers
 from tests.rpc.job_store.conftest import Replica, StartReplica, eventually
@@ -289,11 +289,11 @@ async def test_runs_that_wait_for_a_place_are_counted_by_the_limit(replica: Repl
     """OPS-2."""
     for number in range(3):
         await submit_many(User(replica.stub, user_id=f"user{number}"), 3)
-    census = PostgresCensus(database, LIMITS)
-    counts = await census.count()
+    stats = PostgresLedgerStats(database, LIMITS)
+    counts = await stats.count()
     assert (counts["claimable"], counts["over_user_limit"], counts["over_store_limit"]) == (4, 3, 2)
     await User(replica.stub).claim(runs_max=20)
-    counts = await census.count()
+    counts = await stats.count()
     assert (counts["claimable"], counts["over_user_limit"], counts["over_store_limit"]) == (0, 3, 2)
     await end_leases(database)
-    assert (await census.count())["claimable"] == 4
+    assert (await stats.count())["claimable"] == 4

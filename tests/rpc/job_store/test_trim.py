@@ -11,8 +11,8 @@ from pawl.chassis.rpc_client import translating
 from pawl.errors import RunNotFound, SeqBeyondEnd
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-from pawl.job_store.adapters.attic import PostgresAttic
 from pawl.job_store.adapters.log_reads import SNAPSHOT_BYTES_MAX
+from pawl.job_store.adapters.retention import PostgresRetention
 from tests.rpc.job_store.conftest import DAY_SECONDS
 from tests.rpc.job_store.test_upkeep import sweep
 from tests.rpc.job_store.user import Owner, User, result
@@ -153,14 +153,14 @@ async def test_little_is_removed_at_a_time(user: User, database: Database) -> No
     """So many events in all, but one run at least; the longest ended first."""
     owners = [await ended(user, events=20) for _ in range(3)]
     await age(database)
-    attic = PostgresAttic(database)
+    retention = PostgresRetention(database)
     trimmed: list[Owner] = []
     for events_max in (1, 1000):
-        assert await attic.trim_logs(older_than_seconds=DAY_SECONDS, events_max=events_max) == len(trimmed) + 1
+        assert await retention.trim_logs(older_than_seconds=DAY_SECONDS, events_max=events_max) == len(trimmed) + 1
         trimmed = [owner for owner in owners if await stored_events(database, owner.run_id) == 1]
         assert trimmed == owners[: len(trimmed)]
     assert trimmed == owners
-    assert await attic.trim_logs(older_than_seconds=DAY_SECONDS, events_max=1000) == 0
+    assert await retention.trim_logs(older_than_seconds=DAY_SECONDS, events_max=1000) == 0
 
 
 async def test_a_snapshot_is_bounded_and_says_what_it_leaves_out(user: User, database: Database) -> None:

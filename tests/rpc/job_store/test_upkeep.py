@@ -12,10 +12,10 @@ from pawl.chassis.ids import IdSource
 from pawl.errors import ConversationNotFound, DependencyUnavailable, PawlError, RunNotFound
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-from pawl.job_store.adapters.attic import PostgresAttic
 from pawl.job_store.adapters.journal import PostgresJournal
 from pawl.job_store.adapters.outbox import PostgresOutbox
-from pawl.job_store.adapters.upkeep import PostgresCensus
+from pawl.job_store.adapters.retention import PostgresRetention
+from pawl.job_store.adapters.upkeep import PostgresLedgerStats
 from pawl.job_store.app.ports import Lifecycle, StreamEnd
 from pawl.job_store.app.sweeps import RetentionSweep
 from pawl.job_store.rpc.messages import encode_event
@@ -48,8 +48,8 @@ async def age_conversation(database: Database, conversation_id: str) -> None:
         )
 
 
-class BrokenAttic(PostgresAttic):
-    """An attic in which all but the last thing fails."""
+class BrokenRetention(PostgresRetention):
+    """An retention in which all but the last thing fails."""
 
     async def remove_requests(self, *, older_than_seconds: float, rows_max: int) -> int:
         raise DependencyUnavailable("a statement took too long")
@@ -58,8 +58,8 @@ class BrokenAttic(PostgresAttic):
         raise ValueError
 
 
-def sweep(database: Database, attic: PostgresAttic | None = None) -> RetentionSweep:
-    return RetentionSweep(attic or PostgresAttic(database), SystemClock(), RETENTION)
+def sweep(database: Database, retention: PostgresRetention | None = None) -> RetentionSweep:
+    return RetentionSweep(retention or PostgresRetention(database), SystemClock(), RETENTION)
 
 
 async def test_conversations_are_removed_whole_once_nothing_happens_in_them(user: User, database: Database) -> None:
@@ -109,7 +109,7 @@ async def test_without_a_stream_logs_are_trimmed_and_the_outbox_is_emptied_all_t
     await sweep(database).sweep()
 
     assert (await count(database))["events"] == 1
-    assert (await PostgresCensus(database, PLACES).count())["outbox"] == 0
+    assert (await PostgresLedgerStats(database, PLACES).count())["outbox"] == 0
 
 
 async def test_the_trim_asks_by_an_index_whether_the_end_of_a_run_was_told(database: Database) -> None:
@@ -124,7 +124,7 @@ async def test_what_cannot_be_removed_keeps_nothing_else_from_going(user: User, 
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     await age(database, "conversations", "update_time")
 
-    await sweep(database, BrokenAttic(database)).sweep()
+    await sweep(database, BrokenRetention(database)).sweep()
 
     assert (await count(database))["conversations"] == 0
 
@@ -144,9 +144,9 @@ async def test_a_large_conversation_goes_in_several_transactions(user: User, dat
     await user.submit("another one", conversation_id="young")
     young = await count(database)
     await age_conversation(database, "old")
-    attic, rounds = PostgresAttic(database), 0
+    retention, rounds = PostgresRetention(database), 0
 
-    while removed := await attic.remove_conversations(older_than_seconds=30 * DAY_SECONDS, rows_max=7):
+    while removed := await retention.remove_conversations(older_than_seconds=30 * DAY_SECONDS, rows_max=7):
         rounds += 1
         assert removed <= 7 * 5
         with pytest.raises(ConversationNotFound):
@@ -161,14 +161,14 @@ async def test_a_large_conversation_goes_in_several_transactions(user: User, dat
 async def test_without_a_nats_nothing_is_kept_for_one(database: Database) -> None:
     journal = PostgresJournal(database, IdSource(SystemClock()), encode_event, keeps_lifecycle=False)
     await journal.write([submission(message=b"")])
-    assert (await PostgresCensus(database, PLACES).count())["outbox"] == 0
+    assert (await PostgresLedgerStats(database, PLACES).count())["outbox"] == 0
 
 
 async def test_the_ledger_is_counted(user: User, database: Database) -> None:
     """OPS-2."""
     await user.start(conversation_id="c1")
     await user.submit(conversation_id="c2")
-    counts = await PostgresCensus(database, PLACES).count()
+    counts = await PostgresLedgerStats(database, PLACES).count()
     assert (counts["RUNNING"], counts["QUEUED"], counts["claimable"], counts["outbox"]) == (1, 1, 1, 3)
 
 
@@ -199,4 +199,4 @@ async def test_one_replica_at_a_time_relays_the_life_cycle(user: User, database:
     async with database.transaction() as connection:
         await connection.fetchval("SELECT pg_advisory_xact_lock(hashtext('job_store.outbox'))")
         assert await PostgresOutbox(database).relay(Deaf(), events_max=10) == 0
-    assert (await PostgresCensus(database, PLACES).count())["outbox"] == 1
+    assert (await PostgresLedgerStats(database, PLACES).count())["outbox"] == 1

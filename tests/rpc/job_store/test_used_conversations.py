@@ -9,7 +9,7 @@ from pawl.chassis.rpc_client import translating
 from pawl.errors import CallNotFound, RunNotFound
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-from pawl.job_store.adapters.attic import PostgresAttic
+from pawl.job_store.adapters.retention import PostgresRetention
 from tests.rpc.job_store.conftest import DAY_SECONDS
 from tests.rpc.job_store.test_upkeep import sweep
 from tests.rpc.job_store.user import Owner, User, result
@@ -110,13 +110,13 @@ async def test_a_long_thread_goes_in_several_transactions_each_bounded(user: Use
     old = [await talk(user, f"call_{number}") for number in range(5)]
     await talk(user, "call_last", summarised_to=10)
     await age(database)
-    attic, rounds = PostgresAttic(database), 0
-    while removed := await attic.remove_summarised(older_than_seconds=30 * DAY_SECONDS, rows_max=6):
+    retention, rounds = PostgresRetention(database), 0
+    while removed := await retention.remove_summarised(older_than_seconds=30 * DAY_SECONDS, rows_max=6):
         rounds += 1
         assert removed <= 6 * 5
     assert rounds > 3
     assert [(await rows_of(database, owner.run_id))["runs"] for owner in old] == [0] * 5
-    assert await attic.remove_summarised(older_than_seconds=30 * DAY_SECONDS, rows_max=6) == 0
+    assert await retention.remove_summarised(older_than_seconds=30 * DAY_SECONDS, rows_max=6) == 0
 
 
 async def test_of_a_run_that_is_being_removed_nobody_sees_a_part(user: User, database: Database) -> None:
@@ -124,7 +124,7 @@ async def test_of_a_run_that_is_being_removed_nobody_sees_a_part(user: User, dat
     old = [await talk(user, f"call_{number}") for number in range(5)]
     await talk(user, "call_last", summarised_to=10)
     await age(database)
-    await PostgresAttic(database).remove_summarised(older_than_seconds=30 * DAY_SECONDS, rows_max=6)
+    await PostgresRetention(database).remove_summarised(older_than_seconds=30 * DAY_SECONDS, rows_max=6)
     left = [owner for owner in old if (await rows_of(database, owner.run_id))["runs"]]
     assert left
     for owner in left:

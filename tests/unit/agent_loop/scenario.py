@@ -46,7 +46,7 @@ def check_whole(world: World, key: RunKey, *, state: RunState = RunState.COMPLET
         if call.tool_name in {"write", "mail"}:
             assert world.registry.effects[call.call_id] <= 1, "an effect happened twice"
             assert (call.state is CallState.SUCCEEDED) <= (world.registry.effects[call.call_id] == 1)
-    seqs = [event.seq for event in world.ledger.book.events.rows if event.run_id == key.run_id]
+    seqs = [event.seq for event in world.ledger.unit.events.rows if event.run_id == key.run_id]
     assert seqs == list(range(1, len(seqs) + 1))
     if state is RunState.COMPLETED:
         assert [call.state for call in settled] == [CallState.SUCCEEDED] * 6
@@ -58,7 +58,7 @@ def check_whole(world: World, key: RunKey, *, state: RunState = RunState.COMPLET
 def shown_text(world: World, key: RunKey, round_number: int) -> str:
     """The text that a watcher sees of a round, with what was said to be void taken away."""
     shown: list[tuple[int, str]] = []
-    for event in world.ledger.book.events.rows:
+    for event in world.ledger.unit.events.rows:
         if event.run_id != key.run_id:
             continue
         happening = world.ledger.events(key)[event.seq - 1]

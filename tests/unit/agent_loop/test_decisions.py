@@ -175,9 +175,9 @@ def test_a_result_is_recorded_before_it_is_used() -> None:
 async def held(world: World, key: RunKey, tool_name: str = "show") -> Call:
     """A front-end call as a client holds it from now on."""
     (call,) = (call for call in world.ledger.calls(key) if call.tool_name == tool_name)
-    row = world.ledger.book.calls.get((STORE, call.call_id))
+    row = world.ledger.unit.calls.get((STORE, call.call_id))
     assert row is not None
-    world.ledger.book.put_call(msgspec.structs.replace(row, start_time=world.ledger.time()))
+    world.ledger.unit.put_call(msgspec.structs.replace(row, start_time=world.ledger.time()))
     await asyncio.sleep(2.0)
     return call
 

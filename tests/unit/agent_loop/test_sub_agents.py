@@ -78,7 +78,7 @@ async def finish(world: World, key: RunKey, *, until: Callable[[], bool] = lambd
                 await world.drive()
         except (LeaseLost, RunEnded, TimeoutError, DependencyUnavailable):
             pass
-        for store_id, run_id in [run_key for run_key, _ in world.ledger.book.runs.items()]:
+        for store_id, run_id in [run_key for run_key, _ in world.ledger.unit.runs.items()]:
             await world.respond(RunKey(store_id=store_id, run_id=run_id))
     raise AssertionError(f"the run does not end: {world.ledger.run(key)}")
 
@@ -193,7 +193,7 @@ def test_agents_start_agents_only_down_to_the_limit(depth_max: int) -> None:
         await finish(world, key)
 
         runs = [
-            world.ledger.run(RunKey(store_id=STORE, run_id=run_id)) for (_, run_id), _ in world.ledger.book.runs.items()
+            world.ledger.run(RunKey(store_id=STORE, run_id=run_id)) for (_, run_id), _ in world.ledger.unit.runs.items()
         ]
         assert [run.depth for run in runs] == list(range(depth_max + 1))
         assert all(run.state is RunState.COMPLETED for run in runs)
@@ -351,7 +351,7 @@ def test_workers_that_die_at_any_step_lose_nothing_and_do_nothing_twice() -> Non
         run, call = world.ledger.run(key), the_call(world, key)
         assert (run.state, run.output_text) == (RunState.COMPLETED, "Done."), number
         assert call.state is CallState.SUCCEEDED
-        assert len(list(world.ledger.book.runs.items())) == 2
+        assert len(list(world.ledger.unit.runs.items())) == 2
         return died
 
     async def main() -> None:
@@ -382,7 +382,7 @@ def test_the_work_of_the_agent_stops_with_its_caller(busy_with: str) -> None:
         # Commands are found by renewals here, one level after the other.
         await asyncio.sleep(8.0)
         assert world.registry.running + world.model.streaming == 0
-        states = {run.state for _, run in world.ledger.book.runs.items()}
+        states = {run.state for _, run in world.ledger.unit.runs.items()}
         assert {state.name for state in states} == {"CANCELLED"}
         for loop in loops:
             loop.cancel()

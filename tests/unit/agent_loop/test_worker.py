@@ -217,7 +217,7 @@ def test_a_run_that_somebody_else_claimed_is_dropped_at_the_next_renewal() -> No
         async with at_work(world.worker()):
             await asyncio.sleep(1)
             row = world.ledger.row(key)
-            world.ledger.book.put_run(replace(row, worker_id="other", epoch=2))
+            world.ledger.unit.put_run(replace(row, worker_id="other", epoch=2))
             await asyncio.sleep(4)
             assert world.model.streaming == 0
             assert world.meter.left == ["lost"]

@@ -61,9 +61,9 @@ def operate(world: World, run_id: str, command: Any, command_id: str = "") -> Re
 
 def acts(world: World, run_id: str) -> list[OperatorActed]:
     return [
-        event.happening
-        for event in world.book.events.rows
-        if event.run_id == run_id and isinstance(event.happening, OperatorActed)
+        event.body
+        for event in world.unit.events.rows
+        if event.run_id == run_id and isinstance(event.body, OperatorActed)
     ]
 
 
@@ -90,7 +90,7 @@ def test_a_run_is_quarantined_when_its_third_worker_has_died(world: World) -> No
 
 def test_a_worker_that_was_only_cut_off_may_come_back(world: World) -> None:
     run_id = world.begin()
-    world.book.put_run(replace(world.run(run_id), crashes=2))
+    world.unit.put_run(replace(world.run(run_id), crashes=2))
     world.advance(31)
     assert sweep(world, run_id) == 0
     world.commit(run_id, loop_state=b"here I am")
@@ -108,7 +108,7 @@ def test_a_worker_that_was_only_cut_off_may_come_back(world: World) -> None:
 def test_progress_makes_crashes_forgotten(world: World, progress: dict[str, Any]) -> None:
     run_id = world.begin()
     world.commit(run_id, calls=(change("call_1", CallState.RUNNING),))
-    world.book.put_run(replace(world.run(run_id), crashes=2))
+    world.unit.put_run(replace(world.run(run_id), crashes=2))
     world.commit(run_id, **progress)
     assert world.run(run_id).crashes == 0
 
@@ -116,7 +116,7 @@ def test_progress_makes_crashes_forgotten(world: World, progress: dict[str, Any]
 def test_a_step_that_gets_nowhere_does_not_make_crashes_forgotten(world: World) -> None:
     """A run that dies after its first step each time is one that kills its workers."""
     run_id = world.begin()
-    world.book.put_run(replace(world.run(run_id), crashes=2))
+    world.unit.put_run(replace(world.run(run_id), crashes=2))
     world.commit(run_id, state=RunState.RUNNING, round=1, loop_state=b"a model is called")
     world.commit(run_id, calls=(change("call_1", CallState.RUNNING),))
     assert world.run(run_id).crashes == 2
@@ -160,7 +160,7 @@ def test_commands_to_a_quarantined_run_are_kept_and_wake_nobody(
     assert world.run(run_id).claim_at is None
     operate(world, run_id, Redrive())
     assert world.claim(run_id) is not None
-    assert len(world.book.inbox(world.run(run_id))) == 1
+    assert len(world.unit.inbox(world.run(run_id))) == 1
 
 
 def test_an_operator_lets_a_run_go_on_and_the_log_says_who(world: World) -> None:
@@ -238,7 +238,7 @@ def test_a_run_that_is_being_stopped_does_not_get_away_as_one_in_doubt(world: Wo
     world.commit(run_id, calls=(change("call_1", CallState.RUNNING),))
     stop = world.cancel(run_id)
     assert stop.run is not None
-    commands = tuple(command.command_id for command in world.book.inbox(stop.run))
+    commands = tuple(command.command_id for command in world.unit.inbox(stop.run))
     with pytest.raises(InboxChanged):
         world.commit(run_id, state=RunState.NEEDS_ATTENTION)
     with pytest.raises(IllegalTransition):

@@ -81,7 +81,7 @@ def test_a_session_that_was_replaced_brings_nothing_and_leaves_nothing() -> None
     ]
     assert {(receipt.outcome, receipt.reason) for receipt in refused} == {(WRONG_HOLDER, "CALL_NOT_PENDING")}
     assert (world.run(run_id), world.call("call")) == before
-    assert world.book.commands.get((STORE, run_id, "frame")) is None
+    assert world.unit.commands.get((STORE, run_id, "frame")) is None
     assert world.send(run_id, progress, "progress", session_id="ses_2").outcome is ACCEPTED
     assert world.result(run_id, "call", "tab", 1, "frame", session_id="ses_2").outcome is ACCEPTED
     assert world.result(run_id, "call", "tab", 1, "frame", session_id="ses_1").outcome is DUPLICATE
@@ -223,7 +223,7 @@ def test_cancelling_twice_is_as_good_as_once() -> None:
     run_id = world.begin()
     assert world.cancel(run_id).outcome is ACCEPTED
     assert world.cancel(run_id).outcome is ACCEPTED
-    assert len(world.book.inbox(world.run(run_id))) == 1
+    assert len(world.unit.inbox(world.run(run_id))) == 1
     assert world.event_types(run_id).count("run.cancelling") == 1
 
 
@@ -258,6 +258,6 @@ def test_progress_is_written_at_once_and_renews_the_lease() -> None:
     assert world.send(run_id, progress).outcome is ACCEPTED
     assert world.event_types(run_id)[-1] == "tool.progress"
     assert world.call("call").offer.expire_time == world.now + timedelta(seconds=30)  # type: ignore[union-attr]
-    assert world.book.inbox(world.run(run_id)) == []
+    assert world.unit.inbox(world.run(run_id)) == []
     stranger = Progress(call_id="call", client_id="other", offer_epoch=epoch, fraction=None, message="")
     assert world.send(run_id, stranger).outcome is WRONG_HOLDER

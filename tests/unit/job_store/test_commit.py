@@ -23,10 +23,10 @@ def test_a_stale_worker_changes_nothing() -> None:
     run_id = world.begin()
     world.advance(31)
     assert world.claim(run_id, "w2") == 2
-    events = len(world.book.events.rows)
+    events = len(world.unit.events.rows)
     with pytest.raises(LeaseLost):
         world.commit(run_id, 1, events=(OUTPUT,))
-    assert len(world.book.events.rows) == events
+    assert len(world.unit.events.rows) == events
     world.commit(run_id, 2, events=(OUTPUT,))
 
 
@@ -122,7 +122,7 @@ def test_a_step_is_all_or_nothing() -> None:
         )
     assert world.run(run_id) is before
     assert world.event_types(run_id) == ["run.queued", "message.added", "run.running"]
-    assert [message.number for message in world.book.messages.rows] == [1]
+    assert [message.number for message in world.unit.messages.rows] == [1]
 
 
 def test_events_of_a_step_come_in_order_with_the_change_of_the_run_last() -> None:
@@ -173,7 +173,7 @@ def test_an_acknowledged_message_is_not_lost_in_the_end_of_the_run() -> None:
     world = World()
     run_id = world.begin()
     world.steer(run_id)
-    command = world.book.inbox(world.run(run_id))[0]
+    command = world.unit.inbox(world.run(run_id))[0]
     with pytest.raises(InboxChanged):
         world.commit(run_id, state=RunState.COMPLETED)
     world.commit(run_id, state=RunState.COMPLETED, consumed=(command.command_id,))
@@ -184,14 +184,14 @@ def test_the_end_closes_the_inbox() -> None:
     run_id = world.begin()
     world.cancel(run_id)
     world.commit(run_id, state=RunState.CANCELLED)
-    assert world.book.inbox(world.run(run_id)) == []
+    assert world.unit.inbox(world.run(run_id)) == []
 
 
 def test_a_command_is_consumed_once() -> None:
     world = World()
     run_id = world.begin()
     world.steer(run_id)
-    command = world.book.inbox(world.run(run_id))[0]
+    command = world.unit.inbox(world.run(run_id))[0]
     world.commit(run_id, consumed=(command.command_id,))
     with pytest.raises(InboxChanged):
         world.commit(run_id, consumed=(command.command_id,))
@@ -216,7 +216,7 @@ def test_after_an_acknowledged_cancel_nothing_new_starts(step: dict[str, Any]) -
     run_id = world.begin()
     world.commit(run_id, calls=(change("call", CallState.RUNNABLE),))
     world.cancel(run_id)
-    cancel = world.book.inbox(world.run(run_id))[0]
+    cancel = world.unit.inbox(world.run(run_id))[0]
     with pytest.raises(InboxChanged):
         world.commit(run_id, **step)
     with pytest.raises(IllegalTransition):

@@ -69,7 +69,7 @@ def test_a_call_is_delegated_to_the_run_that_the_step_creates_and_to_no_other() 
     ):
         with pytest.raises(error):
             world.commit(run_id, calls=calls, delegations=delegations)
-    assert world.book.runs.get((STORE, CHILD)) is None
+    assert world.unit.runs.get((STORE, CHILD)) is None
 
 
 def test_a_gated_call_is_delegated_only_once_it_is_approved() -> None:
@@ -107,7 +107,7 @@ def test_its_end_comes_into_the_inbox_of_its_caller_with_it_once() -> None:
     world.commit(CHILD, **end)
     world.commit(CHILD, **end)
 
-    (command,) = world.book.inbox(world.run(parent))
+    (command,) = world.unit.inbox(world.run(parent))
     ending = stop.read_ending(command.payload)
     assert (command.name, command.call_id) == (inbox.AGENT_ENDED, "call")
     assert (ending.run_id, ending.state, ending.output, ending.usage) == (CHILD, RunState.COMPLETED, b"out", b"used")
@@ -127,15 +127,15 @@ def test_a_call_that_is_given_up_stops_its_run_and_hears_no_more_of_it() -> None
     world.commit(CHILD, state=RunState.RUNNING)
     world.cancel(parent)
     world.claim(parent)
-    cancel = world.book.inbox(world.run(parent))[0].command_id
+    cancel = world.unit.inbox(world.run(parent))[0].command_id
     world.commit(parent, calls=(delegated(CallState.CANCELLED),), consumed=(cancel,), state=RunState.CANCELLED)
 
     child = world.run(CHILD)
     assert (child.state, child.stop_cause) == (RunState.CANCELLING, StopCause.PARENT)
-    settled, inbox_of_parent = world.call("call"), world.book.inbox(world.run(parent))
+    settled, inbox_of_parent = world.call("call"), world.unit.inbox(world.run(parent))
     world.commit(CHILD, state=RunState.CANCELLED)
     assert world.call("call") is settled
-    assert world.book.inbox(world.run(parent)) == inbox_of_parent == []
+    assert world.unit.inbox(world.run(parent)) == inbox_of_parent == []
 
 
 def test_a_run_that_nobody_has_begun_ends_with_the_call_that_is_given_up() -> None:
@@ -145,7 +145,7 @@ def test_a_run_that_nobody_has_begun_ends_with_the_call_that_is_given_up() -> No
     world.claim(parent)
     world.commit(parent, calls=(delegated(CallState.CANCELLED),))
     assert world.run(CHILD).state is RunState.CANCELLED
-    assert len(world.book.inbox(world.run(parent))) == 1, "the message, and nothing of the call"
+    assert len(world.unit.inbox(world.run(parent))) == 1, "the message, and nothing of the call"
 
 
 def test_who_drives_it_reads_that_it_is_given_up() -> None:
@@ -156,12 +156,12 @@ def test_who_drives_it_reads_that_it_is_given_up() -> None:
     world.commit(CHILD, state=RunState.RUNNING)
     world.cancel(parent)
     world.claim(parent)
-    unread = tuple(command.command_id for command in world.book.inbox(world.run(parent)))
+    unread = tuple(command.command_id for command in world.unit.inbox(world.run(parent)))
     world.commit(parent, calls=(delegated(CallState.CANCELLED),), consumed=unread, give_up=b"give up")
     child = world.run(CHILD)
     assert (child.state, child.stop_cause) == (RunState.CANCELLING, StopCause.PARENT)
-    assert [(command.name, command.payload) for command in world.book.inbox(child)] == [("cancel", b"give up")]
-    assert world.book.pokes.rows[-1].run_id == CHILD
+    assert [(command.name, command.payload) for command in world.unit.inbox(child)] == [("cancel", b"give up")]
+    assert world.unit.wakeups.rows[-1].run_id == CHILD
 
 
 @pytest.mark.parametrize("how", ["cancel", "interrupt"])
@@ -173,7 +173,7 @@ def test_however_it_ends_its_caller_hears_of_it(how: str) -> None:
     else:
         conversation_id = world.run(CHILD).conversation_id
         world.submit(MessagePolicy.INTERRUPT, conversation_id=conversation_id)
-    (command,) = world.book.inbox(world.run(parent))
+    (command,) = world.unit.inbox(world.run(parent))
     assert stop.read_ending(command.payload).state is RunState.CANCELLED
 
 
@@ -200,4 +200,4 @@ def test_a_run_under_quarantine_hears_of_it_when_it_goes_on() -> None:
     assert world.run(parent).claim_at is None
     world.send(parent, Redrive(), as_operator=True)
     assert world.run(parent).claim_at == world.now
-    assert [command.name for command in world.book.inbox(world.run(parent))] == [inbox.AGENT_ENDED]
+    assert [command.name for command in world.unit.inbox(world.run(parent))] == [inbox.AGENT_ENDED]

@@ -15,7 +15,7 @@ from pawl.errors import DependencyUnavailable, LeaseLost, Overloaded, PawlError,
 from pawl.job_store.app import group_commit
 from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.ports import GroupConflict, LiveEvent, Operation, Written
-from pawl.job_store.domain.book import Book, Ids, Names, Poke
+from pawl.job_store.domain.unit_of_work import Ids, RowKeys, UnitOfWork, Wakeup
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Named:
     """An operation of which only the name matters."""
 
     name: str
-    names: Names = field(default_factory=Names)
+    row_keys: RowKeys = field(default_factory=RowKeys)
 
-    def apply(self, book: Book, now: datetime, ids: Ids) -> str:
+    def apply(self, unit: UnitOfWork, now: datetime, ids: Ids) -> str:
         return self.name
 
 
@@ -51,7 +51,7 @@ class ScriptedJournal:
         return Written(
             outcomes=[self.refuses.get(name, name) for name in names],
             events=[LiveEvent(store_id="s", run_id="r", type="t", payload=name.encode()) for name in names],
-            pokes=[],
+            wakeups=[],
             work_ready=False,
             lifecycle_count=1,
         )
@@ -71,8 +71,8 @@ class Heard:
             raise ValueError("no announcement")
         self.events += [event.payload for event in events]
 
-    async def poke(self, pokes: Sequence[Poke]) -> None:
-        raise AssertionError("there is nobody to poke")
+    async def wake(self, wakeups: Sequence[Wakeup]) -> None:
+        raise AssertionError("there is nobody to wake")
 
     async def work_ready(self) -> None:
         raise AssertionError("there is no work")
@@ -89,7 +89,7 @@ class Heard:
     def relayed(self, events: int) -> None:
         raise AssertionError("nothing is relayed here")
 
-    def census(self, counts: Mapping[str, float]) -> None:
+    def ledger_counted(self, counts: Mapping[str, float]) -> None:
         raise AssertionError("nothing is counted here")
 
 

@@ -52,18 +52,18 @@ class Conversation(RuleBasedStateMachine):
             return error
 
     def snapshot(self) -> tuple[object, ...]:
-        book = self.world.book
-        tables = (book.requests, book.conversations, book.runs, book.calls, book.commands, book.loop_states)
+        unit = self.world.unit
+        tables = (unit.requests, unit.conversations, unit.runs, unit.calls, unit.commands, unit.loop_states)
         return (
             *(dict(table.items()) for table in tables),
-            list(book.events.rows),
-            list(book.messages.rows),
-            list(book.pokes.rows),
-            book.work_ready,
+            list(unit.events.rows),
+            list(unit.messages.rows),
+            list(unit.wakeups.rows),
+            unit.work_ready,
         )
 
     def calls(self) -> list[CallRow]:
-        return list(dict(self.world.book.calls.items()).values())
+        return list(dict(self.world.unit.calls.items()).values())
 
     def pick(self, data: st.DataObject) -> str:
         return data.draw(st.sampled_from(self.runs), label="run")
@@ -97,7 +97,7 @@ class Conversation(RuleBasedStateMachine):
         run_id = self.pick(data)
         run = self.world.run(run_id)
         state = data.draw(st.none() | st.sampled_from(RunState), label="state")
-        inbox = [command.command_id for command in self.world.book.inbox(run)]
+        inbox = [command.command_id for command in self.world.unit.inbox(run)]
         operation = Commit(
             store_id=STORE,
             run_id=run_id,
@@ -127,7 +127,7 @@ class Conversation(RuleBasedStateMachine):
     def draw_calls(self, data: st.DataObject, run_id: str) -> tuple[Any, ...]:
         changes = []
         for name in data.draw(st.lists(st.sampled_from(CALLS), unique=True, max_size=2), label="calls"):
-            call = self.world.book.calls.get((STORE, f"{run_id}_{name}"))
+            call = self.world.unit.calls.get((STORE, f"{run_id}_{name}"))
             possible = call_table.INITIAL if call is None else call_table.TRANSITIONS[call.state]
             state = data.draw(st.sampled_from(sorted(possible or CallState)), label="call state")
             digest = call.digest if call is not None else ""
@@ -144,10 +144,10 @@ class Conversation(RuleBasedStateMachine):
         run = self.world.run(run_id)
         if run.worker_id is None or run.state.is_terminal:
             return
-        book = self.world.book
+        unit = self.world.unit
         calls = tuple(
             change(call.call_id, CallState.FAILED, digest=call.digest, arguments=call.arguments, attempt=call.attempt)
-            for call in book.open_calls(run)
+            for call in unit.open_calls(run)
         )
         ends_from = {RunState.NEEDS_ATTENTION: RunState.RUNNING}
         if run.state in ends_from:
@@ -155,7 +155,7 @@ class Conversation(RuleBasedStateMachine):
         self.world.commit(
             run_id,
             calls=calls,
-            consumed=tuple(command.command_id for command in book.inbox(run)),
+            consumed=tuple(command.command_id for command in unit.inbox(run)),
             state=RunState.FAILED,
             failure=b"why",
         )
@@ -182,7 +182,7 @@ class Conversation(RuleBasedStateMachine):
     def bring_a_result(self, data: st.DataObject, client: str, name: str) -> None:
         run_id = self.pick(data)
         call_id = f"{run_id}_{name}"
-        before = self.world.book.calls.get((STORE, call_id))
+        before = self.world.unit.calls.get((STORE, call_id))
         receipt = self.world.result(run_id, call_id, client, self.leases.get((call_id, client), 0))
         if receipt.outcome is CommandOutcome.ACCEPTED:
             assert before is not None
@@ -217,17 +217,13 @@ class Conversation(RuleBasedStateMachine):
     @invariant()
     def the_log_has_no_gaps_and_one_end(self) -> None:
         """EVT-1, EVT-4."""
-        events = self.world.book.events.rows
+        events = self.world.unit.events.rows
         assert len({event.event_id for event in events}) == len(events)
         for run_id in self.runs:
             log = [event for event in events if event.run_id == run_id]
             assert [event.seq for event in log] == list(range(1, len(log) + 1))
             assert self.world.run(run_id).last_seq == len(log)
-            ends = [
-                event
-                for event in log
-                if isinstance(event.happening, RunChanged) and event.happening.run.state.is_terminal
-            ]
+            ends = [event for event in log if isinstance(event.body, RunChanged) and event.body.run.state.is_terminal]
             assert len(ends) == self.world.run(run_id).state.is_terminal
             assert ends in ([], log[-1:])
 
@@ -237,8 +233,8 @@ class Conversation(RuleBasedStateMachine):
         states: dict[str, RunState] = {}
         calls: dict[str, CallRow] = {}
         numbers: list[int] = []
-        for event in self.world.book.events.rows:
-            match event.happening:
+        for event in self.world.unit.events.rows:
+            match event.body:
                 case RunChanged(from_state=before, run=run):
                     assert states.get(run.run_id) is before
                     states[run.run_id] = run.state
@@ -257,7 +253,7 @@ class Conversation(RuleBasedStateMachine):
     @invariant()
     def every_run_goes_on_or_waits_visibly(self) -> None:
         """I3, LOOP-13: the runs of a conversation that are open are the one with the turn and those that wait."""
-        conversation = self.world.book.conversations.get((STORE, "conv"))
+        conversation = self.world.unit.conversations.get((STORE, "conv"))
         assert conversation is not None
         open_runs = [run_id for run_id in self.runs if not self.world.run(run_id).state.is_terminal]
         active = [conversation.active_run_id] if conversation.active_run_id else []
@@ -265,7 +261,7 @@ class Conversation(RuleBasedStateMachine):
         for run_id in open_runs:
             run = self.world.run(run_id)
             if run_id in active:
-                asleep = run.state in {RunState.WAITING, RunState.NEEDS_ATTENTION} and not self.world.book.inbox(run)
+                asleep = run.state in {RunState.WAITING, RunState.NEEDS_ATTENTION} and not self.world.unit.inbox(run)
                 assert run.claim_at is not None or asleep
             else:
                 assert (run.state, run.claim_at, run.worker_id) == (RunState.QUEUED, None, None)
@@ -277,7 +273,7 @@ class Conversation(RuleBasedStateMachine):
             assert (call.result is not None) == call.state.is_terminal
             taken = [
                 command
-                for command in dict(self.world.book.commands.items()).values()
+                for command in dict(self.world.unit.commands.items()).values()
                 if command.call_id == call.call_id and not command.consumed
             ]
             assert [command.command_id for command in taken] == ([call.reserved_by] if call.reserved_by else [])
@@ -285,9 +281,9 @@ class Conversation(RuleBasedStateMachine):
     @invariant()
     def no_gated_call_ran_without_an_approval(self) -> None:
         """I10."""
-        for event in self.world.book.events.rows:
-            if isinstance(event.happening, CallChanged) and event.happening.call.digest:
-                call = event.happening.call
+        for event in self.world.unit.events.rows:
+            if isinstance(event.body, CallChanged) and event.body.call.digest:
+                call = event.body.call
                 approved = call.decision is not None and call.decision.kind in {DecisionKind.APPROVE, DecisionKind.EDIT}
                 assert approved or call.state not in call_table.STARTED
 

@@ -56,7 +56,7 @@ class Database:
             if run.is_quarantined:
                 return
             lease_end = self.world.now + timedelta(seconds=LEASE_SECONDS)
-            self.world.book.put_run(replace(run, claim_at=lease_end))
+            self.world.unit.put_run(replace(run, claim_at=lease_end))
             await asyncio.sleep(RENEW_SECONDS)
 
     async def doomed(self) -> Sequence[RunKey]:

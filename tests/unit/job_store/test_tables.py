@@ -57,9 +57,9 @@ def test_a_step_moves_a_run_only_along_the_table(before: RunState, after: RunSta
     """I16, EVT-4: and where it may not, nothing at all changes."""
     world = World()
     run_id = world.begin()
-    world.book.put_run(replace(world.run(run_id), state=before, waits=(1,) if before is RunState.WAITING else ()))
+    world.unit.put_run(replace(world.run(run_id), state=before, waits=(1,) if before is RunState.WAITING else ()))
     untouched = world.run(run_id)
-    events = len(world.book.events.rows)
+    events = len(world.unit.events.rows)
 
     def step() -> None:
         world.commit(
@@ -76,17 +76,17 @@ def test_a_step_moves_a_run_only_along_the_table(before: RunState, after: RunSta
     elif after in run_table.TRANSITIONS[before] and (before, after) != _NOT_BY_STEPS:
         step()
         assert world.run(run_id).state is after
-        assert len(world.book.events.rows) == events + 1
+        assert len(world.unit.events.rows) == events + 1
         return
     elif after is before:
         step()
-        assert len(world.book.events.rows) == events
+        assert len(world.unit.events.rows) == events
         return
     else:
         with pytest.raises(IllegalTransition):
             step()
     assert world.run(run_id) is untouched
-    assert len(world.book.events.rows) == events
+    assert len(world.unit.events.rows) == events
 
 
 @pytest.mark.parametrize("before", CallState)
@@ -106,17 +106,17 @@ def test_a_step_moves_a_call_only_along_the_table(before: CallState, after: Call
         was["child_run_id"] = child
     if (before, after) in call_table.ONCE_BEGUN:
         was["start_time"] = world.call("call").create_time
-    world.book.put_call(replace(world.call("call"), **was))
+    world.unit.put_call(replace(world.call("call"), **was))
     if pending:
         world.steer(run_id)
-        command = world.book.inbox(world.run(run_id))[0]
-        world.book.put_command(replace(command, command_id="cmd", name="tool_result", call_id="call"))
+        command = world.unit.inbox(world.run(run_id))[0]
+        world.unit.put_command(replace(command, command_id="cmd", name="tool_result", call_id="call"))
     untouched = world.call("call")
     digest = "ab" * 32 if after is CallState.AWAITING_APPROVAL else ""
     step = change("call", after, attempt=2, digest=digest, child_run_id=child)
     if again:
         # It is the same request, escalated.
-        world.book.put_call(replace(world.call("call"), digest="ab" * 32))
+        world.unit.put_call(replace(world.call("call"), digest="ab" * 32))
         step = replace(step, escalated=True)
     consumed = ("cmd",) if pending else ()
     begun = (delegation("call", child),) if after is CallState.DELEGATED else ()
@@ -143,7 +143,7 @@ def test_a_call_is_created_at_most_one_step_from_proposed(state: CallState) -> N
     else:
         with pytest.raises(IllegalTransition):
             world.commit(run_id, calls=(new,))
-        assert world.book.calls.get((STORE, "call")) is None
+        assert world.unit.calls.get((STORE, "call")) is None
 
 
 @pytest.mark.parametrize("state", [state for state in CallState if not state.is_terminal])
@@ -152,10 +152,10 @@ def test_a_run_cannot_end_while_a_call_is_open(state: CallState) -> None:
     world = World()
     run_id = world.begin()
     world.commit(run_id, calls=(change("call", CallState.PROPOSED),))
-    world.book.put_call(replace(world.call("call"), state=state))
+    world.unit.put_call(replace(world.call("call"), state=state))
     with pytest.raises(IllegalTransition):
         world.commit(run_id, state=RunState.COMPLETED)
-    world.book.put_call(replace(world.call("call"), reserved_by="cmd"))
+    world.unit.put_call(replace(world.call("call"), reserved_by="cmd"))
     with pytest.raises(InboxChanged):
         world.commit(run_id, state=RunState.COMPLETED)
 
@@ -167,7 +167,7 @@ def test_only_a_run_that_waits_for_a_person_may_sleep_without_end(state: RunStat
         return
     world = World()
     run_id = world.begin()
-    world.book.put_run(replace(world.run(run_id), state=state, waits=(1,)))
+    world.unit.put_run(replace(world.run(run_id), state=state, waits=(1,)))
     may_sleep = state in {RunState.WAITING, RunState.NEEDS_ATTENTION}
     if may_sleep:
         world.commit(run_id, lease=LeaseAction.PARK)

@@ -39,7 +39,7 @@ def test_a_top_up_raises_the_budget_once_is_told_and_wakes_the_run() -> None:
     assert top_up(world, run_id, command_id="first").outcome is DUPLICATE
     assert world.run(run_id).token_budget == 150
     assert world.event_types(run_id)[-1] == "run.topped_up"
-    assert world.book.events.rows[-1].happening == ToppedUp(tokens=50, token_budget=150, user_id="ann")
+    assert world.unit.events.rows[-1].body == ToppedUp(tokens=50, token_budget=150, user_id="ann")
     assert world.claim(run_id) == 2
 
 
@@ -86,7 +86,7 @@ def test_a_stopped_run_and_an_ended_one_take_no_tokens() -> None:
     assert (late.outcome, late.reason) == (LATE, "RUN_ENDED")
     world.claim(run_id)
     world.commit(
-        run_id, state=RunState.CANCELLED, consumed=tuple(c.command_id for c in world.book.inbox(world.run(run_id)))
+        run_id, state=RunState.CANCELLED, consumed=tuple(c.command_id for c in world.unit.inbox(world.run(run_id)))
     )
     late = top_up(world, run_id)
     assert (late.outcome, late.reason) == (LATE, "RUN_ENDED")

@@ -10,7 +10,7 @@ from tests.unit.job_store.world import STORE, World
 
 
 def numbers(world: World) -> list[int]:
-    return [message.number for message in world.book.messages.rows]
+    return [message.number for message in world.unit.messages.rows]
 
 
 def test_a_message_starts_a_run_that_may_be_claimed_at_once() -> None:
@@ -18,7 +18,7 @@ def test_a_message_starts_a_run_that_may_be_claimed_at_once() -> None:
     run = world.submit().run
     assert (run.state, run.claim_at, run.last_seq) == (RunState.QUEUED, world.now, 2)
     assert world.event_types(run.run_id) == ["run.queued", "message.added"]
-    assert world.book.work_ready
+    assert world.unit.work_ready
 
 
 def test_a_second_message_waits_and_enters_the_conversation_only_at_its_turn() -> None:
@@ -42,7 +42,7 @@ def test_an_interrupting_message_stops_the_active_run_and_goes_before_those_that
     urgent = world.submit(MessagePolicy.INTERRUPT).run.run_id
     assert world.run(active).state is RunState.CANCELLING
     assert world.run(active).stop_cause is StopCause.SUPERSEDED
-    assert [command.name for command in world.book.inbox(world.run(active))] == ["cancel"]
+    assert [command.name for command in world.unit.inbox(world.run(active))] == ["cancel"]
     world.commit(active, state=RunState.CANCELLED)
     assert world.run(urgent).claim_at == world.now
     assert world.run(waiting).claim_at is None
@@ -64,7 +64,7 @@ def test_of_two_interrupting_messages_the_second_one_wins_and_both_stand_in_the_
         assert world.run(superseded).stop_cause is StopCause.SUPERSEDED
         assert world.event_types(superseded) == ["run.queued", "message.added", "run.cancelled"]
     assert world.run(third).claim_at == world.now
-    assert [message.run_id for message in world.book.messages.rows] == [active, first, second, third]
+    assert [message.run_id for message in world.unit.messages.rows] == [active, first, second, third]
     world.claim(third)
     world.commit(third, state=RunState.COMPLETED)
     assert world.run(waiting).claim_at == world.now
@@ -106,7 +106,7 @@ def test_what_entered_an_interrupting_run_before_its_turn_is_kept_when_it_is_sup
     assert world.run(first).state is RunState.CANCELLING
     assert world.run(second).claim_at is None
     assert world.claim(first) == 1
-    unread = tuple(command.command_id for command in world.book.inbox(world.run(first)))
+    unread = tuple(command.command_id for command in world.unit.inbox(world.run(first)))
     world.commit(first, state=RunState.CANCELLED, consumed=unread)
     assert world.run(second).claim_at == world.now
 
@@ -126,8 +126,8 @@ def test_a_steering_message_enters_the_active_run() -> None:
     submitted = world.submit(MessagePolicy.STEER)
     assert submitted.steered
     assert submitted.run.run_id == active
-    assert [command.payload for command in world.book.inbox(world.run(active))] == [b"steer"]
-    assert [poke.run_id for poke in world.book.pokes.rows] == [active]
+    assert [command.payload for command in world.unit.inbox(world.run(active))] == [b"steer"]
+    assert [wakeup.run_id for wakeup in world.unit.wakeups.rows] == [active]
 
 
 def test_a_message_that_steered_a_run_is_kept_when_it_is_stopped_before_it_began() -> None:
@@ -141,7 +141,7 @@ def test_a_message_that_steered_a_run_is_kept_when_it_is_stopped_before_it_began
     assert world.claim(idle) == 1
     with pytest.raises(InboxChanged):
         world.commit(idle, state=RunState.CANCELLED)
-    unread = [command.command_id for command in world.book.inbox(world.run(idle))]
+    unread = [command.command_id for command in world.unit.inbox(world.run(idle))]
     world.commit(idle, state=RunState.CANCELLED, consumed=tuple(unread))
     assert world.run(urgent).claim_at == world.now
 
@@ -199,7 +199,7 @@ def test_a_refused_message_leaves_nothing_behind() -> None:
     world = World()
     with pytest.raises(ConversationNotFound):
         world.submit(conversation_must_exist=True)
-    assert world.book.conversations.get((STORE, "conv")) is None
+    assert world.unit.conversations.get((STORE, "conv")) is None
     world.submit()
     with pytest.raises(ConversationNotFound):
         world.submit(user_id="bob")
@@ -212,9 +212,9 @@ def test_the_same_request_gets_the_same_run_and_another_payload_is_refused() -> 
     world.claim(run.run_id)
     again = world.submit(request_id="r1")
     assert again.run == world.run(run.run_id)
-    assert len(world.book.messages.rows) == 1
+    assert len(world.unit.messages.rows) == 1
     with pytest.raises(RequestIdReused):
         world.submit(request_id="r1", fingerprint=b"other")
     steered = world.submit(MessagePolicy.STEER, request_id="r2")
     assert world.submit(MessagePolicy.STEER, request_id="r2").steered
-    assert len(world.book.inbox(world.run(steered.run.run_id))) == 1
+    assert len(world.unit.inbox(world.run(steered.run.run_id))) == 1

@@ -1,4 +1,4 @@
-"""A ledger in memory for tests of its operations: one book, a clock moved by hand, ids that count."""
+"""A ledger in memory for tests of its operations: one unit, a clock moved by hand, ids that count."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pawl.job_store.domain.book import Book
 from pawl.job_store.domain.calls import CallChange
 from pawl.job_store.domain.command import Cancel, Command, Decide, Receipt, Send, Steer, ToolResult
 from pawl.job_store.domain.commit import Commit, Committed
@@ -18,6 +17,7 @@ from pawl.job_store.domain.offers import Leased, LeaseOffer
 from pawl.job_store.domain.rows import CallRow, Queue, RunRow
 from pawl.job_store.domain.states import CallState, DecisionKind, MessagePolicy, RunState, StopCause
 from pawl.job_store.domain.submit import Submit, Submitted
+from pawl.job_store.domain.unit_of_work import UnitOfWork
 
 DIGEST = "ab" * 32
 EDITED_DIGEST = "cd" * 32
@@ -37,18 +37,18 @@ class CountingIds:
 
 
 class World:
-    """Applies operations to one book, as if each were stored at once."""
+    """Applies operations to one unit, as if each were stored at once."""
 
     def __init__(self) -> None:
-        self.book = Book()
+        self.unit = UnitOfWork()
         self.ids = CountingIds()
         self.now = datetime(2026, 5, 1, tzinfo=UTC)
         self._numbers = itertools.count(1)
-        self.book.queues.load(STORE, Queue(queued=0, active=0, places=0))
+        self.unit.queues.load(STORE, Queue(queued=0, active=0, places=0))
 
     def apply(self, operation: Any) -> Any:
-        with self.book.attempt():
-            return operation.apply(self.book, self.now, self.ids)
+        with self.unit.attempt():
+            return operation.apply(self.unit, self.now, self.ids)
 
     def advance(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
@@ -75,20 +75,20 @@ class World:
             start_time=self.now,
             crashes=crashes,
         )
-        self.book.put_run(run)
+        self.unit.put_run(run)
         return run.epoch
 
     def release(self, run_id: str) -> None:
         """What the release statement does."""
-        self.book.put_run(replace(self.run(run_id), worker_id=None, claim_at=self.now))
+        self.unit.put_run(replace(self.run(run_id), worker_id=None, claim_at=self.now))
 
     def run(self, run_id: str) -> RunRow:
-        run = self.book.runs.get((STORE, run_id))
+        run = self.unit.runs.get((STORE, run_id))
         assert run is not None
         return run
 
     def call(self, call_id: str) -> CallRow:
-        call = self.book.calls.get((STORE, call_id))
+        call = self.unit.calls.get((STORE, call_id))
         assert call is not None
         return call
 
@@ -153,7 +153,7 @@ class World:
         return leased
 
     def event_types(self, run_id: str) -> list[str]:
-        return [event.type for event in self.book.events.rows if event.run_id == run_id]
+        return [event.type for event in self.unit.events.rows if event.run_id == run_id]
 
 
 def submission(policy: MessagePolicy = MessagePolicy.QUEUE, **fields: Any) -> Submit:

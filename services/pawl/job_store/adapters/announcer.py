@@ -7,7 +7,7 @@ from typing import Final
 
 from pawl.chassis.bus import Bus
 from pawl.job_store.app.ports import LiveEvent
-from pawl.job_store.domain.book import Poke
+from pawl.job_store.domain.unit_of_work import Wakeup
 
 WORK_SUBJECT: Final = "pawl.internal.v1.work"
 
@@ -28,10 +28,10 @@ class NatsAnnouncer:
             for message in _messages(payloads):
                 await self._bus.publish(f"pawl.v1.{store_id}.run.{run_id}.events", message)
 
-    async def poke(self, pokes: Sequence[Poke]) -> None:
-        for poke in dict.fromkeys(pokes):
-            payload = f"{poke.store_id}/{poke.run_id}".encode()
-            await self._bus.publish(f"pawl.internal.v1.worker.{poke.worker_id}", payload)
+    async def wake(self, wakeups: Sequence[Wakeup]) -> None:
+        for wakeup in dict.fromkeys(wakeups):
+            payload = f"{wakeup.store_id}/{wakeup.run_id}".encode()
+            await self._bus.publish(f"pawl.internal.v1.worker.{wakeup.worker_id}", payload)
 
     async def work_ready(self) -> None:
         await self._bus.publish(WORK_SUBJECT, b"")

@@ -43,8 +43,8 @@ SELECT {tables.CALLS.names} FROM (
 """
 
 
-class PostgresAttentionBook:
-    """See `ports.AttentionBook`."""
+class PostgresAttentionRepository:
+    """See `ports.AttentionRepository`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -20,8 +20,8 @@ from pawl.job_store.adapters import tables
 from pawl.job_store.adapters.columns import Columns
 from pawl.job_store.adapters.loading import load
 from pawl.job_store.app.ports import GroupConflict, LiveEvent, Operation, Written
-from pawl.job_store.domain.book import Book, Ids
 from pawl.job_store.domain.events import Event, RunChanged
+from pawl.job_store.domain.unit_of_work import Ids, UnitOfWork
 
 # Another transaction was there first: the group sees its rows when it is tried again.
 _CONFLICTS: Final = (
@@ -60,55 +60,55 @@ class PostgresJournal:
             raise GroupConflict from error
 
     async def _write(self, connection: Connection, operations: Sequence[Operation[Any]]) -> Written:
-        book, now = await load(connection, [operation.names for operation in operations])
+        unit, now = await load(connection, [operation.row_keys for operation in operations])
         outcomes: list[Any] = []
         for operation in operations:
             try:
-                with book.attempt():
-                    outcomes.append(operation.apply(book, now, self._ids))
+                with unit.attempt():
+                    outcomes.append(operation.apply(unit, now, self._ids))
             except PawlError as error:
                 outcomes.append(error)
             except Exception as error:  # noqa: BLE001  # it changed nothing, and the others are none of its business
                 _log.exception("ledger.operation_failed", operation=type(operation).__name__)
                 outcomes.append(error)
-        events = [(event, self._encode(event)) for event in book.events.rows]
-        await _store(connection, book, events)
-        lifecycle = await _keep_lifecycle(connection, book) if self._keeps_lifecycle else 0
-        work_ready = book.work_ready or await _place_is_wanted(connection, book)
+        events = [(event, self._encode(event)) for event in unit.events.rows]
+        await _store(connection, unit, events)
+        lifecycle = await _keep_lifecycle(connection, unit) if self._keeps_lifecycle else 0
+        work_ready = unit.work_ready or await _place_is_wanted(connection, unit)
         return Written(
             outcomes=outcomes,
             events=[
                 LiveEvent(store_id=event.store_id, run_id=event.run_id, type=event.type, payload=payload)
                 for event, payload in events
             ],
-            pokes=book.pokes.rows,
+            wakeups=unit.wakeups.rows,
             work_ready=work_ready,
             lifecycle_count=lifecycle,
         )
 
 
-async def _place_is_wanted(connection: Connection, book: Book) -> bool:
+async def _place_is_wanted(connection: Connection, unit: UnitOfWork) -> bool:
     """Return whether the group has freed a place in a store where a run may have waited for one."""
-    stores = {run.store_id for before, run in book.runs.changed() if before.is_active and not run.is_active}
+    stores = {run.store_id for before, run in unit.runs.changed() if before.is_active and not run.is_active}
     return bool(stores) and bool(await connection.fetchval(_ANY_WAITS, sorted(stores)))
 
 
-async def _store(connection: Connection, book: Book, events: Sequence[tuple[Event, bytes]]) -> None:
+async def _store(connection: Connection, unit: UnitOfWork, events: Sequence[tuple[Event, bytes]]) -> None:
     """Write all that the operations changed."""
     # Sorted, so that two groups that create the same rows wait for each other and do not deadlock.
-    requests = sorted(book.requests.created(), key=lambda row: row.key)
-    conversations = sorted(book.conversations.created(), key=lambda row: (row.store_id, row.conversation_id))
+    requests = sorted(unit.requests.created(), key=lambda row: row.key)
+    conversations = sorted(unit.conversations.created(), key=lambda row: (row.store_id, row.conversation_id))
     await _insert(connection, tables.REQUESTS, requests)
     await _insert(connection, tables.CONVERSATIONS, conversations)
-    await _update(connection, tables.CONVERSATIONS, book.conversations.changed())
-    await _insert(connection, tables.RUNS, book.runs.created())
-    runs = book.runs.changed()
-    await _update(connection, tables.RUNS, runs, [book.loop_states.get(run.key) for _, run in runs])
-    await _insert(connection, tables.MESSAGES, book.messages.rows)
-    await _insert(connection, tables.CALLS, book.calls.created())
-    await _update(connection, tables.CALLS, book.calls.changed())
-    await _insert(connection, tables.COMMANDS, book.commands.created())
-    await _update(connection, tables.COMMANDS, book.commands.changed())
+    await _update(connection, tables.CONVERSATIONS, unit.conversations.changed())
+    await _insert(connection, tables.RUNS, unit.runs.created())
+    runs = unit.runs.changed()
+    await _update(connection, tables.RUNS, runs, [unit.loop_states.get(run.key) for _, run in runs])
+    await _insert(connection, tables.MESSAGES, unit.messages.rows)
+    await _insert(connection, tables.CALLS, unit.calls.created())
+    await _update(connection, tables.CALLS, unit.calls.changed())
+    await _insert(connection, tables.COMMANDS, unit.commands.created())
+    await _update(connection, tables.COMMANDS, unit.commands.changed())
     stored = [
         tables.StoredEvent(store_id=event.store_id, run_id=event.run_id, seq=event.seq, payload=payload)
         for event, payload in events
@@ -116,9 +116,9 @@ async def _store(connection: Connection, book: Book, events: Sequence[tuple[Even
     await _insert(connection, tables.EVENTS, stored)
 
 
-async def _keep_lifecycle(connection: Connection, book: Book) -> int:
+async def _keep_lifecycle(connection: Connection, unit: UnitOfWork) -> int:
     """Put the life-cycle events into the outbox; returns how many there are."""
-    outbox = [_outbox_row(event) for event in book.events.rows if isinstance(event.happening, RunChanged)]
+    outbox = [_outbox_row(event) for event in unit.events.rows if isinstance(event.body, RunChanged)]
     await _insert(connection, tables.OUTBOX, outbox)
     return len(outbox)
 

@@ -9,8 +9,8 @@ from typing import Any, Final, TypeAlias
 
 from pawl.chassis.database import Connection
 from pawl.job_store.adapters import tables
-from pawl.job_store.domain.book import Book, Names
 from pawl.job_store.domain.rows import ConversationKey, ConversationRow, Queue, RequestRow, RunKey
+from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
 
 # The statements are made from constants of this package only.
 # ruff: noqa: S608
@@ -104,53 +104,55 @@ _QueueLimits: TypeAlias = Mapping[str, tuple[int, int]]
 _QUEUED_AT_ONCE_MAX: Final = 4096
 
 
-async def load(connection: Connection, named: Sequence[Names]) -> tuple[Book, datetime]:
-    """Return a book with all rows that are named, locked until the end of the transaction, and the time."""
-    book = Book()
-    limits = {store: (most, places) for store, most, places in _distinct(named, lambda names: names.queues)}
+async def load(connection: Connection, named: Sequence[RowKeys]) -> tuple[UnitOfWork, datetime]:
+    """Return a unit with all rows that are named, locked until the end of the transaction, and the time."""
+    unit = UnitOfWork()
+    limits = {store: (most, places) for store, most, places in _distinct(named, lambda keys: keys.queues)}
     queues = await _lock_queues(connection, limits) if limits else {}
-    requests = await _load_requests(connection, book, named)
-    conversations = await _load_conversations(connection, book, named)
-    entered = await _load_runs(connection, book, named, requests, conversations)
-    await _load_calls(connection, book, named)
-    await _load_queues(connection, book, limits, queues)
+    requests = await _load_requests(connection, unit, named)
+    conversations = await _load_conversations(connection, unit, named)
+    entered = await _load_runs(connection, unit, named, requests, conversations)
+    await _load_calls(connection, unit, named)
+    await _load_queues(connection, unit, limits, queues)
     # After the locks: the time is later than all that those who held them before have written.
-    return book, await _load_commands(connection, book, named, entered)
+    return unit, await _load_commands(connection, unit, named, entered)
 
 
-async def _load_requests(connection: Connection, book: Book, named: Sequence[Names]) -> list[RequestRow]:
-    keys = _distinct(named, lambda names: names.requests)
+async def _load_requests(connection: Connection, unit: UnitOfWork, named: Sequence[RowKeys]) -> list[RequestRow]:
+    keys = _distinct(named, lambda keys: keys.requests)
     if not keys:
         return []
     rows = [tables.request(record) for record in await connection.fetch(_REQUESTS, *_columns(keys, 3))]
     for row in rows:
-        book.requests.load(row.key, row)
+        unit.requests.load(row.key, row)
     return rows
 
 
-async def _load_conversations(connection: Connection, book: Book, named: Sequence[Names]) -> list[ConversationRow]:
-    keys = _distinct(named, lambda names: names.conversations)
-    runs = _distinct(named, lambda names: (*names.conversations_of, *names.ends))
+async def _load_conversations(
+    connection: Connection, unit: UnitOfWork, named: Sequence[RowKeys]
+) -> list[ConversationRow]:
+    keys = _distinct(named, lambda keys: keys.conversations)
+    runs = _distinct(named, lambda keys: (*keys.conversations_of, *keys.ends))
     if not (keys or runs):
         return []
     records = await connection.fetch(_CONVERSATIONS, *_columns(keys, 2), *_columns(runs, 2))
     rows = [tables.conversation(record) for record in records]
     for row in rows:
-        book.conversations.load((row.store_id, row.conversation_id), row)
+        unit.conversations.load((row.store_id, row.conversation_id), row)
     return rows
 
 
 async def _load_runs(
     connection: Connection,
-    book: Book,
-    named: Sequence[Names],
+    unit: UnitOfWork,
+    named: Sequence[RowKeys],
     requests: Sequence[RequestRow],
     conversations: Sequence[ConversationRow],
 ) -> list[RunKey]:
     """Load the runs; returns those that messages may enter, or that are superseded."""
-    keys = dict.fromkeys(_distinct(named, lambda names: names.runs))
+    keys = dict.fromkeys(_distinct(named, lambda keys: keys.runs))
     keys.update(dict.fromkeys((row.store_id, row.run_id) for row in requests))
-    submitted = set(_distinct(named, lambda names: names.conversations))
+    submitted = set(_distinct(named, lambda keys: keys.conversations))
     entered: list[RunKey] = []
     endings = _endings(named, conversations)
     for row in conversations:
@@ -164,15 +166,15 @@ async def _load_runs(
         entered += waiting[:passed]
     keys.update(dict.fromkeys(entered))
     if keys:
-        ending = list(dict.fromkeys([*_distinct(named, lambda names: names.ends), *entered]))
+        ending = list(dict.fromkeys([*_distinct(named, lambda keys: keys.ends), *entered]))
         arguments = [*_columns(list(keys), 2), *(_columns(ending, 2) if ending else ())]
         for record in await connection.fetch(_RUNS_AND_CALLERS if ending else _RUNS, *arguments):
             run = tables.run(record)
-            book.runs.load(run.key, run)
+            unit.runs.load(run.key, run)
     return entered
 
 
-def _endings(named: Sequence[Names], conversations: Sequence[ConversationRow]) -> Counter[ConversationKey]:
+def _endings(named: Sequence[RowKeys], conversations: Sequence[ConversationRow]) -> Counter[ConversationKey]:
     """Return how many operations may pass the turn of each conversation on."""
     conversation_of = {
         (row.store_id, run_id): (row.store_id, row.conversation_id)
@@ -181,19 +183,19 @@ def _endings(named: Sequence[Names], conversations: Sequence[ConversationRow]) -
         for run_id in (row.active_run_id, *row.queue)
     }
     endings: Counter[ConversationKey] = Counter()
-    for names in named:
-        endings.update(names.conversations)
-        endings.update(conversation_of[key] for key in names.ends if key in conversation_of)
+    for keys in named:
+        endings.update(keys.conversations)
+        endings.update(conversation_of[key] for key in keys.ends if key in conversation_of)
     return endings
 
 
-async def _load_calls(connection: Connection, book: Book, named: Sequence[Names]) -> None:
-    runs = _distinct(named, lambda names: names.calls_of)
-    done = [(run.store_id, run.parent_call_id) for _, run in book.runs.items() if run.parent_call_id]
-    calls = list(dict.fromkeys([*_distinct(named, lambda names: names.calls), *done]))
+async def _load_calls(connection: Connection, unit: UnitOfWork, named: Sequence[RowKeys]) -> None:
+    runs = _distinct(named, lambda keys: keys.calls_of)
+    done = [(run.store_id, run.parent_call_id) for _, run in unit.runs.items() if run.parent_call_id]
+    calls = list(dict.fromkeys([*_distinct(named, lambda keys: keys.calls), *done]))
     if runs or calls:
         for record in await connection.fetch(_CALLS, *_columns(runs, 2), *_columns(calls, 2)):
-            book.load_call(tables.call(record))
+            unit.load_call(tables.call(record))
 
 
 async def _lock_queues(connection: Connection, limits: _QueueLimits) -> dict[str, Queue]:
@@ -209,12 +211,14 @@ async def _lock_queues(connection: Connection, limits: _QueueLimits) -> dict[str
     return {store: queue for store, queue in queues.items() if store not in close}
 
 
-async def _load_queues(connection: Connection, book: Book, limits: _QueueLimits, queues: Mapping[str, Queue]) -> None:
+async def _load_queues(
+    connection: Connection, unit: UnitOfWork, limits: _QueueLimits, queues: Mapping[str, Queue]
+) -> None:
     """Load what was counted. Where it is close it is counted now, when nobody can end a run of what is locked."""
     close = {store: limit for store, limit in limits.items() if store not in queues}
     counted = await _count_queued(connection, close) if close else {}
     for store, queue in (*queues.items(), *counted.items()):
-        book.queues.load(store, queue)
+        unit.queues.load(store, queue)
 
 
 async def _count_queued(connection: Connection, limits: _QueueLimits) -> dict[str, Queue]:
@@ -227,21 +231,21 @@ async def _count_queued(connection: Connection, limits: _QueueLimits) -> dict[st
 
 
 async def _load_commands(
-    connection: Connection, book: Book, named: Sequence[Names], entered: Sequence[RunKey]
+    connection: Connection, unit: UnitOfWork, named: Sequence[RowKeys], entered: Sequence[RunKey]
 ) -> datetime:
     """Load the commands; returns the time."""
-    runs = [*_distinct(named, lambda names: names.commands_of), *entered]
-    commands = _distinct(named, lambda names: names.commands)
+    runs = [*_distinct(named, lambda keys: keys.commands_of), *entered]
+    commands = _distinct(named, lambda keys: keys.commands)
     records = await connection.fetch(_COMMANDS, *_columns(runs, 2), *_columns(commands, 3))
     for record in records:
         if record["command_id"] is not None:
-            book.load_command(tables.command(record))
+            unit.load_command(tables.command(record))
     now: datetime = records[0]["now"]
     return now
 
 
-def _distinct(named: Sequence[Names], pick: Callable[[Names], Iterable[Any]]) -> list[Any]:
-    return list(dict.fromkeys(key for names in named for key in pick(names)))
+def _distinct(named: Sequence[RowKeys], pick: Callable[[RowKeys], Iterable[Any]]) -> list[Any]:
+    return list(dict.fromkeys(key for keys in named for key in pick(keys)))
 
 
 def _columns(keys: Sequence[tuple[str, ...]], width: int) -> list[list[str]]:

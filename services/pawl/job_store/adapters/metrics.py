@@ -44,7 +44,7 @@ class PrometheusMeter:
     def relayed(self, events: int) -> None:
         self._relayed.inc(events)
 
-    def census(self, counts: Mapping[str, float]) -> None:
+    def ledger_counted(self, counts: Mapping[str, float]) -> None:
         for name, count in counts.items():
             match name:
                 case "claimable":

@@ -49,8 +49,8 @@ FROM of_stores
 """
 
 
-class PostgresOfferBook:
-    """See `ports.OfferBook`."""
+class PostgresOfferRepository:
+    """See `ports.OfferRepository`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -68,8 +68,8 @@ class PostgresOfferBook:
         return tuple(map(_keys, records))
 
 
-class PostgresCensus:
-    """See `ports.Census`."""
+class PostgresLedgerStats:
+    """See `ports.LedgerStats`."""
 
     def __init__(self, database: Database, limits: PlaceLimits) -> None:
         self._database = database

@@ -178,8 +178,8 @@ class GroupCommit:
                 self._lifecycle_written()
             if written.events:
                 await self._announcer.publish(written.events)
-            if written.pokes:
-                await self._announcer.poke(written.pokes)
+            if written.wakeups:
+                await self._announcer.wake(written.wakeups)
             if written.work_ready:
                 await self._announcer.work_ready()
         except Exception:  # noqa: BLE001  # see above

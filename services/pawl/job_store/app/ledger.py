@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Final, TypeVar
 
 from pawl.job_store.app.group_commit import GroupCommit
-from pawl.job_store.app.ports import Announcer, AttentionBook, OfferBook, Operation
+from pawl.job_store.app.ports import Announcer, AttentionRepository, OfferRepository, Operation
 from pawl.job_store.app.reading import Leases, Reads
 from pawl.job_store.domain.attention import Quarantine, ReportCrash
 from pawl.job_store.domain.offers import ReleaseOffers, RenewOffers
@@ -32,17 +32,17 @@ class Ledger:
         group_commit: GroupCommit,
         leases: Leases,
         reads: Reads,
-        offer_book: OfferBook,
-        attention_book: AttentionBook,
+        offer_repository: OfferRepository,
+        attention_repository: AttentionRepository,
         announcer: Announcer,
         crashes_max: int,
     ) -> None:
         self.leases = leases
         self.reads = reads
-        self.attention_book = attention_book
+        self.attention_repository = attention_repository
         self._crashes_max = crashes_max
         self._group_commit = group_commit
-        self._offer_book = offer_book
+        self._offer_repository = offer_repository
         self._announcer = announcer
 
     async def change(self, operation: Operation[T], *, size_bytes: int) -> T:
@@ -63,7 +63,7 @@ class Ledger:
 
     async def doomed(self) -> Sequence[RunKey]:
         """Return the runs whose last allowed worker has lost its lease."""
-        return await self.attention_book.doomed(crashes_max=self._crashes_max, runs_max=_DOOMED_MAX)
+        return await self.attention_repository.doomed(crashes_max=self._crashes_max, runs_max=_DOOMED_MAX)
 
     async def quarantine(self, runs: Sequence[RunKey]) -> int:
         """Put those of the runs under quarantine whose last allowed worker has died; returns how many."""
@@ -77,7 +77,7 @@ class Ledger:
         self, store_id: str, user_id: str, client_id: str, session_id: str, *, lease_seconds: float
     ) -> Sequence[CallRow]:
         """Renew all calls that a session of a client holds, and return them."""
-        calls = await self._offer_book.held_by(store_id, user_id, client_id, "")
+        calls = await self._offer_repository.held_by(store_id, user_id, client_id, "")
         held: list[CallRow] = []
         for part in _parts(calls):
             operation = RenewOffers(client_id=client_id, session_id=session_id, lease_seconds=lease_seconds, calls=part)
@@ -86,7 +86,7 @@ class Ledger:
 
     async def release_offers(self, store_id: str, user_id: str, client_id: str, session_id: str, run_id: str) -> int:
         """Give back the calls that a session of a client holds, of one run or of all; returns how many."""
-        calls = await self._offer_book.held_by(store_id, user_id, client_id, run_id)
+        calls = await self._offer_repository.held_by(store_id, user_id, client_id, run_id)
         released = 0
         for part in _parts(calls):
             operation = ReleaseOffers(client_id=client_id, session_id=session_id, calls=part)
@@ -95,7 +95,7 @@ class Ledger:
 
     async def offer_again(self) -> int:
         """Offer the calls again whose client let the lease run out; returns how many."""
-        calls = await self._offer_book.run_out(calls_max=_CALLS_PER_OPERATION)
+        calls = await self._offer_repository.run_out(calls_max=_CALLS_PER_OPERATION)
         if not calls:
             return 0
         return await self.change(ReleaseOffers(client_id=None, calls=calls), size_bytes=_SWEEP_BYTES)

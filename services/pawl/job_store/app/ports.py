@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypeVar
 
 from pawl.errors import PawlError
 from pawl.job_store.app.reading import Page, RunView
-from pawl.job_store.domain.book import Book, Ids, Names, Poke
 from pawl.job_store.domain.rows import CallKey, RunKey
+from pawl.job_store.domain.unit_of_work import Ids, RowKeys, UnitOfWork, Wakeup
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -19,12 +19,12 @@ class Operation(Protocol[T_co]):
     """One change of the ledger. Pure: it sees and changes only the rows it names."""
 
     @property
-    def names(self) -> Names:
+    def row_keys(self) -> RowKeys:
         """The rows it needs."""
         ...
 
-    def apply(self, book: Book, now: datetime, ids: Ids) -> T_co:
-        """Change the book and return the answer, or raise PawlError and change nothing."""
+    def apply(self, unit: UnitOfWork, now: datetime, ids: Ids) -> T_co:
+        """Change the unit and return the answer, or raise PawlError and change nothing."""
         ...
 
 
@@ -44,7 +44,7 @@ class Written:
 
     outcomes: Sequence[Any | Exception]
     events: Sequence[LiveEvent]
-    pokes: Sequence[Poke]
+    wakeups: Sequence[Wakeup]
     work_ready: bool
     lifecycle_count: int
 
@@ -73,7 +73,7 @@ class Announcer(Protocol):
         """Show events to those who watch."""
         ...
 
-    async def poke(self, pokes: Sequence[Poke]) -> None:
+    async def wake(self, wakeups: Sequence[Wakeup]) -> None:
         """Tell workers that commands came for runs they hold."""
         ...
 
@@ -136,7 +136,7 @@ class Outbox(Protocol):
         ...
 
 
-class OfferBook(Protocol):
+class OfferRepository(Protocol):
     """Finds offers under a lease."""
 
     async def held_by(
@@ -150,7 +150,7 @@ class OfferBook(Protocol):
         ...
 
 
-class AttentionBook(Protocol):
+class AttentionRepository(Protocol):
     """Finds runs that need an operator, or are about to."""
 
     async def doomed(self, *, crashes_max: int, runs_max: int) -> tuple[RunKey, ...]:
@@ -167,7 +167,7 @@ class AttentionBook(Protocol):
         ...
 
 
-class Attic(Protocol):
+class Retention(Protocol):
     """Removes what is old."""
 
     async def remove_requests(self, *, older_than_seconds: float, rows_max: int) -> int:
@@ -207,7 +207,7 @@ class Attic(Protocol):
         ...
 
 
-class Census(Protocol):
+class LedgerStats(Protocol):
     """Counts the ledger, for metrics."""
 
     async def count(self) -> Mapping[str, float]:
@@ -238,6 +238,6 @@ class Meter(Protocol):
         """Life-cycle events reached the stream."""
         ...
 
-    def census(self, counts: Mapping[str, float]) -> None:
+    def ledger_counted(self, counts: Mapping[str, float]) -> None:
         """The ledger was counted."""
         ...

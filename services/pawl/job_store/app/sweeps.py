@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from pawl.chassis import logs, tasks
 from pawl.job_store.app.ledger import Ledger
-from pawl.job_store.app.ports import Attic, Census, LifecycleStream, Meter, Outbox
+from pawl.job_store.app.ports import LedgerStats, LifecycleStream, Meter, Outbox, Retention
 from pawl.job_store.app.reading import DueTimes
 from pawl.job_store.domain.attention import Silence
 
@@ -26,7 +26,7 @@ _BACK_SECONDS_MIN: Final = 2.0
 _RELAY_SECONDS: Final = 1.0
 # Events that come so soon after each other go together: each relay costs a transaction.
 _GATHER_SECONDS: Final = 0.1
-_CENSUS_SECONDS: Final = 5.0
+_STATS_SECONDS: Final = 5.0
 
 _log = logs.get_logger(__name__)
 
@@ -135,7 +135,7 @@ class QuarantineSweep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retention:
+class RetentionPeriods:
     """The seconds for which each kind of record is kept, and those between two sweeps."""
 
     requests_seconds: float
@@ -149,26 +149,26 @@ class Retention:
 class RetentionSweep:
     """Removes what is old, a little at a time."""
 
-    def __init__(self, attic: Attic, clock: Clock, retention: Retention) -> None:
-        self._attic = attic
-        self._clock = clock
+    def __init__(self, retention: Retention, clock: Clock, periods: RetentionPeriods) -> None:
         self._retention = retention
+        self._clock = clock
+        self._periods = periods
 
     async def run(self) -> None:
         """Sweep at the interval of the retention."""
         while True:
             await self.sweep()
-            await self._clock.sleep(self._retention.interval_seconds)
+            await self._clock.sleep(self._periods.interval_seconds)
 
     async def sweep(self) -> None:
         """Remove all that is too old now. What cannot be removed keeps nothing else from going."""
-        keep, attic = self._retention, self._attic
-        await self._empty(attic.remove_requests, keep.requests_seconds, rows_max=_REMOVAL_BATCH)
-        await self._empty(attic.remove_unsent, keep.unsent_seconds, rows_max=_SENT_BATCH)
-        await self._empty(attic.remove_sent, keep.sent_seconds, rows_max=_SENT_BATCH)
-        await self._empty(attic.trim_logs, keep.events_seconds, events_max=_TRIMMED_EVENTS_MAX)
-        await self._empty(attic.remove_summarised, keep.conversations_seconds, rows_max=_ROWS_BATCH)
-        await self._empty(attic.remove_conversations, keep.conversations_seconds, rows_max=_ROWS_BATCH)
+        keep, retention = self._periods, self._retention
+        await self._empty(retention.remove_requests, keep.requests_seconds, rows_max=_REMOVAL_BATCH)
+        await self._empty(retention.remove_unsent, keep.unsent_seconds, rows_max=_SENT_BATCH)
+        await self._empty(retention.remove_sent, keep.sent_seconds, rows_max=_SENT_BATCH)
+        await self._empty(retention.trim_logs, keep.events_seconds, events_max=_TRIMMED_EVENTS_MAX)
+        await self._empty(retention.remove_summarised, keep.conversations_seconds, rows_max=_ROWS_BATCH)
+        await self._empty(retention.remove_conversations, keep.conversations_seconds, rows_max=_ROWS_BATCH)
 
     async def _empty(self, remove: Callable[..., Awaitable[int]], seconds: float, **batch: int) -> None:
         try:
@@ -178,16 +178,16 @@ class RetentionSweep:
             _log.exception("retention.failed", step=remove.__name__)
 
 
-class CensusTaker:
+class StatsCollector:
     """Counts the ledger for the metrics."""
 
-    def __init__(self, census: Census, meter: Meter, clock: Clock) -> None:
-        self._census = census
+    def __init__(self, stats: LedgerStats, meter: Meter, clock: Clock) -> None:
+        self._stats = stats
         self._meter = meter
         self._clock = clock
 
     async def run(self) -> None:
         """Count every 5 s."""
         while True:
-            self._meter.census(await self._census.count())
-            await self._clock.sleep(_CENSUS_SECONDS)
+            self._meter.ledger_counted(await self._stats.count())
+            await self._clock.sleep(_STATS_SECONDS)

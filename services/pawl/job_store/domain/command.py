@@ -29,7 +29,6 @@ from pawl.errors import (
     TokenCeiling,
 )
 from pawl.job_store.domain import attention, inbox, log, offers, stop, turn
-from pawl.job_store.domain.book import Book, Ids, Names
 from pawl.job_store.domain.calls import arguments_sha256
 from pawl.job_store.domain.events import CallChanged, OperatorActed, ToolProgressed, ToppedUp
 from pawl.job_store.domain.rows import TOKENS_MAX, CallRow, CommandRow, Decision, RunRow
@@ -42,6 +41,7 @@ from pawl.job_store.domain.states import (
     RunState,
     StopCause,
 )
+from pawl.job_store.domain.unit_of_work import Ids, RowKeys, UnitOfWork
 
 PROGRESS_PAUSE: Final = timedelta(seconds=0.1)
 """The log tells the progress of a call at most once in this time."""
@@ -162,11 +162,11 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
     inbox_limits: inbox.Limits = inbox.LIMITS
 
     @property
-    def names(self) -> Names:
+    def row_keys(self) -> RowKeys:
         """The rows it needs."""
         key = (self.store_id, self.run_id)
         call_id = _call_of(self.command)
-        return Names(
+        return RowKeys(
             runs=(key,),
             ends=(key,) if isinstance(self.command, Cancel) else (),
             calls_of=(key,),
@@ -175,7 +175,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
             commands=((self.store_id, self.run_id, self.command_id),),
         )
 
-    def apply(self, book: Book, now: datetime, ids: Ids) -> Receipt:
+    def apply(self, unit: UnitOfWork, now: datetime, ids: Ids) -> Receipt:
         """Take or refuse the command; the same one again is a DUPLICATE, or refused again.
 
         Of what changes nothing a run keeps so many receipts; without one the same command is judged anew.
@@ -184,13 +184,13 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
             RequestIdReused: the command id came before with something else.
             QueueFull: too many such commands wait; this one may be sent again.
         """
-        run = book.runs.get((self.store_id, self.run_id))
-        if run is None or not (self.as_operator or run.user_id == self.user_id or self._approves(book, run)):
+        run = unit.runs.get((self.store_id, self.run_id))
+        if run is None or not (self.as_operator or run.user_id == self.user_id or self._approves(unit, run)):
             return _unknown(RunNotFound())
-        earlier = book.commands.get((self.store_id, self.run_id, self.command_id))
+        earlier = unit.commands.get((self.store_id, self.run_id, self.command_id))
         if earlier is not None:
-            return self._repeat(book, run, earlier)
-        letter = inbox.Letter(
+            return self._repeat(unit, run, earlier)
+        incoming = inbox.IncomingCommand(
             command_id=self.command_id,
             user_id=self.user_id,
             name=self.command.name,
@@ -198,53 +198,53 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
             payload=self.payload,
         )
         try:
-            run = self._take(book, run, letter, now, ids)
+            run = self._take(unit, run, incoming, now, ids)
         except _Replaced as refusal:
-            return _receipt(book, run, refusal.outcome, refusal.error.reason, refusal.error.message)
+            return _receipt(unit, run, refusal.outcome, refusal.error.reason, refusal.error.message)
         except _Refused as refusal:
             error = refusal.error
             if refusal.outcome is CommandOutcome.UNKNOWN:
                 return _unknown(error)
-            run = inbox.refuse(book, run, letter, self.inbox_limits, outcome=refusal.outcome, error=error, now=now)
-            return _receipt(book, run, refusal.outcome, error.reason, error.message)
-        return _receipt(book, run, CommandOutcome.ACCEPTED)
+            run = inbox.refuse(unit, run, incoming, self.inbox_limits, outcome=refusal.outcome, error=error, now=now)
+            return _receipt(unit, run, refusal.outcome, error.reason, error.message)
+        return _receipt(unit, run, CommandOutcome.ACCEPTED)
 
-    def _approves(self, book: Book, run: RunRow) -> bool:
+    def _approves(self, unit: UnitOfWork, run: RunRow) -> bool:
         """Return whether somebody who may approve for the whole store decides a call of the run that needs it."""
         command = self.command
         if not isinstance(command, Decide) or command.right is not DecisionRight.STORE:
             return False
-        call = book.calls.get((run.store_id, command.call_id))
+        call = unit.calls.get((run.store_id, command.call_id))
         is_of_run = call is not None and call.run_id == run.run_id
         return call is not None and is_of_run and call.digest != "" and call.state is not CallState.ASKED
 
-    def _repeat(self, book: Book, run: RunRow, earlier: CommandRow) -> Receipt:
+    def _repeat(self, unit: UnitOfWork, run: RunRow, earlier: CommandRow) -> Receipt:
         if (earlier.fingerprint, earlier.user_id) != (self.fingerprint, self.user_id):
             raise RequestIdReused
         is_taken = earlier.outcome is CommandOutcome.ACCEPTED
         outcome = CommandOutcome.DUPLICATE if is_taken else earlier.outcome
-        return _receipt(book, run, outcome, earlier.reason, earlier.message)
+        return _receipt(unit, run, outcome, earlier.reason, earlier.message)
 
-    def _take(self, book: Book, run: RunRow, letter: inbox.Letter, now: datetime, ids: Ids) -> RunRow:
+    def _take(self, unit: UnitOfWork, run: RunRow, incoming: inbox.IncomingCommand, now: datetime, ids: Ids) -> RunRow:
         if run.state.is_terminal:
             raise _Refused(CommandOutcome.LATE, RunEnded())
         command = self.command
         if isinstance(command, Cancel):
-            return self._cancel(book, run, letter, command, now=now, ids=ids)
+            return self._cancel(unit, run, incoming, command, now=now, ids=ids)
         if isinstance(command, TopUp):
-            return self._top_up(book, run, letter, command, now=now, ids=ids)
+            return self._top_up(unit, run, incoming, command, now=now, ids=ids)
         if isinstance(command, Redrive):
             if not run.is_quarantined:
                 raise _Refused(CommandOutcome.REFUSED, AttentionNotNeeded("the run is not quarantined"))
-            run = inbox.accept(book, run, letter, now=now, consumed=True)
-            run = self._tell(book, run, OperatorAct.REDRIVEN, now=now, ids=ids, reason=command.reason)
-            return attention.redrive(book, run, now=now, ids=ids)
+            run = inbox.accept(unit, run, incoming, now=now, consumed=True)
+            run = self._tell(unit, run, OperatorAct.REDRIVEN, now=now, ids=ids, reason=command.reason)
+            return attention.redrive(unit, run, now=now, ids=ids)
         if run.is_stopping:
             raise _Refused(CommandOutcome.LATE, CallNotPending("the run is being stopped"))
         if isinstance(command, Steer):
-            letter = replace(letter, text_bytes=command.text_bytes)
-            return turn.wake(book, inbox.accept_message(book, run, letter, self.inbox_limits, now=now), now=now)
-        call = book.calls.get((run.store_id, command.call_id))
+            incoming = replace(incoming, text_bytes=command.text_bytes)
+            return turn.wake(unit, inbox.accept_message(unit, run, incoming, self.inbox_limits, now=now), now=now)
+        call = unit.calls.get((run.store_id, command.call_id))
         if call is None or call.run_id != run.run_id:
             raise _Refused(CommandOutcome.UNKNOWN, CallNotFound())
         match command:
@@ -253,21 +253,21 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
             case Decide():
                 call = self._decide(call, command, now)
                 if call.decision is None and call.state is not CallState.ASKED:
-                    return _count(book, run, call, letter, now=now, ids=ids)
+                    return _count(unit, run, call, incoming, now=now, ids=ids)
             case Resolve():
                 _check_resolve(run, call)
-                run = self._tell(book, run, OperatorAct.RESOLVED, now=now, ids=ids, call_id=call.call_id)
+                run = self._tell(unit, run, OperatorAct.RESOLVED, now=now, ids=ids, call_id=call.call_id)
             case Progress():
                 _check_progress(call, command, self.session_id)
-                return _progress(book, run, call, command, letter=letter, now=now, ids=ids)
+                return _progress(unit, run, call, command, incoming=incoming, now=now, ids=ids)
             case _:
                 assert_never(command)
-        book.put_call(replace(call, reserved_by=letter.command_id))
-        run = inbox.accept(book, run, replace(letter, call_id=call.call_id), now=now)
-        return turn.wake(book, run, now=now)
+        unit.put_call(replace(call, reserved_by=incoming.command_id))
+        run = inbox.accept(unit, run, replace(incoming, call_id=call.call_id), now=now)
+        return turn.wake(unit, run, now=now)
 
     def _top_up(
-        self, book: Book, run: RunRow, letter: inbox.Letter, command: TopUp, *, now: datetime, ids: Ids
+        self, unit: UnitOfWork, run: RunRow, incoming: inbox.IncomingCommand, command: TopUp, *, now: datetime, ids: Ids
     ) -> RunRow:
         """Raise the budget at once, so that no two top-ups together pass the ceiling; the owner goes on by it."""
         if run.is_stopping:
@@ -278,23 +278,30 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         if budget > ceiling:
             left = max(0, ceiling - run.token_budget)
             raise _Refused(CommandOutcome.REFUSED, TokenCeiling(f"at most {left} tokens can still be added"))
-        run = inbox.accept_top_up(book, replace(run, token_budget=budget), letter, self.inbox_limits, now=now)
-        happening = ToppedUp(tokens=command.tokens, token_budget=budget, user_id=letter.user_id)
-        return turn.wake(book, log.write(book, run, [happening], now=now, ids=ids), now=now)
+        run = inbox.accept_top_up(unit, replace(run, token_budget=budget), incoming, self.inbox_limits, now=now)
+        body = ToppedUp(tokens=command.tokens, token_budget=budget, user_id=incoming.user_id)
+        return turn.wake(unit, log.write(unit, run, [body], now=now, ids=ids), now=now)
 
     def _cancel(
-        self, book: Book, run: RunRow, letter: inbox.Letter, command: Cancel, *, now: datetime, ids: Ids
+        self,
+        unit: UnitOfWork,
+        run: RunRow,
+        incoming: inbox.IncomingCommand,
+        command: Cancel,
+        *,
+        now: datetime,
+        ids: Ids,
     ) -> RunRow:
         if run.state is RunState.CANCELLING:
             # Somebody stopped it before: to the caller it is as if this did.
-            return inbox.accept_idle(book, run, letter, self.inbox_limits, now=now)
-        run = inbox.accept(book, run, letter, now=now)
-        run = self._tell(book, run, OperatorAct.ENDED, now=now, ids=ids, reason=command.reason)
-        return stop.request(book, run, command.cause, now=now, ids=ids)
+            return inbox.accept_idle(unit, run, incoming, self.inbox_limits, now=now)
+        run = inbox.accept(unit, run, incoming, now=now)
+        run = self._tell(unit, run, OperatorAct.ENDED, now=now, ids=ids, reason=command.reason)
+        return stop.request(unit, run, command.cause, now=now, ids=ids)
 
     def _tell(
         self,
-        book: Book,
+        unit: UnitOfWork,
         run: RunRow,
         act: OperatorAct,
         *,
@@ -307,7 +314,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         if not self.as_operator:
             return run
         acted = OperatorActed(user_id=self.user_id, act=act, call_id=call_id, reason=reason)
-        return log.write(book, run, [acted], now=now, ids=ids)
+        return log.write(unit, run, [acted], now=now, ids=ids)
 
     def _decide(self, call: CallRow, command: Decide, now: datetime) -> CallRow:
         """Return the call with the decision, if it can be taken; without, if more people have to approve it."""
@@ -342,9 +349,9 @@ def _unknown(error: PawlError) -> Receipt:
     return Receipt(outcome=CommandOutcome.UNKNOWN, reason=error.reason, message=error.message)
 
 
-def _receipt(book: Book, run: RunRow, outcome: CommandOutcome, reason: str = "", message: str = "") -> Receipt:
-    pending = tuple(call for call in book.open_calls(run) if offers.is_pending(run, call))
-    run = book.runs.get(run.key) or run
+def _receipt(unit: UnitOfWork, run: RunRow, outcome: CommandOutcome, reason: str = "", message: str = "") -> Receipt:
+    pending = tuple(call for call in unit.open_calls(run) if offers.is_pending(run, call))
+    run = unit.runs.get(run.key) or run
     return Receipt(outcome=outcome, reason=reason, message=message, run=run, pending=pending)
 
 
@@ -417,12 +424,14 @@ def _check_approver(call: CallRow, command: Decide, user_id: str) -> None:
         raise _Refused(CommandOutcome.LATE, AlreadyDecided(message))
 
 
-def _count(book: Book, run: RunRow, call: CallRow, letter: inbox.Letter, *, now: datetime, ids: Ids) -> RunRow:
+def _count(
+    unit: UnitOfWork, run: RunRow, call: CallRow, incoming: inbox.IncomingCommand, *, now: datetime, ids: Ids
+) -> RunRow:
     """Keep an approval that is not the last one that the call needs, and say so; its owner has it audited."""
-    book.put_call(call)
-    run = inbox.accept(book, run, letter, now=now, consumed=True)
-    run = log.write(book, run, [CallChanged(from_state=call.state, call=call)], now=now, ids=ids)
-    return turn.wake(book, run, now=now)
+    unit.put_call(call)
+    run = inbox.accept(unit, run, incoming, now=now, consumed=True)
+    run = log.write(unit, run, [CallChanged(from_state=call.state, call=call)], now=now, ids=ids)
+    return turn.wake(unit, run, now=now)
 
 
 def _check_resolve(run: RunRow, call: CallRow) -> None:
@@ -433,7 +442,14 @@ def _check_resolve(run: RunRow, call: CallRow) -> None:
 
 
 def _progress(
-    book: Book, run: RunRow, call: CallRow, command: Progress, *, letter: inbox.Letter, now: datetime, ids: Ids
+    unit: UnitOfWork,
+    run: RunRow,
+    call: CallRow,
+    command: Progress,
+    *,
+    incoming: inbox.IncomingCommand,
+    now: datetime,
+    ids: Ids,
 ) -> RunRow:
     """Write the progress to the log at once; it renews the client's lease and needs no owner.
 
@@ -441,10 +457,10 @@ def _progress(
     """
     call = offers.renewed(call, now=now)
     if call.progress_time is not None and now < call.progress_time + PROGRESS_PAUSE:
-        book.put_call(call)
+        unit.put_call(call)
         return run
     call = replace(call, progress_time=now)
-    book.put_call(call)
-    happening = ToolProgressed(call=call, fraction=command.fraction, message=command.message)
-    run = inbox.accept(book, run, letter, now=now, consumed=True)
-    return log.write(book, run, [happening], now=now, ids=ids)
+    unit.put_call(call)
+    body = ToolProgressed(call=call, fraction=command.fraction, message=command.message)
+    run = inbox.accept(unit, run, incoming, now=now, consumed=True)
+    return log.write(unit, run, [body], now=now, ids=ids)

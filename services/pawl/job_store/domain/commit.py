@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 from pawl.errors import IllegalTransition, InboxChanged, InvalidField, LeaseLost, RunEnded, RunNotFound
 from pawl.job_store.domain import calls, delegation, inbox, log, run_table, stop
-from pawl.job_store.domain.book import Book, Ids, Names
 from pawl.job_store.domain.calls import CallChange
 from pawl.job_store.domain.delegation import Delegation
-from pawl.job_store.domain.events import Happening, MessageAdded, OwnerEvent, RunChanged
+from pawl.job_store.domain.events import EventBody, MessageAdded, OwnerEvent, RunChanged
 from pawl.job_store.domain.rows import Attention, CommandRow, LastCommit, MessageRow, RunRow
 from pawl.job_store.domain.states import AttentionReason, CallState, LeaseAction, RunState, StopCause
+from pawl.job_store.domain.unit_of_work import Ids, RowKeys, UnitOfWork
 
 ROUND_STARTED: Final = "round.started"
 
@@ -80,7 +80,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """The command, opaque, that a run gets whose call the step cancels."""
 
     @property
-    def names(self) -> Names:
+    def row_keys(self) -> RowKeys:
         """The rows it needs."""
         key = (self.store_id, self.run_id)
         may_end = self.state is not None and self.state.is_terminal
@@ -90,7 +90,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             for change in self.calls
             if change.child_run_id and change.state is CallState.CANCELLED
         )
-        return Names(
+        return RowKeys(
             runs=(key, *begun, *given_up),
             conversations_of=(key,) if self.messages else (),
             ends=(key, *given_up) if may_end else given_up,
@@ -100,7 +100,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             commands=tuple((self.store_id, self.run_id, command_id) for command_id in self.consumed),
         )
 
-    def apply(self, book: Book, now: datetime, ids: Ids) -> Committed:
+    def apply(self, unit: UnitOfWork, now: datetime, ids: Ids) -> Committed:
         """Write the step; the last step of a run again gets the same answer.
 
         Raises:
@@ -112,7 +112,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             IllegalTransition: a table forbids it.
             InvalidField: the step contradicts itself.
         """
-        run = book.runs.get((self.store_id, self.run_id))
+        run = unit.runs.get((self.store_id, self.run_id))
         if run is None:
             raise RunNotFound
         last = run.last_commit
@@ -124,29 +124,29 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             raise LeaseLost
         if last is not None and last.epoch == self.epoch and self.commit_id < last.commit_id:
             raise IllegalTransition("a later step of this owner was written before: this is a late copy")
-        return self._write(book, run, now, ids)
+        return self._write(unit, run, now, ids)
 
-    def _write(self, book: Book, before: RunRow, now: datetime, ids: Ids) -> Committed:
+    def _write(self, unit: UnitOfWork, before: RunRow, now: datetime, ids: Ids) -> Committed:
         if self.after_seq is not None and self.after_seq != before.last_seq:
             raise InboxChanged(f"the log ends at seq {before.last_seq}")
-        self._consume(book, before)
-        self._check_stopping(book, before)
-        steps: list[Happening] = [event for event in self.events if event.type != ROUND_STARTED]
-        steps += self._append_messages(book, before, now, ids)
-        steps += self._change_calls(book, before, now, ids)
-        self._delegate(book, before, now, ids)
+        self._consume(unit, before)
+        self._check_stopping(unit, before)
+        steps: list[EventBody] = [event for event in self.events if event.type != ROUND_STARTED]
+        steps += self._append_messages(unit, before, now, ids)
+        steps += self._change_calls(unit, before, now, ids)
+        self._delegate(unit, before, now, ids)
         steps += [event for event in self.events if event.type == ROUND_STARTED]
         run = self._with_figures(before)
-        unread = book.inbox(run)
+        unread = unit.inbox(run)
         ends = self.state is not None and self.state.is_terminal
         if not ends:
             run = self._with_state(run, steps, now)
-            run = self._with_lease(book, run, unread, now)
-        run = log.write(book, run, steps, now=now, ids=ids, attempt=self.epoch)
+            run = self._with_lease(unit, run, unread, now)
+        run = log.write(unit, run, steps, now=now, ids=ids, attempt=self.epoch)
         if self.state is not None and self.state.is_terminal:
-            run = self._end(book, run, self.state, unread=unread, now=now, ids=ids)
+            run = self._end(unit, run, self.state, unread=unread, now=now, ids=ids)
         if self.loop_state is not None:
-            book.loop_states.put(run.key, self.loop_state)
+            unit.loop_states.put(run.key, self.loop_state)
         last = LastCommit(
             commit_id=self.commit_id,
             epoch=self.epoch,
@@ -155,20 +155,20 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             commands_pending=bool(unread) and not ends,
             time=now,
         )
-        book.put_run(replace(run, last_commit=last))
+        unit.put_run(replace(run, last_commit=last))
         return _answer(last)
 
-    def _consume(self, book: Book, run: RunRow) -> None:
+    def _consume(self, unit: UnitOfWork, run: RunRow) -> None:
         moved = {change.call_id for change in self.calls}
         for command_id in dict.fromkeys(self.consumed):
-            command = book.commands.get((run.store_id, run.run_id, command_id))
+            command = unit.commands.get((run.store_id, run.run_id, command_id))
             if command is None or command.consumed:
                 raise InboxChanged(f"command {command_id} is not in the inbox")
             if command.call_id and command.call_id not in moved:
                 raise IllegalTransition(f"command {command_id} is consumed by the step that moves its call")
-            book.put_command(replace(command, consumed=True))
+            unit.put_command(replace(command, consumed=True))
 
-    def _check_stopping(self, book: Book, run: RunRow) -> None:
+    def _check_stopping(self, unit: UnitOfWork, run: RunRow) -> None:
         """Refuse what would start something, or go another way, while the run is being stopped (I12)."""
         if run.state is not RunState.CANCELLING:
             return
@@ -180,14 +180,14 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         is_detour = self.state is not None and self.state not in {run.state, *ways}
         if not (starts or is_detour):
             return
-        if any(command.name == inbox.CANCEL for command in book.inbox(run)):
+        if any(command.name == inbox.CANCEL for command in unit.inbox(run)):
             raise InboxChanged
         raise IllegalTransition("the run is being stopped: nothing new starts")
 
-    def _append_messages(self, book: Book, run: RunRow, now: datetime, ids: Ids) -> Iterable[Happening]:
+    def _append_messages(self, unit: UnitOfWork, run: RunRow, now: datetime, ids: Ids) -> Iterable[EventBody]:
         if not self.messages:
             return []
-        conversation = book.conversation_of(run)
+        conversation = unit.conversation_of(run)
         rows = [
             MessageRow(
                 store_id=run.store_id,
@@ -201,27 +201,27 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             )
             for number, message in enumerate(self.messages, conversation.last_number + 1)
         ]
-        book.messages.add(rows)
-        book.put_conversation(replace(conversation, last_number=rows[-1].number, update_time=now))
+        unit.messages.add(rows)
+        unit.put_conversation(replace(conversation, last_number=rows[-1].number, update_time=now))
         return [MessageAdded(message=row) for row in rows]
 
-    def _change_calls(self, book: Book, run: RunRow, now: datetime, ids: Ids) -> Iterable[Happening]:
-        happenings = []
+    def _change_calls(self, unit: UnitOfWork, run: RunRow, now: datetime, ids: Ids) -> Iterable[EventBody]:
+        bodies = []
         for change in self.calls:
-            before = book.calls.get((run.store_id, change.call_id))
+            before = unit.calls.get((run.store_id, change.call_id))
             if before is not None and before.run_id != run.run_id:
                 raise InvalidField(f"call {change.call_id} belongs to another run", field="calls.call_id")
             if before is None:
                 call = calls.create(run, change, now=now)
             else:
                 call = calls.move(before, change, self.consumed, now=now)
-            book.put_call(call)
+            unit.put_call(call)
             if before is not None and call.state is CallState.CANCELLED:
-                delegation.give_up(book, before, self.give_up, now=now, ids=ids)
-            happenings.append(calls.changed(before, call))
-        return happenings
+                delegation.give_up(unit, before, self.give_up, now=now, ids=ids)
+            bodies.append(calls.changed(before, call))
+        return bodies
 
-    def _delegate(self, book: Book, run: RunRow, now: datetime, ids: Ids) -> None:
+    def _delegate(self, unit: UnitOfWork, run: RunRow, now: datetime, ids: Ids) -> None:
         """Create the runs that do the calls which this step delegates."""
         delegated = {
             change.call_id: change.child_run_id for change in self.calls if change.state is CallState.DELEGATED
@@ -229,7 +229,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         if {each.call_id: each.run_id for each in self.delegations} != delegated:
             raise InvalidField("a run is created for each call that is delegated", field="delegations")
         for each in self.delegations:
-            delegation.begin(book, run, each, now=now, ids=ids)
+            delegation.begin(unit, run, each, now=now, ids=ids)
 
     def _with_figures(self, run: RunRow) -> RunRow:
         steers = [message.steer_bytes for message in self.messages if message.steer_bytes is not None]
@@ -253,7 +253,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         settles = any(change.state.is_terminal for change in self.calls)
         return bool(self.messages) or settles or self.lease is LeaseAction.PARK
 
-    def _with_state(self, run: RunRow, steps: list[Happening], now: datetime) -> RunRow:
+    def _with_state(self, run: RunRow, steps: list[EventBody], now: datetime) -> RunRow:
         """Return the run in its new open state, and add the event if anything changed.
 
         It runs before it does anything, and waits after all that it did.
@@ -277,7 +277,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         steps.insert(0 if self.state is RunState.RUNNING else len(steps), RunChanged(from_state=run.state, run=moved))
         return moved
 
-    def _with_lease(self, book: Book, run: RunRow, unread: list[CommandRow], now: datetime) -> RunRow:
+    def _with_lease(self, unit: UnitOfWork, run: RunRow, unread: list[CommandRow], now: datetime) -> RunRow:
         match self.lease:
             case LeaseAction.KEEP:
                 return run
@@ -290,11 +290,11 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             case _:
                 assert_never(self.lease)
         if claim_at is not None and claim_at <= now:
-            book.work_ready = True
+            unit.work_ready = True
         return replace(run, worker_id=None, claim_at=claim_at)
 
     def _end(
-        self, book: Book, run: RunRow, state: RunState, *, unread: list[CommandRow], now: datetime, ids: Ids
+        self, unit: UnitOfWork, run: RunRow, state: RunState, *, unread: list[CommandRow], now: datetime, ids: Ids
     ) -> RunRow:
         if state is RunState.FAILED and not run.failure:
             raise InvalidField("a run that failed says why", field="failure")
@@ -304,12 +304,12 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             # A message that was taken must not be lost (I1): the owner appends it first. Nor may a run end for want
             # of tokens that it has.
             raise InboxChanged
-        still_open = book.open_calls(run)
+        still_open = unit.open_calls(run)
         if any(call.reserved_by for call in still_open):
             raise InboxChanged
         if still_open:
             raise IllegalTransition(f"call {still_open[0].call_id} is open: settle it first")
-        return stop.end(book, run, state, now=now, ids=ids, attempt=self.epoch)
+        return stop.end(unit, run, state, now=now, ids=ids, attempt=self.epoch)
 
 
 def _answer(last: LastCommit) -> Committed:

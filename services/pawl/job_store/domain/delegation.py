@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from pawl.errors import IllegalTransition
 from pawl.job_store.domain import inbox, stop, turn
-from pawl.job_store.domain.book import Book, Ids
 from pawl.job_store.domain.events import RunChanged
 from pawl.job_store.domain.rows import CallRow, ConversationRow, RunRow
 from pawl.job_store.domain.states import CallState, RunState, StopCause
+from pawl.job_store.domain.unit_of_work import Ids, UnitOfWork
 
 
 class Delegation(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,15 +29,15 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     token_ceiling: int = 0
 
 
-def begin(book: Book, parent: RunRow, delegation: Delegation, *, now: datetime, ids: Ids) -> None:
+def begin(unit: UnitOfWork, parent: RunRow, delegation: Delegation, *, now: datetime, ids: Ids) -> None:
     """Create the run, of the same user, in a conversation of its own; workers may claim it.
 
     Raises:
         IllegalTransition: there is a run of that id.
     """
-    if book.runs.get((parent.store_id, delegation.run_id)) is not None:
+    if unit.runs.get((parent.store_id, delegation.run_id)) is not None:
         raise IllegalTransition(f"run {delegation.run_id} is there already")
-    conversation = book.put_conversation(
+    conversation = unit.put_conversation(
         ConversationRow(
             store_id=parent.store_id,
             conversation_id=ids.new("conv"),
@@ -52,19 +52,19 @@ def begin(book: Book, parent: RunRow, delegation: Delegation, *, now: datetime, 
     budget = (delegation.token_budget, delegation.token_ceiling)
     run = turn.queued(conversation, delegation.run_id, delegation.message, delegation.options, budget, now=now)
     run = replace(run, parent_run_id=parent.run_id, parent_call_id=delegation.call_id)
-    turn.give(book, conversation, run, now=now, ids=ids, before=(RunChanged(from_state=None, run=run),))
+    turn.give(unit, conversation, run, now=now, ids=ids, before=(RunChanged(from_state=None, run=run),))
 
 
-def give_up(book: Book, call: CallRow, cancel: bytes, *, now: datetime, ids: Ids) -> None:
+def give_up(unit: UnitOfWork, call: CallRow, cancel: bytes, *, now: datetime, ids: Ids) -> None:
     """Stop the run that does `call`, which its caller settles without waiting for it.
 
     `cancel` is what its owner reads of it: what it does now would else go on to its end.
     """
-    run = book.runs.get((call.store_id, call.child_run_id))
+    run = unit.runs.get((call.store_id, call.child_run_id))
     is_done = call.state is not CallState.DELEGATED or call.reserved_by
     if is_done or run is None or run.state.is_terminal or run.state is RunState.CANCELLING:
         return
-    letter = inbox.Letter(
+    incoming = inbox.IncomingCommand(
         command_id=ids.new("cmd"), user_id=run.user_id, name=inbox.CANCEL, fingerprint=b"", payload=cancel
     )
-    stop.request(book, inbox.accept(book, run, letter, now=now), StopCause.PARENT, now=now, ids=ids)
+    stop.request(unit, inbox.accept(unit, run, incoming, now=now), StopCause.PARENT, now=now, ids=ids)

@@ -64,7 +64,7 @@ class OperatorActed(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-Happening: TypeAlias = RunChanged | CallChanged | MessageAdded | ToolProgressed | OwnerEvent | OperatorActed | ToppedUp
+EventBody: TypeAlias = RunChanged | CallChanged | MessageAdded | ToolProgressed | OwnerEvent | OperatorActed | ToppedUp
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,4 +78,4 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     event_id: str
     type: str
-    happening: Happening
+    body: EventBody

@@ -15,9 +15,9 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.errors import PawlError, QueueFull
-from pawl.job_store.domain.book import Book
 from pawl.job_store.domain.rows import CommandRow, RunRow
 from pawl.job_store.domain.states import CommandOutcome
+from pawl.job_store.domain.unit_of_work import UnitOfWork
 
 STEER: Final = "steer"
 CANCEL: Final = "cancel"
@@ -39,7 +39,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 LIMITS: Final = Limits()
 
 
-class Letter(msgspec.Struct, frozen=True, kw_only=True):
+class IncomingCommand(msgspec.Struct, frozen=True, kw_only=True):
     """A command as it arrives. `payload` is opaque: what the owner of the run will read.
 
     `call_id` is the call that it settles or decides; empty if none. `text_bytes` is
@@ -55,79 +55,90 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     text_bytes: int = 0
 
 
-def accept_message(book: Book, run: RunRow, letter: Letter, limits: Limits, *, now: datetime) -> RunRow:
+def accept_message(
+    unit: UnitOfWork, run: RunRow, incoming: IncomingCommand, limits: Limits, *, now: datetime
+) -> RunRow:
     """Put a message into the inbox of `run`; returns the run.
 
     Raises:
         QueueFull: too many wait there.
     """
-    size_bytes = run.steer_bytes_waiting + letter.text_bytes
+    size_bytes = run.steer_bytes_waiting + incoming.text_bytes
     if run.steers_waiting >= limits.commands_max or size_bytes > limits.bytes_max:
         waiting = f"{run.steers_waiting} messages with {run.steer_bytes_waiting} bytes wait to be read by this run"
         raise QueueFull(f"{waiting}: send this one again when it has read some, or queue it")
     run = replace(run, steers_waiting=run.steers_waiting + 1, steer_bytes_waiting=size_bytes)
-    return accept(book, run, letter, now=now)
+    return accept(unit, run, incoming, now=now)
 
 
-def accept_top_up(book: Book, run: RunRow, letter: Letter, limits: Limits, *, now: datetime) -> RunRow:
+def accept_top_up(unit: UnitOfWork, run: RunRow, incoming: IncomingCommand, limits: Limits, *, now: datetime) -> RunRow:
     """Put a top-up into the inbox of `run`; returns the run.
 
     Raises:
         QueueFull: too many wait there.
     """
-    if sum(command.name == TOP_UP for command in book.inbox(run)) >= limits.commands_max:
+    if sum(command.name == TOP_UP for command in unit.inbox(run)) >= limits.commands_max:
         raise QueueFull(f"{limits.commands_max} top-ups wait to be read by this run: send this one again later")
-    return accept(book, run, letter, now=now)
+    return accept(unit, run, incoming, now=now)
 
 
-def accept(book: Book, run: RunRow, letter: Letter, *, now: datetime, consumed: bool = False) -> RunRow:
+def accept(
+    unit: UnitOfWork, run: RunRow, incoming: IncomingCommand, *, now: datetime, consumed: bool = False
+) -> RunRow:
     """Put a command into the inbox of `run`, or only its receipt if it is `consumed` at once; returns the run."""
-    row = _row(run, letter, now)
+    row = _row(run, incoming, now)
     if consumed:
         row = replace(row, payload=b"", consumed=True)
-    return _put(book, run, row)
+    return _put(unit, run, row)
 
 
 def refuse(
-    book: Book, run: RunRow, letter: Letter, limits: Limits, *, outcome: CommandOutcome, error: PawlError, now: datetime
+    unit: UnitOfWork,
+    run: RunRow,
+    incoming: IncomingCommand,
+    limits: Limits,
+    *,
+    outcome: CommandOutcome,
+    error: PawlError,
+    now: datetime,
 ) -> RunRow:
     """Remember that a command was refused, so that it is refused for ever, unless too many were; returns the run."""
-    row = replace(_row(run, letter, now), outcome=outcome, reason=error.reason, message=error.message)
-    return _put_idle(book, run, row, limits)
+    row = replace(_row(run, incoming, now), outcome=outcome, reason=error.reason, message=error.message)
+    return _put_idle(unit, run, row, limits)
 
 
-def accept_idle(book: Book, run: RunRow, letter: Letter, limits: Limits, *, now: datetime) -> RunRow:
+def accept_idle(unit: UnitOfWork, run: RunRow, incoming: IncomingCommand, limits: Limits, *, now: datetime) -> RunRow:
     """Remember a command that asked for what was done already, unless too many did; returns the run."""
-    return _put_idle(book, run, _row(run, letter, now), limits)
+    return _put_idle(unit, run, _row(run, incoming, now), limits)
 
 
-def _put_idle(book: Book, run: RunRow, row: CommandRow, limits: Limits) -> RunRow:
+def _put_idle(unit: UnitOfWork, run: RunRow, row: CommandRow, limits: Limits) -> RunRow:
     """Keep a receipt that nobody has to read. Without it the same command is judged anew when it comes again."""
     if run.idle_receipts >= limits.idle_receipts_max:
         return run
     run = replace(run, idle_receipts=run.idle_receipts + 1)
-    return _put(book, run, replace(row, payload=b"", consumed=True))
+    return _put(unit, run, replace(row, payload=b"", consumed=True))
 
 
-def _row(run: RunRow, letter: Letter, now: datetime) -> CommandRow:
+def _row(run: RunRow, incoming: IncomingCommand, now: datetime) -> CommandRow:
     return CommandRow(
         store_id=run.store_id,
         run_id=run.run_id,
-        command_id=letter.command_id,
+        command_id=incoming.command_id,
         number=run.command_count + 1,
-        user_id=letter.user_id,
+        user_id=incoming.user_id,
         time=now,
-        name=letter.name,
-        call_id=letter.call_id,
-        fingerprint=letter.fingerprint,
+        name=incoming.name,
+        call_id=incoming.call_id,
+        fingerprint=incoming.fingerprint,
         outcome=CommandOutcome.ACCEPTED,
         reason="",
         message="",
-        payload=letter.payload,
+        payload=incoming.payload,
         consumed=False,
     )
 
 
-def _put(book: Book, run: RunRow, row: CommandRow) -> RunRow:
-    book.put_command(row)
-    return book.put_run(replace(run, command_count=row.number))
+def _put(unit: UnitOfWork, run: RunRow, row: CommandRow) -> RunRow:
+    unit.put_command(row)
+    return unit.put_run(replace(run, command_count=row.number))

@@ -9,11 +9,10 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from pawl.job_store.domain import call_table, run_table
-from pawl.job_store.domain.book import Book, Ids
 from pawl.job_store.domain.events import (
     CallChanged,
     Event,
-    Happening,
+    EventBody,
     MessageAdded,
     OperatorActed,
     OwnerEvent,
@@ -23,21 +22,22 @@ from pawl.job_store.domain.events import (
 )
 from pawl.job_store.domain.rows import RunRow
 from pawl.job_store.domain.states import CallState
+from pawl.job_store.domain.unit_of_work import Ids, UnitOfWork
 
 
 def write(
-    book: Book, run: RunRow, happenings: Sequence[Happening], *, now: datetime, ids: Ids, attempt: int = 0
+    unit: UnitOfWork, run: RunRow, bodies: Sequence[EventBody], *, now: datetime, ids: Ids, attempt: int = 0
 ) -> RunRow:
-    """Append `happenings` to the log of `run`, in order, and put the run; returns it with its new `last_seq`.
+    """Append `bodies` to the log of `run`, in order, and put the run; returns it with its new `last_seq`.
 
     The run inside a RunChanged is put up to date with the seq of its event.
     """
     seq = run.last_seq
     events = []
-    for happening in happenings:
+    for body in bodies:
         seq += 1
-        if isinstance(happening, RunChanged):
-            happening = replace(happening, run=replace(happening.run, last_seq=seq))  # noqa: PLW2901  # same event
+        if isinstance(body, RunChanged):
+            body = replace(body, run=replace(body.run, last_seq=seq))  # noqa: PLW2901  # same event
         events.append(
             Event(
                 store_id=run.store_id,
@@ -47,23 +47,23 @@ def write(
                 time=now,
                 attempt=attempt,
                 event_id=ids.new("evt"),
-                type=type_of(happening),
-                happening=happening,
+                type=type_of(body),
+                body=body,
             )
         )
-    book.events.add(events)
-    return book.put_run(replace(run, last_seq=seq))
+    unit.events.add(events)
+    return unit.put_run(replace(run, last_seq=seq))
 
 
-def type_of(happening: Happening) -> str:
+def type_of(body: EventBody) -> str:
     """Return the dotted name of an event."""
-    match happening:
+    match body:
         case RunChanged():
-            return run_table.EVENT_TYPES[happening.run.state]
-        case CallChanged() if happening.call.is_leased:
+            return run_table.EVENT_TYPES[body.run.state]
+        case CallChanged() if body.call.is_leased:
             return call_table.EVENT_TYPES[CallState.RUNNING]
         case CallChanged():
-            return call_table.EVENT_TYPES[happening.call.state]
+            return call_table.EVENT_TYPES[body.call.state]
         case MessageAdded():
             return "message.added"
         case ToolProgressed():
@@ -73,6 +73,6 @@ def type_of(happening: Happening) -> str:
         case OperatorActed():
             return "operator.acted"
         case OwnerEvent():
-            return happening.type
+            return body.type
         case _:
-            assert_never(happening)
+            assert_never(body)

@@ -8,10 +8,10 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.job_store.domain import call_table, log
-from pawl.job_store.domain.book import Book, Ids, Names
 from pawl.job_store.domain.events import CallChanged
 from pawl.job_store.domain.rows import CallKey, CallRow, Offer, RunKey, RunRow
 from pawl.job_store.domain.states import CallState, RunState
+from pawl.job_store.domain.unit_of_work import Ids, RowKeys, UnitOfWork
 
 
 def is_pending(run: RunRow, call: CallRow) -> bool:
@@ -56,19 +56,19 @@ class LeaseOffer(msgspec.Struct, frozen=True, kw_only=True):
     lease_seconds: float
 
     @property
-    def names(self) -> Names:
+    def row_keys(self) -> RowKeys:
         """The rows it needs."""
-        return Names(runs=((self.store_id, self.run_id),), calls=((self.store_id, self.call_id),))
+        return RowKeys(runs=((self.store_id, self.run_id),), calls=((self.store_id, self.call_id),))
 
-    def apply(self, book: Book, now: datetime, ids: Ids) -> Leased:
+    def apply(self, unit: UnitOfWork, now: datetime, ids: Ids) -> Leased:
         """Grant the lease if the call waits and nobody else holds it. Then the client executes it, and the log says so.
 
         To the client that holds it, it is granted again with the same epoch, and
         belongs to this session from then on, unless a newer one holds it: the ids
         of sessions sort by the time at which they were opened.
         """
-        run = book.runs.get((self.store_id, self.run_id))
-        call = book.calls.get((self.store_id, self.call_id))
+        run = unit.runs.get((self.store_id, self.run_id))
+        call = unit.calls.get((self.store_id, self.call_id))
         if run is None or call is None or call.run_id != run.run_id or run.user_id != self.user_id:
             return Leased(granted=False, call=None)
         is_over = call.deadline_time is not None and call.deadline_time <= now
@@ -80,13 +80,13 @@ class LeaseOffer(msgspec.Struct, frozen=True, kw_only=True):
                 return Leased(granted=False, call=call, replaced=True)
             call = replace(call, offer=replace(offer, session_id=self.session_id))
             call = renewed(call, now=now, lease_seconds=self.lease_seconds)
-            book.put_call(call)
+            unit.put_call(call)
             return Leased(granted=True, call=call)
         if offer.is_held(now):
             return Leased(granted=False, call=call)
         offer = replace(offer, client_id=self.client_id, session_id=self.session_id, epoch=offer.epoch + 1)
         call = renewed(replace(call, offer=offer, start_time=now), now=now, lease_seconds=self.lease_seconds)
-        _change(book, run, [call], now, ids)
+        _change(unit, run, [call], now, ids)
         return Leased(granted=True, call=call)
 
 
@@ -99,17 +99,17 @@ class RenewOffers(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[tuple[RunKey, CallKey], ...]
 
     @property
-    def names(self) -> Names:
+    def row_keys(self) -> RowKeys:
         """The rows it needs."""
-        return _names(self.calls)
+        return _row_keys(self.calls)
 
-    def apply(self, book: Book, now: datetime, ids: Ids) -> tuple[CallRow, ...]:
+    def apply(self, unit: UnitOfWork, now: datetime, ids: Ids) -> tuple[CallRow, ...]:
         """Return the calls that the session holds."""
         held = []
-        for _, call in _held(book, self.calls):
+        for _, call in _held(unit, self.calls):
             if call.offer is not None and _holder(call.offer) == (self.client_id, self.session_id):
                 held.append(renewed(call, now=now, lease_seconds=self.lease_seconds))
-                book.put_call(held[-1])
+                unit.put_call(held[-1])
         return tuple(held)
 
 
@@ -125,20 +125,20 @@ class ReleaseOffers(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[tuple[RunKey, CallKey], ...]
 
     @property
-    def names(self) -> Names:
+    def row_keys(self) -> RowKeys:
         """The rows it needs."""
-        return _names(self.calls)
+        return _row_keys(self.calls)
 
-    def apply(self, book: Book, now: datetime, ids: Ids) -> int:
+    def apply(self, unit: UnitOfWork, now: datetime, ids: Ids) -> int:
         """Return how many calls are offered again."""
         released = 0
-        for run, call in _held(book, self.calls):
+        for run, call in _held(unit, self.calls):
             offer = call.offer
             if offer is None or not self._gives_back(offer, now):
                 continue
             offer = replace(offer, client_id="", session_id="", expire_time=None)
             call = replace(call, offer=offer, start_time=None)  # noqa: PLW2901  # same call
-            _change(book, book.runs.get(run.key) or run, [call], now, ids)
+            _change(unit, unit.runs.get(run.key) or run, [call], now, ids)
             released += 1
         return released
 
@@ -152,15 +152,15 @@ def _holder(offer: Offer) -> tuple[str, str]:
     return offer.client_id, offer.session_id
 
 
-def _names(calls: tuple[tuple[RunKey, CallKey], ...]) -> Names:
-    return Names(runs=tuple(dict.fromkeys(run for run, _ in calls)), calls=tuple(call for _, call in calls))
+def _row_keys(calls: tuple[tuple[RunKey, CallKey], ...]) -> RowKeys:
+    return RowKeys(runs=tuple(dict.fromkeys(run for run, _ in calls)), calls=tuple(call for _, call in calls))
 
 
-def _held(book: Book, keys: tuple[tuple[RunKey, CallKey], ...]) -> list[tuple[RunRow, CallRow]]:
+def _held(unit: UnitOfWork, keys: tuple[tuple[RunKey, CallKey], ...]) -> list[tuple[RunRow, CallRow]]:
     """Return the calls that are still offered and held by someone, with their runs."""
     held = []
     for run_key, call_key in keys:
-        run, call = book.runs.get(run_key), book.calls.get(call_key)
+        run, call = unit.runs.get(run_key), unit.calls.get(call_key)
         if run is None or call is None or call.state is not CallState.OFFERED or call.reserved_by:
             continue
         if call.offer is not None and call.offer.client_id:
@@ -168,9 +168,9 @@ def _held(book: Book, keys: tuple[tuple[RunKey, CallKey], ...]) -> list[tuple[Ru
     return held
 
 
-def _change(book: Book, run: RunRow, calls: list[CallRow], now: datetime, ids: Ids) -> None:
+def _change(unit: UnitOfWork, run: RunRow, calls: list[CallRow], now: datetime, ids: Ids) -> None:
     """Put calls whose holder changed, and say so in the log."""
     for call in calls:
-        book.put_call(call)
-    happenings = [CallChanged(from_state=CallState.OFFERED, call=call) for call in calls]
-    log.write(book, run, happenings, now=now, ids=ids)
+        unit.put_call(call)
+    bodies = [CallChanged(from_state=CallState.OFFERED, call=call) for call in calls]
+    log.write(unit, run, bodies, now=now, ids=ids)

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from pawl.errors import ConversationBusy, ConversationNotFound, QueueFull, RequestIdReused, RunNotFound
 from pawl.job_store.domain import inbox, stop, turn
-from pawl.job_store.domain.book import Book, Ids, Names
 from pawl.job_store.domain.events import RunChanged
 from pawl.job_store.domain.log import write
 from pawl.job_store.domain.rows import ConversationRow, RequestRow, RunRow
 from pawl.job_store.domain.states import MessagePolicy, RunState, StopCause
+from pawl.job_store.domain.unit_of_work import Ids, RowKeys, UnitOfWork
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,17 +59,17 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     inbox_limits: inbox.Limits = inbox.LIMITS
 
     @property
-    def names(self) -> Names:
+    def row_keys(self) -> RowKeys:
         """The rows it needs."""
         request = (self.store_id, self.user_id, self.request_id)
         conversation = (self.store_id, self.conversation_id)
-        return Names(
+        return RowKeys(
             requests=(request,) if self.request_id else (),
             conversations=(conversation,) if self.conversation_id else (),
             queues=((self.store_id, self.store_queue_max, self.store_places),),
         )
 
-    def apply(self, book: Book, now: datetime, ids: Ids) -> Submitted:
+    def apply(self, unit: UnitOfWork, now: datetime, ids: Ids) -> Submitted:
         """Create or enter a run; the same request again gets the same run.
 
         Raises:
@@ -79,11 +79,11 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
             QueueFull: too many runs wait in the conversation, or in the store, or too many
                 messages in the active run.
         """
-        earlier = book.requests.get((self.store_id, self.user_id, self.request_id)) if self.request_id else None
+        earlier = unit.requests.get((self.store_id, self.user_id, self.request_id)) if self.request_id else None
         if earlier is not None:
-            return _placed(book, self._repeat(book, earlier))
-        conversation = self._conversation(book, now, ids)
-        submitted = self._deliver(book, conversation, now, ids)
+            return _placed(unit, self._repeat(unit, earlier))
+        conversation = self._conversation(unit, now, ids)
+        submitted = self._deliver(unit, conversation, now, ids)
         if self.request_id:
             request = RequestRow(
                 store_id=self.store_id,
@@ -94,24 +94,24 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
                 steered=submitted.steered,
                 create_time=now,
             )
-            book.requests.put(request.key, request)
-        return _placed(book, submitted)
+            unit.requests.put(request.key, request)
+        return _placed(unit, submitted)
 
-    def _repeat(self, book: Book, earlier: RequestRow) -> Submitted:
+    def _repeat(self, unit: UnitOfWork, earlier: RequestRow) -> Submitted:
         if earlier.fingerprint != self.fingerprint:
             raise RequestIdReused
-        run = book.runs.get((self.store_id, earlier.run_id))
+        run = unit.runs.get((self.store_id, earlier.run_id))
         if run is None:
             raise RunNotFound
         return Submitted(run=run, steered=earlier.steered)
 
-    def _conversation(self, book: Book, now: datetime, ids: Ids) -> ConversationRow:
-        found = book.conversations.get((self.store_id, self.conversation_id)) if self.conversation_id else None
+    def _conversation(self, unit: UnitOfWork, now: datetime, ids: Ids) -> ConversationRow:
+        found = unit.conversations.get((self.store_id, self.conversation_id)) if self.conversation_id else None
         if found is not None and found.user_id == self.user_id:
             return found
         if found is not None or (self.conversation_id and self.conversation_must_exist):
             raise ConversationNotFound
-        return book.put_conversation(
+        return unit.put_conversation(
             ConversationRow(
                 store_id=self.store_id,
                 conversation_id=self.conversation_id or ids.new("conv"),
@@ -124,53 +124,53 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
             )
         )
 
-    def _deliver(self, book: Book, conversation: ConversationRow, now: datetime, ids: Ids) -> Submitted:
-        active = book.runs.get((self.store_id, conversation.active_run_id)) if conversation.active_run_id else None
+    def _deliver(self, unit: UnitOfWork, conversation: ConversationRow, now: datetime, ids: Ids) -> Submitted:
+        active = unit.runs.get((self.store_id, conversation.active_run_id)) if conversation.active_run_id else None
         if active is None:
-            return self._create(book, conversation, now, ids)
+            return self._create(unit, conversation, now, ids)
         match self.policy:
             case MessagePolicy.REJECT:
                 raise ConversationBusy
             case MessagePolicy.QUEUE:
-                return self._create(book, conversation, now, ids)
+                return self._create(unit, conversation, now, ids)
             case MessagePolicy.STEER:
                 if active.is_stopping:
                     # What enters a run that is being stopped would be lost.
-                    return self._create(book, conversation, now, ids)
-                letter = self._letter(inbox.STEER, self.steer, ids)
-                active = inbox.accept_message(book, active, letter, self.inbox_limits, now=now)
-                return Submitted(run=turn.wake(book, active, now=now), steered=True)
+                    return self._create(unit, conversation, now, ids)
+                incoming = self._incoming(inbox.STEER, self.steer, ids)
+                active = inbox.accept_message(unit, active, incoming, self.inbox_limits, now=now)
+                return Submitted(run=turn.wake(unit, active, now=now), steered=True)
             case MessagePolicy.INTERRUPT:
-                submitted = self._create(book, conversation, now, ids, first=True)
+                submitted = self._create(unit, conversation, now, ids, first=True)
                 if active.state is not RunState.CANCELLING:
-                    active = inbox.accept(book, active, self._letter(inbox.CANCEL, self.interrupt, ids), now=now)
-                    stop.request(book, active, StopCause.SUPERSEDED, now=now, ids=ids)
-                return replace(submitted, run=book.runs.get(submitted.run.key) or submitted.run)
+                    active = inbox.accept(unit, active, self._incoming(inbox.CANCEL, self.interrupt, ids), now=now)
+                    stop.request(unit, active, StopCause.SUPERSEDED, now=now, ids=ids)
+                return replace(submitted, run=unit.runs.get(submitted.run.key) or submitted.run)
             case _:
                 assert_never(self.policy)
 
     def _create(
-        self, book: Book, conversation: ConversationRow, now: datetime, ids: Ids, *, first: bool = False
+        self, unit: UnitOfWork, conversation: ConversationRow, now: datetime, ids: Ids, *, first: bool = False
     ) -> Submitted:
         if len(conversation.queue) >= self.queue_max:
             raise QueueFull(f"{self.queue_max} messages wait in this conversation already")
-        of_store = book.queues.get(self.store_id)
+        of_store = unit.queues.get(self.store_id)
         if of_store is not None and of_store.waiting >= self.store_queue_max:
             raise QueueFull(f"{self.store_queue_max} runs wait in this store already: try again when some have begun")
         budget = (self.token_budget, self.token_ceiling)
         run = turn.queued(conversation, ids.new("run"), self.message, self.options, budget, now=now)
         created = RunChanged(from_state=None, run=run)
         if conversation.active_run_id is None:
-            return Submitted(run=turn.give(book, conversation, run, now=now, ids=ids, before=(created,)), steered=False)
+            return Submitted(run=turn.give(unit, conversation, run, now=now, ids=ids, before=(created,)), steered=False)
         queue, interrupting = conversation.queue, conversation.interrupting
         place = sum(waiting in interrupting for waiting in queue) if first else len(queue)
         queue = (*queue[:place], run.run_id, *queue[place:])
         interrupting = (*interrupting, run.run_id) if first else interrupting
-        book.put_conversation(replace(conversation, queue=queue, interrupting=interrupting, update_time=now))
-        return Submitted(run=write(book, run, [created], now=now, ids=ids), steered=False)
+        unit.put_conversation(replace(conversation, queue=queue, interrupting=interrupting, update_time=now))
+        return Submitted(run=write(unit, run, [created], now=now, ids=ids), steered=False)
 
-    def _letter(self, name: str, payload: bytes, ids: Ids) -> inbox.Letter:
-        return inbox.Letter(
+    def _incoming(self, name: str, payload: bytes, ids: Ids) -> inbox.IncomingCommand:
+        return inbox.IncomingCommand(
             command_id=ids.new("cmd"),
             user_id=self.user_id,
             name=name,
@@ -180,9 +180,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _placed(book: Book, submitted: Submitted) -> Submitted:
+def _placed(unit: UnitOfWork, submitted: Submitted) -> Submitted:
     run = submitted.run
-    conversation = book.conversations.get((run.store_id, run.conversation_id))
+    conversation = unit.conversations.get((run.store_id, run.conversation_id))
     if conversation is None or run.run_id not in conversation.queue:
         return submitted
     return replace(submitted, place=conversation.queue.index(run.run_id) + 1)

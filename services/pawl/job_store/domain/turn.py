@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from pawl.errors import Internal
 from pawl.job_store.domain import log, run_table
-from pawl.job_store.domain.book import Book, Ids, Poke
-from pawl.job_store.domain.events import Happening, MessageAdded
+from pawl.job_store.domain.events import EventBody, MessageAdded
 from pawl.job_store.domain.rows import ConversationRow, MessageRow, RunRow
+from pawl.job_store.domain.unit_of_work import Ids, UnitOfWork, Wakeup
 
 
 def queued(
@@ -56,13 +56,13 @@ def queued(
 
 
 def give(
-    book: Book,
+    unit: UnitOfWork,
     conversation: ConversationRow,
     run: RunRow,
     *,
     now: datetime,
     ids: Ids,
-    before: tuple[Happening, ...] = (),
+    before: tuple[EventBody, ...] = (),
 ) -> RunRow:
     """Give the turn to `run`: its first message enters the conversation, and workers may claim it.
 
@@ -80,34 +80,34 @@ def give(
         body=run.queued_message,
         create_time=now,
     )
-    book.messages.add([message])
+    unit.messages.add([message])
     conversation = conversation.without(run.run_id, now=now)
-    book.put_conversation(replace(conversation, active_run_id=run.run_id, last_number=message.number))
-    book.work_ready = True
+    unit.put_conversation(replace(conversation, active_run_id=run.run_id, last_number=message.number))
+    unit.work_ready = True
     run = replace(run, queued_message=None, claim_at=now)
-    return log.write(book, run, [*before, MessageAdded(message=message)], now=now, ids=ids)
+    return log.write(unit, run, [*before, MessageAdded(message=message)], now=now, ids=ids)
 
 
-def leave(book: Book, run: RunRow, *, now: datetime, ids: Ids) -> RunRow | None:
+def leave(unit: UnitOfWork, run: RunRow, *, now: datetime, ids: Ids) -> RunRow | None:
     """Take an ended run out of its conversation; the next one that waits gets the turn.
 
     Return that one if another one that came to interrupt waits behind it.
     """
-    conversation = book.conversation_of(run)
+    conversation = unit.conversation_of(run)
     if conversation.active_run_id != run.run_id:
-        book.put_conversation(conversation.without(run.run_id, now=now))
+        unit.put_conversation(conversation.without(run.run_id, now=now))
         return None
     if not conversation.queue:
-        book.put_conversation(replace(conversation, active_run_id=None, update_time=now))
+        unit.put_conversation(replace(conversation, active_run_id=None, update_time=now))
         return None
-    following = book.runs.get((run.store_id, conversation.queue[0]))
+    following = unit.runs.get((run.store_id, conversation.queue[0]))
     if following is None:
-        raise Internal("the next run of a conversation is not in the book")
-    following = give(book, conversation, following, now=now, ids=ids)
-    return following if book.conversation_of(following).interrupting else None
+        raise Internal("the next run of a conversation is not in the unit")
+    following = give(unit, conversation, following, now=now, ids=ids)
+    return following if unit.conversation_of(following).interrupting else None
 
 
-def wake(book: Book, run: RunRow, *, now: datetime) -> RunRow:
+def wake(unit: UnitOfWork, run: RunRow, *, now: datetime) -> RunRow:
     """Make somebody look at the inbox of `run`: its worker, or whoever claims it now.
 
     A run that waits for its turn is left alone: it reads its inbox when it runs. So
@@ -116,9 +116,9 @@ def wake(book: Book, run: RunRow, *, now: datetime) -> RunRow:
     if run.is_quarantined:
         return run
     if run.worker_id is not None:
-        book.pokes.add([Poke(worker_id=run.worker_id, store_id=run.store_id, run_id=run.run_id)])
+        unit.wakeups.add([Wakeup(worker_id=run.worker_id, store_id=run.store_id, run_id=run.run_id)])
         return run
     if run.queued_message is not None or (run.claim_at is not None and run.claim_at <= now):
         return run
-    book.work_ready = True
-    return book.put_run(replace(run, claim_at=now))
+    unit.work_ready = True
+    return unit.put_run(replace(run, claim_at=now))

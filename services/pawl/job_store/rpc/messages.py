@@ -241,45 +241,45 @@ def _agent_ended(row: CommandRow) -> ledger_pb2.Command:
 
 def encode_event(event: Event) -> bytes:
     """Return the bytes of an event: those that every watcher gets."""
-    happening = event.happening
-    match happening:
+    body = event.body
+    match body:
         case OwnerEvent():
-            entry = event_pb2.RunEvent.FromString(happening.body)
+            entry = event_pb2.RunEvent.FromString(body.body)
         case RunChanged():
             entry = event_pb2.RunEvent()
-            if happening.from_state is not None:
-                entry.run_changed.from_state = happening.from_state.value  # type: ignore[assignment]
-            entry.run_changed.run.CopyFrom(run(happening.run))
+            if body.from_state is not None:
+                entry.run_changed.from_state = body.from_state.value  # type: ignore[assignment]
+            entry.run_changed.run.CopyFrom(run(body.run))
         case CallChanged():
             entry = event_pb2.RunEvent()
-            if happening.from_state is not None:
-                entry.call_changed.from_state = happening.from_state.value  # type: ignore[assignment]
-            entry.call_changed.call.CopyFrom(call(happening.call, result_bytes_max=EVENT_RESULT_BYTES_MAX))
-            entry.call_changed.duration_seconds = happening.duration_seconds
+            if body.from_state is not None:
+                entry.call_changed.from_state = body.from_state.value  # type: ignore[assignment]
+            entry.call_changed.call.CopyFrom(call(body.call, result_bytes_max=EVENT_RESULT_BYTES_MAX))
+            entry.call_changed.duration_seconds = body.duration_seconds
         case MessageAdded():
             entry = event_pb2.RunEvent()
-            entry.message_added.message.CopyFrom(message(happening.message))
+            entry.message_added.message.CopyFrom(message(body.message))
         case ToolProgressed():
             entry = event_pb2.RunEvent()
             progress = entry.tool_progress
-            progress.call_id = happening.call.call_id
-            progress.tool_name = happening.call.tool_name
-            progress.message = happening.message
-            if happening.fraction is not None:
-                progress.fraction = happening.fraction
+            progress.call_id = body.call.call_id
+            progress.tool_name = body.call.tool_name
+            progress.message = body.message
+            if body.fraction is not None:
+                progress.fraction = body.fraction
         case ToppedUp():
             entry = event_pb2.RunEvent()
-            entry.run_topped_up.tokens = happening.tokens
-            entry.run_topped_up.token_budget = happening.token_budget
-            entry.run_topped_up.user_id = happening.user_id
+            entry.run_topped_up.tokens = body.tokens
+            entry.run_topped_up.token_budget = body.token_budget
+            entry.run_topped_up.user_id = body.user_id
         case OperatorActed():
             entry = event_pb2.RunEvent()
-            entry.operator_acted.user_id = happening.user_id
-            entry.operator_acted.act = happening.act.value  # type: ignore[assignment]  # the same numbers
-            entry.operator_acted.call_id = happening.call_id
-            entry.operator_acted.reason = happening.reason
+            entry.operator_acted.user_id = body.user_id
+            entry.operator_acted.act = body.act.value  # type: ignore[assignment]  # the same numbers
+            entry.operator_acted.call_id = body.call_id
+            entry.operator_acted.reason = body.reason
         case _:
-            assert_never(happening)
+            assert_never(body)
     entry.store_id = event.store_id
     entry.conversation_id = event.conversation_id
     entry.run_id = event.run_id

@@ -197,7 +197,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         if request.run_id:
             check_id(request.run_id, "run_id")
         selection = (request.store_id, request.run_id)
-        page = await self._ledger.attention_book.listed(
+        page = await self._ledger.attention_repository.listed(
             request.store_id,
             run_id=request.run_id,
             after=read_token(request.page_token, "ListAttention", selection, tuple[datetime, Id]),

@@ -1,6 +1,6 @@
 """The rows that a group of operations works on, in memory.
 
-Operations change the book one after the other. One that is refused leaves it as
+Operations change the unit one after the other. One that is refused leaves it as
 it was: every change made inside `attempt` is undone when an exception passes.
 """
 
@@ -115,7 +115,7 @@ class Entries(Generic[R]):
         self._undo.add(partial(self.rows.__delitem__, slice(length, None)))
 
 
-class Poke(msgspec.Struct, frozen=True, kw_only=True):
+class Wakeup(msgspec.Struct, frozen=True, kw_only=True):
     """A command came for a run that a worker holds."""
 
     worker_id: str
@@ -123,7 +123,7 @@ class Poke(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
 
 
-class Names(msgspec.Struct, frozen=True, kw_only=True):
+class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     """The rows that an operation names, to be loaded and locked before it is applied.
 
     With a run come its open calls, its unread commands or its conversation only
@@ -149,10 +149,10 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True)
-class Book:
+class UnitOfWork:
     """All rows that a group of operations names, and what the operations made of them.
 
-    `loop_states` are new states of workers by run, `pokes` the workers to be told
+    `loop_states` are new states of workers by run, `wakeups` the workers to be told
     of a command, `work_ready` says that a run became claimable. `queues` has the
     stores whose queue was loaded.
     """
@@ -167,7 +167,7 @@ class Book:
     queues: Table[str, Queue] = field(init=False)
     messages: Entries[MessageRow] = field(init=False)
     events: Entries[Event] = field(init=False)
-    pokes: Entries[Poke] = field(init=False)
+    wakeups: Entries[Wakeup] = field(init=False)
     work_ready: bool = False
     _calls_of: dict[RunKey, dict[str, None]] = field(default_factory=dict)
     _commands_of: dict[RunKey, dict[str, None]] = field(default_factory=dict)
@@ -182,7 +182,7 @@ class Book:
         self.queues = Table(self._undo)
         self.messages = Entries(self._undo)
         self.events = Entries(self._undo)
-        self.pokes = Entries(self._undo)
+        self.wakeups = Entries(self._undo)
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
@@ -236,7 +236,7 @@ class Book:
         """Return the conversation of a run."""
         conversation = self.conversations.get((run.store_id, run.conversation_id))
         if conversation is None:
-            raise Internal("the conversation of a run is not in the book")
+            raise Internal("the conversation of a run is not in the unit")
         return conversation
 
     def open_calls(self, run: RunRow) -> list[CallRow]:

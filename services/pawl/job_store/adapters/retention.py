@@ -138,8 +138,8 @@ _RUNS_AT_ONCE_MAX: Final = 50
 _CONVERSATIONS_AT_ONCE_MAX: Final = 20
 
 
-class PostgresAttic:
-    """See `ports.Attic`."""
+class PostgresRetention:
+    """See `ports.Retention`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
