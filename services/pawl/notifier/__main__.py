@@ -24,7 +24,7 @@ async def main(stop: Stop) -> None:
 
         ports = Ports(
             store=PostgresStore(database),
-            announcer=notifications_bus.NatsAnnouncer(bus, convert.to_proto),
+            announcer=notifications_bus.NatsAnnouncer(bus, convert.MESSAGE.write),
             counters=PrometheusCounters(service.metrics),
             clock=service.clock,
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pawl.agent.v1 import agent_pb2, types_pb2
+from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.rpc import convert
 from pawl.event.v1 import call_pb2, run_pb2
 from tests.fakes.public_ledger import FakeLedger
@@ -29,14 +31,14 @@ async def test_each_state_of_a_filter_is_looked_at_once(
     stub: AgentServiceAsyncStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A filter of millions must not keep the process busy."""
-    looked_at = []
-    real = convert.enum
+    looked_at: list[int] = []
+    real = convert._RUN_STATES.read
 
-    def enum(*args: Any, **kwargs: Any) -> Any:
-        looked_at.append(args)
-        return real(*args, **kwargs)
+    def read(number: int) -> RunState:
+        looked_at.append(number)
+        return real(number)
 
-    monkeypatch.setattr(convert, "enum", enum)
+    monkeypatch.setattr(convert, "_RUN_STATES", SimpleNamespace(read=read))
     states = [run_pb2.RUN_STATE_FAILED, run_pb2.RUN_STATE_COMPLETED] * 1000
     await stub.ListRuns(agent_pb2.ListRunsRequest(states=states), metadata=ME)
     assert len(looked_at) == 2

@@ -10,16 +10,7 @@ from msgspec import field
 
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.domain.limits import CEILINGS, Limits
-from pawl.agent_loop.domain.run import (
-    ApprovalExpiryPolicy,
-    BatchOrder,
-    RoundLimitPolicy,
-    RunOptions,
-    TokenBudgetPolicy,
-    ToolChoice,
-    ToolChoiceMode,
-    UnknownOutcomePolicy,
-)
+from pawl.agent_loop.domain.run import Options, RunOptions, ToolChoiceMode
 from pawl.errors import InvalidField
 
 INSTRUCTIONS_BYTES_MAX: Final = 64 * 1024
@@ -42,23 +33,10 @@ class RunDefaults(msgspec.Struct, frozen=True, kw_only=True):
     approvals_required: int = 0
 
 
-class AskedOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options that a client asks for; `limits` has only the fields that were present."""
+class AskedOptions(Options, frozen=True, kw_only=True):
+    """Options that a client asks for; `limits` has only the fields that were present."""
 
-    model: str = ""
-    instructions: str = ""
-    tool_names: tuple[str, ...] = ()
-    without_tools: bool = False
-    tool_choice: ToolChoice = field(default_factory=ToolChoice)
     limits: Mapping[str, float] = field(default_factory=dict)
-    round_limit_policy: RoundLimitPolicy = RoundLimitPolicy.FINAL_ANSWER
-    batch_order: BatchOrder = BatchOrder.WAIT_FOR_DECISIONS
-    unknown_outcome_policy: UnknownOutcomePolicy = UnknownOutcomePolicy.TELL_MODEL
-    token_budget_policy: TokenBudgetPolicy = TokenBudgetPolicy.WAIT
-    approval_expiry_policy: ApprovalExpiryPolicy = ApprovalExpiryPolicy.DENY
-    approvals_required: int = 0
-    temperature: float | None = None
-    output_tokens_max: int | None = None
 
 
 def complete(asked: AskedOptions, defaults: RunDefaults) -> RunOptions:
@@ -77,22 +55,14 @@ def complete(asked: AskedOptions, defaults: RunDefaults) -> RunOptions:
         raise InvalidField(message, field="options.approvals_required")
     if asked.output_tokens_max == 0:
         raise InvalidField("output_tokens_max must be above 0", field="options.output_tokens_max")
-    return RunOptions(
-        model=asked.model or defaults.model,
-        instructions=asked.instructions or defaults.instructions,
-        tool_names=tuple(dict.fromkeys(asked.tool_names)),
-        without_tools=asked.without_tools,
-        tool_choice=asked.tool_choice,
-        limits=defaults.limits.with_asked(asked.limits, defaults.ceilings),
-        round_limit_policy=asked.round_limit_policy,
-        batch_order=asked.batch_order,
-        unknown_outcome_policy=asked.unknown_outcome_policy,
-        token_budget_policy=asked.token_budget_policy,
-        approval_expiry_policy=asked.approval_expiry_policy,
-        approvals_required=max(asked.approvals_required, defaults.approvals_required),
-        temperature=asked.temperature,
-        output_tokens_max=asked.output_tokens_max,
-    )
+    settled = {
+        "model": asked.model or defaults.model,
+        "instructions": asked.instructions or defaults.instructions,
+        "tool_names": tuple(dict.fromkeys(asked.tool_names)),
+        "limits": defaults.limits.with_asked(asked.limits, defaults.ceilings),
+        "approvals_required": max(asked.approvals_required, defaults.approvals_required),
+    }
+    return RunOptions(**msgspec.structs.asdict(asked) | settled)
 
 
 def _check_names(asked: AskedOptions) -> None:

@@ -100,15 +100,14 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
     tool_name: str = ""
 
 
-class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a run; fixed when it is created."""
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """The options that are kept as they are asked for: all but the limits."""
 
     model: str = ""
     instructions: str = ""
     tool_names: tuple[str, ...] = ()
     without_tools: bool = False
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
-    limits: Limits = field(default_factory=Limits)
     round_limit_policy: RoundLimitPolicy = RoundLimitPolicy.FINAL_ANSWER
     batch_order: BatchOrder = BatchOrder.WAIT_FOR_DECISIONS
     unknown_outcome_policy: UnknownOutcomePolicy = UnknownOutcomePolicy.TELL_MODEL
@@ -117,6 +116,12 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     approvals_required: int = 0
     temperature: float | None = None
     output_tokens_max: int | None = None
+
+
+class RunOptions(Options, frozen=True, kw_only=True):
+    """The options of a run; fixed when it is created."""
+
+    limits: Limits = field(default_factory=Limits)
 
 
 class RunFailure(msgspec.Struct, frozen=True, kw_only=True):

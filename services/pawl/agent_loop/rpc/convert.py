@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.agent_loop.app.frames import CallDecision, ToolResult
@@ -12,22 +11,12 @@ from pawl.agent_loop.app.public_values import Caller, MessagePolicy, PendingFilt
 from pawl.agent_loop.domain.call import CallState, DecisionKind
 from pawl.agent_loop.domain.command import CallResolution
 from pawl.agent_loop.domain.options import NAME_CHARACTERS_MAX, AskedOptions
-from pawl.agent_loop.domain.run import (
-    ApprovalExpiryPolicy,
-    BatchOrder,
-    RoundLimitPolicy,
-    RunState,
-    TokenBudgetPolicy,
-    ToolChoice,
-    ToolChoiceMode,
-    UnknownOutcomePolicy,
-)
+from pawl.agent_loop.domain.run import RunState
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import check_id
+from pawl.chassis.translate import Exceptions, Translator, Unknown, enum_defaults
 from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, run_pb2
-
-EnumT = TypeVar("EnumT", bound=StrEnum)
 
 SEQ_MAX: Final = 2**63 - 1
 RESULTS_MAX: Final = 64
@@ -48,44 +37,43 @@ def optional_id(value: str, field: str) -> str:
     return check_id(value, field) if value else ""
 
 
-def enum(
-    cls: type[EnumT], wrapper: Any, prefix: str, number: int, *, field: str, default: EnumT | None = None
-) -> EnumT:
-    """Return the member of `cls` with the name of a value of the contract.
+def _no_known_value(unknown: Unknown) -> InvalidField:
+    return InvalidField(f"{unknown.field} has no known value", field=unknown.field)
 
-    Raises:
-        InvalidField: the value is unknown, or UNSPECIFIED where there is no default.
-    """
-    if number == 0 and default is not None:
-        return default
-    try:
-        return cls[wrapper.Name(number).removeprefix(prefix)]
-    except (KeyError, ValueError):
-        raise InvalidField(f"{field} has no known value", field=field) from None
+
+WIRE: Final = Translator(
+    _no_known_value, defaults={**enum_defaults(AskedOptions()), MessagePolicy: MessagePolicy.QUEUE}
+)
+_POLICIES: Final = WIRE.enum(MessagePolicy, types_pb2.MessagePolicy, field="policy")
+_RUN_STATES: Final = WIRE.enum(RunState, run_pb2.RunState, field="states")
+_CALL_STATES: Final = WIRE.enum(CallState, call_pb2.CallState, field="filter.states")
+_RESOLUTIONS: Final = WIRE.enum(CallResolution, agent_pb2.Resolution, field="resolution")
+_DECISIONS: Final = WIRE.enum(DecisionKind, call_pb2.DecisionKind, field="decision.kind")
+_OPTIONS: Final = WIRE.struct(
+    AskedOptions,
+    run_pb2.RunOptions,
+    Exceptions(
+        read={"limits": lambda message: {field.name: value for field, value in message.limits.ListFields()}},
+        unwritten=("limits",),
+    ),
+    field="options",
+)
 
 
 def policy(number: int) -> MessagePolicy:
     """Return what a message does while a run is active."""
-    return enum(
-        MessagePolicy,
-        types_pb2.MessagePolicy,
-        "MESSAGE_POLICY_",
-        number,
-        field="policy",
-        default=MessagePolicy.QUEUE,
-    )
+    return _POLICIES.read(number)
 
 
 def run_states(numbers: Any) -> tuple[RunState, ...]:
     """Return the states that a list is filtered by."""
     # Each value once: a filter of millions must not keep the process busy.
-    known = dict.fromkeys(numbers)
-    return tuple(enum(RunState, run_pb2.RunState, "RUN_STATE_", number, field="states") for number in known)
+    return tuple(map(_RUN_STATES.read, dict.fromkeys(numbers)))
 
 
 def resolution(number: int) -> CallResolution:
     """Return what an operator found out."""
-    return enum(CallResolution, agent_pb2.Resolution, "RESOLUTION_", number, field="resolution")
+    return _RESOLUTIONS.read(number)
 
 
 def options(message: run_pb2.RunOptions) -> AskedOptions:
@@ -94,67 +82,7 @@ def options(message: run_pb2.RunOptions) -> AskedOptions:
     Raises:
         InvalidField: an enum has no known value.
     """
-    return AskedOptions(
-        model=message.model,
-        instructions=message.instructions,
-        tool_names=tuple(message.tool_names),
-        without_tools=message.without_tools,
-        tool_choice=ToolChoice(
-            mode=enum(
-                ToolChoiceMode,
-                run_pb2.ToolChoice.Mode,
-                "MODE_",
-                message.tool_choice.mode,
-                field="options.tool_choice.mode",
-                default=ToolChoiceMode.AUTO,
-            ),
-            tool_name=message.tool_choice.tool_name,
-        ),
-        limits={field.name: value for field, value in message.limits.ListFields()},
-        round_limit_policy=enum(
-            RoundLimitPolicy,
-            run_pb2.RoundLimitPolicy,
-            "ROUND_LIMIT_POLICY_",
-            message.round_limit_policy,
-            field="options.round_limit_policy",
-            default=RoundLimitPolicy.FINAL_ANSWER,
-        ),
-        batch_order=enum(
-            BatchOrder,
-            run_pb2.BatchOrder,
-            "BATCH_ORDER_",
-            message.batch_order,
-            field="options.batch_order",
-            default=BatchOrder.WAIT_FOR_DECISIONS,
-        ),
-        unknown_outcome_policy=enum(
-            UnknownOutcomePolicy,
-            run_pb2.UnknownOutcomePolicy,
-            "UNKNOWN_OUTCOME_POLICY_",
-            message.unknown_outcome_policy,
-            field="options.unknown_outcome_policy",
-            default=UnknownOutcomePolicy.TELL_MODEL,
-        ),
-        token_budget_policy=enum(
-            TokenBudgetPolicy,
-            run_pb2.TokenBudgetPolicy,
-            "TOKEN_BUDGET_POLICY_",
-            message.token_budget_policy,
-            field="options.token_budget_policy",
-            default=TokenBudgetPolicy.WAIT,
-        ),
-        approval_expiry_policy=enum(
-            ApprovalExpiryPolicy,
-            run_pb2.ApprovalExpiryPolicy,
-            "APPROVAL_EXPIRY_POLICY_",
-            message.approval_expiry_policy,
-            field="options.approval_expiry_policy",
-            default=ApprovalExpiryPolicy.DENY,
-        ),
-        approvals_required=message.approvals_required,
-        temperature=message.temperature if message.HasField("temperature") else None,
-        output_tokens_max=message.output_tokens_max if message.HasField("output_tokens_max") else None,
-    )
+    return _OPTIONS.read(message)
 
 
 def run_message(run: run_pb2.Run) -> run_pb2.Run:
@@ -227,10 +155,7 @@ def pending_filter(message: agent_pb2.PendingFilter) -> PendingFilter:
         raise InvalidField("a tool's name has at most 256 characters", field="filter.tool_name")
     return PendingFilter(
         of_store=of_store,
-        states=tuple(
-            enum(CallState, call_pb2.CallState, "CALL_STATE_", number, field="filter.states")
-            for number in dict.fromkeys(message.states)
-        ),
+        states=tuple(map(_CALL_STATES.read, dict.fromkeys(message.states))),
         tool_name=message.tool_name,
         conversation_id=optional_id(message.conversation_id, "filter.conversation_id"),
     )
@@ -245,7 +170,7 @@ def decision(message: types_pb2.CallDecision, *, run_id: str = "") -> CallDecisi
     return CallDecision(
         run_id=_run_id(message.run_id, run_id, "decision.run_id"),
         call_id=check_id(message.call_id, "decision.call_id"),
-        kind=enum(DecisionKind, call_pb2.DecisionKind, "DECISION_KIND_", message.kind, field="decision.kind"),
+        kind=_DECISIONS.read(message.kind),
         digest=message.digest,
         arguments_json=message.arguments_json,
         reason=message.reason,

@@ -7,6 +7,8 @@ from typing import Final, assert_never, cast
 
 from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.agent_loop.app import frames
+from pawl.agent_loop.app.public_values import Outcome
+from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.rpc import convert
 from pawl.chassis.ids import check_id
 from pawl.errors import InvalidField, PawlError
@@ -16,6 +18,9 @@ CALLS_MAX: Final = 64
 TOOLS_MAX: Final = 1000
 
 _FRAME_ID_CHARACTERS_MAX: Final = 64
+
+_RUN_STATES: Final = convert.WIRE.enum(RunState, run_pb2.RunState)
+_STATUSES: Final = convert.WIRE.enum(Outcome, types_pb2.ReceiptStatus)
 
 
 async def client_frames(
@@ -129,7 +134,7 @@ def server_frame(frame: frames.ServerFrame) -> session_pb2.SessionResponse:
                 end=session_pb2.End(
                     run_id=frame.run_id,
                     last_seq=frame.last_seq,
-                    state=run_pb2.RunState.Value(f"RUN_STATE_{frame.state}"),
+                    state=_RUN_STATES.write(frame.state),
                 )
             )
         case frames.Welcome():
@@ -150,7 +155,7 @@ def receipt(frame: frames.Receipt) -> types_pb2.Receipt:
     """Return a receipt as the contract words it."""
     return types_pb2.Receipt(
         frame_id=frame.frame_id,
-        status=types_pb2.ReceiptStatus.Value(f"RECEIPT_STATUS_{frame.status}"),
+        status=_STATUSES.write(frame.status),
         reason=frame.reason,
         message=frame.message,
         run_id=frame.run_id,

@@ -7,32 +7,20 @@ from typing import Final
 
 from pawl.agent.v1 import steps_pb2
 from pawl.agent_loop.domain.steps import Step, StepChange
+from pawl.agent_loop.rpc.convert import WIRE
+from pawl.chassis.translate import Exceptions
 from pawl.errors import InvalidPageToken
 
 _STEPS_PER_PAGE: Final = 50
 _PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
 
-
-def step(found: Step) -> steps_pb2.Step:
-    """Return a step."""
-    message = steps_pb2.Step(
-        step_id=found.step_id,
-        type=steps_pb2.StepType.Value(f"STEP_TYPE_{found.type}"),
-        status=steps_pb2.StepStatus.Value(f"STEP_STATUS_{found.status}"),
-        round=found.round,
-        content=found.content,
-        content_omitted_bytes=found.content_omitted_bytes,
-        tool_name=found.tool_name,
-        call_id=found.call_id,
-    )
-    message.time.FromMicroseconds(round(found.time * 1e6))
-    return message
+_STEP: Final = WIRE.struct(Step, steps_pb2.Step, Exceptions(of_struct=("index",)))
+_CHANGE: Final = WIRE.struct(StepChange, steps_pb2.StepChange)
 
 
 def watch_response(changes: Sequence[StepChange], seq: int) -> steps_pb2.WatchStepsResponse:
     """Return what has changed up to a seq."""
-    told = [steps_pb2.StepChange(step=step(change.step), appends=change.appends) for change in changes]
-    return steps_pb2.WatchStepsResponse(changes=told, seq=seq)
+    return steps_pb2.WatchStepsResponse(changes=map(_CHANGE.fields, changes), seq=seq)
 
 
 def page(found: Sequence[Step], *, page_size: int, page_token: str) -> steps_pb2.ListStepsResponse:
@@ -46,7 +34,7 @@ def page(found: Sequence[Step], *, page_size: int, page_token: str) -> steps_pb2
         raise InvalidPageToken
     response, size = steps_pb2.ListStepsResponse(), 0
     for each in found[start : start + (page_size or _STEPS_PER_PAGE)]:
-        message = step(each)
+        message = _STEP.write(each)
         size += message.ByteSize()
         if response.steps and size > _PAGE_BYTES_MAX:
             break

@@ -177,7 +177,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     async def PreviewUndo(self, request: undo_pb2.PreviewUndoRequest, context: Context) -> undo_pb2.PreviewUndoResponse:
         run_id, call_id = check_id(request.run_id, "run_id"), convert.optional_id(request.call_id, "call_id")
         found = await self._undoing.preview(_caller(), run_id, call_id)
-        return undo_pb2.PreviewUndoResponse(calls=convert_undo.calls(found))
+        return undo_pb2.PreviewUndoResponse(calls=map(convert_undo.CALL.fields, found))
 
     async def UndoRun(self, request: undo_pb2.UndoRunRequest, context: Context) -> undo_pb2.UndoRunResponse:
         run = await self._undoing.start(
@@ -201,7 +201,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         self, request: undo_pb2.GetUndoReportRequest, context: Context
     ) -> undo_pb2.GetUndoReportResponse:
         found = await self._undoing.report(_caller(), check_id(request.run_id, "run_id"))
-        return undo_pb2.GetUndoReportResponse(calls=convert_undo.calls(found))
+        return undo_pb2.GetUndoReportResponse(calls=map(convert_undo.CALL.fields, found))
 
     async def GetRun(self, request: agent_pb2.GetRunRequest, context: Context) -> agent_pb2.GetRunResponse:
         run_id, seconds = check_id(request.run_id, "run_id"), checks.wait_seconds(request.wait_seconds)

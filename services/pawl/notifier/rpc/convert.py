@@ -6,44 +6,21 @@ import re
 from typing import Final
 
 from pawl.chassis.ids import check_id
+from pawl.chassis.translate import Translator
 from pawl.errors import InvalidField, InvalidPageToken
-from pawl.notifier.domain.notification import Notification, NotificationId, NotificationKind
+from pawl.notifier.domain.notification import Notification, NotificationId
 from pawl.notify.v1 import notify_pb2
 
 PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 200
 IDS_MAX: Final = 200
 
-_KINDS: Final = {
-    NotificationKind.RUN_COMPLETED: notify_pb2.NOTIFICATION_KIND_RUN_COMPLETED,
-    NotificationKind.RUN_FAILED: notify_pb2.NOTIFICATION_KIND_RUN_FAILED,
-    NotificationKind.RUN_CANCELLED: notify_pb2.NOTIFICATION_KIND_RUN_CANCELLED,
-    NotificationKind.RUN_EXPIRED: notify_pb2.NOTIFICATION_KIND_RUN_EXPIRED,
-    NotificationKind.INPUT_NEEDED: notify_pb2.NOTIFICATION_KIND_INPUT_NEEDED,
-    NotificationKind.ATTENTION_NEEDED: notify_pb2.NOTIFICATION_KIND_ATTENTION_NEEDED,
-}
+MESSAGE: Final = Translator(lambda unknown: ValueError(f"{unknown.value} is none of ours")).struct(
+    Notification, notify_pb2.Notification
+)
+"""Between a notification and its message."""
+
 _TOKEN: Final = re.compile(r"(all|unread)-([0-9]{1,18})")
-
-
-def to_proto(notification: Notification) -> notify_pb2.Notification:
-    """Return the message of a notification."""
-    draft = notification.draft
-    message = notify_pb2.Notification(
-        notification_id=draft.notification_id,
-        store_id=draft.inbox.store_id,
-        user_id=draft.inbox.user_id,
-        number=notification.number,
-        kind=_KINDS[draft.kind],
-        run_id=draft.run_id,
-        conversation_id=draft.conversation_id,
-        event_id=draft.event_id,
-        title=draft.title,
-        body=draft.body,
-    )
-    message.create_time.FromDatetime(draft.create_time)
-    if notification.read_time is not None:
-        message.read_time.FromDatetime(notification.read_time)
-    return message
 
 
 def page_size(requested: int) -> int:

@@ -52,7 +52,7 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
             async for notification in following:
                 response = notify_pb2.SubscribeResponse()
                 if notification is not None:
-                    response.notification.CopyFrom(convert.to_proto(notification))
+                    response.notification.CopyFrom(convert.MESSAGE.write(notification))
                 try:
                     async with asyncio.timeout(self._write_seconds_max):
                         await context.write(response)
@@ -72,7 +72,7 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
         found = await self._store.read_before(inbox, before, only_unread=request.only_unread, limit=size + 1)
         page = found[:size]
         return notify_pb2.ListNotificationsResponse(
-            notifications=map(convert.to_proto, page),
+            notifications=map(convert.MESSAGE.fields, page),
             next_page_token=convert.page_token(page[-1], only_unread=request.only_unread) if len(found) > size else "",
             unread_count=await self._store.count_unread(inbox),
         )
@@ -82,7 +82,7 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
     ) -> notify_pb2.AcknowledgeNotificationsResponse:
         ids = convert.notification_ids(request)
         acknowledged = await self._store.acknowledge(_inbox(), ids)
-        return notify_pb2.AcknowledgeNotificationsResponse(notifications=map(convert.to_proto, acknowledged))
+        return notify_pb2.AcknowledgeNotificationsResponse(notifications=map(convert.MESSAGE.fields, acknowledged))
 
 
 def _inbox() -> Inbox:
