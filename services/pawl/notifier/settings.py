@@ -12,5 +12,5 @@ class NotifierSettings(ServiceSettings):
 
     listen: ListenAddress = "127.0.0.1:7604"
     metrics_listen: ListenAddress = "127.0.0.1:7614"
-    message_bytes_max: int = Field(default=256 * 1024, ge=1024)
+    message_bytes_max: int = Field(default=1024 * 1024, ge=1024)
     notifications_keep_days: float = Field(default=30.0, gt=0)
