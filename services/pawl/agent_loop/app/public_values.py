@@ -291,7 +291,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The registry's word on edited arguments: canonical, with their digest."""
+    """The registry's verdict on edited arguments: canonical, with their digest."""
 
     arguments_json: bytes
     digest: str

@@ -78,7 +78,7 @@ class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Disposition(StrEnum):
-    """The ways in which a call may go on."""
+    """The ways in which a call is treated."""
 
     RUN = "RUN"
     APPROVE = "APPROVE"
@@ -89,7 +89,7 @@ class Disposition(StrEnum):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The registry's word on a proposed call."""
+    """The registry's verdict on a proposed call."""
 
     call_id: str
     disposition: Disposition

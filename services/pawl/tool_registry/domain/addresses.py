@@ -15,7 +15,7 @@ Network: TypeAlias = IPv4Network | IPv6Network
 
 
 class Reach(StrEnum):
-    """The degrees in which an address may be sent a request."""
+    """The reach of an address: whether requests may be sent to it."""
 
     PUBLIC = "PUBLIC"
     """Anybody's server."""

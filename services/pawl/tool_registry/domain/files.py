@@ -55,7 +55,7 @@ def _shown(character: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileLimits:
-    """The amounts that a store may keep."""
+    """The limits on what a store may keep."""
 
     file_bytes_max: int
     store_bytes_max: int

@@ -1,4 +1,4 @@
-"""The deployment's word on the programs that stores may have started for them, and with what."""
+"""The deployment's rules on the programs that stores may have started for them, and with what."""
 
 from __future__ import annotations
 

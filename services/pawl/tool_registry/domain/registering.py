@@ -36,7 +36,7 @@ SOURCE: Final = Registrant()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """The numbers of tools of one kind that may be registered: by one user who is no admin, and in a store."""
+    """The most tools of one kind that may be registered: by one user who is no admin, and in a store."""
 
     of_user: int
     of_store: int

@@ -79,7 +79,7 @@ class SourceRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolPolicy:
-    """The word of a store's admin on a tool. None: the cautious value."""
+    """The choices of a store's admin for a tool. None: the cautious value."""
 
     tool_name: str
     category: Category | None = None

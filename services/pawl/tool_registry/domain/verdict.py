@@ -1,4 +1,4 @@
-"""The registry's word on a call."""
+"""The registry's verdict on a call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pawl.tool_registry.domain.question import KINDS, Question
 
 
 class Disposition(StrEnum):
-    """The ways in which a call may go on."""
+    """The ways in which a call is treated."""
 
     RUN = "RUN"
     APPROVE = "APPROVE"
@@ -45,7 +45,7 @@ class CallContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The registry's word on a call. Without `accepted` it is refused."""
+    """The registry's verdict on a call. Without `accepted` it is refused."""
 
     call_id: str
     disposition: Disposition

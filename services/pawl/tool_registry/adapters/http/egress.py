@@ -100,7 +100,7 @@ class GuardedEgress:
 
 
 class _Sent:
-    """The progress of a request."""
+    """The progress of a request: the host that it is for, and whether it went out."""
 
     def __init__(self) -> None:
         self.authority = "the host"

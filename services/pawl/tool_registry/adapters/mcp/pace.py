@@ -17,7 +17,7 @@ _UNASKED_PER_SECOND: Final = 200
 
 
 class Wire:
-    """The reason why a transport ended; empty while it goes on, and where its end was asked for."""
+    """The state of a transport. Its problem is empty while it goes on, and where its end was asked for."""
 
     def __init__(self) -> None:
         self.problem = ""
