@@ -28,8 +28,8 @@ def prepare(name: str, folder: Path) -> Mapping[str, Mapping[str, str]]:
     start = folder / "unmended"
     start.mkdir()
     (start / "sitecustomize.py").write_text(_START)
-    root = Path(pawl.chassis.__path__[0]).parents[1]
-    return {service: {VARIABLE: name, "PYTHONPATH": f"{start}:{root}"} for service in SERVICES}
+    ours = [str(start), str(Path(__file__).parents[2]), str(Path(pawl.chassis.__path__[0]).parents[1])]
+    return {service: {VARIABLE: name, "PYTHONPATH": ":".join(ours)} for service in SERVICES}
 
 
 def apply(name: str) -> None:
