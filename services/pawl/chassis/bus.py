@@ -35,11 +35,22 @@ _CRASH_PAUSE_SECONDS: Final = 1.0
 # The server counts the headers of a message too.
 _HEADER_BYTES: Final = 1024
 
-__all__ = ["Bus", "Callback", "Hook", "Message", "Subscription"]
+__all__ = ["Bus", "Callback", "Hook", "Message", "Subscription", "flush"]
 
 _log = logs.get_logger(__name__)
 
 Hook = Callable[[], Awaitable[None]]
+
+
+async def flush(client: Client) -> None:
+    """Return when the server has taken all that was sent before: messages, and interest in subjects.
+
+    nats-py's own `flush` writes its PING ahead of what the client still gathers, so a subscription made just before
+    may reach the server after the PONG, and what is published meanwhile is missed.
+    """
+    while client.pending_data_size:
+        await client.flush()
+    await client.flush()
 
 
 class Bus:
@@ -256,7 +267,8 @@ class Bus:
         self._payload_bytes_max = max(0, client.max_payload - _HEADER_BYTES)
         for subscription in list(self._subscriptions):
             await subscription.establish(client)
-        await client.flush(timeout=_CONNECT_TIMEOUT_SECONDS)
+        async with asyncio.timeout(_CONNECT_TIMEOUT_SECONDS):
+            await flush(client)
         tasks.check_cancelled()
         self._connected.set()
         self._tried.set()
@@ -285,7 +297,7 @@ class Bus:
         try:
             async with asyncio.timeout(_FLUSH_TIMEOUT_SECONDS):
                 await self._outbox.join()
-                await client.flush()
+                await flush(client)
         except (nats.errors.Error, OSError, TimeoutError) as error:
             _log.debug("bus.flush_failed", error=type(error).__name__)
 

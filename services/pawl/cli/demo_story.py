@@ -12,6 +12,7 @@ from urllib.request import urlopen
 import nats
 from nats.aio.msg import Msg
 
+from pawl.chassis.bus import flush
 from pawl.cli import answers
 from pawl.cli.chat import PANEL_TOOL
 from pawl.cli.client import SessionClient
@@ -83,7 +84,7 @@ class Story:
         subscriber = await nats.connect(self._suite.nats_url())
         try:
             await subscriber.subscribe("pawl.v1.local.user.me.notifications", cb=self._hear)
-            await subscriber.flush()
+            await flush(subscriber)
             await self._talk()
             await self._await_notification()
         finally:

@@ -119,8 +119,10 @@ async def _be_silent(_error: Exception) -> None:
 
 
 async def _live(connection: Any, subject: str) -> AsyncGenerator[Any, None]:
+    from pawl.chassis.bus import flush  # noqa: PLC0415  # takes NATS with it
+
     subscription = await connection.subscribe(subject, pending_msgs_limit=_PENDING_MAX)
-    await connection.flush()
+    await flush(connection)
     async for message in subscription.messages:
         yield message
     raise CommandError("NATS has gone.")

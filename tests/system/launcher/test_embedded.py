@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 from nats.aio.client import Client
 
+from pawl.chassis.bus import flush
 from pawl.chassis.start import StartError
 from pawl.launcher import Suite, SuiteOptions
 from pawl.launcher.nats import LIFECYCLE_STREAM
@@ -187,7 +188,7 @@ async def test_a_subscriber_hears_what_the_ledger_says_and_reads_the_past(suite:
     subscriber, ledger = await connect(suite, "subscriber"), await connect(suite, "job_store")
     await ledger.jetstream().add_stream(name=LIFECYCLE_STREAM, subjects=["pawl.v1.*.lifecycle.>"])
     heard = await subscriber.subscribe("pawl.v1.>")
-    await subscriber.flush()
+    await flush(subscriber)
     await ledger.jetstream().publish("pawl.v1.s.lifecycle.completed", b"done", headers={"Nats-Msg-Id": "evt_1"})
     assert (await heard.next_msg(timeout=60)).data == b"done"
     past = await subscriber.jetstream().get_msg(LIFECYCLE_STREAM, seq=1)

@@ -18,6 +18,7 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from pawl.chassis.bus import flush
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.notify.v1 import notify_pb2
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
@@ -173,7 +174,7 @@ async def listen(suite: Suite) -> Listener:
     listener = Listener()
     client = await suite.connect()
     await client.subscribe("pawl.v1.acme.user.ann.notifications", cb=listener.on_message)
-    await client.flush()
+    await flush(client)
     return listener
 
 

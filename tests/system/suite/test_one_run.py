@@ -13,6 +13,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from pawl.agent.v1 import session_pb2, types_pb2
+from pawl.chassis.bus import flush
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.launcher.suite import Suite
 from pawl.notify.v1 import notify_pb2
@@ -158,7 +159,7 @@ async def test_a_subscriber_is_told_once_that_a_run_completed(suite: Suite, agen
             told.put_nowait(notify_pb2.Notification.FromString(message.data))
 
         await connection.subscribe("pawl.v1.local.user.me.notifications", cb=keep)
-        await connection.flush()
+        await flush(connection)
         run = await agent.start("what is 5 * 5?")
         await agent.until_ended(run.run_id)
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -179,7 +180,7 @@ async def test_live_events_on_nats_are_those_of_the_log(suite: Suite, agent: Age
             seen.update({event.seq: event for event in event_pb2.RunEvents.FromString(message.data).events})
 
         await connection.subscribe("pawl.v1.local.run.*.events", cb=keep)
-        await connection.flush()
+        await flush(connection)
         run = await agent.start("what is 6 * 7?")
         logged = {event.seq: event for event in await agent.events(run.run_id)}
         async with asyncio.timeout(PATIENCE_SECONDS):

@@ -10,7 +10,7 @@ import nats
 import pytest
 from nats.js.api import StreamConfig
 
-from pawl.chassis.bus import Bus, Message
+from pawl.chassis.bus import Bus, Message, flush
 from pawl.chassis.metrics import Metrics
 from pawl.errors import DependencyUnavailable
 from tests.servers import NatsServer
@@ -62,12 +62,42 @@ async def test_what_is_published_arrives_in_order(nats_url: str, metrics: Metric
 async def test_what_was_published_before_the_stop_goes_out(nats_url: str, metrics: Metrics) -> None:
     client = await nats.connect(nats_url)
     subscription = await client.subscribe("last.words")
-    await client.flush()
+    await flush(client)
     async with bus_to(nats_url, metrics) as bus:
         await bus.wait_connected()
         await bus.publish("last.words", b"bye")
     assert (await subscription.next_msg(5)).data == b"bye"
     await client.close()
+
+
+async def test_flush_ends_when_the_server_has_the_subscriptions(metrics: Metrics) -> None:
+    told: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"max_payload": 1048576, "headers": true}\r\n')
+        while line := (await reader.readline()).decode():
+            told.append(line.split()[0])
+            if told[-1] == "PING":
+                writer.write(b"PONG\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1") as server:
+        url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        client = await nats.connect(url)
+        await client.subscribe("some.subject")
+        await flush(client)
+        assert "SUB" in told[: _last(told, "PING")]
+        await client.close()
+        told.clear()
+        bus = bus_to(url, metrics)
+        await bus.subscribe("other.subject", Inbox())
+        async with bus:
+            await bus.wait_connected()
+            assert "SUB" in told[: _last(told, "PING")]
+
+
+def _last(items: list[str], item: str) -> int:
+    return len(items) - 1 - items[::-1].index(item)
 
 
 async def test_a_group_shares_its_messages(nats_url: str, metrics: Metrics) -> None:
