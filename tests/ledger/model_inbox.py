@@ -147,6 +147,9 @@ def _approves(model: Model, run: Row, ask: Row) -> bool:
 
 def _judge(model: Model, run: Row, call: Row | None, ask: Row) -> Verdict:
     kind = ask["kind"]
+    is_over = run["state"] in ENDED or model.is_stopping(run)
+    if kind == "decide" and is_over and call is not None and call["decision"]:
+        return "LATE", "ALREADY_DECIDED"
     if run["state"] in ENDED:
         return "LATE", "RUN_ENDED"
     if kind in {"cancel", "redrive", "top_up"}:

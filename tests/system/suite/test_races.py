@@ -54,8 +54,7 @@ async def test_of_30_decisions_at_once_one_is_taken(suite: Suite, agent: Agent, 
         *(_decide((agent, other_agent)[n % 2], call, kinds[n % 3 == 0], request_id=f"race-{n}") for n in range(30))
     )
     reasons = Counter(outcome.reason for outcome in outcomes)
-    # On a busy machine some come when the call has gone on.
-    assert (reasons.pop(""), set(reasons) - {"CALL_NOT_PENDING"}) == (1, {"ALREADY_DECIDED"}), reasons
+    assert reasons == {"": 1, "ALREADY_DECIDED": 29}
     assert (await _ended(agent, run.run_id)).state == run_pb2.RUN_STATE_COMPLETED
     (settled,) = await agent.calls(run.run_id)
     sent = settled.state == call_pb2.CALL_STATE_SUCCEEDED

@@ -165,6 +165,18 @@ def test_a_call_is_decided_once() -> None:
             world.commit(run_id, calls=(change("call", CallState.REJECTED, digest=DIGEST),), consumed=("no",))
 
 
+def test_who_decides_after_the_run_has_ended_is_told_of_the_decision_before() -> None:
+    world = World()
+    run_id = waiting(world, CallState.AWAITING_APPROVAL)
+    world.decide(run_id, "call", DecisionKind.REJECT, "no")
+    world.send(run_id, Cancel(cause=StopCause.USER))
+    assert world.decide(run_id, "call", DecisionKind.APPROVE).reason == "ALREADY_DECIDED"
+    world.claim(run_id)
+    rejected = change("call", CallState.REJECTED, digest=DIGEST)
+    world.commit(run_id, state=RunState.CANCELLED, calls=(rejected,), consumed=("no",))
+    assert world.decide(run_id, "call", DecisionKind.APPROVE).reason == "ALREADY_DECIDED"
+
+
 def test_a_decision_after_the_deadline_is_late() -> None:
     """HITL-4: by the time of the database, whatever the owner is doing."""
     world = World()

@@ -226,9 +226,11 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         return _receipt(unit, run, outcome, earlier.reason, earlier.message)
 
     def _take(self, unit: UnitOfWork, run: RunRow, incoming: inbox.IncomingCommand, now: datetime, ids: Ids) -> RunRow:
+        command = self.command
+        if (run.state.is_terminal or run.is_stopping) and isinstance(command, Decide):
+            _check_undecided(run, unit.calls.get((run.store_id, command.call_id)))
         if run.state.is_terminal:
             raise _Refused(CommandOutcome.LATE, RunEnded())
-        command = self.command
         if isinstance(command, Cancel):
             return self._cancel(unit, run, incoming, command, now=now, ids=ids)
         if isinstance(command, TopUp):
@@ -359,6 +361,12 @@ def _check_open(call: CallRow) -> None:
     if call.state.is_terminal or call.reserved_by:
         decided = call.decision is not None
         raise _Refused(CommandOutcome.LATE, AlreadyDecided() if decided else CallNotPending())
+
+
+def _check_undecided(run: RunRow, call: CallRow | None) -> None:
+    """Who comes after somebody else's decision is told that, also when the run has ended by then."""
+    if call is not None and call.run_id == run.run_id and call.decision is not None:
+        raise _Refused(CommandOutcome.LATE, AlreadyDecided())
 
 
 def _check_deadline(call: CallRow, now: datetime) -> None:
