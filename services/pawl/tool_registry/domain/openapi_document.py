@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import unquote
 
 import msgspec
 import yaml
+
+from pawl.tool_registry.domain.pointers import find
 
 DOCUMENT_BYTES_MAX: Final = 16 * 1024 * 1024
 KEPT_BYTES_MAX: Final = 1024 * 1024
 """A document that is kept with its source: as it was given, or what is left when all else was taken out."""
 DOCUMENT_DEPTH_MAX: Final = 96
 _REFERENCES_MAX: Final = 16
+_NOTHING: Final = object()
 
 
 class UnusableDocument(Exception):
@@ -55,20 +57,10 @@ class Document:
         """
         if not pointer.startswith("#/"):
             raise UnusableDocument(f"references to other documents are not followed: {pointer[:100]!r}")
-        found: Any = self.root
-        for key in self.parts(pointer):
-            if isinstance(found, Mapping) and key in found:
-                found = found[key]
-            elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-                found = found[int(key)]
-            else:
-                raise UnusableDocument(f"there is nothing at {pointer[:100]!r}")
+        found = find(self.root, pointer, default=_NOTHING)
+        if found is _NOTHING:
+            raise UnusableDocument(f"there is nothing at {pointer[:100]!r}")
         return found
-
-    @staticmethod
-    def parts(pointer: str) -> list[str]:
-        """Return the names in a JSON pointer within the document."""
-        return [unquote(part).replace("~1", "/").replace("~0", "~") for part in pointer[2:].split("/")]
 
 
 class _Loader(yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.SafeLoader):  # type: ignore[misc]

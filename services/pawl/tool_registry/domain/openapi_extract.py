@@ -11,6 +11,7 @@ import msgspec
 from pawl.tool_registry.domain.definition import encode_definition
 from pawl.tool_registry.domain.openapi import LeftOut, Service, chosen_operations, read_operations
 from pawl.tool_registry.domain.openapi_document import KEPT_BYTES_MAX, Document, UnusableDocument, read_document
+from pawl.tool_registry.domain.pointers import parts
 
 TOOLS_BYTES_MAX: Final = 2 * 1024 * 1024
 """All definitions of a source together."""
@@ -82,7 +83,7 @@ def _put(kept: dict[str, Any], pointer: str, found: Any) -> None:
     with contextlib.suppress(UnusableDocument):
         Document(kept).find(pointer)
         return
-    *above, last = Document.parts(pointer)
+    *above, last = parts(pointer)
     place = kept
     for part in above:
         place = place.setdefault(part, {})

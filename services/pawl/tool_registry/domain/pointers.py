@@ -1,4 +1,4 @@
-"""References inside a schema."""
+"""References inside a schema, or another document."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ from urllib.parse import unquote
 _HOPS_MAX: Final = 16
 
 
-def find(root: Mapping[str, Any], reference: str) -> Any:
-    """Return what a reference like `#/$defs/task` points at, or None; others are not followed."""
+def find(root: Mapping[str, Any], reference: str, *, default: Any = None) -> Any:
+    """Return what a reference like `#/$defs/task` points at, or `default`; others are not followed."""
     if reference == "#":
         return root
     if not reference.startswith("#/"):
-        return None
+        return default
     node: Any = root
-    for raw in reference[2:].split("/"):
-        part = unquote(raw).replace("~1", "/").replace("~0", "~")
+    for part in parts(reference):
         if isinstance(node, dict) and part in node:
             node = node[part]
         elif isinstance(node, list) and part.isdecimal() and int(part) < len(node):
             node = node[int(part)]
         else:
-            return None
+            return default
     return node
+
+
+def parts(reference: str) -> list[str]:
+    """Return the names in a reference that begins with `#/`."""
+    return [unquote(part).replace("~1", "/").replace("~0", "~") for part in reference[2:].split("/")]
 
 
 def resolve(root: Mapping[str, Any], schema: Any) -> Any:
