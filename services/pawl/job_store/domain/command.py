@@ -364,7 +364,7 @@ def _check_open(call: CallRow) -> None:
 
 
 def _check_undecided(run: RunRow, call: CallRow | None) -> None:
-    """Who comes after somebody else's decision is told that, also when the run has ended by then."""
+    """Tell whoever comes after somebody else's decision of it, also when the run has ended by then."""
     if call is not None and call.run_id == run.run_id and call.decision is not None:
         raise _Refused(CommandOutcome.LATE, AlreadyDecided())
 
