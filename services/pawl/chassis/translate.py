@@ -181,7 +181,7 @@ class Translator:
         self._error = error
         self._defaults = defaults
         self._newer_is_default = newer_is_default
-        self._made: dict[tuple[type, str, str], Translation[Any, Any]] = {}
+        self._made: dict[tuple[type, str], Translation[Any, Any]] = {}
 
     def enum(self, kind: type[E], wire: Any, *, field: str = "", without: Collection[str] = ()) -> EnumTranslation[E]:
         """Return the translation of an enum; `without` are the contract's values that it lacks.
@@ -221,13 +221,14 @@ class Translator:
             TypeError: the two do not fit.
         """
         made = _Maker(self, struct, message, exceptions, field).make()
-        self._made[struct, message.DESCRIPTOR.full_name, field] = made
+        self._made[struct, message.DESCRIPTOR.full_name] = made
         return made
 
     def nested(self, struct: type[Any], descriptor: Any, field: str) -> Translation[Any, Any]:
         """Return the translation of a struct in another one: the one that was made for it, or a plain one."""
-        found = self._made.get((struct, descriptor.full_name, field))
-        return found or self.struct(struct, GetMessageClass(descriptor), field=field)
+        return self._made.get((struct, descriptor.full_name)) or self.struct(
+            struct, GetMessageClass(descriptor), field=field
+        )
 
     def one_of(
         self, message: type[M], name: str, kinds: Mapping[str, type[Any]], *, without: Collection[str] = ()
@@ -269,6 +270,7 @@ class _Maker:
         self._wire: Mapping[str, Any] = message.DESCRIPTOR.fields_by_name
         self._scope: dict[str, Any] = {"message_type": message, "seconds": seconds, "timestamp": timestamp, "UTC": UTC}
         self._problems: list[str] = []
+        self._names: set[str] = set()
         self._writes: dict[str, str] = {}
 
     def make(self) -> Translation[Any, Any]:
@@ -313,6 +315,9 @@ class _Maker:
     def _reading(self, name: str, hint: Any, place: str) -> str:
         """Return the expression that reads a field of the struct, if there is one."""
         exceptions = self._exceptions
+        self._names.add(name)
+        if name in exceptions.of_struct:
+            return ""
         wire_name = name if name in self._wire else f"{name}_json"
         field = self._wire.get(wire_name)
         if field is not None and wire_name not in exceptions.of_message:
@@ -323,8 +328,6 @@ class _Maker:
                 return code.read(f"message.{wire_name}")
         if name in exceptions.read:
             return self._named(exceptions.read[name], f"read_{name}") + "(message)"
-        if name in exceptions.of_struct:
-            return ""
         if _is_struct(hint):
             return self._construction(hint, place)
         self._problems.append(f"{name} is a field of the struct only")
@@ -391,7 +394,7 @@ class _Maker:
         return _Code(read=lambda code: f"{read}[{code}]", write=lambda code: f"{write}[{code}]")
 
     def _path(self, field: FieldDescriptor) -> str:
-        return f"{self._field}.{field.name}" if self._field else ""
+        return f"{self._field}.{field.name}" if self._field else field.name
 
     def _named(self, thing: Any, name: str) -> str:
         """Return a name that stands for a thing in the code."""
@@ -402,7 +405,7 @@ class _Maker:
     def _check_exceptions(self) -> None:
         of_wire = {*self._exceptions.write, *self._exceptions.unwritten, *self._exceptions.of_message}
         of_struct = {*self._exceptions.read, *self._exceptions.of_struct}
-        unknown = of_wire - set(self._wire) | of_struct - set(_field_names(self._struct))
+        unknown = of_wire - set(self._wire) | of_struct - self._names
         self._problems += [f"the exception {name} is no field" for name in sorted(unknown)]
 
 

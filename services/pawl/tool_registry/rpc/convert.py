@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from pawl.chassis.ids import check_id
-from pawl.chassis.strict_json import dumps_canonical, loads
+from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
+from pawl.chassis.translate import Exceptions, Translator, Unknown
 from pawl.errors import InvalidField, InvalidJson, InvalidSchema, TooLarge
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2, tool_pb2
@@ -27,42 +28,17 @@ from pawl.tool_registry.domain.question import Answer, Question
 from pawl.tool_registry.domain.schema import SCHEMA_BYTES_MAX
 from pawl.tool_registry.domain.verdict import CallContext, Verdict
 
-E = TypeVar("E", ExecutionContext, Category, EffectClass, OfferFallback)
-
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 _DURATION_SECONDS_MAX: Final = 1e10
 _RESULT_BYTES_MAX: Final = (1 << 32) - 1
 
-# The names of the contract's enums, less their prefixes, are those of the domain.
-_WIRE: Final[dict[type[Any], tuple[Any, str]]] = {
-    ExecutionContext: (call_pb2.ExecutionContext, "EXECUTION_CONTEXT_"),
-    Category: (call_pb2.ToolCategory, "TOOL_CATEGORY_"),
-    EffectClass: (call_pb2.EffectClass, "EFFECT_CLASS_"),
-    OfferFallback: (call_pb2.OfferFallback, "OFFER_FALLBACK_"),
-}
+
+def _no_value(unknown: Unknown) -> InvalidField:
+    name = unknown.field.rpartition(".")[2]
+    return InvalidField(f"{name}: {unknown.number} is not a value of it", field=unknown.field)
 
 
-def _to_wire(value: ExecutionContext | Category | EffectClass | OfferFallback) -> Any:
-    enum, prefix = _WIRE[type(value)]
-    return enum.Value(f"{prefix}{value.name}")
-
-
-def _from_wire(cls: type[E], number: int, field: str, default: E | None) -> E:
-    enum, prefix = _WIRE[cls]
-    if number == 0 and default is not None:
-        return default
-    try:
-        return cls(enum.Name(number).removeprefix(prefix))
-    except ValueError:
-        raise InvalidField(f"{field}: {number} is not a value of it", field=field) from None
-
-
-def definition_from(message: tool_pb2.ToolDefinition) -> ToolDefinition:
-    """Return the definition of a message, with the cautious values in place of unspecified ones.
-
-    Raises:
-        InvalidField, InvalidSchema: something has no meaning; ranges are not checked here.
-    """
+def _schema(message: tool_pb2.ToolDefinition) -> JsonValue:
     try:
         schema = loads(message.arguments_schema_json, bytes_max=SCHEMA_BYTES_MAX)
     except TooLarge as error:
@@ -71,25 +47,64 @@ def definition_from(message: tool_pb2.ToolDefinition) -> ToolDefinition:
         raise InvalidSchema(f"the arguments schema is not strict JSON: {error.message}") from None
     if not isinstance(schema, dict):
         raise InvalidSchema("the arguments schema must be a JSON object")
-    return ToolDefinition(
-        name=message.name,
-        description=message.description,
-        arguments_schema=schema,
-        context=_from_wire(ExecutionContext, message.context, "context", None),
-        category=_from_wire(Category, message.category, "category", Category.SENSITIVE),
-        effect=_from_wire(EffectClass, message.effect_class, "effect_class", EffectClass.AT_MOST_ONCE),
-        timeout_seconds=message.timeout_seconds,
-        parallel=message.parallel,
-        resource_keys=tuple(message.resource_keys),
-        result_bytes_max=message.result_bytes_max,
-        allowed_user_ids=tuple(message.allowed_user_ids),
-        allowed_roles=tuple(message.allowed_roles),
-        rate_per_minute=message.rate_per_minute,
-        cache_seconds=message.cache_seconds,
-        approvals_required=message.approvals_required,
-        offer_fallback=_from_wire(OfferFallback, message.offer_fallback, "offer_fallback", OfferFallback.FAIL),
-        fallback_tool_name=message.fallback_tool_name,
-    )
+    return schema
+
+
+WIRE: Final = Translator(
+    _no_value,
+    # The cautious values in place of unspecified ones.
+    defaults={
+        Category: Category.SENSITIVE,
+        EffectClass: EffectClass.AT_MOST_ONCE,
+        OfferFallback: OfferFallback.FAIL,
+    },
+)
+_CONTEXTS: Final = WIRE.enum(ExecutionContext, call_pb2.ExecutionContext)
+_CATEGORIES: Final = WIRE.enum(Category, call_pb2.ToolCategory)
+_EFFECTS: Final = WIRE.enum(EffectClass, call_pb2.EffectClass, field="effect_class")
+_FALLBACKS: Final = WIRE.enum(OfferFallback, call_pb2.OfferFallback)
+DEFINITION: Final = WIRE.struct(
+    ToolDefinition,
+    tool_pb2.ToolDefinition,
+    Exceptions(
+        read={"arguments_schema": _schema, "effect": lambda message: _EFFECTS.read(message.effect_class)},
+        write={
+            "arguments_schema_json": lambda definition: dumps_canonical(dict(definition.arguments_schema)),
+            "effect_class": lambda definition: _EFFECTS.write(definition.effect),
+        },
+        of_struct=("bulk_count",),
+    ),
+)
+_TOOL: Final = WIRE.struct(ToolVersion, tool_pb2.Tool, Exceptions(of_struct=("store_id", "binding", "user_id")))
+WIRE.struct(
+    Question,
+    call_pb2.Question,
+    Exceptions(write={"kind": lambda question: f"QUESTION_KIND_{question.kind.upper()}"}, of_struct=("kind",)),
+)
+_VERDICT: Final = WIRE.struct(
+    Verdict,
+    execution_pb2.Verdict,
+    Exceptions(
+        of_struct=("definition", "accepted"),
+        # Of the definition and the arguments, if there are any.
+        of_message=(
+            *("arguments_json", "note", "context", "category", "effect_class", "timeout_seconds", "parallel"),
+            *("offer_fallback", "fallback_tool_name"),
+        ),
+    ),
+)
+_CALL_RESULT: Final = WIRE.struct(
+    ExecutionResult, call_pb2.CallResult, Exceptions(of_struct=("outcome", "duration_seconds", "question"))
+)
+RESULT: Final = WIRE.struct(
+    ExecutionResult,
+    execution_pb2.ExecutionResult,
+    Exceptions(
+        write={"result": _CALL_RESULT.fields},
+        of_struct=("content", "is_error", "error_reason", "note", "inverse"),
+    ),
+)
+PROGRESS: Final = WIRE.struct(Progress, execution_pb2.ExecutionProgress)
 
 
 _MESSAGES_MAX: Final = 4096
@@ -104,41 +119,8 @@ def tool_message(entry: ToolVersion) -> tool_pb2.Tool:
     if message is None:
         if len(_messages) >= _MESSAGES_MAX:
             _messages.clear()
-        message = _messages[key] = _tool_message(entry)
+        message = _messages[key] = _TOOL.write(entry)
     return message
-
-
-def _tool_message(entry: ToolVersion) -> tool_pb2.Tool:
-    message = tool_pb2.Tool(
-        definition=definition_message(entry.definition),
-        version=entry.version,
-        source=entry.source,
-    )
-    message.create_time.FromMicroseconds(int(entry.create_time * 1_000_000))
-    return message
-
-
-def definition_message(definition: ToolDefinition) -> tool_pb2.ToolDefinition:
-    """Return the message of a definition."""
-    return tool_pb2.ToolDefinition(
-        name=definition.name,
-        description=definition.description,
-        arguments_schema_json=dumps_canonical(dict(definition.arguments_schema)),
-        context=_to_wire(definition.context),
-        category=_to_wire(definition.category),
-        effect_class=_to_wire(definition.effect),
-        timeout_seconds=definition.timeout_seconds,
-        parallel=definition.parallel,
-        resource_keys=definition.resource_keys,
-        result_bytes_max=definition.result_bytes_max,
-        allowed_user_ids=definition.allowed_user_ids,
-        allowed_roles=definition.allowed_roles,
-        rate_per_minute=definition.rate_per_minute,
-        cache_seconds=definition.cache_seconds,
-        approvals_required=definition.approvals_required,
-        offer_fallback=_to_wire(definition.offer_fallback),
-        fallback_tool_name=definition.fallback_tool_name,
-    )
 
 
 def caller_from(context: execution_pb2.CallContext) -> Caller:
@@ -232,47 +214,21 @@ def _sha256(digest: str, field: str) -> str:
 
 def verdict_message(verdict: Verdict) -> execution_pb2.Verdict:
     """Return the message of a verdict."""
-    message = execution_pb2.Verdict(
-        call_id=verdict.call_id,
-        disposition=execution_pb2.Disposition.Value(f"DISPOSITION_{verdict.disposition}"),
-        tool_version=verdict.tool_version,
-        resource_keys=verdict.resource_keys,
-        digest=verdict.digest,
-        preview=verdict.preview,
-        approval_cause=verdict.approval_cause,
-        approvals_required=verdict.approvals_required,
-        error_reason=verdict.error_reason,
-        error_message=verdict.error_message,
-        rule_id=verdict.rule_id,
-    )
+    message = _VERDICT.write(verdict)
     if verdict.accepted is not None:
         message.arguments_json = verdict.accepted.canonical
         message.note = verdict.accepted.note
     definition = verdict.definition
     if definition is not None:
-        message.context = _to_wire(definition.context)
-        message.category = _to_wire(definition.category)
-        message.effect_class = _to_wire(definition.effect)
+        message.context = _CONTEXTS.write(definition.context)
+        message.category = _CATEGORIES.write(definition.category)
+        message.effect_class = _EFFECTS.write(definition.effect)
         message.timeout_seconds = definition.timeout_seconds
         message.parallel = definition.runs_beside_others
         if definition.context is ExecutionContext.FRONTEND:
-            message.offer_fallback = _to_wire(definition.offer_fallback)
+            message.offer_fallback = _FALLBACKS.write(definition.offer_fallback)
             message.fallback_tool_name = definition.fallback_tool_name
-    if verdict.question is not None:
-        message.question.CopyFrom(_question_message(verdict.question))
     return message
-
-
-def _question_message(question: Question) -> call_pb2.Question:
-    return call_pb2.Question(
-        question=question.question,
-        why=question.why,
-        kind=call_pb2.QuestionKind.Value(f"QUESTION_KIND_{question.kind.upper()}"),
-        options=question.options,
-        default_answer=question.default_answer,
-        timeout_seconds=question.timeout_seconds,
-        answer_schema_json=question.answer_schema_json,
-    )
 
 
 def answers_from(messages: Iterable[execution_pb2.Answer]) -> tuple[Answer, ...]:
@@ -280,29 +236,3 @@ def answers_from(messages: Iterable[execution_pb2.Answer]) -> tuple[Answer, ...]
     return tuple(
         Answer(question=message.question, answer=message.answer, is_declined=message.declined) for message in messages
     )
-
-
-def progress_message(progress: Progress) -> execution_pb2.ExecutionProgress:
-    """Return the message of progress."""
-    return execution_pb2.ExecutionProgress(fraction=progress.fraction, message=progress.message)
-
-
-def result_message(result: ExecutionResult) -> execution_pb2.ExecutionResult:
-    """Return the message of a result."""
-    message = execution_pb2.ExecutionResult(
-        outcome=execution_pb2.ExecutionOutcome.Value(f"EXECUTION_OUTCOME_{result.outcome}"),
-        result=call_pb2.CallResult(
-            content_json=result.content,
-            is_error=result.is_error,
-            error_reason=result.error_reason,
-            note=result.note,
-        ),
-        duration_seconds=result.duration_seconds,
-    )
-    if result.question is not None:
-        message.question.CopyFrom(_question_message(result.question))
-    if result.inverse is not None:
-        message.result.inverse.tool_name = result.inverse.tool_name
-        message.result.inverse.arguments_json = result.inverse.arguments
-        message.result.inverse.summary = result.inverse.summary
-    return message

@@ -49,7 +49,7 @@ async def hello_of(requests: AsyncIterator[worker_pb2.AttachWorkerRequest]) -> H
     return Hello(
         group_name=check_id(hello.group_name, "hello.group_name"),
         worker_id=check_id(hello.worker_id, "hello.worker_id"),
-        definitions=tuple(map(convert.definition_from, hello.tools)),
+        definitions=tuple(map(convert.DEFINITION.read, hello.tools)),
         calls_max=hello.calls_max or 1,
         held={check_id(call.call_id, "hello.held_calls.call_id"): _epoch(call) for call in hello.held_calls},
     )

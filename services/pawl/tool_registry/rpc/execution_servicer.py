@@ -132,9 +132,9 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
         async with aclosing(self._executor.execute(asked)) as items:
             async for item in items:
                 if isinstance(item, ExecutionResult):
-                    yield execution_pb2.ExecuteToolResponse(result=convert.result_message(item))
+                    yield execution_pb2.ExecuteToolResponse(result=convert.RESULT.fields(item))
                 else:
-                    yield execution_pb2.ExecuteToolResponse(progress=convert.progress_message(item))
+                    yield execution_pb2.ExecuteToolResponse(progress=convert.PROGRESS.fields(item))
 
     async def CancelExecution(
         self, request: execution_pb2.CancelExecutionRequest, context: Context
@@ -144,5 +144,5 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
             raise InvalidField(f"wait_seconds: must be 0 to {WAIT_SECONDS_MAX:g}", field="wait_seconds")
         stopped, result = await self._executor.cancel(key, request.wait_seconds)
         return execution_pb2.CancelExecutionResponse(
-            stopped=stopped, result=convert.result_message(result) if result else None
+            stopped=stopped, result=convert.RESULT.fields(result) if result else None
         )

@@ -104,6 +104,6 @@ def hide_values(config: source_pb2.SourceConfig) -> None:
 def _change_message(change: ToolChange) -> source_pb2.SourceChange:
     return source_pb2.SourceChange(
         tool_name=change.tool_name,
-        approved=None if change.approved is None else convert.definition_message(change.approved),
-        found=None if change.found is None else convert.definition_message(change.found),
+        approved=None if change.approved is None else convert.DEFINITION.fields(change.approved),
+        found=None if change.found is None else convert.DEFINITION.fields(change.found),
     )

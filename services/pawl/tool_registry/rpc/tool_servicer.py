@@ -32,7 +32,7 @@ class ToolServicer(tool_pb2_grpc.ToolServiceServicer):
     async def RegisterTool(
         self, request: tool_pb2.RegisterToolRequest, context: Context
     ) -> tool_pb2.RegisterToolResponse:
-        definition = convert.definition_from(request.definition)
+        definition = convert.DEFINITION.read(request.definition)
         entry = await self._catalog.register(_caller(), definition, replace=request.replace)
         return tool_pb2.RegisterToolResponse(tool=convert.tool_message(entry))
 
