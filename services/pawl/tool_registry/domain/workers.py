@@ -121,7 +121,7 @@ class WorkerCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
-    """A call as it is handed to a worker. `deadline` is in seconds since 1970."""
+    """A call as it is handed to a worker. `deadline_time` is in seconds since 1970."""
 
     purpose: Purpose
     store_id: str
@@ -129,7 +129,7 @@ class Invocation:
     lease_epoch: int
     tool_name: str
     details: CallDetails
-    deadline: float
+    deadline_time: float
     attempt: int
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any, Final, assert_never
+from typing import Any, Final
 
 from pawl.chassis.ids import check_id
 from pawl.chassis.strict_json import dumps_canonical, loads
@@ -126,45 +126,15 @@ def _inverse(inverse: call_pb2.Inverse) -> InverseCall:
     return inverse_call(inverse.tool_name, dumps_canonical(arguments), inverse.summary)
 
 
-def registry_frame(frame: frames.RegistryFrame) -> worker_pb2.AttachWorkerResponse:
-    """Return a frame as the contract words it."""
-    match frame:
-        case frames.Welcome():
-            return worker_pb2.AttachWorkerResponse(
-                welcome=worker_pb2.WorkerWelcome(
-                    lease_seconds=frame.lease_seconds, heartbeat_seconds=frame.heartbeat_seconds
-                )
-            )
-        case Invocation():
-            return worker_pb2.AttachWorkerResponse(invocation=_invocation(frame))
-        case frames.InvocationCancel():
-            cancel = worker_pb2.InvocationCancel(call_id=frame.call_id, lease_epoch=frame.lease_epoch)
-            return worker_pb2.AttachWorkerResponse(cancel=cancel)
-        case frames.ResultReceipt():
-            receipt = worker_pb2.ResultReceipt(
-                call_id=frame.call_id,
-                lease_epoch=frame.lease_epoch,
-                status=worker_pb2.ResultStatus.Value(f"RESULT_STATUS_{frame.status}"),
-            )
-            return worker_pb2.AttachWorkerResponse(receipt=receipt)
-        case frames.HeartbeatAnswer():
-            return worker_pb2.AttachWorkerResponse(heartbeat=worker_pb2.WorkerHeartbeatAnswer())
-        case _:
-            assert_never(frame)
-
-
-def _invocation(call: Invocation) -> worker_pb2.Invocation:
-    message = worker_pb2.Invocation(
-        purpose=worker_pb2.InvocationPurpose.Value(f"INVOCATION_PURPOSE_{call.purpose}"),
-        call_id=call.call_id,
-        lease_epoch=call.lease_epoch,
-        store_id=call.store_id,
-        user_id=call.details.user_id,
-        conversation_id=call.details.conversation_id,
-        run_id=call.details.run_id,
-        tool_name=call.tool_name,
-        arguments_json=call.details.arguments,
-        attempt=call.attempt,
-    )
-    message.deadline_time.FromMicroseconds(int(call.deadline * 1_000_000))
-    return message
+registry_frame: Final = convert.WIRE.one_of(
+    worker_pb2.AttachWorkerResponse,
+    "frame",
+    {
+        "welcome": frames.Welcome,
+        "invocation": Invocation,
+        "cancel": frames.InvocationCancel,
+        "receipt": frames.ResultReceipt,
+        "heartbeat": frames.HeartbeatAnswer,
+    },
+).write
+"""Return a frame as the contract words it."""

@@ -202,7 +202,7 @@ def _invocation(row: asyncpg.Record) -> Invocation:
         lease_epoch=row["lease_epoch"],
         tool_name=row["tool_name"],
         details=msgspec.msgpack.decode(row["details"], type=CallDetails),
-        deadline=row["deadline"].timestamp(),
+        deadline_time=row["deadline"].timestamp(),
         attempt=row["attempt"],
     )
 

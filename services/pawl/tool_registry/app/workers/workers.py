@@ -491,6 +491,6 @@ def _invocation(call: WorkerCall, lease_epoch: int, context: ToolContext) -> Inv
         lease_epoch=lease_epoch,
         tool_name=call.tool_name,
         details=call.details,
-        deadline=context.deadline.timestamp(),
+        deadline_time=context.deadline.timestamp(),
         attempt=call.attempt,
     )
