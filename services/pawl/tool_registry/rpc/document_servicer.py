@@ -9,10 +9,12 @@ from typing import Any, Final
 import grpc
 
 from pawl.chassis.auth import require_user
+from pawl.chassis.translate import Exceptions
 from pawl.errors import InvalidField, InvalidPageToken
 from pawl.tool.v1 import document_pb2, document_pb2_grpc
 from pawl.tool_registry.app.documents.documents import DocumentCaller, Documents
 from pawl.tool_registry.domain.document import PLAIN_LANGUAGE, Document
+from pawl.tool_registry.rpc.convert import WIRE
 
 PAGE_SIZE_DEFAULT: Final = 50
 PAGE_SIZE_MAX: Final = 200
@@ -20,6 +22,15 @@ PAGE_SIZE_MAX: Final = 200
 _PAGE_OF: Final = "documents:"
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+_DOCUMENT: Final = WIRE.struct(
+    Document,
+    document_pb2.Document,
+    Exceptions(
+        write={"owner": lambda document: f"DOCUMENT_OWNER_{'STORE' if document.is_shared else 'USER'}"},
+        of_struct=("owner_id",),
+    ),
+)
 
 
 class DocumentServicer(document_pb2_grpc.DocumentServiceServicer):
@@ -38,7 +49,7 @@ class DocumentServicer(document_pb2_grpc.DocumentServiceServicer):
             text=request.text,
             language=request.language or PLAIN_LANGUAGE,
         )
-        return document_pb2.PutDocumentResponse(document=_message(document), created=created)
+        return document_pb2.PutDocumentResponse(document=_DOCUMENT.fields(document), created=created)
 
     async def DeleteDocument(
         self, request: document_pb2.DeleteDocumentRequest, context: Context
@@ -58,13 +69,13 @@ class DocumentServicer(document_pb2_grpc.DocumentServiceServicer):
         found = await self._documents.page(caller, after_name=name, after_owner=after_owner, most=size + 1)
         page = found[:size]
         token = _token(page[-1]) if len(found) > size else ""
-        return document_pb2.ListDocumentsResponse(documents=map(_message, page), next_page_token=token)
+        return document_pb2.ListDocumentsResponse(documents=map(_DOCUMENT.fields, page), next_page_token=token)
 
     async def GetDocument(
         self, request: document_pb2.GetDocumentRequest, context: Context
     ) -> document_pb2.GetDocumentResponse:
         document, text = await self._documents.get(_caller(), shared=_is_shared(request.owner), name=request.name)
-        return document_pb2.GetDocumentResponse(document=_message(document), text=text)
+        return document_pb2.GetDocumentResponse(document=_DOCUMENT.fields(document), text=text)
 
 
 def _caller() -> DocumentCaller:
@@ -76,19 +87,6 @@ def _is_shared(owner: int) -> bool:
     if owner not in document_pb2.DocumentOwner.values():
         raise InvalidField(f"owner: {owner} is not a value of it", field="owner")
     return owner == document_pb2.DOCUMENT_OWNER_STORE
-
-
-def _message(document: Document) -> document_pb2.Document:
-    message = document_pb2.Document(
-        name=document.name,
-        owner=document_pb2.DOCUMENT_OWNER_STORE if document.is_shared else document_pb2.DOCUMENT_OWNER_USER,
-        language=document.language,
-        text_bytes=document.text_bytes,
-        text_sha256=document.text_sha256,
-    )
-    message.create_time.FromMicroseconds(round(document.create_time * 1_000_000))
-    message.update_time.FromMicroseconds(round(document.update_time * 1_000_000))
-    return message
 
 
 def _token(document: Document) -> str:

@@ -10,16 +10,33 @@ import grpc
 from pawl.chassis.auth import require_user
 from pawl.chassis.ids import check_id, is_id
 from pawl.chassis.strict_json import loads
+from pawl.chassis.translate import Exceptions, seconds, timestamp
 from pawl.errors import InvalidField, InvalidJson, InvalidPageToken, RuleNotFound, TooLarge
 from pawl.tool.v1 import rule_pb2, rule_pb2_grpc
 from pawl.tool_registry.app.policy.rules import ListedRule, Person, Rules
 from pawl.tool_registry.domain.patterns import ArgumentPattern, canonical_value
 from pawl.tool_registry.domain.rules import PATTERN_BYTES_MAX, Rule, RuleEffect, RuleScope
+from pawl.tool_registry.rpc.convert import WIRE
 
 PAGE_SIZE_DEFAULT: Final = 50
 PAGE_SIZE_MAX: Final = 200
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+_EFFECTS: Final = WIRE.enum(RuleEffect, rule_pb2.RuleEffect, field="rule.effect")
+_SCOPES: Final = WIRE.enum(RuleScope, rule_pb2.RuleScope, field="rule.scope")
+_RULE: Final = WIRE.struct(
+    Rule,
+    rule_pb2.Rule,
+    Exceptions(
+        write={
+            "expire_time": lambda rule: timestamp(rule.expire_time) if rule.expire_time else None,
+            "revoke_time": lambda rule: timestamp(rule.revoke_time) if rule.revoke_time else None,
+        },
+        of_message=("suspended",),
+        of_struct=("store_id",),
+    ),
+)
 
 
 class RuleServicer(rule_pb2_grpc.RuleServiceServicer):
@@ -71,14 +88,14 @@ def _rule_from(message: rule_pb2.Rule) -> Rule:
     """
     expire_time = 0.0
     if message.HasField("expire_time"):
-        expire_time = message.expire_time.seconds + message.expire_time.nanos / 1e9
+        expire_time = seconds(message.expire_time)
         if not math.isfinite(expire_time) or not 0 < expire_time < _TIME_MAX:
             raise InvalidField("expire_time: must be a time in the future", field="rule.expire_time")
     return Rule(
         store_id="",
         rule_id="",
-        effect=RuleEffect(_word(rule_pb2.RuleEffect, message.effect, "RULE_EFFECT_", "effect")),
-        scope=RuleScope(_word(rule_pb2.RuleScope, message.scope, "RULE_SCOPE_", "scope")),
+        effect=_EFFECTS.read(message.effect),
+        scope=_SCOPES.read(message.scope),
         scope_id=message.scope_id,
         user_id="",
         tool_name=message.tool_name,
@@ -96,13 +113,6 @@ _TIME_MAX: Final = 253402300800.0
 """The year 10000."""
 
 
-def _word(enum: Any, number: int, prefix: str, field: str) -> str:
-    name: str = enum.Name(number) if number in enum.values() else ""
-    if not number or not name:
-        raise InvalidField(f"{field}: {number} is not a value of it", field=f"rule.{field}")
-    return name.removeprefix(prefix)
-
-
 def _pattern_from(message: rule_pb2.ArgumentPattern) -> ArgumentPattern:
     if not message.HasField("equals_json"):
         return ArgumentPattern(argument=message.argument, glob=message.glob if message.HasField("glob") else None)
@@ -114,33 +124,4 @@ def _pattern_from(message: rule_pb2.ArgumentPattern) -> ArgumentPattern:
 
 
 def _message(listed: ListedRule) -> rule_pb2.Rule:
-    rule = listed.rule
-    message = rule_pb2.Rule(
-        rule_id=rule.rule_id,
-        effect=rule_pb2.RuleEffect.Value(f"RULE_EFFECT_{rule.effect}"),
-        scope=rule_pb2.RuleScope.Value(f"RULE_SCOPE_{rule.scope}"),
-        scope_id=rule.scope_id,
-        tool_name=rule.tool_name,
-        arguments=[
-            rule_pb2.ArgumentPattern(argument=pattern.argument, glob=pattern.glob or "")
-            if pattern.equals is None
-            else rule_pb2.ArgumentPattern(argument=pattern.argument, equals_json=pattern.equals)
-            for pattern in rule.arguments
-        ],
-        items_max=rule.items_max,
-        includes_destructive=rule.includes_destructive,
-        uses_max=rule.uses_max,
-        uses=rule.uses,
-        tool_version=rule.tool_version,
-        suspended=listed.is_suspended,
-        reason=rule.reason,
-        user_id=rule.user_id,
-        revoke_user_id=rule.revoke_user_id,
-        call_id=rule.call_id,
-    )
-    message.create_time.FromMicroseconds(int(rule.create_time * 1_000_000))
-    if rule.expire_time:
-        message.expire_time.FromMicroseconds(int(rule.expire_time * 1_000_000))
-    if rule.revoke_time:
-        message.revoke_time.FromMicroseconds(int(rule.revoke_time * 1_000_000))
-    return message
+    return rule_pb2.Rule(**_RULE.fields(listed.rule), suspended=listed.is_suspended)
