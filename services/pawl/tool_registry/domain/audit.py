@@ -133,16 +133,16 @@ class ToolFigures:
     """The figures of a tool in a span of time. Durations are seconds of executions, not of results from the cache."""
 
     tool_name: str
-    executions: int
-    errors: int
-    cached: int
+    execution_count: int
+    error_count: int
+    cached_count: int
     p50_seconds: float
     p95_seconds: float
     result_bytes: int
-    approvals_asked: int
-    approved: int
-    edited: int
-    rejected: int
+    approval_asked_count: int
+    approved_count: int
+    edited_count: int
+    rejected_count: int
 
 
 def chained(head: Head, drafts: Sequence[AuditDraft]) -> list[AuditEntry]:

@@ -8,15 +8,16 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import grpc
-from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.chassis.auth import require_user
+from pawl.chassis.translate import Exceptions, timestamp
 from pawl.errors import InvalidField, InvalidPageToken, PermissionDenied
 from pawl.tool.v1 import audit_pb2, audit_pb2_grpc
 from pawl.tool_registry.app.policy.ports import AuditFilter, AuditLog
 from pawl.tool_registry.app.policy.verifying import Verified, verify
 from pawl.tool_registry.domain.audit import AuditEntry, AuditKind, Head, ToolFigures
 from pawl.tool_registry.domain.roles import ADMIN, OPERATOR
+from pawl.tool_registry.rpc.convert import WIRE
 
 PAGE_SIZE_DEFAULT: Final = 100
 PAGE_SIZE_MAX: Final = 1000
@@ -26,6 +27,22 @@ _ROLES: Final = frozenset({ADMIN, OPERATOR})
 _SEQ_MAX: Final = 2**63 - 1
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+_KINDS: Final = WIRE.enum(AuditKind, audit_pb2.AuditKind, field="kind")
+_ENTRY: Final = WIRE.struct(
+    AuditEntry,
+    audit_pb2.AuditEntry,
+    Exceptions(
+        write={
+            # Somebody may have changed it in the database.
+            "kind": lambda entry: _KINDS.numbers.get(entry.draft.kind, 0),
+            "time": lambda entry: timestamp(entry.draft.time_us / 1e6),
+            "duration_seconds": lambda entry: entry.draft.duration_us / 1_000_000,
+        },
+        of_struct=("store_id", "kind", "time_us", "duration_us"),
+    ),
+)
+_FIGURES: Final = WIRE.struct(ToolFigures, audit_pb2.ToolFigures)
 
 
 class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
@@ -45,14 +62,14 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
             call_id=_text(request.call_id, "call_id"),
             tool_name=_text(request.tool_name, "tool_name"),
             user_id=_text(request.user_id, "user_id"),
-            kind=_kind_from(request.kind),
+            kind=_KINDS.read(request.kind) if request.kind else "",
             since_us=_time(request, "since_time"),
             before_us=_time(request, "before_time"),
         )
         found = await self._log.listed(wanted, before_seq=_seq_of(request.page_token), rows_max=size + 1)
         page = found[:size]
         token = _token_of(page[-1].seq) if len(found) > size else ""
-        return audit_pb2.ListAuditResponse(entries=map(_entry_message, page), next_page_token=token)
+        return audit_pb2.ListAuditResponse(entries=map(_ENTRY.fields, page), next_page_token=token)
 
     async def VerifyAudit(
         self, request: audit_pb2.VerifyAuditRequest, context: Context
@@ -73,7 +90,7 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
             since_us=_time(request, "since_time"),
             before_us=_time(request, "before_time"),
         )
-        return audit_pb2.GetToolAnalyticsResponse(tools=map(_figures_message, await self._log.figures(wanted)))
+        return audit_pb2.GetToolAnalyticsResponse(tools=map(_FIGURES.fields, await self._log.figures(wanted)))
 
 
 def _require_operator() -> str:
@@ -87,14 +104,6 @@ def _text(value: str, field: str) -> str:
     if "\0" in value:
         raise InvalidField(f"{field}: must not have NUL", field=field)
     return value
-
-
-def _kind_from(number: int) -> str:
-    if number == audit_pb2.AUDIT_KIND_UNSPECIFIED:
-        return ""
-    if number not in audit_pb2.AuditKind.values():
-        raise InvalidField(f"kind: {number} is not a value of it", field="kind")
-    return audit_pb2.AuditKind.Name(number).removeprefix("AUDIT_KIND_")  # type: ignore[arg-type]  # looked up above
 
 
 def _time(request: Any, field: str) -> int | None:
@@ -124,32 +133,6 @@ def _seq_of(token: str) -> int | None:
     return seq
 
 
-def _entry_message(entry: AuditEntry) -> audit_pb2.AuditEntry:
-    draft = entry.draft
-    time = Timestamp()
-    time.FromMicroseconds(draft.time_us)
-    is_known = draft.kind in AuditKind.__members__
-    return audit_pb2.AuditEntry(
-        seq=entry.seq,
-        kind=audit_pb2.AuditKind.Value(f"AUDIT_KIND_{draft.kind if is_known else 'UNSPECIFIED'}"),
-        time=time,
-        user_id=draft.user_id,
-        run_id=draft.run_id,
-        call_id=draft.call_id,
-        tool_name=draft.tool_name,
-        tool_version=draft.tool_version,
-        verdict=draft.verdict,
-        reason=draft.reason,
-        by_user_id=draft.by_user_id,
-        arguments_sha256=draft.arguments_sha256,
-        result_sha256=draft.result_sha256,
-        result_bytes=draft.result_bytes,
-        duration_seconds=draft.duration_us / 1_000_000,
-        prev_hash=entry.prev_hash,
-        hash=entry.hash,
-    )
-
-
 def _verified_message(found: Verified) -> audit_pb2.VerifyAuditResponse:
     message = audit_pb2.VerifyAuditResponse(
         verified_seq=found.verified.seq, verified_hash=found.verified.hash, done=found.is_done
@@ -159,19 +142,3 @@ def _verified_message(found: Verified) -> audit_pb2.VerifyAuditResponse:
         message.problem.kind = found.problem.kind
         message.problem.explanation = found.problem.explanation
     return message
-
-
-def _figures_message(figures: ToolFigures) -> audit_pb2.ToolFigures:
-    return audit_pb2.ToolFigures(
-        tool_name=figures.tool_name,
-        execution_count=figures.executions,
-        error_count=figures.errors,
-        cached_count=figures.cached,
-        p50_seconds=figures.p50_seconds,
-        p95_seconds=figures.p95_seconds,
-        result_bytes=figures.result_bytes,
-        approval_asked_count=figures.approvals_asked,
-        approved_count=figures.approved,
-        edited_count=figures.edited,
-        rejected_count=figures.rejected,
-    )

@@ -82,17 +82,17 @@ ORDER BY seq DESC LIMIT $10
 _ENDED: Final = "kind = 'RETURNED' AND reason NOT IN ('CACHED', 'LATE')"
 _FIGURES: Final = f"""
 SELECT tool_name,
-    count(*) FILTER (WHERE {_ENDED}) AS executions,
-    count(*) FILTER (WHERE {_ENDED} AND verdict <> 'SUCCEEDED') AS errors,
-    count(*) FILTER (WHERE kind = 'RETURNED' AND reason = 'CACHED') AS cached,
+    count(*) FILTER (WHERE {_ENDED}) AS execution_count,
+    count(*) FILTER (WHERE {_ENDED} AND verdict <> 'SUCCEEDED') AS error_count,
+    count(*) FILTER (WHERE kind = 'RETURNED' AND reason = 'CACHED') AS cached_count,
     coalesce(percentile_disc(0.5) WITHIN GROUP (ORDER BY duration_us) FILTER (WHERE {_ENDED}), 0) / 1e6 AS p50_seconds,
     coalesce(percentile_disc(0.95) WITHIN GROUP (ORDER BY duration_us) FILTER (WHERE {_ENDED}), 0) / 1e6
         AS p95_seconds,
     coalesce(sum(result_bytes) FILTER (WHERE kind = 'RETURNED'), 0)::bigint AS result_bytes,
-    count(DISTINCT call_id) FILTER (WHERE kind = 'PROPOSED' AND verdict = 'APPROVE') AS approvals_asked,
-    count(DISTINCT call_id) FILTER (WHERE kind = 'DECIDED' AND verdict = 'APPROVE') AS approved,
-    count(DISTINCT call_id) FILTER (WHERE kind = 'DECIDED' AND verdict = 'EDIT') AS edited,
-    count(DISTINCT call_id) FILTER (WHERE kind = 'DECIDED' AND verdict = 'REJECT') AS rejected
+    count(DISTINCT call_id) FILTER (WHERE kind = 'PROPOSED' AND verdict = 'APPROVE') AS approval_asked_count,
+    count(DISTINCT call_id) FILTER (WHERE kind = 'DECIDED' AND verdict = 'APPROVE') AS approved_count,
+    count(DISTINCT call_id) FILTER (WHERE kind = 'DECIDED' AND verdict = 'EDIT') AS edited_count,
+    count(DISTINCT call_id) FILTER (WHERE kind = 'DECIDED' AND verdict = 'REJECT') AS rejected_count
 FROM tool_registry.audit WHERE {_WANTED} GROUP BY tool_name ORDER BY tool_name
 """  # noqa: S608  # constants only
 
