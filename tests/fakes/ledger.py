@@ -32,7 +32,7 @@ from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.run import Run, RunFailure, RunOptions, RunState, StopCause, Undo, Usage, WaitKind
 from pawl.agent_loop.domain.step import Committed, Step
 from pawl.agent_loop.domain.undo import UndoSource
-from pawl.errors import LeaseLost, RunNotFound
+from pawl.errors import CallNotFound, LeaseLost, RunNotFound
 from pawl.job_store.domain import command as commands
 from pawl.job_store.domain import states
 from pawl.job_store.domain.attention import ReportCrash
@@ -250,6 +250,13 @@ class FakeLedger:
             ReportCrash(store_id=key.store_id, run_id=key.run_id, epoch=claim.epoch, crashes_max=3)
         )
         return quarantined
+
+    async def call(self, store_id: str, user_id: str, call_id: str) -> Call:
+        await self._maybe_fail("call", done=False)
+        row = self.unit.calls.get((store_id, call_id))
+        if row is None:
+            raise CallNotFound
+        return _call(row)
 
     async def undo_sources(self, store_id: str, user_id: str, run_id: str) -> tuple[UndoSource, ...]:
         await self._maybe_fail("undo_sources", done=False)

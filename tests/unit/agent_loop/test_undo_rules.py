@@ -19,7 +19,7 @@ from pawl.agent_loop.domain.call import (
     Inverse,
     Question,
 )
-from pawl.agent_loop.domain.fact import InverseChecked
+from pawl.agent_loop.domain.fact import CallChecked
 from pawl.agent_loop.domain.facts import apply_fact
 from pawl.agent_loop.domain.loop_state import LoopState
 from pawl.agent_loop.domain.run import Run, Undo
@@ -91,8 +91,19 @@ def test_a_verdict_that_comes_again_does_not_begin_an_inverse_again() -> None:
     """A step of an earlier drive may have been written after all: its call is there when the fact is taken in."""
     run = Run(store_id="s", user_id="u", conversation_id="c", run_id="run_9", undo=Undo(run_id="run_1"))
     step = PlannedUndo(call_id="call_1", undo_call_id="undo_1", tool_name="do", summary="")
-    state = State(run=run, loop=LoopState(undo=UndoPlan(steps=(step,))))
-    fact = InverseChecked(call=undo.draft(run, step, INVERSE, 1.0), verdict=tool())
+    undone = Call(
+        store_id="s",
+        conversation_id="c",
+        run_id="run_1",
+        call_id="call_1",
+        round=1,
+        index=0,
+        tool_name="do",
+        state=CallState.SUCCEEDED,
+        result=CallResult(content_json=b"{}", inverse=INVERSE),
+    )
+    state = State(run=run, loop=LoopState(cursor=UndoPlan(steps=(step,))), named={"call_1": undone})
+    fact = CallChecked(call=undo.draft(run, step, INVERSE, 1.0), verdict=tool())
     begun, _ = apply_fact(state, fact, 1.0)
     ended = begun.with_calls([replace(begun.calls["undo_1"], state=CallState.SUCCEEDED)])
 

@@ -9,6 +9,7 @@ import grpc
 from pawl.agent_loop.adapters import undo_reads, wire, wire_events
 from pawl.agent_loop.app.ports import Claim, Loaded, Renewal
 from pawl.agent_loop.domain import loop_state
+from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.child import Delegation
 from pawl.agent_loop.domain.command import Command
 from pawl.agent_loop.domain.step import Committed, Step
@@ -103,6 +104,12 @@ class WorkerLedgerClient:
                     for command in part.commands
                 ]
             )
+
+    async def call(self, store_id: str, user_id: str, call_id: str) -> Call:
+        request = ledger_pb2.GetCallRequest(store_id=store_id, user_id=user_id, call_id=call_id)
+        with translating():
+            response = await self._stub.GetCall(request)
+        return wire.call(response.call)
 
     async def undo_sources(self, store_id: str, user_id: str, run_id: str) -> tuple[UndoSource, ...]:
         return await undo_reads.sources(self._stub, store_id, user_id, run_id)

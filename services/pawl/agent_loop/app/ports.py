@@ -107,6 +107,14 @@ class WorkerLedger(Protocol):
         """Read the unconsumed commands of a run, in order of arrival."""
         ...
 
+    async def call(self, store_id: str, user_id: str, call_id: str) -> Call:
+        """Read one call, also of another run of the user.
+
+        Raises:
+            CallNotFound
+        """
+        ...
+
     async def undo_sources(self, store_id: str, user_id: str, run_id: str) -> tuple[UndoSource, ...]:
         """Read the calls of a run, each with the calls that have tried to undo it.
 

@@ -5,22 +5,34 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import assert_never
 
 from msgspec.structs import replace
 
+from pawl.agent_loop.app import unwinding
 from pawl.agent_loop.app.model_call import ModelCall, request_of
 from pawl.agent_loop.app.ports import Meter, Randomness, Registry, WorkerLedger
 from pawl.agent_loop.app.tasks import Tasks
 from pawl.agent_loop.app.tool_calls import ToolCalls
-from pawl.agent_loop.app.unwinding import Unwinding
 from pawl.agent_loop.domain import delegation, proposals, step
 from pawl.agent_loop.domain.answering import usage_of
-from pawl.agent_loop.domain.call import ExecutionContext
-from pawl.agent_loop.domain.decision import CheckFallback, CheckInverse, Execute, PinTools, StartModel, StopCalls
+from pawl.agent_loop.domain.call import Call, ExecutionContext
+from pawl.agent_loop.domain.decision import (
+    CheckFallback,
+    Execute,
+    PinTools,
+    PlanUndo,
+    Propose,
+    ReadCalls,
+    StartModel,
+    StopCalls,
+)
 from pawl.agent_loop.domain.event import OutputDelta, ToolProgress
 from pawl.agent_loop.domain.fact import (
+    CallChecked,
     CallExecuted,
+    CallsRead,
     CallStopped,
     Fact,
     FallbackChecked,
@@ -35,15 +47,17 @@ from pawl.agent_loop.domain.history import Dialect
 from pawl.agent_loop.domain.model import ModelPort
 from pawl.agent_loop.domain.planning import Work
 from pawl.agent_loop.domain.run import PinnedTool, Run, RunFailure, RunOptions, Usage
-from pawl.agent_loop.domain.state import MODEL, PIN_TOOLS, State, check_of, stop_of
+from pawl.agent_loop.domain.state import BEGIN, MODEL, READ, State, check_of, stop_of
 from pawl.agent_loop.domain.tool import (
     TOOLS_MAX,
+    Disposition,
     ExecutionProgress,
     ProposedCall,
     RecordedDecision,
     RecordedResult,
     Resolved,
     Tool,
+    Verdict,
 )
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import IdSource
@@ -87,10 +101,10 @@ class RunTasks:
         self._signal = signal
         self._now = now
         self._active_seconds = active_seconds
+        self._retry = retry
         self._tool_calls = ToolCalls(run, registry=dependencies.registry, retry=retry, clock=dependencies.clock)
         self._tasks = Tasks(signal)
         self._progress: dict[str, ToolProgress] = {}
-        self._unwinding = Unwinding(run, ledger=dependencies.ledger, tool_calls=self._tool_calls, retry=retry)
         self._tools: tuple[Tool, ...] | None = None
         self._model_call: ModelCall | None = None
 
@@ -129,7 +143,17 @@ class RunTasks:
         start = self._tasks.start
         match work:
             case PinTools():
-                start(PIN_TOOLS, self._pin_tools(state) if state.run.undo is None else self._unwinding.plan())
+                start(BEGIN, self._pin_tools(state))
+            case PlanUndo():
+                planning = unwinding.plan(
+                    state.run, ledger=self._dependencies.ledger, tool_calls=self._tool_calls, retry=self._retry
+                )
+                start(BEGIN, planning)
+            case ReadCalls():
+                start(READ, self._read(work.call_ids, state.run))
+            case Propose():
+                for call in work.calls:
+                    start(check_of(call.call_id), self._check(call, state.run))
             case StartModel():
                 self._model_call = ModelCall(
                     state,
@@ -143,8 +167,6 @@ class RunTasks:
                     start(call_id, self._execute(call_id, state))
             case CheckFallback():
                 start(check_of(work.call_id), self._check_fallback(work.call_id, state))
-            case CheckInverse():
-                start(check_of(work.step.undo_call_id), self._unwinding.check(work.step, state.run, self._now()))
             case StopCalls():
                 for call_id in work.call_ids:
                     start(stop_of(call_id), self._stop(call_id, state))
@@ -252,6 +274,18 @@ class RunTasks:
         await self._tasks.cut(call_id)
         return CallStopped(call_id=call_id, answer=await self._tool_calls.stop(state.calls[call_id]))
 
+    async def _read(self, call_ids: Sequence[str], run: Run) -> Fact:
+        ledger, until_answered = self._dependencies.ledger, self._retry.until_answered
+        reads = (partial(ledger.call, run.store_id, run.user_id, call_id) for call_id in call_ids)
+        return CallsRead(calls=tuple([await until_answered(read) for read in reads]))
+
+    async def _check(self, call: Call, run: Run) -> Fact:
+        """Return the verdict on a call that is proposed; a refusal if the run has no such tool."""
+        if not run.tool_version(call.tool_name):
+            return CallChecked(call=call, verdict=_not_found(call))
+        verdicts = await self._tool_calls.check(proposals.to_check(run, [call]), [tool.name for tool in run.tools])
+        return CallChecked(call=call, verdict=verdicts[call.call_id])
+
     async def _check_fallback(self, call_id: str, state: State) -> Fact:
         call = state.calls[call_id]
         proposed = ProposedCall(
@@ -262,6 +296,15 @@ class RunTasks:
         )
         verdicts = await self._tool_calls.check([proposed], [tool.name for tool in state.run.tools])
         return FallbackChecked(call_id=call_id, verdict=verdicts[call_id])
+
+
+def _not_found(call: Call) -> Verdict:
+    return Verdict(
+        call_id=call.call_id,
+        disposition=Disposition.REFUSE,
+        error_reason=ToolNotFound.reason,
+        error_message=f"There is no tool {call.tool_name} that the user may call.",
+    )
 
 
 def _no_tool(name: str) -> RunRefused:

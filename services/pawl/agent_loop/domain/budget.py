@@ -9,10 +9,11 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.domain import history
 from pawl.agent_loop.domain.assembly import ModelAnswer
+from pawl.agent_loop.domain.decision import Decision, Fail, Finish, Park
 from pawl.agent_loop.domain.failure import FailureClass
 from pawl.agent_loop.domain.model import UsageReport
 from pawl.agent_loop.domain.retry import BUDGET_EXHAUSTED, Problem
-from pawl.agent_loop.domain.run import RunFailure, TokenBudgetPolicy, Usage
+from pawl.agent_loop.domain.run import RunFailure, RunState, TokenBudgetPolicy, Usage, WaitKind
 from pawl.agent_loop.domain.state import State
 
 # Prose has four bytes and more to a token, code and most other scripts have about three: rather too many tokens than
@@ -69,6 +70,18 @@ def failure(state: State) -> RunFailure:
     if _is_beyond_top_ups(state):
         message += f" Top-ups may raise it to {state.run.options.limits.topped_up_tokens_max} only."
     return RunFailure(failure_class=FailureClass.LIMIT, reason=BUDGET_EXHAUSTED, message=message)
+
+
+def exhausted(state: State, now: float) -> Decision:
+    """Return what a run does whose budget is used up: it fails, or waits for a top-up as long as it may."""
+    if ends_run(state):
+        return Fail(failure=failure(state))
+    deadline = state.loop.top_up_deadline_time
+    if deadline is None:
+        deadline = now + state.run.options.limits.top_up_timeout_seconds
+    if deadline <= now:
+        return Finish(state=RunState.EXPIRED)
+    return Park(state=RunState.WAITING, waits=(WaitKind.BUDGET,), wake_time=deadline)
 
 
 def needed(state: State, prompt_tokens: int) -> int:

@@ -39,6 +39,10 @@ SETTLED: Final = frozenset(
 """The states that never change; a call in one of them has its result."""
 
 
+WITH_PEOPLE: Final = frozenset({CallState.AWAITING_APPROVAL, CallState.ASKED, CallState.OFFERED})
+"""States in which a call waits for a person, or for a front end."""
+
+
 class ExecutionContext(StrEnum):
     """The places where a tool can run."""
 

@@ -6,7 +6,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain import asking, delegation, order, proposals, settle
+from pawl.agent_loop.domain import asking, delegation, program, proposals, settle
 from pawl.agent_loop.domain.call import (
     ApprovalRequest,
     Call,
@@ -226,18 +226,14 @@ def _rejected(call: Call, reason: str, now: float) -> Call:
 
 
 def _steered(state: State, steer: Steer, now: float) -> State:
-    """Withdraw what waits for a person, and what stands behind it; the rest of the batch goes on."""
+    """Withdraw what the program gives up for a message of the user; the rest of what is open goes on."""
     for call in state.open_calls:
         if call.asks_in_mid_execution and state.run.state is not RunState.CANCELLING:
             state = asking.answered(state, call, None)
     withdrawn = [
         settle.withdrawn(call, _WITHDRAWN, now)
         for call in state.open_calls
-        if not call.attempt
-        and (
-            call.state in {CallState.AWAITING_APPROVAL, CallState.ASKED, CallState.OFFERED}
-            or (call.state is CallState.RUNNABLE and order.waits_for_decision(call, state.batch))
-        )
+        if not call.attempt and program.of(state.run).gives_up(call, state)
     ]
     loop = replace(state.loop, steers=(*state.loop.steers, steer.text))
     return replace(state.with_calls(withdrawn), loop=loop)

@@ -1,28 +1,29 @@
 """The rules of the loop: what to do next with a run, given all that is known of it.
 
 Plain functions, no I/O. `decide` gives one decision; `advance` carries decisions
-out on the state until work or waiting comes up.
+out on the state until work or waiting comes up. What holds for every run is here;
+what follows, where nothing stands against it, is for the program of the run to say.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from pawl.agent_loop.domain import budget, history, order, settle, step, undo
+from pawl.agent_loop.domain import budget, program, settle, step
 from pawl.agent_loop.domain.call import Call, CallState, ExecutionContext, OfferFallback
 from pawl.agent_loop.domain.decision import (
-    CallModel,
     CheckFallback,
-    CheckInverse,
     Decision,
     Decline,
     Delegate,
-    EnterSteers,
     Execute,
     Fail,
     Finish,
     Park,
     PinTools,
+    PlanUndo,
+    Propose,
+    ReadCalls,
     Resume,
     Settle,
     StartModel,
@@ -32,15 +33,13 @@ from pawl.agent_loop.domain.decision import (
     Wait,
 )
 from pawl.agent_loop.domain.failure import FailureClass
-from pawl.agent_loop.domain.message import Role
 from pawl.agent_loop.domain.run import (
     ENDED,
-    RoundLimitPolicy,
     RunFailure,
     RunState,
     WaitKind,
 )
-from pawl.agent_loop.domain.state import MODEL, PIN_TOOLS, State, check_of, stop_of
+from pawl.agent_loop.domain.state import MODEL, State, check_of, stop_of
 
 _WAITS: Final = {
     CallState.OFFERED: WaitKind.TOOL_RESULT,
@@ -55,11 +54,11 @@ _IN_MOTION: Final = frozenset({RunState.QUEUED, RunState.RUNNING})
 def decide(state: State, now: float) -> Decision:
     """Return what to do next.
 
-    Guarantees, whatever came before: a model call is announced only when every
-    call of the batch has its result, and once per closed batch; serial calls
-    start in the model's order; nothing starts once the run is CANCELLING or is
-    about to fail, and no model call once the token budget is used up; a run
-    ends only when every call has its result.
+    Guarantees, whatever came before and whichever program the run has: it is
+    asked each time, unless the run is ending; nothing starts once the run is
+    CANCELLING or is about to fail, and no model call once the token budget is
+    used up; an open model call comes before open calls; a run ends only when
+    every call has its result.
     """
     if state.run.state in ENDED:
         return Wait(until=None)
@@ -68,20 +67,26 @@ def decide(state: State, now: float) -> Decision:
     failure = _limit_reached(state)
     if failure is not None:
         return Fail(failure=failure)
-    if not _has_begun(state):
-        return Wait(until=_timeout_at(state, now)) if PIN_TOOLS in state.under_way else PinTools()
+    following = _begun_here(program.of(state.run).follows(state, now), state)
+    if not isinstance(following, Wait):
+        return following
     if state.loop.model_call is not None:
         return _go_on_with_model(state, now)
-    if state.open_calls:
-        return _go_on_with_batch(state, now)
-    return _after_batch(state, now)
+    return _go_on_with_calls(state, following.until, now)
 
 
-def _has_begun(state: State) -> bool:
-    """A run has begun once its tools are pinned, and that is committed with its first round."""
-    if state.run.undo is not None:
-        return state.loop.undo is not None
-    return state.run.round > 0 or bool(state.run.tools) or state.tools_pinned
+def _begun_here(decision: Decision, state: State) -> Decision:
+    """Return what is new of what follows: not the work that is going on, and no end that the ledger would refuse."""
+    match decision:
+        case Propose():
+            new = tuple(call for call in decision.calls if check_of(call.call_id) not in state.under_way)
+            return Propose(calls=new) if new else Wait(until=None)
+        case PinTools() | PlanUndo() | ReadCalls() if state.under_way.issuperset(decision.names):
+            return Wait(until=None)
+        case Finish(state=RunState.COMPLETED) if state.run.state not in _IN_MOTION:
+            return Resume()
+        case _:
+            return decision
 
 
 def _is_ending(state: State) -> bool:
@@ -128,17 +133,20 @@ def _limit_reached(state: State) -> RunFailure | None:
     if state.active_seconds >= limits.run_timeout_seconds:
         message = f"The run was active for more than {limits.run_timeout_seconds:g} seconds."
         return RunFailure(failure_class=FailureClass.LIMIT, reason="RUN_TIMEOUT", message=message)
-    is_active = state.loop.model_call is not None or bool(state.open_calls)
-    if is_active and state.round_active_seconds >= limits.round_timeout_seconds:
+    if _is_in_round(state) and state.round_active_seconds >= limits.round_timeout_seconds:
         message = f"A round was active for more than {limits.round_timeout_seconds:g} seconds."
         return RunFailure(failure_class=FailureClass.LIMIT, reason="ROUND_TIMEOUT", message=message)
     return None
 
 
+def _is_in_round(state: State) -> bool:
+    return state.loop.model_call is not None or bool(state.open_calls)
+
+
 def _timeout_at(state: State, now: float) -> float:
     limits = state.run.options.limits
     left = limits.run_timeout_seconds - state.active_seconds
-    if state.run.round:
+    if state.run.round and _is_in_round(state):
         left = min(left, limits.round_timeout_seconds - state.round_active_seconds)
     return now + max(0.0, left)
 
@@ -150,22 +158,12 @@ def _go_on_with_model(state: State, now: float) -> Decision:
     if state.model_starts_in is None and (opened is None or not opened.held):
         return TakeOver()
     if budget.is_used_up(state):
-        return _without_tokens(state, now)
+        return budget.exhausted(state, now)
     return StartModel(delay_seconds=state.model_starts_in or 0.0)
 
 
-def _without_tokens(state: State, now: float) -> Decision:
-    if budget.ends_run(state):
-        return Fail(failure=budget.failure(state))
-    deadline = state.loop.top_up_deadline_time
-    if deadline is None:
-        deadline = now + state.run.options.limits.top_up_timeout_seconds
-    if deadline <= now:
-        return Finish(state=RunState.EXPIRED)
-    return Park(state=RunState.WAITING, waits=(WaitKind.BUDGET,), wake_time=deadline)
-
-
-def _go_on_with_batch(state: State, now: float) -> Decision:
+def _go_on_with_calls(state: State, due_time: float | None, now: float) -> Decision:
+    """Go on with the calls that are open; without any, wait for what the program waits for, until `due_time`."""
     overdue = [call for call in state.open_calls if call.deadline_time is not None and call.deadline_time <= now]
     to_check = next((call for call in overdue if _falls_back(call)), None)
     if to_check is not None and check_of(to_check.call_id) not in state.under_way:
@@ -182,9 +180,10 @@ def _go_on_with_batch(state: State, now: float) -> Decision:
         return Delegate(call_id=delegable.call_id)
     if startable:
         return Execute(call_ids=tuple(call.call_id for call in startable))
+    times = [*_deadlines(state, after=now), *([] if due_time is None else [due_time])]
     if state.under_way:
-        return Wait(until=min([_timeout_at(state, now), *_deadlines(state, after=now)]))
-    return _park(state, now)
+        return Wait(until=min([_timeout_at(state, now), *times]))
+    return _park(state, min(times, default=None))
 
 
 def _falls_back(call: Call) -> bool:
@@ -197,12 +196,11 @@ def _can_start(call: Call, state: State) -> bool:
     if call.state is CallState.RUNNING:
         # Its worker is gone. The registry knows whether it ran, by its id.
         return True
-    return call.state is CallState.RUNNABLE and order.may_start(call, state.batch, state.run.options.batch_order)
+    return call.state is CallState.RUNNABLE and program.of(state.run).may_start(call, state)
 
 
-def _park(state: State, now: float) -> Park:
+def _park(state: State, wake_time: float | None) -> Park:
     waits = tuple(kind for kind in WaitKind if any(_WAITS.get(call.state) is kind for call in state.open_calls))
-    wake_time = min(_deadlines(state, after=now), default=None)
     if any(call.call_id in state.loop.in_doubt for call in state.open_calls):
         return Park(state=RunState.NEEDS_ATTENTION, waits=(), wake_time=wake_time)
     return Park(state=RunState.WAITING, waits=waits, wake_time=wake_time)
@@ -211,49 +209,3 @@ def _park(state: State, now: float) -> Park:
 def _deadlines(state: State, *, after: float) -> list[float]:
     times = (call.deadline_time for call in state.open_calls)
     return [time for time in times if time is not None and time > after]
-
-
-def _after_batch(state: State, now: float) -> Decision:
-    if state.loop.undo is not None:
-        return _after_inverse(state, state.loop.undo, now)
-    if state.loop.steers:
-        return EnterSteers()
-    run, last = state.run, state.last_message
-    limits = run.options.limits
-    answered = last is not None and last.role is Role.ASSISTANT
-    if answered and last is not None and not last.call_ids:
-        return Finish(state=RunState.COMPLETED)
-    if run.round > limits.rounds_max and answered:
-        return Finish(state=RunState.COMPLETED) if run.output_text else _round_limit(limits.rounds_max)
-    if run.round >= limits.rounds_max and run.options.round_limit_policy is RoundLimitPolicy.FAIL:
-        return _round_limit(limits.rounds_max)
-    if budget.is_used_up(state):
-        return _without_tokens(state, now)
-    without_tools = run.round >= limits.rounds_max
-    to_number = history.summarise_to(state) if state.loop.summarised_round <= run.round else 0
-    return CallModel(round=run.round + 1, without_tools=without_tools, summarise_to_number=to_number)
-
-
-def _after_inverse(state: State, planned: undo.UndoPlan, now: float) -> Decision:
-    """Go on with an undo: one inverse after the other, no model call, unless the user says something meanwhile."""
-    if state.loop.steers:
-        # What was not begun is left as it is: the user has something to say about it.
-        return EnterSteers()
-    if not planned.reported:
-        step = undo.following(planned, state.calls)
-        if step is None:
-            return Finish(state=RunState.COMPLETED) if state.run.state in _IN_MOTION else Resume()
-        is_asked = check_of(step.undo_call_id) in state.under_way
-        left = state.run.options.limits.run_timeout_seconds - state.active_seconds
-        return Wait(until=now + max(0.0, left)) if is_asked else CheckInverse(step=step)
-    last = state.last_message
-    if last is not None and last.role is Role.ASSISTANT:
-        return Finish(state=RunState.COMPLETED)
-    if budget.is_used_up(state):
-        return _without_tokens(state, now)
-    return CallModel(round=state.run.round + 1, without_tools=True)
-
-
-def _round_limit(rounds_max: int) -> Fail:
-    message = f"The model still asked for tools after {rounds_max} rounds."
-    return Fail(failure=RunFailure(failure_class=FailureClass.LIMIT, reason="ROUND_LIMIT", message=message))

@@ -1,14 +1,17 @@
-"""The next steps of the loop: the answers of `decide`."""
+"""The next steps of the loop: the answers of `decide`, and of the programs that it asks.
+
+Decisions that are work beside the drive have `names`: while a name is under way, that work is not begun again.
+"""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import msgspec
 
 from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.run import RunFailure, RunState, WaitKind
-from pawl.agent_loop.domain.undo import PlannedUndo
+from pawl.agent_loop.domain.state import BEGIN, READ, check_of, stop_of
 
 
 class Settle(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,13 +41,37 @@ class Fail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PinTools(msgspec.Struct, frozen=True, kw_only=True):
-    """Ask the registry which tools the run may use; in an undo, first find out what it takes back."""
+    """Ask the registry which tools the run may use. A beginning of a program."""
+
+    names: ClassVar = (BEGIN,)
 
 
-class CheckInverse(msgspec.Struct, frozen=True, kw_only=True):
-    """Ask the registry about the inverse that an undo runs next."""
+class PlanUndo(msgspec.Struct, frozen=True, kw_only=True):
+    """Find out what an undo takes back, and which tools that needs. A beginning of a program."""
 
-    step: PlannedUndo
+    names: ClassVar = (BEGIN,)
+
+
+class ReadCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """Read calls that the program names and the claim did not load. Then decide again."""
+
+    call_ids: tuple[str, ...]
+
+    names: ClassVar = (READ,)
+
+
+class Propose(msgspec.Struct, frozen=True, kw_only=True):
+    """Have the registry check calls that the program has drafted, PROPOSED, and begin them. Then decide again.
+
+    The calls have a round that is not before the current one; a later one begins with the first of its calls.
+    """
+
+    calls: tuple[Call, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the checks."""
+        return tuple(check_of(call.call_id) for call in self.calls)
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,14 +79,15 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Announce a model call. Then decide again.
+    """Announce a model call. Then decide again. Nothing of the run may be open.
 
     `summarise_to_number` is 0 unless the call writes a summary of the messages
-    up to that number.
+    up to that number. With `is_last` the limit of rounds has been reached.
     """
 
     round: int
     without_tools: bool = False
+    is_last: bool = False
     summarise_to_number: int = 0
 
 
@@ -90,6 +118,11 @@ class CheckFallback(msgspec.Struct, frozen=True, kw_only=True):
 
     call_id: str
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of the check."""
+        return (check_of(self.call_id),)
+
 
 class StopModel(msgspec.Struct, frozen=True, kw_only=True):
     """Cut the model's stream off; what it wrote is kept."""
@@ -100,9 +133,17 @@ class StopCalls(msgspec.Struct, frozen=True, kw_only=True):
 
     call_ids: tuple[str, ...]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the cancellations."""
+        return tuple(map(stop_of, self.call_ids))
+
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing to do until work that is under way reports, or until this time."""
+    """Nothing to do until work that is under way reports, or until this time.
+
+    Of a program: nothing more follows until a call changes, a command comes, or this time.
+    """
 
     until: float | None
 
@@ -128,7 +169,9 @@ Decision: TypeAlias = (
     | EnterSteers
     | Fail
     | PinTools
-    | CheckInverse
+    | PlanUndo
+    | ReadCalls
+    | Propose
     | Resume
     | CallModel
     | TakeOver

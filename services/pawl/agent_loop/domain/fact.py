@@ -17,11 +17,12 @@ from pawl.agent_loop.domain.undo import UndoPlan
 
 
 class ToolsPinned(msgspec.Struct, frozen=True, kw_only=True):
-    """The registry said which tools the run may use."""
+    """The run can begin: the registry said which tools it may use, and from `cursor` its program goes on."""
 
     tools: tuple[PinnedTool, ...]
     left_out: int = 0
     """The number left out, because a run can have no more."""
+    cursor: UndoPlan | None = None
 
 
 class RunRefused(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,15 +89,14 @@ class FallbackChecked(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
 
 
-class UndoPlanned(msgspec.Struct, frozen=True, kw_only=True):
-    """It was found out what an undo takes back; `tools` are those of the inverses, as far as they exist."""
+class CallsRead(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls that the program has named, as they are."""
 
-    plan: UndoPlan
-    tools: tuple[PinnedTool, ...]
+    calls: tuple[Call, ...]
 
 
-class InverseChecked(msgspec.Struct, frozen=True, kw_only=True):
-    """The registry judged the inverse that an undo runs next."""
+class CallChecked(msgspec.Struct, frozen=True, kw_only=True):
+    """The registry judged a call that the program has proposed."""
 
     call: Call
     verdict: Verdict
@@ -111,6 +111,6 @@ Fact: TypeAlias = (
     | CallExecuted
     | CallStopped
     | FallbackChecked
-    | UndoPlanned
-    | InverseChecked
+    | CallsRead
+    | CallChecked
 )

@@ -6,21 +6,22 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain import answering, asking, proposals, settle
+from pawl.agent_loop.domain import answering, asking, program, proposals, settle
 from pawl.agent_loop.domain.call import REPEATABLE, Call, CallState, ExecutionContext, Question
+from pawl.agent_loop.domain.decision import Propose
 from pawl.agent_loop.domain.event import OwnerEvent, Warned
 from pawl.agent_loop.domain.fact import (
+    CallChecked,
     CallExecuted,
+    CallsRead,
     CallStopped,
     Fact,
     FallbackChecked,
-    InverseChecked,
     ModelAnswered,
     ModelCut,
     ModelFailed,
     RunRefused,
     ToolsPinned,
-    UndoPlanned,
 )
 from pawl.agent_loop.domain.run import RunState, UnknownOutcomePolicy
 from pawl.agent_loop.domain.state import State
@@ -34,7 +35,8 @@ def apply_fact(state: State, fact: Fact, now: float) -> tuple[State, tuple[Owner
     """
     match fact:
         case ToolsPinned():
-            return replace(state, run=replace(state.run, tools=fact.tools), tools_pinned=True), _left_out(fact)
+            run, loop = replace(state.run, tools=fact.tools), replace(state.loop, cursor=fact.cursor)
+            return replace(state, run=run, loop=loop, tools_pinned=True), _left_out(fact)
         case RunRefused():
             return replace(state, loop=replace(state.loop, failure=fact.failure)), ()
         case ModelAnswered():
@@ -49,11 +51,10 @@ def apply_fact(state: State, fact: Fact, now: float) -> tuple[State, tuple[Owner
             return _stopped(state, fact, now)
         case FallbackChecked():
             return _fallen_back(state, fact, now), ()
-        case UndoPlanned():
-            run = replace(state.run, tools=fact.tools)
-            return replace(state, run=run, loop=replace(state.loop, undo=fact.plan), tools_pinned=True), ()
-        case InverseChecked():
-            return _inverse_checked(state, fact, now), ()
+        case CallsRead():
+            return replace(state, named={call.call_id: call for call in fact.calls}), ()
+        case CallChecked():
+            return _checked(state, fact, now), ()
         case _:
             assert_never(fact)
 
@@ -96,24 +97,33 @@ def _stopped(state: State, fact: CallStopped, now: float) -> tuple[State, tuple[
     return replace(state, run=run), (warned,)
 
 
-def _inverse_checked(state: State, fact: InverseChecked, now: float) -> State:
-    """Begin the round of an inverse; one that began before, or comes too late, changes nothing."""
-    planned = state.loop.undo
+def _checked(state: State, fact: CallChecked, now: float) -> State:
+    """Begin a call that the program proposed; one that began before, or that it proposes no more, changes nothing."""
     is_stopped = state.run.state is RunState.CANCELLING or state.loop.failure is not None
-    if is_stopped or state.loop.steers or planned is None or planned.reported or fact.call.call_id in state.calls:
+    following = program.of(state.run).follows(state, now)
+    proposed = following.calls if isinstance(following, Propose) else ()
+    if is_stopped or all(call.call_id != fact.call.call_id for call in proposed):
         return state
     call = proposals.judged(fact.call, fact.verdict, state.run.options, now)
-    notes = {call.call_id: fact.verdict.note} if fact.verdict.note else {}
+    if call.round > state.run.round:
+        state = _with_round(state, call.round)
+    notes = {**state.loop.notes, call.call_id: fact.verdict.note} if fact.verdict.note else state.loop.notes
+    run = replace(state.run, state=RunState.RUNNING, waits=())
+    return replace(state, run=run, loop=replace(state.loop, notes=notes)).with_calls([call])
+
+
+def _with_round(state: State, number: int) -> State:
+    """Begin a round; what is kept for calls that are still open stays."""
+    loop, opened = state.loop, {call.call_id for call in state.open_calls}
     loop = replace(
-        state.loop,
-        notes=notes,
-        unknowns_resolved={},
-        answers={},
-        in_doubt=(),
+        loop,
+        notes={call_id: note for call_id, note in loop.notes.items() if call_id in opened},
+        unknowns_resolved={call_id: n for call_id, n in loop.unknowns_resolved.items() if call_id in opened},
+        answers={call_id: given for call_id, given in loop.answers.items() if call_id in opened},
+        in_doubt=tuple(call_id for call_id in loop.in_doubt if call_id in opened),
         round_began_active_seconds=state.active_seconds,
     )
-    run = replace(state.run, state=RunState.RUNNING, waits=(), round=call.round)
-    return replace(state, run=run, loop=loop).with_calls([call])
+    return replace(state, run=replace(state.run, round=number), loop=loop)
 
 
 def _settle(state: State, call: Call) -> State:

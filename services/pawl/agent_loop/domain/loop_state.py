@@ -90,8 +90,12 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     """Until when the run waits for a top-up; None if it does not."""
     counted_prompt: CountedPrompt | None = None
     """The last prompt of the run; None before there is one, and after a summary, which makes the next one another."""
-    undo: UndoPlan | None = None
-    """The plan of what the run takes back, once that is known; only in an undo."""
+    cursor: UndoPlan | None = field(default=None, name="undo")
+    """The place that the program of the run has reached; None before it begins, and of an agent.
+
+    Only its program looks into it. It is written with every step that changes the state: keep it small. Versions before
+    this one call it `undo`.
+    """
 
 
 _decoder: Final = msgspec.json.Decoder(LoopState)

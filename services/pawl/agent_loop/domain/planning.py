@@ -9,7 +9,7 @@ from typing import Final, TypeAlias, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain import answering, asking, budget, delegation, step, undo
+from pawl.agent_loop.domain import answering, asking, budget, delegation, program, step
 from pawl.agent_loop.domain.call import CallState
 from pawl.agent_loop.domain.command import Cancel, Command, Steer
 from pawl.agent_loop.domain.commands import apply_command
@@ -17,7 +17,6 @@ from pawl.agent_loop.domain.decide import decide, not_made
 from pawl.agent_loop.domain.decision import (
     CallModel,
     CheckFallback,
-    CheckInverse,
     Decision,
     Decline,
     Delegate,
@@ -27,6 +26,9 @@ from pawl.agent_loop.domain.decision import (
     Finish,
     Park,
     PinTools,
+    PlanUndo,
+    Propose,
+    ReadCalls,
     Resume,
     Settle,
     StartModel,
@@ -41,13 +43,13 @@ from pawl.agent_loop.domain.facts import apply_fact
 from pawl.agent_loop.domain.loop_state import OpenModelCall
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.run import RunState, WaitKind
-from pawl.agent_loop.domain.state import MODEL, PIN_TOOLS, State, check_of, stop_of
+from pawl.agent_loop.domain.state import MODEL, State
 
 _ROUNDS_NEAR_LIMIT: Final = 0.8
 # More decisions in a row than this, without any work, cannot be right.
 _DECISIONS_MAX: Final = 1000
 
-Work: TypeAlias = PinTools | StartModel | Execute | CheckFallback | CheckInverse | StopCalls
+Work: TypeAlias = PinTools | PlanUndo | ReadCalls | Propose | StartModel | Execute | CheckFallback | StopCalls
 """Decisions that are work to be done, after the step is durable."""
 
 Rest: TypeAlias = Wait | Park | Finish | StopModel
@@ -126,7 +128,7 @@ def advance(state: State, events: Sequence[OwnerEvent], now: float) -> Plan:
     work: list[Work] = []
     for _ in range(_DECISIONS_MAX):
         decision = decide(state, now)
-        if isinstance(decision, PinTools | StartModel | Execute | CheckFallback | CheckInverse | StopCalls):
+        if isinstance(decision, Work):
             work.append(decision)
         state, more = enact(state, decision, now)
         told += more
@@ -145,11 +147,11 @@ def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[Ow
         case Decline():
             return asking.answered(state, state.calls[decision.call_id], None), ()
         case EnterSteers():
-            return _enter_steers(_with_report(state, goes_on=True)), ()
+            return _enter_steers(program.of(state.run).concluded(state, goes_on=True)), ()
         case Fail():
             return replace(state, loop=replace(state.loop, failure=decision.failure)), ()
-        case PinTools():
-            return _with_work(state, PIN_TOOLS), ()
+        case PinTools() | PlanUndo() | ReadCalls() | Propose() | CheckFallback() | StopCalls():
+            return _with_work(state, *decision.names), ()
         case Resume():
             return _running(state), ()
         case CallModel():
@@ -162,12 +164,6 @@ def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[Ow
             return _start_calls(state, decision, now), ()
         case Delegate():
             return _running(delegation.begin(state, state.calls[decision.call_id], now)), ()
-        case CheckFallback():
-            return _with_work(state, check_of(decision.call_id)), ()
-        case CheckInverse():
-            return _with_work(state, check_of(decision.step.undo_call_id)), ()
-        case StopCalls():
-            return _with_work(state, *map(stop_of, decision.call_ids)), ()
         case Park():
             return _park(state, decision), ()
         case Finish():
@@ -217,23 +213,8 @@ def _finish(state: State, decision: Finish) -> State:
         # It is not made any more; what an earlier attempt had written is kept.
         state = answering.with_partial(state, Shown())
     # What its user said meanwhile is kept, though only the next run answers it.
-    state = _enter_steers(_with_report(state))
+    state = _enter_steers(program.of(state.run).concluded(state, goes_on=False))
     return replace(state, run=replace(state.run, state=decision.state, waits=(), failure=decision.failure))
-
-
-def _with_report(state: State, *, goes_on: bool = False) -> State:
-    """Return the state of an undo with its report in the conversation; other runs have none.
-
-    The report is a round of its own if the model answers what the user has said meanwhile.
-    """
-    planned = state.loop.undo
-    if state.run.undo is None or (planned is not None and planned.reported):
-        return state
-    said = undo.report(planned, state.run, state.calls)
-    planned = replace(planned or undo.UndoPlan(), reported=True)
-    run = replace(state.run, output_text=said, round=state.run.round + goes_on)
-    state = replace(state, run=run, loop=replace(state.loop, undo=planned))
-    return state.with_message(Message(role=Role.ASSISTANT, run_id=run.run_id, text=said))
 
 
 def _running(state: State) -> State:
@@ -277,7 +258,7 @@ def _warnings(state: State, decision: CallModel) -> tuple[Warned, ...]:
     rounds_max = state.run.options.limits.rounds_max
     if decision.summarise_to_number:
         return (Warned(reason="HISTORY_SUMMARISED", message="The oldest messages are being replaced by a summary."),)
-    if decision.without_tools and state.run.undo is None:
+    if decision.is_last:
         message = f"After {rounds_max} rounds the model answers without tools."
         return (Warned(reason="FINAL_ROUND", message=message),)
     if decision.round == math.ceil(_ROUNDS_NEAR_LIMIT * rounds_max):

@@ -16,7 +16,8 @@ from pawl.agent_loop.domain.loop_state import LoopState
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.run import Run
 
-PIN_TOOLS: Final = "tools"
+BEGIN: Final = "begin"
+READ: Final = "read"
 MODEL: Final = "model"
 
 
@@ -26,7 +27,7 @@ def stop_of(call_id: str) -> str:
 
 
 def check_of(call_id: str) -> str:
-    """Return the name of the work that checks the fallback of a call."""
+    """Return the name of the work that has a call checked, or what it falls back to."""
     return f"check:{call_id}"
 
 
@@ -35,7 +36,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     `messages` are those the model is shown, in order; `calls` those that they
     ask for. `under_way` names the work that this process does for the run right
-    now (PIN_TOOLS, MODEL, call ids, `stop_of`, `check_of`); it starts empty, so
+    now (BEGIN, READ, MODEL, call ids, `stop_of`, `check_of`); it starts empty, so
     after a takeover everything is found not to be under way.
     """
 
@@ -51,6 +52,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     active_seconds: float = 0.0
     """The time for which the run was active until now, by the clock of this process; that of the ledger is in `run`."""
     under_way: frozenset[str] = frozenset()
+    named: Mapping[str, Call] = field(default_factory=dict)
+    """Calls that the program has had read last (ReadCalls), as they were then; of this process, and never written."""
     tools_pinned: bool = False
     """True if the registry has said which tools the run may use; the first commit keeps them."""
     model_starts_in: float | None = None
@@ -64,8 +67,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def open_calls(self) -> tuple[Call, ...]:
-        """The calls of the last round that have no result yet, in the model's order."""
-        return tuple(call for call in self.batch if not call.settled)
+        """The calls of the run that have no result yet, in the order of their rounds and the model's."""
+        found = [call for call in self.calls.values() if not call.settled and self._is_mine(call)]
+        return tuple(sorted(found, key=lambda call: (call.round, call.index)))
 
     @property
     def last_message(self) -> Message | None:

@@ -15,7 +15,15 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.agent_loop.domain import text
-from pawl.agent_loop.domain.call import Call, CallState, DecisionKind, EffectClass, ExecutionContext, Inverse
+from pawl.agent_loop.domain.call import (
+    WITH_PEOPLE,
+    Call,
+    CallState,
+    DecisionKind,
+    EffectClass,
+    ExecutionContext,
+    Inverse,
+)
 from pawl.agent_loop.domain.run import Run
 from pawl.agent_loop.domain.settle import NOT_STOPPED
 
@@ -24,8 +32,6 @@ _REPORT_LINES_MAX: Final = 50
 
 _IN_DOUBT: Final = frozenset({NOT_STOPPED, "TOOL_TIMEOUT"})
 """Reasons of results of calls that may have had their effect, or may have it yet."""
-
-_WAITING: Final = frozenset({CallState.AWAITING_APPROVAL, CallState.ASKED, CallState.OFFERED})
 
 
 class UndoState(StrEnum):
@@ -228,7 +234,7 @@ def _tried(last: Call | None, undo_run_id: str) -> tuple[UndoState, str]:
         return UndoState.TO_UNDO, ""
     own = last.run_id == undo_run_id
     if not last.settled:
-        return UndoState.NEEDS_APPROVAL if last.state in _WAITING else UndoState.RUNNING, ""
+        return UndoState.NEEDS_APPROVAL if last.state in WITH_PEOPLE else UndoState.RUNNING, ""
     if _is_in_doubt(last):
         return UndoState.CANNOT_BE_UNDONE, "It is not known whether its inverse had its effect: it is not run again."
     if last.state is CallState.SUCCEEDED and not _was_answered(last):

@@ -1,0 +1,59 @@
+"""The program of a run: what drives it, a model or a plan, behind one question.
+
+The loop asks the same of every program and never which one it is: checks, approvals, questions, executions, takeovers,
+cancels, limits, the inbox and the log are the same for all. A program is a module with these functions; all are pure,
+as cheap as `decide` is often called, and know only the state.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pawl.agent_loop.domain import agent_program, undo_program
+from pawl.agent_loop.domain.call import Call
+from pawl.agent_loop.domain.decision import Decision
+from pawl.agent_loop.domain.run import Run
+from pawl.agent_loop.domain.state import State
+
+
+class Program(Protocol):
+    """What drives a run. What it must remember beyond messages and calls is `LoopState.cursor`."""
+
+    def follows(self, state: State, now: float) -> Decision:
+        """Return what follows now.
+
+        Asked after each settlement, command, fact and due time, also while calls are open; not while the run is
+        ending. What is asked for and under way is not begun again, so the same answer may be given until its result
+        is in the state. An answer is one of:
+
+        * a beginning (PinTools, PlanUndo), until the run has begun; nothing else comes before it,
+        * CallModel or EnterSteers, only when no call and no model call is open,
+        * Propose, with ids that follow from the state, so that no call is made twice,
+        * ReadCalls, for calls that are not in the state,
+        * Finish, when nothing is open, or Fail, which stops what is open,
+        * `budget.exhausted`, before a model call that the budget does not allow,
+        * Wait: nothing more until something changes, or until its time. What is open goes on.
+
+        What the loop reports of a Propose is taken only if the program still answers it then.
+        """
+        ...
+
+    def may_start(self, call: Call, state: State) -> bool:
+        """Return whether a call that is RUNNABLE may start now: the order of calls. Asked for open calls only."""
+        ...
+
+    def gives_up(self, call: Call, state: State) -> bool:
+        """Return whether an open call that has not begun is withdrawn when a message of the user enters the run."""
+        ...
+
+    def concluded(self, state: State, *, goes_on: bool) -> State:
+        """Return the state with what the program says at its end: before the run ends, however it does.
+
+        `goes_on`: it does not end yet, for messages of the user enter now. Called again, it adds nothing.
+        """
+        ...
+
+
+def of(run: Run) -> Program:
+    """Return the program of a run. Only this function knows which there are."""
+    return agent_program if run.undo is None else undo_program
