@@ -139,9 +139,9 @@ MUTANTS = (
     ),
     Mutant(
         name="rounds_do_not_wait_for_calls",
-        module="pawl.agent_loop.domain.decide",
-        text="    if state.open_calls:\n        return _go_on_with_batch(state, now)",
-        instead="    if len(state.open_calls) > 1:\n        return _go_on_with_batch(state, now)",
+        module="pawl.agent_loop.domain.agent_program",
+        text="if state.loop.model_call is not None or state.open_calls:",
+        instead="if state.loop.model_call is not None or len(state.open_calls) > 1:",
         checker="one_result_per_call",
     ),
     Mutant(
