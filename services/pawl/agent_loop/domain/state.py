@@ -62,13 +62,15 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def batch(self) -> tuple[Call, ...]:
         """The calls of the last round, in the model's order."""
-        found = [call for call in self.calls.values() if self._is_mine(call) and call.round == self.run.round]
+        run_id, number = self.run.run_id, self.run.round
+        found = [call for call in self.calls.values() if call.run_id == run_id and call.round == number]
         return tuple(sorted(found, key=lambda call: call.index))
 
     @property
     def open_calls(self) -> tuple[Call, ...]:
         """The calls of the run that have no result yet, in the order of their rounds and the model's."""
-        found = [call for call in self.calls.values() if not call.settled and self._is_mine(call)]
+        run_id = self.run.run_id
+        found = [call for call in self.calls.values() if call.run_id == run_id and not call.settled]
         return tuple(sorted(found, key=lambda call: (call.round, call.index)))
 
     @property
@@ -91,6 +93,3 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     def with_message(self, message: Message) -> Self:
         """Return the state with a message at the end."""
         return replace(self, messages=(*self.messages, message))
-
-    def _is_mine(self, call: Call) -> bool:
-        return call.run_id == self.run.run_id
