@@ -24,7 +24,7 @@ from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.run import ENDED, RunOptions, RunState, StopCause
 from pawl.agent_loop.domain.step import LeaseAction, Step
 from pawl.chassis.rpc_client import open_channel
-from pawl.errors import LeaseLost
+from pawl.errors import CallNotFound, LeaseLost
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from tests.fakes import virtual_time
@@ -185,6 +185,21 @@ async def test_what_a_worker_wrote_is_what_the_next_one_reads(replica: Replica, 
     states = {call.tool_name: call.state for call in loaded.calls}
     assert states["mail"] is CallState.AWAITING_APPROVAL
     assert states["show"] is CallState.OFFERED
+
+
+async def test_a_call_is_read_by_its_id_and_only_for_its_user(replica: Replica, client: WorkerLedgerClient) -> None:
+    """What a program names and the claim did not load."""
+    await submit(replica)
+    drive = Drive(await claim(client), dataclasses.replace(world().dependencies, ledger=client))
+    await drive.run()
+    written = next(call for call in drive._base.calls.values() if call.tool_name == "write")
+
+    read = await client.call(STORE, USER, written.call_id)
+
+    assert (read.state, read.result, read.arguments_json) == (written.state, written.result, written.arguments_json)
+    for user_id, call_id in (("another", written.call_id), (USER, "call_of_nobody")):
+        with pytest.raises(CallNotFound):
+            await client.call(STORE, user_id, call_id)
 
 
 async def test_a_stale_worker_changes_nothing(replica: Replica, client: WorkerLedgerClient) -> None:
