@@ -17,7 +17,7 @@ from pawl.agent_loop.domain.state import State
 
 
 class Program(Protocol):
-    """What drives a run. What it must remember beyond messages and calls is `LoopState.cursor`."""
+    """The driver of a run. It remembers messages and calls, and beyond them `LoopState.cursor`."""
 
     def follows(self, state: State, now: float) -> Decision:
         """Return what follows now.
