@@ -109,7 +109,7 @@ class WorkerLedgerClient:
         request = ledger_pb2.GetCallRequest(store_id=store_id, user_id=user_id, call_id=call_id)
         with translating():
             response = await self._stub.GetCall(request)
-        return wire.call(response.call)
+        return wire.CALL.read(response.call)
 
     async def undo_sources(self, store_id: str, user_id: str, run_id: str) -> tuple[UndoSource, ...]:
         return await undo_reads.sources(self._stub, store_id, user_id, run_id)
