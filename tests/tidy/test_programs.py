@@ -12,7 +12,7 @@ LOOP = tree.PAWL / "agent_loop"
 PROGRAMS = {"agent_program", "undo_program"}
 CHOOSES = {"program"}
 # What an undo is made of, and what users ask of it; wire and views only translate the field.
-OF_UNDO = {"undo", "undo_program", "undoing", "unwinding", "wire", "views", "public_ledger"}
+OF_UNDO = {"undo", "undo_program", "undoing", "undo_planning", "wire", "views", "public_ledger"}
 
 
 def found(condition: str) -> set[str]:

@@ -10,7 +10,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.app import unwinding
+from pawl.agent_loop.app import undo_planning
 from pawl.agent_loop.app.model_call import ModelCall, request_of
 from pawl.agent_loop.app.ports import Meter, Randomness, Registry, WorkerLedger
 from pawl.agent_loop.app.tasks import Tasks
@@ -145,7 +145,7 @@ class RunTasks:
             case PinTools():
                 start(BEGIN, self._pin_tools(state))
             case PlanUndo():
-                planning = unwinding.plan(
+                planning = undo_planning.plan(
                     state.run, ledger=self._dependencies.ledger, tool_calls=self._tool_calls, retry=self._retry
                 )
                 start(BEGIN, planning)
