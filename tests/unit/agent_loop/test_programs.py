@@ -28,7 +28,7 @@ from pawl.agent_loop.domain.decision import (
 from pawl.agent_loop.domain.event import Warned
 from pawl.agent_loop.domain.fact import CallChecked, CallExecuted, CallsRead, ToolsPinned
 from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.loop_state import LoopState, OpenModelCall
+from pawl.agent_loop.domain.loop_state import LoopState, NewerVersion, OpenModelCall
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.run import (
     BatchOrder,
@@ -267,8 +267,14 @@ class TestVersions:
         assert isinstance(follows, Propose)
         assert [each.call_id for each in follows.calls] == ["undo_1"]
 
-    def test_the_version_before_finds_what_it_would_have_written(self) -> None:
-        assert loop_state.write(LoopState(cursor=PLAN)) == OF_N_MINUS_1
+    def test_the_version_before_finds_what_it_would_have_written_and_a_tag_that_it_ignores(self) -> None:
+        tagged = OF_N_MINUS_1.replace(b'"undo":{', b'"undo":{"program":"undo",')
+        assert loop_state.write(LoopState(cursor=PLAN)) == tagged
+
+    def test_a_cursor_of_a_program_that_is_not_known_is_of_a_newer_version(self) -> None:
+        assert loop_state.read(b'{"undo":{"program":"undo","reported":true}}').cursor == UndoPlan(reported=True)
+        with pytest.raises(NewerVersion, match="another"):
+            loop_state.read(b'{"undo":{"program":"another","reported":true}}')
 
 
 class FakeProgram:

@@ -75,6 +75,23 @@ def test_a_run_that_a_newer_version_has_written_waits_for_a_worker_of_that_versi
     virtual_time.run(main())
 
 
+def test_a_run_of_a_program_that_the_worker_does_not_know_is_not_driven_as_an_agent() -> None:
+    """I23: also before it has begun, for it is created with its cursor."""
+
+    async def main() -> None:
+        world = World(VERDICTS, [])
+        key = world.ledger.submit("hello")
+        world.ledger.unit.loop_states.put(world.ledger.row(key).key, b'{"undo":{"program":"another"}}')
+        async with at_work(world.worker()):
+            while len(world.meter.left) < 3:
+                await asyncio.sleep(1)
+        assert set(world.meter.left) == {"left_to_newer"}
+        assert world.model.requests == []
+        assert world.ledger.run(key).state is RunState.QUEUED
+
+    virtual_time.run(main())
+
+
 def test_a_run_that_no_worker_can_read_comes_before_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a way back from a newer version: it must not go round for ever, unseen."""
     monkeypatch.setattr("pawl.agent_loop.app.worker._NEWER_SECONDS_MAX", 60.0)

@@ -91,10 +91,10 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     counted_prompt: CountedPrompt | None = None
     """The last prompt of the run; None before there is one, and after a summary, which makes the next one another."""
     cursor: UndoPlan | None = field(default=None, name="undo")
-    """The place that the program of the run has reached; None before it begins, and of an agent.
+    """The place that the program of the run has reached; None of an agent, and of an undo before it begins.
 
-    Only its program looks into it. It is written with every step that changes the state: keep it small. Versions before
-    this one call it `undo`.
+    Only its program looks into it. Its tag names that program: a worker that does not know it meets a NewerVersion and
+    lets the run go, instead of driving it as an agent. Versions before this one call it `undo` and write no tag.
     """
 
 

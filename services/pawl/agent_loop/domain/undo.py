@@ -75,8 +75,11 @@ class PlannedUndo(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
 
 
-class UndoPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan of an undo: what it does, in order, and what it cannot do; `reported` once the conversation knows it."""
+class UndoPlan(msgspec.Struct, frozen=True, kw_only=True, tag_field="program", tag="undo"):
+    """The plan of an undo: what it does, in order, and what it cannot do; `reported` once the conversation knows it.
+
+    The tag says, in the loop state, whose cursor it is.
+    """
 
     steps: tuple[PlannedUndo, ...] = ()
     others: tuple[CallUndo, ...] = ()
