@@ -24,6 +24,7 @@ from pawl.job_store.app.ledger import Ledger
 from pawl.job_store.app.sweeps import RetentionPeriods
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.wiring import Limits, on_postgres
+from tests import databases
 from tests.fakes.anybody import Anybody
 from tests.rpc.job_store.user import User
 
@@ -58,6 +59,19 @@ class Replica:
 
 
 StartReplica = Callable[..., Awaitable[Replica]]
+
+
+@pytest.fixture(scope="session")
+def ledger_database_url(postgres_url: str) -> str:
+    """The URL of a migrated database."""
+    return databases.create(postgres_url, "job_store")
+
+
+@pytest.fixture
+def database_url(ledger_database_url: str) -> str:
+    """The URL of a database whose tables are empty."""
+    databases.empty(ledger_database_url, "job_store")
+    return ledger_database_url
 
 
 @pytest.fixture

@@ -33,12 +33,26 @@ from pawl.notifier.domain.notification import (
 )
 from pawl.notifier.wiring import Notifier, Ports, wire
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
+from tests import databases
 from tests.fakes.anybody import Anybody
 
 if TYPE_CHECKING:
     from pawl.notify.v1.notify_pb2_grpc import NotifyServiceAsyncStub
 
 HEARTBEAT_SECONDS = 0.2
+
+
+@pytest.fixture(scope="session")
+def notifier_database_url(postgres_url: str) -> str:
+    """The URL of a migrated database."""
+    return databases.create(postgres_url, SCHEMA)
+
+
+@pytest.fixture
+def database_url(notifier_database_url: str) -> str:
+    """The URL of a database whose tables are empty."""
+    databases.empty(notifier_database_url, SCHEMA)
+    return notifier_database_url
 
 
 @pytest.fixture

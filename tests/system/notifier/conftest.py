@@ -148,9 +148,9 @@ class Listener:
         self.ids.append((message.headers or {})["Nats-Msg-Id"])
 
     async def until(self, count: int) -> list[str]:
-        """The events heard of, as soon as there are `count`."""
+        """The events heard of, as soon as there are `count`; one may be heard of twice."""
         async with asyncio.timeout(_WAIT_SECONDS):
-            while len(self.heard) < count:
+            while len(set(self.ids)) < count:
                 await asyncio.sleep(0.02)
         return [notification.event_id for notification in self.heard]
 
