@@ -15,7 +15,8 @@ def read_docstring(function: Any) -> tuple[str, dict[str, str]]:
     """Return the description and the description of each parameter.
 
     Reads Google style (`Args:`) and Sphinx style (`:param name:`). What comes
-    before the first section is the description.
+    before the first section is the description. docstring_parser would give up all
+    parameters for one line of a section that has no colon, as under `Raises:`.
     """
     description: list[str] = []
     parameters: dict[str, list[str]] = {}

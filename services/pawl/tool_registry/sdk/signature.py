@@ -1,4 +1,8 @@
-"""From a function's signature to the schema of its arguments, and from arguments to a call."""
+"""From a function's signature to the schema of its arguments, and from arguments to a call.
+
+Types are read by msgspec or pydantic. pydantic alone would refuse `msgspec.Struct`, and `typing.TypedDict` before
+Python 3.12, and would pass over the limits of a `msgspec.Meta`.
+"""
 
 from __future__ import annotations
 
