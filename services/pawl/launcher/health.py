@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
-from grpc_health.v1 import health_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 _TIMEOUT_SECONDS = 2.0
 
@@ -23,13 +24,9 @@ def read_addresses(path: Path) -> dict[str, str] | None:
 async def is_serving(address: str) -> bool:
     """Asks the gRPC health service once."""
     async with grpc.aio.insecure_channel(address) as channel:
-        check = channel.unary_unary(
-            "/grpc.health.v1.Health/Check",
-            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
-            response_deserializer=health_pb2.HealthCheckResponse.FromString,
-        )
+        stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
-            answer = await check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_SECONDS)
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_SECONDS)
         except grpc.aio.AioRpcError:
             return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
