@@ -77,18 +77,6 @@ def require_user() -> Principal:
     return principal
 
 
-def require_service() -> Principal:
-    """Return the calling service.
-
-    Raises:
-        PermissionDenied: a user called.
-    """
-    principal = current_principal()
-    if principal.kind is not PrincipalKind.SERVICE:
-        raise PermissionDenied("this method is for Pawl's own services")
-    return principal
-
-
 class Authenticator(Protocol):
     """Turns the metadata of a request into a Principal."""
 

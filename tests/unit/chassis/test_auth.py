@@ -28,14 +28,11 @@ async def test_each_task_has_its_own_caller() -> None:
         auth.current_principal()
 
 
-async def test_a_user_is_required_or_a_service() -> None:
+async def test_a_user_is_required() -> None:
     async def serve() -> None:
         auth.set_principal(USER)
         assert auth.require_user() == USER
-        with pytest.raises(PermissionDenied):
-            auth.require_service()
         auth.set_principal(auth.SERVICE)
-        assert auth.require_service() == auth.SERVICE
         with pytest.raises(PermissionDenied):
             auth.require_user()
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 ProjectStatus: TypeAlias = Literal["active", "on_hold", "completed", "archived"]
-PROJECT_STATUSES: Final[tuple[ProjectStatus, ...]] = get_args(ProjectStatus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,11 +130,6 @@ class WorkerHub:
         await end([*self._loops, *self._asking])
         await self._late.end()
 
-    @property
-    def attached_count(self) -> int:
-        """The number of workers that have their stream here."""
-        return len(self._links)
-
     def tool(self, entry: ToolVersion) -> Tool[..., Any]:
         is_reconcilable = entry.definition.effect is EffectClass.RECONCILABLE
         return forwarded(
