@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from pawl.agent.v1 import agent_pb2
 from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.app.messages import Messages
@@ -43,4 +45,9 @@ def test_options_reach_the_ledger_as_they_were_asked_for_too() -> None:
     assert message.limits == asked.limits
     assert (message.model, message.temperature, list(message.tool_names)) == ("m", 0.5, ["a"])
     assert not message.HasField("output_tokens_max")
-    assert wire.ASKED.write(convert.options(run_pb2.RunOptions())).limits == run_pb2.RunLimits()
+
+
+@pytest.mark.parametrize("asked", [run_pb2.RunOptions(), run_pb2.RunOptions(limits=run_pb2.RunLimits())])
+def test_a_request_without_limits_has_the_same_bytes_in_every_version(asked: run_pb2.RunOptions) -> None:
+    """I2: job-store tells requests apart by their bytes, and versions before wrote no empty limits."""
+    assert not wire.ASKED.write(convert.options(asked)).HasField("limits")

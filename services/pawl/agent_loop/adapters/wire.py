@@ -90,7 +90,7 @@ ASKED: Final = WIRE.struct(
     run_pb2.RunOptions,
     Exceptions(
         read={"limits": lambda message: {field.name: value for field, value in message.limits.ListFields()}},
-        write={"limits": lambda asked: dict(asked.limits), "approval_expiry_policy": _expiry_policy},
+        write={"limits": lambda asked: dict(asked.limits) or None, "approval_expiry_policy": _expiry_policy},
     ),
 )
 RUN: Final = WIRE.struct(
