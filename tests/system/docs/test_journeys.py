@@ -1,0 +1,110 @@
+"""The journeys of architecture.md, compared with what the services call on the way, and in which order."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Final
+from unittest.mock import patch
+
+import pytest
+import pytest_asyncio
+
+from pawl.agent.v1 import agent_pb2
+from pawl.event.v1 import call_pb2
+from pawl.launcher import Suite, SuiteOptions
+from tests.leaks.world import running
+from tests.system.suite.client import Agent
+
+pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
+
+ARCHITECTURE: Final = Path(__file__).parents[3] / "docs" / "architecture.md"
+_STEP: Final = re.compile(r"^\d+\. `([\w/]+)\.py` `([\w.]+)`", re.MULTILINE)
+
+Step = tuple[str, str]
+
+
+class Calls:
+    """The calls of some functions, in the order in which they were made while this was entered."""
+
+    def __init__(self, wanted: Sequence[Step]) -> None:
+        self._wanted = frozenset(wanted)
+        self.made: list[Step] = []
+
+    def __enter__(self) -> None:
+        sys.setprofile(self._note)
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _note(self, frame: FrameType, event: str, _argument: object) -> None:
+        step = (frame.f_globals.get("__name__", ""), frame.f_code.co_qualname)
+        if event == "call" and step in self._wanted:
+            self.made.append(step)
+
+
+def journey(title: str) -> list[Step]:
+    """Return the steps that the page has below a title."""
+    page = ARCHITECTURE.read_text(encoding="utf-8")
+    section = page.split(f"\n### {title}\n")[1].split("\n#")[0]
+    return [(f"pawl.{path.replace('/', '.')}", name) for path, name in _STEP.findall(section)]
+
+
+async def travelled(title: str, travel: Callable[[], Awaitable[object]]) -> None:
+    """Fail unless all steps of a journey are taken in their order while `travel` runs."""
+    steps = journey(title)
+    assert steps
+    calls = Calls(steps)
+    with calls:
+        await travel()
+    made = iter(calls.made)
+    missing = [step for step in steps if step not in made]
+    assert missing == [], "this is not called, or not after what stands before it"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def agent(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Agent]:
+    """A client of services in this very process."""
+    folder = tmp_path_factory.mktemp("journeys")
+    with patch.dict(os.environ):
+        async with (
+            Suite(SuiteOptions(data=folder / "data", stages=())) as suite,
+            running(suite, folder) as services,
+            Agent(services.agent_loop) as agent,
+        ):
+            yield agent
+
+
+async def test_start_run(agent: Agent) -> None:
+    await travelled("From StartRun to its row", lambda: agent.start("what is 17 * 23?"))
+
+
+async def test_a_chunk_of_the_model(agent: Agent) -> None:
+    run = await agent.start("count to 200 slowly")
+    events = agent.watch(run.run_id)
+
+    async def some_output() -> None:
+        seen = 0
+        async for event in events:
+            seen += bool(event.output_delta.text)
+            if seen == 5:
+                return
+
+    await travelled("From a chunk of the model to a watcher", some_output)
+    await agent.stub.CancelRun(agent_pb2.CancelRunRequest(run_id=run.run_id), metadata=agent.metadata)
+    await agent.until_ended(run.run_id)
+
+
+async def test_a_gated_call(agent: Agent) -> None:
+    run = await agent.start("e-mail kim@example.com about Lunch: See you at noon")
+    call = await agent.until_pending(run.run_id, call_pb2.CALL_STATE_AWAITING_APPROVAL)
+
+    async def approve() -> None:
+        await agent.decide(call, call_pb2.DECISION_KIND_APPROVE)
+        await agent.until_ended(run.run_id)
+
+    await travelled("From an approval to the effect", approve)
