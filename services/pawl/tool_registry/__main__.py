@@ -27,11 +27,12 @@ from pawl.tool_registry.adapters.mail.smtp import OutboxFolder, SmtpMailer
 from pawl.tool_registry.adapters.mcp.connector import McpConnector
 from pawl.tool_registry.adapters.mcp.permission import Programs, read_programs_file
 from pawl.tool_registry.adapters.metrics import RegistryMetrics
+from pawl.tool_registry.adapters.postgres.audit import PostgresAuditLog
 from pawl.tool_registry.adapters.postgres.documents import PostgresDocumentRepository
 from pawl.tool_registry.adapters.postgres.journal import PostgresJournal
 from pawl.tool_registry.adapters.postgres.locks import PostgresResourceLocks
 from pawl.tool_registry.adapters.postgres.planning import PostgresPlanRepository
-from pawl.tool_registry.adapters.postgres.policy import policy_parts
+from pawl.tool_registry.adapters.postgres.rates import PostgresRateLimits
 from pawl.tool_registry.adapters.postgres.rules import PostgresRuleRepository
 from pawl.tool_registry.adapters.postgres.sources import PostgresSourceRepository
 from pawl.tool_registry.adapters.postgres.tools import PostgresToolRepository
@@ -45,8 +46,9 @@ from pawl.tool_registry.app.catalog.catalog import Catalog
 from pawl.tool_registry.app.documents.documents import Documents
 from pawl.tool_registry.app.execution.attempt import AttemptParts
 from pawl.tool_registry.app.execution.executor import Executor
-from pawl.tool_registry.app.policy.checking import Checker
-from pawl.tool_registry.app.policy.permits import Permits
+from pawl.tool_registry.app.policy.admission import Admission
+from pawl.tool_registry.app.policy.audit import AuditTrail
+from pawl.tool_registry.app.policy.result_cache import ResultCache
 from pawl.tool_registry.app.policy.rules import Rules
 from pawl.tool_registry.app.ports import Connector
 from pawl.tool_registry.app.sources.sources import Sources
@@ -92,9 +94,9 @@ async def main(stop: Stop) -> None:
 
         helpers = await service.enter(Helpers())
         known, attached = PostgresToolRepository(database), PostgresWorkerRepository(database, instance_id=instance_id)
-        policy = policy_parts(database, service.clock, store_calls_per_minute=settings.store_calls_per_minute)
-        options = settings.worker_options
-        hub = WorkerHub(attached, policy.audit, clock=service.clock, stopping=stop.wait, options=options)
+        audit_log = PostgresAuditLog(database)
+        audit = AuditTrail(audit_log, service.clock.now)
+        hub = WorkerHub(attached, audit, clock=service.clock, stopping=stop.wait, options=settings.worker_options)
         await service.enter(hub)
         connected = PostgresSourceRepository(database)
         mcp, kinds = await _connectors(service, settings, connected, secrets, egress=egress, helpers=helpers)
@@ -106,24 +108,26 @@ async def main(stop: Stop) -> None:
             await catalog.load(f"module:{module.name}", module.tools)
 
         metrics = RegistryMetrics(service.metrics)
-        rule_repository = PostgresRuleRepository(database)
-        rules = Rules(rule_repository, catalog, runs=ledger, audit=policy.audit, ids=service.ids, clock=service.clock)
-        parts = AttemptParts(
+        known_rules = PostgresRuleRepository(database)
+        rules = Rules(known_rules, catalog, runs=ledger, audit=audit, ids=service.ids, clock=service.clock)
+        admission = Admission(
+            catalog=catalog,
+            rules=rules,
             journal=journal,
+            limits=PostgresRateLimits(database),
+            cache=ResultCache(service.clock.monotonic),
+            audit=audit,
+            observer=metrics,
+            store_calls_per_minute=settings.store_calls_per_minute,
+        )
+        parts = AttemptParts(
             locks=PostgresResourceLocks(database, instance_id=instance_id, watch=journal.watch),
             runner=runner,
             secrets=secrets,
-            policy=policy.calls,
+            admission=admission,
             clock=service.clock,
         )
-        executor = Executor(
-            catalog=catalog,
-            permits=Permits(rules, journal),
-            parts=parts,
-            observer=metrics,
-            stopping=stop.wait,
-            options=settings.executor_options,
-        )
+        executor = Executor(parts=parts, observer=metrics, stopping=stop.wait, options=settings.executor_options)
         metrics.watch(
             running=lambda: executor.running_count,
             threads_busy=lambda: threads.threads_busy,
@@ -132,13 +136,12 @@ async def main(stop: Stop) -> None:
         await service.enter(executor)
 
         server = service.rpc_server()
-        checker = Checker(catalog, rules, metrics, policy.audit)
-        execution = ExecutionServicer(catalog, checker, executor, policy.audit, mcp.misfit)
+        execution = ExecutionServicer(catalog, admission, executor, audit, mcp.misfit)
         sources = Sources(store=connected, repository=known, catalog=catalog, connectors=kinds, clock=service.clock)
         workers = WorkerServicer(hub, WorkerTools(known, attached, catalog))
         server.add(add_ToolServiceServicer_to_server, ToolServicer(catalog))
         server.add(add_RuleServiceServicer_to_server, RuleServicer(rules))
-        server.add(add_AuditServiceServicer_to_server, AuditServicer(policy.log))
+        server.add(add_AuditServiceServicer_to_server, AuditServicer(audit_log))
         documents = Documents(PostgresDocumentRepository(database))
         server.add(add_DocumentServiceServicer_to_server, DocumentServicer(documents))
         server.add(add_SourceServiceServicer_to_server, SourceServicer(sources))

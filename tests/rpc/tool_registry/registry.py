@@ -30,9 +30,10 @@ from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub, add_ToolServiceServicer_
 from pawl.tool.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from pawl.tool_registry.adapters.mcp.connector import McpConnector
 from pawl.tool_registry.adapters.metrics import RegistryMetrics
+from pawl.tool_registry.adapters.postgres.audit import PostgresAuditLog
 from pawl.tool_registry.adapters.postgres.journal import PostgresJournal
 from pawl.tool_registry.adapters.postgres.locks import PostgresResourceLocks
-from pawl.tool_registry.adapters.postgres.policy import policy_parts
+from pawl.tool_registry.adapters.postgres.rates import PostgresRateLimits
 from pawl.tool_registry.adapters.postgres.rules import PostgresRuleRepository
 from pawl.tool_registry.adapters.postgres.sources import PostgresSourceRepository
 from pawl.tool_registry.adapters.postgres.tools import PostgresToolRepository
@@ -44,8 +45,9 @@ from pawl.tool_registry.adapters.secret_file import FileSecrets
 from pawl.tool_registry.app.catalog.catalog import Catalog
 from pawl.tool_registry.app.execution.attempt import AttemptParts
 from pawl.tool_registry.app.execution.executor import Executor, ExecutorOptions
-from pawl.tool_registry.app.policy.checking import Checker
-from pawl.tool_registry.app.policy.permits import Permits
+from pawl.tool_registry.app.policy.admission import Admission
+from pawl.tool_registry.app.policy.audit import AuditTrail
+from pawl.tool_registry.app.policy.result_cache import ResultCache
 from pawl.tool_registry.app.policy.rules import Rules
 from pawl.tool_registry.app.ports import Connector, ExecutionJournal
 from pawl.tool_registry.app.sources.sources import Sources
@@ -259,34 +261,34 @@ async def running(
     async with Database(database_url, application_name="test", connections_max=8) as database:
         await database.migrate("tool_registry", "pawl.tool_registry.adapters.sql.migrations")
         journal, locks = _journal(database, instance_id, options, watch_seconds)
-        threads = PythonRunner(threads_max=threads_max)
-        processes = ProcessRunner(threads, processes_max=processes_max)
+        processes = ProcessRunner(threads := PythonRunner(threads_max=threads_max), processes_max=processes_max)
         known, attached = PostgresToolRepository(database), PostgresWorkerRepository(database, instance_id=instance_id)
-        policy = policy_parts(database, clock, store_calls_per_minute=store_calls_per_minute)
-        hub = WorkerHub(attached, policy.audit, clock=clock, stopping=stop.wait, options=worker_options)
+        audit = AuditTrail(audit_log := PostgresAuditLog(database), clock.now)
+        hub = WorkerHub(attached, audit, clock=clock, stopping=stop.wait, options=worker_options)
         known_secrets = FileSecrets(secrets or {})
         connected = PostgresSourceRepository(database)
         kinds = connectors(connected, known_secrets)
         catalog = Catalog(known, sources={"worker": hub, **kinds}, helper=(helpers := Helpers()))
         await catalog.load("module:test", tools)
         observer, rule_repository = RegistryMetrics(metrics), PostgresRuleRepository(database)
-        rules = Rules(rule_repository, catalog, runs=KnownRuns(), audit=policy.audit, ids=ids, clock=clock)
-        parts = AttemptParts(
+        rules = Rules(rule_repository, catalog, runs=KnownRuns(), audit=audit, ids=ids, clock=clock)
+        admission = Admission(
+            catalog=catalog,
+            rules=rules,
             journal=wrap_journal(journal),
-            locks=locks,
-            runner=processes,
-            secrets=known_secrets,
-            policy=policy.calls,
-            clock=clock,
+            limits=PostgresRateLimits(database),
+            cache=ResultCache(clock.monotonic),
+            audit=audit,
+            observer=observer,
+            store_calls_per_minute=store_calls_per_minute,
         )
-        permits = Permits(rules, parts.journal)
-        executor = _executor(catalog, permits, parts, observer=observer, stop=stop, options=options)
+        parts = AttemptParts(locks=locks, runner=processes, secrets=known_secrets, admission=admission, clock=clock)
+        executor = Executor(parts=parts, observer=observer, stopping=stop.wait, options=options)
         _watch(observer, executor, threads, processes)
         sources = Sources(store=connected, repository=known, catalog=catalog, connectors=kinds, clock=clock)
-        checker = Checker(catalog, rules, observer, policy.audit)
-        execution = ExecutionServicer(catalog, checker, executor, policy.audit, _misfit(kinds))
+        execution = ExecutionServicer(catalog, admission, executor, audit, _misfit(kinds))
         server = _server(f"unix:{folder}/{name}", ids, metrics, drain_seconds)
-        _serve(server, ToolServicer(catalog), RuleServicer(rules), SourceServicer(sources), AuditServicer(policy.log))
+        _serve(server, ToolServicer(catalog), RuleServicer(rules), SourceServicer(sources), AuditServicer(audit_log))
         _serve_streams(server, WorkerServicer(hub, WorkerTools(known, attached, catalog)), execution)
         async with helpers, processes, hub, executor, server, _Channels(server.address) as channels:
             yield Registry(
@@ -302,7 +304,7 @@ async def running(
                 runner=threads,
                 instance_id=instance_id,
                 stop=stop.set,
-                forget_rule_uses=permits.forget,
+                forget_rule_uses=rules.forget,
             )
             stop.set()
 
@@ -314,25 +316,6 @@ def _journal(
     journal = PostgresJournal(database, instance_id=instance_id, lease_seconds=options.lease_seconds)
     journal.watch.lease_seconds = min(options.lease_seconds, watch_seconds)
     return journal, PostgresResourceLocks(database, instance_id=instance_id, watch=journal.watch)
-
-
-def _executor(
-    catalog: Catalog,
-    permits: Permits,
-    parts: AttemptParts,
-    *,
-    observer: RegistryMetrics,
-    stop: asyncio.Event,
-    options: ExecutorOptions,
-) -> Executor:
-    return Executor(
-        catalog=catalog,
-        permits=permits,
-        parts=parts,
-        observer=observer,
-        stopping=stop.wait,
-        options=options,
-    )
 
 
 def _watch(observer: RegistryMetrics, executor: Executor, threads: PythonRunner, processes: ProcessRunner) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pawl.tool_registry.app.policy.admission import Job
+from pawl.tool_registry.app.policy.call import Job
 from pawl.tool_registry.app.policy.result_cache import ResultCache
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import Outcome, ended_badly, succeeded

@@ -14,9 +14,9 @@ from pawl.errors import InvalidArguments, InvalidField
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc
 from pawl.tool_registry.app.catalog.catalog import Catalog
 from pawl.tool_registry.app.execution.executor import Executor
-from pawl.tool_registry.app.policy.admission import ExecuteRequest
+from pawl.tool_registry.app.policy.admission import Admission
 from pawl.tool_registry.app.policy.audit import AuditTrail
-from pawl.tool_registry.app.policy.checking import Checker, ProposedCall
+from pawl.tool_registry.app.policy.call import ExecuteRequest, ProposedCall
 from pawl.tool_registry.domain.definition import TIMEOUT_SECONDS_MAX
 from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.registering import chosen
@@ -37,7 +37,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
     def __init__(
         self,
         catalog: Catalog,
-        checker: Checker,
+        admission: Admission,
         executor: Executor,
         audit: AuditTrail,
         misfit: Callable[[str, bytes, str], Awaitable[str]],
@@ -45,7 +45,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
         self._misfit = misfit
         self._audit = audit
         self._catalog = catalog
-        self._checker = checker
+        self._admission = admission
         self._executor = executor
 
     async def ResolveTools(
@@ -76,7 +76,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
             )
             for call in request.calls
         ]
-        verdicts = await self._checker.check_batch(proposed, request.known_tool_names)
+        verdicts = await self._admission.check_batch(proposed, request.known_tool_names)
         return execution_pb2.CheckCallsResponse(verdicts=map(convert.verdict_message, verdicts))
 
     async def CheckAnswer(

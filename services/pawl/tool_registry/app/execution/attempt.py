@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import threading
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
@@ -14,9 +14,9 @@ from pawl.chassis import logs
 from pawl.chassis.clock import Clock
 from pawl.tool_registry.app.execution import outcome
 from pawl.tool_registry.app.execution.execution import Execution, Reporter
-from pawl.tool_registry.app.policy.admission import Job
-from pawl.tool_registry.app.policy.policy import CallPolicy
-from pawl.tool_registry.app.ports import Begun, Ended, ExecutionJournal, HeldElsewhere, ResourceLocks, Runner, Secrets
+from pawl.tool_registry.app.policy.admission import Admission
+from pawl.tool_registry.app.policy.call import Job
+from pawl.tool_registry.app.ports import Begun, Ended, HeldElsewhere, ResourceLocks, Runner, Secrets
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import ExecutionResult, progress
 from pawl.tool_registry.sdk.context import SecretNotFound, ToolContext
@@ -24,7 +24,6 @@ from pawl.tool_registry.sdk.reconciling import ReconcileResult
 from pawl.tool_registry.sdk.values import hide
 
 _SECRET_CHARACTERS_MIN: Final = 4
-_UNACTED_MAX: Final = 10_000
 
 _log = logs.get_logger(__name__)
 
@@ -33,14 +32,11 @@ _log = logs.get_logger(__name__)
 class AttemptParts:
     """The parts that attempts share."""
 
-    journal: ExecutionJournal
     locks: ResourceLocks
     runner: Runner
     secrets: Secrets
-    policy: CallPolicy
+    admission: Admission
     clock: Clock
-    unacted: set[str] = field(default_factory=set)
-    """Tokens of attempts that may have written an entry and ran nothing: the journal gave no answer."""
 
 
 class Attempt:
@@ -104,18 +100,14 @@ class Attempt:
         """Settle a call that was asked for again without waiting for its own keys."""
         if not self._job.effect.is_journaled:
             return False
-        known = await self._parts.journal.known(self._job.journal_call(self._token))
+        known = await self._parts.admission.journal.known(self._job.journal_call(self._token))
         if known is not None:
             self._set_known(known)
         return known is not None
 
     async def _run_journaled(self) -> None:
         self.has_asked_journal = True
-        try:
-            begun = await self._parts.journal.begin(self._job.journal_call(self._token), unacted=self._parts.unacted)
-        except BaseException:
-            self._remember_unacted()
-            raise
+        begun = await self._parts.admission.begin(self._job, self._token)
         if not isinstance(begun, Begun):
             self._set_known(begun)
             return
@@ -148,19 +140,9 @@ class Attempt:
             self._set(outcome.of_doubt(self._job.definition.name, self._seconds()))
         return self.outcome.done()
 
-    def _remember_unacted(self) -> None:
-        unacted = self._parts.unacted
-        if len(unacted) >= _UNACTED_MAX:
-            unacted.clear()  # Their entries, if there are any, are taken for interrupted ones.
-        unacted.add(self._token)
-
     async def _run_tool(self) -> None:
         job = self._job
-        try:
-            refusal = await self._parts.policy.permit(job)
-        except BaseException:
-            self._remember_unacted()
-            raise
+        refusal = await self._parts.admission.permit(job, self._token)
         if refusal is not None:
             self._set(refusal)
             return

@@ -19,13 +19,11 @@ from pawl.errors import (
     PawlError,
     ShuttingDown,
 )
-from pawl.tool_registry.app.catalog.catalog import Catalog
 from pawl.tool_registry.app.execution import outcome
 from pawl.tool_registry.app.execution.attempt import Attempt, AttemptParts
 from pawl.tool_registry.app.execution.execution import CancelCause, Execution, wait_any
 from pawl.tool_registry.app.execution.outcome import ToolEnd
-from pawl.tool_registry.app.policy.admission import ExecuteRequest, Job, admit
-from pawl.tool_registry.app.policy.permits import Permits
+from pawl.tool_registry.app.policy.call import ExecuteRequest, Job
 from pawl.tool_registry.app.ports import CallKey, HeldElsewhere, Observer
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import NOT_STOPPED, ExecutionResult, Outcome, Progress, input_required
@@ -66,16 +64,13 @@ class Executor:
     def __init__(
         self,
         *,
-        catalog: Catalog,
-        permits: Permits,
         parts: AttemptParts,
         observer: Observer,
         stopping: Callable[[], Awaitable[object]],
         options: ExecutorOptions,
     ) -> None:
-        self._catalog = catalog
-        self._permits = permits
-        self._journal = parts.journal
+        self._admission = parts.admission
+        self._journal = parts.admission.journal
         self._parts = parts
         self._observer = observer
         self._clock = parts.clock
@@ -124,14 +119,14 @@ class Executor:
 
         Raises:
             ToolNotFound, InvalidArguments, ApprovalRequired, PermissionDenied: it may not
-                run; see `admit` and `Permits`.
+                run; see `Admission`.
             Overloaded, ShuttingDown, DependencyUnavailable: it did not run, or asking
                 again tells what became of it.
         """
-        job = await admit(self._catalog, request)
+        job = await self._admission.admit(request)
         if job.key not in self._running:
-            await self._permits.check(job)
-        cached = await self._parts.policy.cached(job)
+            await self._admission.check_rules(job)
+        cached = await self._admission.cached(job)
         if cached is not None:
             yield cached
             return
@@ -326,7 +321,7 @@ class Executor:
         """Make the result, and that there is one, durable before anybody sees it. See `_until_written`."""
         if result.outcome is Outcome.INPUT_REQUIRED:
             return result  # It has not ended: it begins again with the answer.
-        audited = self._until_written(job, lambda: self._parts.policy.ended(job, result, has_begun=attempt.has_run))
+        audited = self._until_written(job, lambda: self._admission.ended(job, result, has_begun=attempt.has_run))
         if not attempt.has_asked_journal:
             await audited
             return result
@@ -341,7 +336,7 @@ class Executor:
         await asyncio.wait({attempt.task})
         late = attempt.late_end
         if late is not None:
-            await self._until_written(job, lambda: self._parts.policy.ended_late(job, late))
+            await self._until_written(job, lambda: self._admission.audit.ended(job, late, reason="LATE"))
 
     async def _until_written(self, job: Job, write: Callable[[], Awaitable[T]]) -> T:
         """Write what must not be lost; raises as `Retry.until_answered` does."""
@@ -391,9 +386,8 @@ class Executor:
     async def _forget(self) -> None:
         while True:
             try:
-                await self._parts.policy.sweep()
+                await self._admission.forget(self._options.retention_seconds)
                 await self._journal.forget(self._options.retention_seconds)
-                await self._permits.forget(self._options.retention_seconds)
             except Exception as error:  # noqa: BLE001  # the next round may succeed
                 _log.warning("journal.not_cleaned", error=type(error).__name__)
             await self._clock.sleep(self._options.forget_seconds)

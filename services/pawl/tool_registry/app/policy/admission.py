@@ -1,163 +1,303 @@
-"""A call that passed all checks and may run."""
+"""The decision whether a call may begin, in the order in which it is made."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
 
-from pawl.chassis.strict_json import JsonValue
-from pawl.errors import ApprovalRequired, InvalidArguments, ToolNotFound
+from pawl.errors import ApprovalRequired, InvalidArguments, PawlError, PermissionDenied, ToolNotFound
 from pawl.tool_registry.app.catalog.catalog import Catalog, CatalogTool
-from pawl.tool_registry.app.policy.checking import digest_of, gate, ruled_call
-from pawl.tool_registry.app.ports import CallKey, JournalCall
-from pawl.tool_registry.domain.audit import sha256_hex
+from pawl.tool_registry.app.policy.audit import AuditTrail
+from pawl.tool_registry.app.policy.call import ExecuteRequest, FittingCall, Job, ProposedCall
+from pawl.tool_registry.app.policy.ports import RateLimits
+from pawl.tool_registry.app.policy.result_cache import ResultCache
+from pawl.tool_registry.app.policy.rules import Rules
+from pawl.tool_registry.app.ports import Begun, ExecutionJournal, HeldElsewhere, Observer
 from pawl.tool_registry.domain.check import Refused
 from pawl.tool_registry.domain.definition import EffectClass, ExecutionContext, ToolDefinition
-from pawl.tool_registry.domain.question import Answer
+from pawl.tool_registry.domain.execution import ExecutionResult
+from pawl.tool_registry.domain.names import did_you_mean
+from pawl.tool_registry.domain.patterns import TooMuchToMatch
+from pawl.tool_registry.domain.rate import STORE_RATE_NAME, Rate, rate_limited, tool_rate
 from pawl.tool_registry.domain.resources import resource_keys
-from pawl.tool_registry.domain.rules import RuledCall
-from pawl.tool_registry.domain.verdict import CallContext
-from pawl.tool_registry.sdk.tool import Tool
+from pawl.tool_registry.domain.rules import Rule, RuleEffect, RuleScope
+from pawl.tool_registry.domain.verdict import CallContext, Disposition, Verdict, question_of
 
-DEFAULT_TIMEOUT_SECONDS: Final = 10.0
-
-_CAUTION: Final = (EffectClass.READ_ONLY, EffectClass.IDEMPOTENT, EffectClass.RECONCILABLE, EffectClass.AT_MOST_ONCE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecuteRequest:
-    """A call to run, as its run has it."""
-
-    context: CallContext
-    tool_name: str
-    tool_version: int
-    arguments: bytes
-    earlier_attempts: int = 0
-    timeout_seconds: float = 0.0
-    approved_digest: str = ""
-    unknowns_resolved: int = 0
-    rule_id: str = ""
-    """The rule that the verdict on the call named."""
-    answers: tuple[Answer, ...] = ()
-    """Answers to what the tool has asked so far."""
+_TOO_MUCH_TO_MATCH: Final = (
+    "these arguments are too much to be held against the rules of the store: use fewer or shorter ones in a call"
+)
+_FIRST_ATTEMPT: Final = 1
+_LOADED: Final = frozenset({ExecutionContext.BACKEND, ExecutionContext.AGENT})
+_UNACTED_MAX: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """A call to run, how, and for how long."""
+class Admission:
+    """Decides, step by step, whether a call may begin; never runs any.
 
-    context: CallContext
-    tool: Tool[..., Any]
-    definition: ToolDefinition
-    """The version that the run has pinned."""
-    version: int
-    effect: EffectClass
-    arguments: dict[str, JsonValue]
-    resource_keys: tuple[str, ...]
-    timeout_seconds: float
-    attempt: int
-    fingerprint: str
-    unknowns_resolved: int
-    ruled: RuledCall
-    is_approved: bool
-    """True if a person approved exactly this call."""
-    answers: tuple[Answer, ...]
-    allowing_rule_id: str
-    """The rule in whose name a gated call runs; empty if it needs none."""
-    source: str
-    is_of_store: bool
-    """True if what runs it was connected by the store, and is no code of the deployment."""
-    running_version: int
-    """The version of the function that runs: the newest one."""
-    arguments_sha256: str
-    rate_per_minute: int
-    """0 means any number."""
-    cache_seconds: float
-    """0 means that its result is not kept."""
+    1. `check_batch`: the model proposes it. The tool is there for the user, the arguments fit, no earlier call of
+       the batch is the same, no rule denies it. The verdict says what must happen first: often an approval.
+    2. `admit`: its run asks for it. All of that is looked at again, and the approval must be of exactly this call.
+    3. `check_rules`: what people have decided since then holds. Only where the call is not under way.
+    4. `cached`: an earlier result of a READ_ONLY tool is given in its place.
+    5. `begin`: the journal knows of no earlier begin. The attempt holds the call's resource keys by then.
+    6. `permit`: its rates are not used up, and the audit chain has it. Then the tool is called.
 
-    @property
-    def key(self) -> CallKey:
-        """Store and call."""
-        return (self.context.store_id, self.context.call_id)
+    `store_calls_per_minute` 0 means any number.
+    """
 
-    def journal_call(self, token: str) -> JournalCall:
-        """Return what the journal writes of it."""
-        return JournalCall(
-            key=self.key,
-            run_id=self.context.run_id,
-            tool_name=self.definition.name,
-            tool_version=self.version,
-            effect=self.effect,
-            fingerprint=self.fingerprint,
-            unknowns_resolved=self.unknowns_resolved,
-            token=token,
+    catalog: Catalog
+    rules: Rules
+    journal: ExecutionJournal
+    limits: RateLimits
+    cache: ResultCache
+    audit: AuditTrail
+    observer: Observer
+    store_calls_per_minute: int = 0
+    unacted: set[str] = field(default_factory=set)
+    """Tokens of attempts that may have written an entry of the journal and ran nothing: there was no answer."""
+
+    async def check_batch(
+        self, proposed: Sequence[tuple[CallContext, ProposedCall]], known_names: Iterable[str]
+    ) -> list[Verdict]:
+        """Return the verdicts on the calls of one batch, in order; they are in the audit chain by then.
+
+        A call that could have the effect of an earlier one of the batch once more
+        is refused: it is nearly always a slip of the model.
+
+        Raises:
+            DependencyUnavailable: the audit chain cannot be written.
+        """
+        first: dict[tuple[str, bytes], int] = {}
+        verdicts = []
+        for number, (context, call) in enumerate(proposed, 1):
+            fitting = await self._fitting(context, call, known_names)
+            if isinstance(fitting, Verdict):
+                verdict = fitting
+            else:
+                key = (fitting.definition.name, fitting.accepted.canonical)
+                if key in first:
+                    # Before any rule, which would count it.
+                    verdict = _duplicate(fitting, first[key], proposed[first[key] - 1][0].call_id)
+                else:
+                    verdict = await self._judged(fitting, is_edited=call.is_edited)
+                    if verdict.accepted is not None and fitting.definition.effect is not EffectClass.READ_ONLY:
+                        first[key] = number
+            self.observer.checked(verdict.disposition)
+            verdicts.append(verdict)
+        await self.audit.proposed(
+            [context for context, _ in proposed], [call.tool_name for _, call in proposed], verdicts
+        )
+        return verdicts
+
+    async def _fitting(
+        self, context: CallContext, call: ProposedCall, known_names: Iterable[str]
+    ) -> FittingCall | Verdict:
+        """Return the call with its tool and its arguments as the tool takes them, or the refusal."""
+        tool = None
+        if call.tool_version:
+            tool = await self.catalog.find(context.store_id, call.tool_name, call.tool_version)
+        if tool is None or not tool.may_be_called_by(context.caller):
+            near = did_you_mean(call.tool_name, known_names)
+            return _refused(context, "TOOL_NOT_FOUND", f"there is no tool {call.tool_name[:80]!r}{near}")
+        accepted = await self.catalog.check(context.store_id, tool, call.arguments)
+        if isinstance(accepted, Refused):
+            return _refused(context, accepted.reason, accepted.message, tool)
+        if tool.definition.context in _LOADED and tool.loaded is None:
+            gone = f"the tool {tool.definition.name} is not available any more"
+            return _refused(context, "TOOL_NOT_FOUND", gone, tool)
+        return FittingCall(context=context, tool=tool, accepted=accepted)
+
+    async def _judged(self, call: FittingCall, *, is_edited: bool) -> Verdict:
+        """Return the verdict on a call that fits, by the gate and by people's rules."""
+        context, definition, arguments = call.context, call.definition, call.accepted.arguments
+        cause = call.gate()
+        try:
+            rule = await self.rules.deciding(context.store_id, call.ruled())
+        except TooMuchToMatch:
+            return _refused(context, "INVALID_ARGUMENTS", _TOO_MUCH_TO_MATCH, call.tool)
+        if rule is not None:
+            match rule.effect:
+                case RuleEffect.DENY:
+                    return replace(_refused(context, "NOT_ALLOWED", _denial(rule), call.tool), rule_id=rule.rule_id)
+                case RuleEffect.ASK if definition.context is not ExecutionContext.HUMAN:
+                    cause = ", ".join(filter(None, (cause, f"rule {rule.rule_id}")))
+                case RuleEffect.ALLOW if cause and not is_edited and await self.rules.allow(rule, context.call_id):
+                    cause = ""
+                case _:
+                    rule = None
+        return Verdict(
+            call_id=context.call_id,
+            disposition=Disposition.APPROVE if cause else _ungated(definition),
+            definition=definition,
+            tool_version=call.tool.entry.version,
+            accepted=call.accepted,
+            resource_keys=resource_keys(definition.resource_keys, arguments),
+            # By its digest the ledger knows what was approved: so an edit has one though it needs no approval any more.
+            digest=call.digest if cause or is_edited else "",
+            preview=call.preview() if cause else "",
+            approval_cause=cause,
+            approvals_required=call.approvals_required if cause else 0,
+            question=question_of(definition, arguments) if definition.context is ExecutionContext.HUMAN else None,
+            rule_id=rule.rule_id if rule else "",
         )
 
+    async def admit(self, request: ExecuteRequest) -> Job:
+        """Return the job of a request that may run; everything is checked again.
 
-async def admit(catalog: Catalog, request: ExecuteRequest) -> Job:
-    """Return the job of a request that may run; everything is checked again.
+        Raises:
+            ToolNotFound: there is no such backend tool, or the user may not call it.
+            InvalidArguments: the arguments do not fit.
+            ApprovalRequired: the call is gated, and neither an approval of exactly this
+                call nor the name of a rule came.
+        """
+        context, name = request.context, request.tool_name
+        tool = await self.catalog.find(context.store_id, name, request.tool_version)
+        if tool is None or tool.loaded is None or not tool.may_be_called_by(context.caller):
+            raise ToolNotFound(f"there is no tool {name!r} to run", tool_name=name)
+        if tool.definition.context is not ExecutionContext.BACKEND:
+            raise ToolNotFound(f"{name!r} does not run in the registry", tool_name=name)
+        accepted = await self.catalog.check(context.store_id, tool, request.arguments)
+        if isinstance(accepted, Refused):
+            raise InvalidArguments(accepted.message)
+        call = FittingCall(context=context, tool=tool, accepted=accepted)
+        digest, cause = call.digest, call.gate()
+        # An approval that is not of this call is a sign that something was exchanged.
+        if request.approved_digest != digest and (request.approved_digest or (cause and not request.rule_id)):
+            raise ApprovalRequired(f"{name} needs an approval of exactly this call ({cause or 'it had one'})")
+        return Job.of(call, tool.loaded, request, digest=digest, is_gated=bool(cause))
 
-    Raises:
-        ToolNotFound: there is no such backend tool, or the user may not call it.
-        InvalidArguments: the arguments do not fit.
-        ApprovalRequired: the call is gated, and neither an approval of exactly this
-            call nor the name of a rule came.
-    """
-    context = request.context
-    found = await catalog.find(context.store_id, request.tool_name, request.tool_version)
-    if found is None or found.loaded is None or not found.may_be_called_by(context.caller):
-        raise ToolNotFound(f"there is no tool {request.tool_name!r} to run", tool_name=request.tool_name)
-    if found.definition.context is not ExecutionContext.BACKEND:
-        raise ToolNotFound(f"{request.tool_name!r} does not run in the registry", tool_name=request.tool_name)
-    checked = await catalog.check(context.store_id, found, request.arguments)
-    if isinstance(checked, Refused):
-        raise InvalidArguments(checked.message)
-    digest = digest_of(context, found, checked)
-    cause = gate(found, checked)
-    # An approval that is not of this call is a sign that something was exchanged.
-    is_approved = request.approved_digest == digest
-    if not is_approved and (request.approved_digest or (cause and not request.rule_id)):
-        raise ApprovalRequired(f"{request.tool_name} needs an approval of exactly this call ({cause or 'it had one'})")
-    return Job(
-        context=context,
-        tool=found.loaded.tool,
-        definition=found.definition,
-        version=found.entry.version,
-        effect=_more_cautious(found),
-        arguments=checked.arguments,
-        resource_keys=resource_keys(found.loaded.tool.definition.resource_keys, checked.arguments),
-        timeout_seconds=_timeout(found.definition.timeout_seconds, request.timeout_seconds),
-        attempt=request.earlier_attempts + 1,
-        fingerprint=digest,
-        unknowns_resolved=request.unknowns_resolved,
-        ruled=ruled_call(context, found, checked),
-        is_approved=is_approved,
-        answers=request.answers,
-        allowing_rule_id=request.rule_id if cause and not is_approved else "",
-        source=found.entry.source,
-        is_of_store=bool(found.loaded.entry.store_id),
-        running_version=found.loaded.entry.version,
-        arguments_sha256=sha256_hex(checked.canonical),
-        rate_per_minute=found.loaded.tool.definition.rate_per_minute,
-        cache_seconds=_cache_seconds(found),
+    async def check_rules(self, job: Job) -> None:
+        """Return if people's rules let the call begin, or it has begun before: then what became of it is to be told.
+
+        Raises:
+            PermissionDenied: a rule denies it.
+            ApprovalRequired: a rule asks for an approval, or the one that allowed it
+                does so no more.
+        """
+        refusal = await self._refusal(job)
+        if refusal is not None and not (job.effect.is_journaled and await self.journal.look(job.key)):
+            raise refusal
+
+    async def _refusal(self, job: Job) -> PawlError | None:
+        store_id, call_id = job.key
+        try:
+            rule = await self.rules.deciding(store_id, job.ruled)
+        except TooMuchToMatch:
+            return InvalidArguments(_TOO_MUCH_TO_MATCH)
+        if rule is not None and rule.effect is RuleEffect.DENY:
+            return PermissionDenied(_denial(rule))
+        if rule is not None and rule.effect is RuleEffect.ASK and not job.is_approved:
+            return ApprovalRequired(f"{job.definition.name} needs an approval (rule {rule.rule_id})")
+        if job.allowing_rule_id and not await self.rules.still_allows(store_id, job.allowing_rule_id, call_id):
+            return ApprovalRequired(f"the rule that allowed {job.definition.name} is not in force any more")
+        return None
+
+    async def cached(self, job: Job) -> ExecutionResult | None:
+        """Return an earlier result of the same READ_ONLY call, written down as given again.
+
+        Raises:
+            DependencyUnavailable: it could not be written down.
+        """
+        found = self.cache.find(job)
+        if found is not None:
+            await self.audit.ended(job, found, reason="CACHED")
+        return found
+
+    async def begin(self, job: Job, token: str) -> Begun | HeldElsewhere | ExecutionResult:
+        """Have the journal write that an attempt begins, or return what it knows of the call.
+
+        Raises:
+            InvalidArguments, DependencyUnavailable: as `ExecutionJournal.begin`.
+        """
+        try:
+            return await self.journal.begin(job.journal_call(token), unacted=self.unacted)
+        except BaseException:
+            self._remember_unacted(token)
+            raise
+
+    async def permit(self, job: Job, token: str) -> ExecutionResult | None:
+        """Count a call that is about to begin and write it down; the result in its place if it may not.
+
+        The attempts of one call count once. What a READ_ONLY tool does is written
+        down together with its end.
+
+        Raises:
+            DependencyUnavailable: the call must not begin.
+        """
+        try:
+            rates = self._rates(job) if job.attempt == _FIRST_ATTEMPT else []
+            exceeded = await self.limits.take(job.context.store_id, rates) if rates else None
+            if exceeded is not None:
+                return rate_limited(job.definition.name, exceeded)
+            if job.effect is not EffectClass.READ_ONLY:
+                await self.audit.executed(job)
+        except BaseException:
+            self._remember_unacted(token)
+            raise
+        return None
+
+    def _rates(self, job: Job) -> list[Rate]:
+        rates = []
+        if self.store_calls_per_minute:
+            rates.append(Rate(name=STORE_RATE_NAME, per_minute=self.store_calls_per_minute))
+        if job.rate_per_minute:
+            rates.append(tool_rate(job.definition.name, job.rate_per_minute))
+        return rates
+
+    def _remember_unacted(self, token: str) -> None:
+        if len(self.unacted) >= _UNACTED_MAX:
+            self.unacted.clear()  # Their entries, if there are any, are taken for interrupted ones.
+        self.unacted.add(token)
+
+    async def ended(self, job: Job, result: ExecutionResult, *, has_begun: bool) -> None:
+        """Write the end of an execution down, and keep its result if the tool wants that.
+
+        Raises:
+            DependencyUnavailable: it is not known whether it was written.
+        """
+        await self.audit.ended(job, result, has_begun=has_begun)
+        self.cache.put(job, result)
+
+    async def forget(self, older_than_seconds: float) -> None:
+        """Drop results that are too old, rates that nobody uses, and calls that rules allowed longer ago."""
+        self.cache.sweep()
+        await self.limits.forget()
+        await self.rules.forget(older_than_seconds)
+
+
+def _ungated(definition: ToolDefinition) -> Disposition:
+    match definition.context:
+        case ExecutionContext.BACKEND:
+            return Disposition.RUN
+        case ExecutionContext.FRONTEND:
+            return Disposition.OFFER
+        case ExecutionContext.HUMAN:
+            return Disposition.ASK
+        case ExecutionContext.AGENT:
+            return Disposition.DELEGATE
+
+
+def _duplicate(call: FittingCall, earlier: int, call_id: str) -> Verdict:
+    message = (
+        f"this is call {earlier} of the batch ({call_id}) once more: {call.definition.name} with the same arguments. "
+        "It is done once. If it is meant twice, call it again after its result"
+    )
+    return _refused(call.context, "DUPLICATE_CALL", message, call.tool)
+
+
+def _refused(context: CallContext, reason: str, message: str, tool: CatalogTool | None = None) -> Verdict:
+    return Verdict(
+        call_id=context.call_id,
+        disposition=Disposition.REFUSE,
+        definition=tool.definition if tool else None,
+        tool_version=tool.entry.version if tool else 0,
+        error_reason=reason,
+        error_message=message,
     )
 
 
-def _cache_seconds(found: CatalogTool) -> float:
-    in_force = found.loaded.tool.definition.cache_seconds if found.loaded else 0.0
-    is_read_only = _more_cautious(found) is EffectClass.READ_ONLY
-    return min(found.definition.cache_seconds, in_force) if is_read_only else 0.0
-
-
-def _more_cautious(found: CatalogTool) -> EffectClass:
-    effects = [found.definition.effect]
-    if found.loaded is not None:
-        effects.append(found.loaded.tool.definition.effect)
-    effect = max(effects, key=_CAUTION.index)
-    if effect is EffectClass.RECONCILABLE and (found.loaded is None or found.loaded.tool.reconcile is None):
-        return EffectClass.AT_MOST_ONCE
-    return effect
-
-
-def _timeout(own: float, asked: float) -> float:
-    return min((seconds for seconds in (own, asked) if seconds > 0), default=DEFAULT_TIMEOUT_SECONDS)
+def _denial(rule: Rule) -> str:
+    """Return what the model is told of a call that a rule denies."""
+    return f"a rule of {'the store' if rule.scope is RuleScope.STORE else 'the user'} denies this call ({rule.rule_id})"

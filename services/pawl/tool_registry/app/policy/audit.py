@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from pawl.errors import DependencyUnavailable
+from pawl.tool_registry.app.policy.call import Job
 from pawl.tool_registry.app.policy.ports import AuditLog
 from pawl.tool_registry.domain.audit import (
     ENDS,
@@ -17,6 +19,8 @@ from pawl.tool_registry.domain.audit import (
     clean_name,
     sha256_hex,
 )
+from pawl.tool_registry.domain.definition import EffectClass
+from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.rules import Rule, said_by
 from pawl.tool_registry.domain.verdict import CallContext, Verdict
 
@@ -59,15 +63,8 @@ class AuditTrail:
         time_us = self.time_us()
         await self.write(
             [
-                AuditDraft(
-                    store_id=context.store_id,
-                    kind=AuditKind.PROPOSED,
-                    time_us=time_us,
-                    user_id=context.user_id,
-                    run_id=context.run_id,
-                    call_id=context.call_id,
-                    tool_name=clean_name(tool_name),
-                    tool_version=verdict.tool_version,
+                replace(
+                    _of_call(context, AuditKind.PROPOSED, tool_name, verdict.tool_version, time_us),
                     verdict=verdict.disposition.value,
                     reason=_reason(verdict),
                     arguments_sha256=sha256_hex(verdict.accepted.canonical) if verdict.accepted else "",
@@ -85,15 +82,8 @@ class AuditTrail:
         time_us = self.time_us()
         await self.write(
             [
-                AuditDraft(
-                    store_id=context.store_id,
-                    kind=AuditKind.DECIDED,
-                    time_us=time_us,
-                    user_id=context.user_id,
-                    run_id=context.run_id,
-                    call_id=context.call_id,
-                    tool_name=clean_name(decision.tool_name),
-                    tool_version=decision.tool_version,
+                replace(
+                    _of_call(context, AuditKind.DECIDED, decision.tool_name, decision.tool_version, time_us),
                     verdict=decision.kind,
                     by_user_id=decision.by_user_id,
                     arguments_sha256=decision.arguments_sha256,
@@ -101,6 +91,33 @@ class AuditTrail:
                 for context, decision in decisions
             ]
         )
+
+    async def executed(self, job: Job) -> None:
+        """Write that a call is about to begin.
+
+        Raises:
+            DependencyUnavailable: as `write`.
+        """
+        await self.write([self._executed(job)])
+
+    async def ended(self, job: Job, result: ExecutionResult, *, has_begun: bool = False, reason: str = "") -> None:
+        """Write how a call ended here; what a READ_ONLY tool did is written down together with its end.
+
+        `reason` in place of the result's own: CACHED where it was given again, LATE
+        where the call had ended before, so that it is dropped.
+
+        Raises:
+            DependencyUnavailable: as `write`.
+        """
+        draft = replace(
+            self._of_job(job, AuditKind.RETURNED),
+            verdict=result.outcome.value,
+            reason=reason or result.error_reason,
+            result_sha256=sha256_hex(result.content),
+            result_bytes=len(result.content),
+            duration_us=int(result.duration_seconds * 1_000_000),
+        )
+        await self.write([self._executed(job), draft] if has_begun and job.effect is EffectClass.READ_ONLY else [draft])
 
     async def returned(self, results: Sequence[tuple[CallContext, RecordedResult]]) -> None:
         """Write how front-end calls ended; what is there already is not written again.
@@ -111,15 +128,8 @@ class AuditTrail:
         time_us = self.time_us()
         await self.write(
             [
-                AuditDraft(
-                    store_id=context.store_id,
-                    kind=AuditKind.RETURNED,
-                    time_us=time_us,
-                    user_id=context.user_id,
-                    run_id=context.run_id,
-                    call_id=context.call_id,
-                    tool_name=clean_name(result.tool_name),
-                    tool_version=result.tool_version,
+                replace(
+                    _of_call(context, AuditKind.RETURNED, result.tool_name, result.tool_version, time_us),
                     verdict=ENDS[result.state][0].value,
                     reason=ENDS[result.state][1],
                     by_user_id=result.by_user_id,
@@ -161,6 +171,15 @@ class AuditTrail:
         """Return the time of an entry that is made now."""
         return int(self._now() * 1_000_000)
 
+    def _executed(self, job: Job) -> AuditDraft:
+        rule_id = job.allowing_rule_id
+        verdict = "APPROVED" if job.is_approved else "RULE" if rule_id else ""
+        return replace(self._of_job(job, AuditKind.EXECUTED), verdict=verdict, reason=rule_id)
+
+    def _of_job(self, job: Job, kind: AuditKind) -> AuditDraft:
+        draft = _of_call(job.context, kind, job.definition.name, job.version, self.time_us())
+        return replace(draft, arguments_sha256=job.arguments_sha256)
+
     async def _write_all(self) -> None:
         try:
             while self._waiting:
@@ -187,6 +206,20 @@ class AuditTrail:
                     written.set_exception(DependencyUnavailable("the audit chain takes no entries: verify it"))
                 else:
                     written.set_result(None)
+
+
+def _of_call(context: CallContext, kind: AuditKind, tool_name: str, tool_version: int, time_us: int) -> AuditDraft:
+    return AuditDraft(
+        store_id=context.store_id,
+        kind=kind,
+        time_us=time_us,
+        user_id=context.user_id,
+        run_id=context.run_id,
+        call_id=context.call_id,
+        tool_name=clean_name(tool_name),
+        tool_version=tool_version,
+        verdict="",
+    )
 
 
 def _reason(verdict: Verdict) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pawl.tool_registry.app.policy.admission import Job
+from pawl.tool_registry.app.policy.call import Job
 from pawl.tool_registry.domain.execution import ExecutionResult, Outcome
 
 _SWEEP_SECONDS: Final = 60.0

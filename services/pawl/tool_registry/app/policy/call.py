@@ -1,0 +1,235 @@
+"""A call on its way to its tool: proposed by the model, asked to be run, found to fit, and the job to be done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pawl.chassis import logs
+from pawl.chassis.strict_json import JsonValue
+from pawl.tool_registry.app.catalog.catalog import CatalogTool, LoadedTool
+from pawl.tool_registry.app.ports import CallKey, JournalCall
+from pawl.tool_registry.domain.audit import sha256_hex
+from pawl.tool_registry.domain.check import Accepted
+from pawl.tool_registry.domain.definition import Category, EffectClass, ToolDefinition
+from pawl.tool_registry.domain.digest import call_digest
+from pawl.tool_registry.domain.gate import approval_cause, items_of
+from pawl.tool_registry.domain.patterns import argument_acts, argument_kinds
+from pawl.tool_registry.domain.question import Answer
+from pawl.tool_registry.domain.resources import resource_keys
+from pawl.tool_registry.domain.rules import RuledCall, may_approve
+from pawl.tool_registry.domain.verdict import CallContext
+from pawl.tool_registry.sdk.tool import Tool
+
+DEFAULT_TIMEOUT_SECONDS: Final = 10.0
+PREVIEW_CHARACTERS_MAX: Final = 4096
+
+_SEVERITY: Final = (Category.SAFE, Category.SENSITIVE, Category.DESTRUCTIVE)
+_CAUTION: Final = (EffectClass.READ_ONLY, EffectClass.IDEMPOTENT, EffectClass.RECONCILABLE, EffectClass.AT_MOST_ONCE)
+
+_log = logs.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposedCall:
+    """A call as the model wrote it, with the version that its run has pinned."""
+
+    tool_name: str
+    tool_version: int
+    arguments: bytes
+    is_edited: bool = False
+    """True if a reviewer wrote the arguments: no rule allows the call in place of the reviewer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecuteRequest:
+    """A call to run, as its run has it."""
+
+    context: CallContext
+    tool_name: str
+    tool_version: int
+    arguments: bytes
+    earlier_attempts: int = 0
+    timeout_seconds: float = 0.0
+    approved_digest: str = ""
+    unknowns_resolved: int = 0
+    rule_id: str = ""
+    """The rule that the verdict on the call named."""
+    answers: tuple[Answer, ...] = ()
+    """Answers to what the tool has asked so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittingCall:
+    """A call of a tool that is there for its user, with arguments that the tool takes.
+
+    The run has pinned one definition of the tool, and another may be in force:
+    the stricter one counts.
+    """
+
+    context: CallContext
+    tool: CatalogTool
+    accepted: Accepted
+
+    @property
+    def definition(self) -> ToolDefinition:
+        """The definition that the run has pinned."""
+        return self.tool.definition
+
+    @property
+    def digest(self) -> str:
+        """The digest that an approval of the call must carry."""
+        return call_digest(
+            store_id=self.context.store_id,
+            run_id=self.context.run_id,
+            call_id=self.context.call_id,
+            tool_name=self.definition.name,
+            tool_version=self.tool.entry.version,
+            arguments=self.accepted.canonical,
+        )
+
+    @property
+    def approvals_required(self) -> int:
+        """The number of people who must approve a gated call, by the run or its tool."""
+        return max(1, self.context.approvals_required, *(each.approvals_required for each in self._definitions))
+
+    def gate(self) -> str:
+        """Return why the call needs an approval, or nothing."""
+        items = self._items()
+        return next(filter(None, (approval_cause(definition, items) for definition in self._definitions)), "")
+
+    def ruled(self) -> RuledCall:
+        """Return what rules look at in the call."""
+        context, entry, in_force, definitions = self.context, self.tool.entry, self.tool.in_force, self._definitions
+        return RuledCall(
+            user_id=context.user_id,
+            conversation_id=context.conversation_id,
+            run_id=context.run_id,
+            above_ids=context.above_ids,
+            tool_name=self.definition.name,
+            tool_versions=frozenset({entry.version, in_force.version if in_force else 0}),
+            tool_create_time=max(entry.create_time, in_force.create_time if in_force else 0.0),
+            category=definitions[0].category,
+            items=self._items(),
+            approvals_required=self.approvals_required,
+            user_may_approve=may_approve(context.user_roles),
+            arguments=self.accepted.arguments,
+            kinds={
+                name: kind
+                for each in reversed(definitions)
+                for name, kind in argument_kinds(each.arguments_schema).items()
+            },
+            acts=tuple(dict.fromkeys(act for each in definitions for act in argument_acts(each.arguments_schema))),
+        )
+
+    def preview(self) -> str:
+        """Return what the tool shows to whoever approves the call, if it shows anything."""
+        if self.tool.loaded is None:
+            return ""
+        try:
+            return self.tool.loaded.tool.preview(self.accepted.arguments)[:PREVIEW_CHARACTERS_MAX]
+        except Exception as error:  # noqa: BLE001  # the author's code: a call is approved by its arguments then
+            _log.warning("tool.preview_failed", tool=self.definition.name, error=type(error).__name__)
+            return ""
+
+    @property
+    def _definitions(self) -> list[ToolDefinition]:
+        """The pinned definition and the one in force, the more severe first."""
+        return sorted(self.tool.definitions, key=lambda each: _SEVERITY.index(each.category), reverse=True)
+
+    def _items(self) -> int:
+        """Return how many things the call is about, by the definitions, or by the tool's own count."""
+        items = max(items_of(definition, self.accepted.arguments) for definition in self._definitions)
+        if self.tool.loaded is None:
+            return items
+        try:
+            count = self.tool.loaded.tool.bulk_count(self.accepted.arguments)
+        except Exception as error:  # noqa: BLE001  # the author's code: what it counts stays with the definition
+            _log.warning("tool.bulk_count_failed", tool=self.definition.name, error=type(error).__name__)
+            return items
+        return items if count is None else count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A call to run, how, and for how long."""
+
+    context: CallContext
+    tool: Tool[..., Any]
+    definition: ToolDefinition
+    """The version that the run has pinned."""
+    version: int
+    effect: EffectClass
+    arguments: dict[str, JsonValue]
+    resource_keys: tuple[str, ...]
+    timeout_seconds: float
+    attempt: int
+    fingerprint: str
+    unknowns_resolved: int
+    ruled: RuledCall
+    is_approved: bool
+    """True if a person approved exactly this call."""
+    answers: tuple[Answer, ...]
+    allowing_rule_id: str
+    """The rule in whose name a gated call runs; empty if it needs none."""
+    source: str
+    is_of_store: bool
+    """True if what runs it was connected by the store, and is no code of the deployment."""
+    running_version: int
+    """The version of the function that runs: the newest one."""
+    arguments_sha256: str
+    rate_per_minute: int
+    """0 means any number."""
+    cache_seconds: float
+    """0 means that its result is not kept."""
+
+    @classmethod
+    def of(cls, call: FittingCall, loaded: LoadedTool, request: ExecuteRequest, *, digest: str, is_gated: bool) -> Job:
+        """Return what is to be done for a call that fits: of its two definitions the more cautious one counts."""
+        definition, running = call.definition, loaded.tool.definition
+        effect = max(definition.effect, running.effect, key=_CAUTION.index)
+        if effect is EffectClass.RECONCILABLE and loaded.tool.reconcile is None:
+            effect = EffectClass.AT_MOST_ONCE
+        timeouts = [seconds for seconds in (definition.timeout_seconds, request.timeout_seconds) if seconds > 0]
+        is_approved = request.approved_digest == digest
+        return cls(
+            context=call.context,
+            tool=loaded.tool,
+            definition=definition,
+            version=call.tool.entry.version,
+            effect=effect,
+            arguments=call.accepted.arguments,
+            resource_keys=resource_keys(running.resource_keys, call.accepted.arguments),
+            timeout_seconds=min(timeouts, default=DEFAULT_TIMEOUT_SECONDS),
+            attempt=request.earlier_attempts + 1,
+            fingerprint=digest,
+            unknowns_resolved=request.unknowns_resolved,
+            ruled=call.ruled(),
+            is_approved=is_approved,
+            answers=request.answers,
+            allowing_rule_id=request.rule_id if is_gated and not is_approved else "",
+            source=call.tool.entry.source,
+            is_of_store=bool(loaded.entry.store_id),
+            running_version=loaded.entry.version,
+            arguments_sha256=sha256_hex(call.accepted.canonical),
+            rate_per_minute=running.rate_per_minute,
+            cache_seconds=min(definition.cache_seconds, running.cache_seconds) * (effect is EffectClass.READ_ONLY),
+        )
+
+    @property
+    def key(self) -> CallKey:
+        """Store and call."""
+        return (self.context.store_id, self.context.call_id)
+
+    def journal_call(self, token: str) -> JournalCall:
+        """Return what the journal writes of it."""
+        return JournalCall(
+            key=self.key,
+            run_id=self.context.run_id,
+            tool_name=self.definition.name,
+            tool_version=self.version,
+            effect=self.effect,
+            fingerprint=self.fingerprint,
+            unknowns_resolved=self.unknowns_resolved,
+            token=token,
+        )
