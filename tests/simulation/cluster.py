@@ -11,7 +11,7 @@ from pawl.agent_loop.adapters.public_ledger import LedgerClient
 from pawl.agent_loop.adapters.wakeups import BusWakeups
 from pawl.agent_loop.adapters.worker_ledger import WorkerLedgerClient
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
-from pawl.agent_loop.app.stream import SessionTimes
+from pawl.agent_loop.app.session_stream import SessionTimes
 from pawl.agent_loop.app.worker import WorkerLimits
 from pawl.agent_loop.domain.history import Dialect
 from pawl.agent_loop.domain.limits import Limits

@@ -72,14 +72,14 @@ MUTANTS = (
     ),
     Mutant(
         name="approvals_among_several_are_not_audited",
-        module="pawl.agent_loop.domain.commands",
+        module="pawl.agent_loop.domain.command_rules",
         text="for given in (*call.approval.earlier_approvals, *call.approval.approvals)",
         instead="for given in ()",
         checker="decisions_are_audited",
     ),
     Mutant(
         name="held_calls_are_not_audited",
-        module="pawl.agent_loop.domain.commands",
+        module="pawl.agent_loop.domain.command_rules",
         text="and call.state in {CallState.EXPIRED, CallState.CANCELLED}",
         instead="and call.state is CallState.EXPIRED",
         checker="held_calls_are_audited",

@@ -18,7 +18,7 @@ from pawl.agent_loop.app.public_ports import CallChecker, LiveEvents, PublicLedg
 from pawl.agent_loop.app.run_steps import RunSteps
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.app.session import Sessions
-from pawl.agent_loop.app.stream import SessionTimes
+from pawl.agent_loop.app.session_stream import SessionTimes
 from pawl.agent_loop.app.undoing import Undoing
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.app.worker import Worker, WorkerLimits

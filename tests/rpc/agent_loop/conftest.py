@@ -11,7 +11,7 @@ import pytest
 
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub
-from pawl.agent_loop.app.stream import SessionTimes
+from pawl.agent_loop.app.session_stream import SessionTimes
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain.options import RunDefaults
 from pawl.agent_loop.rpc.servicer import AgentServicer

@@ -15,7 +15,7 @@ import pytest
 
 from pawl.agent.v1 import agent_pb2, session_pb2
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
-from pawl.agent_loop.app.stream import SessionTimes
+from pawl.agent_loop.app.session_stream import SessionTimes
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain.options import RunDefaults
 from pawl.agent_loop.rpc.servicer import HEARTBEAT_SECONDS

@@ -12,7 +12,7 @@ import pytest
 
 from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.agent_loop.app.public_values import CancelCommand, DecisionCommand, ProgressCommand
-from pawl.agent_loop.app.stream import SessionTimes
+from pawl.agent_loop.app.session_stream import SessionTimes
 from pawl.agent_loop.app.watch import Watches
 from pawl.chassis.rpc_server import RpcServer
 from pawl.event.v1 import call_pb2, run_pb2

@@ -13,7 +13,7 @@ from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.domain import history, settle
 from pawl.agent_loop.domain.call import Call, CallResult, CallState, ExecutionContext, OfferFallback
 from pawl.agent_loop.domain.fact import FallbackChecked
-from pawl.agent_loop.domain.facts import apply_fact
+from pawl.agent_loop.domain.fact_rules import apply_fact
 from pawl.agent_loop.domain.history import Dialect, ReasoningEcho
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.message import Message, Role

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pawl.agent_loop.adapters import step_log
 from pawl.agent_loop.adapters.views import log_gap, logged_event
-from pawl.agent_loop.domain.steps import Step, StepChange, Steps, StepStatus, StepType
+from pawl.agent_loop.domain.step_history import Step, StepChange, Steps, StepStatus, StepType
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 
 NOW = 1_700_000_000

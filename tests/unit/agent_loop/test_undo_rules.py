@@ -20,7 +20,7 @@ from pawl.agent_loop.domain.call import (
     Question,
 )
 from pawl.agent_loop.domain.fact import CallChecked
-from pawl.agent_loop.domain.facts import apply_fact
+from pawl.agent_loop.domain.fact_rules import apply_fact
 from pawl.agent_loop.domain.loop_state import LoopState
 from pawl.agent_loop.domain.run import Run, Undo
 from pawl.agent_loop.domain.state import State

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.app.ports import Claim, Loaded
 from pawl.agent_loop.app.run_tasks import RunTasks, WorkerDependencies
-from pawl.agent_loop.domain import facts, planning, step
+from pawl.agent_loop.domain import planning, step
 from pawl.agent_loop.domain.call import CallResult, CallState
-from pawl.agent_loop.domain.commands import (
+from pawl.agent_loop.domain.command_rules import (
     approvals_given,
     decisions,
     given_up,
@@ -40,6 +40,7 @@ from pawl.agent_loop.domain.fact import (
     RunRefused,
     Shown,
 )
+from pawl.agent_loop.domain.fact_rules import apply_fact
 from pawl.agent_loop.domain.planning import Plan
 from pawl.agent_loop.domain.run import ENDED, RunFailure
 from pawl.agent_loop.domain.state import MODEL, State
@@ -305,7 +306,7 @@ class Drive:
             taken = self._fitting_facts()
             state, events = planning.take_in(self._planning_base(taken), now), list(self._outbox)
             for fact in self._facts_with_seqs(taken):
-                state, told = facts.apply_fact(state, fact, now)
+                state, told = apply_fact(state, fact, now)
                 events += told
             await self._commit(step.between(self._base, state, events, lease_action=LeaseAction.RELEASE), state)
         return Left.HANDED_OVER

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from pawl.agent_loop.app.public_ports import PublicLedger
 from pawl.agent_loop.app.public_values import Caller, LogGap, LoggedEvent
 from pawl.agent_loop.app.watch import Watches
-from pawl.agent_loop.domain.steps import Step, StepChange, Steps
+from pawl.agent_loop.domain.step_history import Step, StepChange, Steps
 from pawl.errors import SeqBeyondEnd
 
 TakeIn = Callable[[Steps, Sequence[LoggedEvent] | LogGap], tuple[StepChange, ...]]

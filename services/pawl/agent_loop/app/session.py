@@ -15,7 +15,7 @@ from pawl.agent_loop.app.inbox import Inbox
 from pawl.agent_loop.app.messages import Messages
 from pawl.agent_loop.app.public_ports import PublicLedger
 from pawl.agent_loop.app.public_values import Caller, ClientSession
-from pawl.agent_loop.app.stream import Parts, Send, SessionTimes, Stream
+from pawl.agent_loop.app.session_stream import Parts, Send, SessionTimes, Stream
 from pawl.agent_loop.app.watch import Watches
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import IdSource

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from pawl.agent_loop.domain import answering, asking, budget, delegation, program, step
 from pawl.agent_loop.domain.call import CallState
 from pawl.agent_loop.domain.command import Cancel, Command, Steer
-from pawl.agent_loop.domain.commands import apply_command
+from pawl.agent_loop.domain.command_rules import apply_command
 from pawl.agent_loop.domain.decide import decide, not_made
 from pawl.agent_loop.domain.decision import (
     CallModel,
@@ -39,7 +39,7 @@ from pawl.agent_loop.domain.decision import (
 )
 from pawl.agent_loop.domain.event import TAKEOVER, OwnerEvent, RoundRetrying, RoundStarted, Warned
 from pawl.agent_loop.domain.fact import Fact, Shown
-from pawl.agent_loop.domain.facts import apply_fact
+from pawl.agent_loop.domain.fact_rules import apply_fact
 from pawl.agent_loop.domain.loop_state import OpenModelCall
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.run import RunState, WaitKind

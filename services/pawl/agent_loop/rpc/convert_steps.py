@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from pawl.agent.v1 import steps_pb2
-from pawl.agent_loop.domain.steps import Step, StepChange
+from pawl.agent_loop.domain.step_history import Step, StepChange
 from pawl.agent_loop.rpc.convert import WIRE
 from pawl.chassis.translate import Exceptions
 from pawl.errors import InvalidPageToken
