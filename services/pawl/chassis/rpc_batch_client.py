@@ -18,6 +18,7 @@ import grpc
 
 from pawl.batch.v1 import batch_pb2
 from pawl.chassis import status, tasks
+from pawl.chassis.parts import in_parts
 from pawl.errors import DeadlineExceeded, DependencyUnavailable, Internal, PawlError, Unimplemented
 
 REQUEST_BYTES_MAX: Final = 256 * 1024
@@ -228,13 +229,8 @@ class _Stream:
             return  # The reader hears why.
 
     def _next_message(self) -> batch_pb2.BatchRequest:
-        taken: list[batch_pb2.Call] = []
-        size_bytes = 0
-        for call in self._unsent.values():
-            size_bytes += len(call.message.request)
-            if taken and size_bytes > _MESSAGE_BYTES:
-                break
-            taken.append(call.message)
+        calls = (call.message for call in self._unsent.values())
+        taken = next(in_parts(calls, lambda message: len(message.request), size_max=_MESSAGE_BYTES), [])
         for message in taken:
             del self._unsent[message.id]
         cancelled, self._cancelled = self._cancelled, []

@@ -11,6 +11,7 @@ from typing import Any, Final
 from pawl.batch.v1 import batch_pb2
 from pawl.batch.v1.batch_pb2_grpc import BatchServiceServicer
 from pawl.chassis import status, tasks
+from pawl.chassis.parts import in_parts
 from pawl.chassis.rpc_batch_client import GATHER_CALLS_MIN, GATHER_SECONDS
 from pawl.chassis.rpc_interceptor import Interceptor, Method
 from pawl.chassis.rpc_kinds import Context, Handler, parser
@@ -128,17 +129,12 @@ class _Stream:
     async def _flush(self) -> None:
         closing, self._closing = self._closing, False
         while self._replies or closing:
-            taken, size_bytes = 0, 0
-            for reply in self._replies:
-                size_bytes += len(reply.response)
-                if taken and size_bytes > _MESSAGE_BYTES:
-                    break
-                taken += 1
-            message = batch_pb2.BatchResponse(replies=self._replies[:taken], closing=closing)
+            taken = next(in_parts(self._replies, lambda reply: len(reply.response), size_max=_MESSAGE_BYTES), [])
+            message = batch_pb2.BatchResponse(replies=taken, closing=closing)
             closing = False
-            del self._replies[:taken]
+            del self._replies[: len(taken)]
             await self._context.write(message)
-            self._waiting_bytes -= sum(len(reply.response) for reply in message.replies)
+            self._waiting_bytes -= sum(len(reply.response) for reply in taken)
             if self._waiting_bytes < _WAITING_BYTES_MAX:
                 self._room.set()
 

@@ -18,6 +18,7 @@ from pawl.agent_loop.app.public_ports import LiveEvents, LiveSubscription, Publi
 from pawl.agent_loop.app.public_values import Caller, EventPage, LogGap, LoggedEvent
 from pawl.agent_loop.domain.run import ENDED
 from pawl.chassis import logs
+from pawl.chassis.parts import in_parts
 from pawl.errors import NotFound, OutOfRange, PawlError, PermissionDenied, Unauthenticated
 
 BEHIND_EVENTS_MAX: Final = 256
@@ -268,15 +269,8 @@ class Feed:
 
 
 def _parts(events: Sequence[LoggedEvent]) -> Iterator[Sequence[LoggedEvent]]:
-    """Give events in parts that make one message each."""
-    start, size_bytes = 0, 0
-    for index, event in enumerate(events):
-        if index > start and (index - start >= _PAGE_EVENTS_MAX or size_bytes + event.size_bytes > _PAGE_BYTES_MAX):
-            yield events[start:index]
-            start, size_bytes = index, 0
-        size_bytes += event.size_bytes
-    if start < len(events):
-        yield events[start:]
+    """Return events in parts that make one message each."""
+    return in_parts(events, lambda event: event.size_bytes, size_max=_PAGE_BYTES_MAX, items_max=_PAGE_EVENTS_MAX)
 
 
 def _end(page: EventPage, after_seq: int) -> int:

@@ -8,6 +8,7 @@ from typing import Final
 from pawl.agent.v1 import steps_pb2
 from pawl.agent_loop.domain.step_history import Step, StepChange
 from pawl.agent_loop.rpc.convert import WIRE
+from pawl.chassis.parts import in_parts
 from pawl.chassis.translate import Exceptions
 from pawl.errors import InvalidPageToken
 
@@ -32,13 +33,9 @@ def page(found: Sequence[Step], *, page_size: int, page_token: str) -> steps_pb2
     start = next((number for number, each in enumerate(found, 1) if each.step_id == page_token), 0)
     if page_token and not start:
         raise InvalidPageToken
-    response, size = steps_pb2.ListStepsResponse(), 0
-    for each in found[start : start + (page_size or _STEPS_PER_PAGE)]:
-        message = _STEP.write(each)
-        size += message.ByteSize()
-        if response.steps and size > _PAGE_BYTES_MAX:
-            break
-        response.steps.append(message)
+    messages = map(_STEP.write, found[start : start + (page_size or _STEPS_PER_PAGE)])
+    part = next(in_parts(messages, steps_pb2.Step.ByteSize, size_max=_PAGE_BYTES_MAX), [])
+    response = steps_pb2.ListStepsResponse(steps=part)
     if start + len(response.steps) < len(found):
         response.next_page_token = response.steps[-1].step_id
     return response

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from pawl.chassis.bus import Bus
+from pawl.chassis.parts import in_parts
 from pawl.job_store.app.ports import LiveEvent
 from pawl.job_store.domain.unit_of_work import Wakeup
 
@@ -25,8 +26,10 @@ class NatsAnnouncer:
 
     async def publish(self, events: Sequence[LiveEvent]) -> None:
         for (store_id, run_id), payloads in _by_run(events).items():
-            for message in _messages(payloads):
-                await self._bus.publish(f"pawl.v1.{store_id}.run.{run_id}.events", message)
+            # Messages RunEvents, made of events as they are stored.
+            entries = (_EVENTS_FIELD + _varint(len(payload)) + payload for payload in payloads)
+            for part in in_parts(entries, len, size_max=_MESSAGE_BYTES_MAX):
+                await self._bus.publish(f"pawl.v1.{store_id}.run.{run_id}.events", b"".join(part))
 
     async def wake(self, wakeups: Sequence[Wakeup]) -> None:
         for wakeup in dict.fromkeys(wakeups):
@@ -42,17 +45,6 @@ def _by_run(events: Sequence[LiveEvent]) -> dict[tuple[str, str], list[bytes]]:
     for event in events:
         runs.setdefault((event.store_id, event.run_id), []).append(event.payload)
     return runs
-
-
-def _messages(payloads: Sequence[bytes]) -> Iterator[bytes]:
-    """Give messages RunEvents, made of events as they are stored."""
-    message = b""
-    for payload in payloads:
-        if message and len(message) + len(payload) > _MESSAGE_BYTES_MAX:
-            yield message
-            message = b""
-        message += _EVENTS_FIELD + _varint(len(payload)) + payload
-    yield message
 
 
 def _varint(number: int) -> bytes:

@@ -8,6 +8,7 @@ from typing import Final
 
 from google.protobuf.message import Message as ProtoMessage
 
+from pawl.chassis.parts import in_parts
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.app.reading import Loaded
 from pawl.job_store.domain.rows import CommandRow
@@ -30,26 +31,22 @@ def of_run(loaded: Loaded) -> Iterator[ledger_pb2.LoadRunResponse]:
         if row.call_id in asked or row.run_id == loaded.run.run_id
     )
     commands = map(messages.command, loaded.commands)
-    part, size_bytes = first, 0
-    for field, entry in chain(_named("messages", history), _named("calls", calls), _named("commands", commands)):
-        size_bytes += entry.ByteSize()
-        if size_bytes > PART_BYTES_MAX and size_bytes > entry.ByteSize():
-            yield part
-            part, size_bytes = ledger_pb2.LoadRunResponse(), entry.ByteSize()
-        getattr(part, field).append(entry)
-    yield part
+    entries = chain(_named("messages", history), _named("calls", calls), _named("commands", commands))
+    part = first
+    for taken in in_parts(entries, lambda named: named[1].ByteSize(), size_max=PART_BYTES_MAX):
+        for field, entry in taken:
+            getattr(part, field).append(entry)
+        yield part
+        part = ledger_pb2.LoadRunResponse()
+    if part is first:
+        yield first
 
 
 def of_inbox(rows: Iterable[CommandRow]) -> Iterator[ledger_pb2.ListCommandsResponse]:
-    """Yield commands; at least one part."""
-    part, size_bytes = ledger_pb2.ListCommandsResponse(), 0
-    for command in map(messages.command, rows):
-        size_bytes += command.ByteSize()
-        if size_bytes > PART_BYTES_MAX and part.commands:
-            yield part
-            part, size_bytes = ledger_pb2.ListCommandsResponse(), command.ByteSize()
-        part.commands.append(command)
-    yield part
+    """Return commands; at least one part."""
+    parts = in_parts(map(messages.command, rows), ledger_pb2.Command.ByteSize, size_max=PART_BYTES_MAX)
+    first = next(parts, [])
+    return (ledger_pb2.ListCommandsResponse(commands=part) for part in chain([first], parts))
 
 
 def _named(field: str, entries: Iterable[ProtoMessage]) -> Iterator[tuple[str, ProtoMessage]]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from pawl.chassis.parts import in_parts
 from pawl.errors import DependencyUnavailable
 from pawl.tool_registry.app.policy.call import Job
 from pawl.tool_registry.app.policy.ports import AuditLog
@@ -188,12 +189,10 @@ class AuditTrail:
             self._writer = None
 
     async def _write_some(self) -> None:
-        taken, entries = list[_Waiting](), list[AuditDraft]()
-        while self._waiting and (not taken or len(entries) + len(self._waiting[0][0]) <= _ENTRIES_PER_COMMIT_MAX):
-            taken.append(self._waiting.pop(0))
-            entries += taken[-1][0]
+        taken = next(in_parts(self._waiting, lambda waiting: len(waiting[0]), size_max=_ENTRIES_PER_COMMIT_MAX))
+        del self._waiting[: len(taken)]
         try:
-            refused = await self._log.append(entries)
+            refused = await self._log.append([draft for drafts, _ in taken for draft in drafts])
         except Exception as error:  # noqa: BLE001  # it is for those who wait
             for _, written in taken:
                 if not written.done():
