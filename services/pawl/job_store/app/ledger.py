@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Final
 
 from pawl.job_store.app.group_commit import GroupCommit
-from pawl.job_store.app.ports import Announcer, AttentionRepository, OfferRepository, Operation
+from pawl.job_store.app.ports import Announcer, AttentionRepository, OfferRepository
 from pawl.job_store.app.reading import Leases, Reads
 from pawl.job_store.domain.attention import Quarantine, ReportCrash
 from pawl.job_store.domain.offers import ReleaseOffers, RenewOffers
 from pawl.job_store.domain.rows import CallKey, CallRow, RunKey
-
-T = TypeVar("T")
 
 # So many calls are renewed or given back by one operation.
 _CALLS_PER_OPERATION: Final = 200
@@ -37,17 +35,13 @@ class Ledger:
         announcer: Announcer,
         crashes_max: int,
     ) -> None:
+        self.group_commit = group_commit
         self.leases = leases
         self.reads = reads
         self.attention_repository = attention_repository
         self._crashes_max = crashes_max
-        self._group_commit = group_commit
         self._offer_repository = offer_repository
         self._announcer = announcer
-
-    async def change(self, operation: Operation[T], *, size_bytes: int) -> T:
-        """Return the answer of `operation` once it is durable. See `GroupCommit.run`."""
-        return await self._group_commit.run(operation, size_bytes=size_bytes)
 
     async def release_worker(self, worker_id: str) -> int:
         """Give all runs of a worker back and tell idle workers; returns how many."""
@@ -59,7 +53,7 @@ class Ledger:
     async def report_crash(self, store_id: str, run_id: str, epoch: int) -> bool:
         """Take a run back that its worker can neither drive nor end; whether it is quarantined. See `ReportCrash`."""
         report = ReportCrash(store_id=store_id, run_id=run_id, epoch=epoch, crashes_max=self._crashes_max)
-        return await self.change(report, size_bytes=0)
+        return await self.group_commit.run(report, size_bytes=0)
 
     async def doomed(self) -> Sequence[RunKey]:
         """Return the runs whose last allowed worker has lost its lease."""
@@ -70,7 +64,7 @@ class Ledger:
         count, rest = 0, iter(runs)
         while part := tuple(islice(rest, _RUNS_PER_OPERATION)):
             operation = Quarantine(runs=part, crashes_max=self._crashes_max)
-            count += await self.change(operation, size_bytes=_SWEEP_BYTES)
+            count += await self.group_commit.run(operation, size_bytes=_SWEEP_BYTES)
         return count
 
     async def renew_offers(
@@ -81,7 +75,7 @@ class Ledger:
         held: list[CallRow] = []
         for part in _parts(calls):
             operation = RenewOffers(client_id=client_id, session_id=session_id, lease_seconds=lease_seconds, calls=part)
-            held += await self.change(operation, size_bytes=_SWEEP_BYTES)
+            held += await self.group_commit.run(operation, size_bytes=_SWEEP_BYTES)
         return held
 
     async def release_offers(self, store_id: str, user_id: str, client_id: str, session_id: str, run_id: str) -> int:
@@ -90,7 +84,7 @@ class Ledger:
         released = 0
         for part in _parts(calls):
             operation = ReleaseOffers(client_id=client_id, session_id=session_id, calls=part)
-            released += await self.change(operation, size_bytes=_SWEEP_BYTES)
+            released += await self.group_commit.run(operation, size_bytes=_SWEEP_BYTES)
         return released
 
     async def offer_again(self) -> int:
@@ -98,7 +92,7 @@ class Ledger:
         calls = await self._offer_repository.run_out(calls_max=_CALLS_PER_OPERATION)
         if not calls:
             return 0
-        return await self.change(ReleaseOffers(client_id=None, calls=calls), size_bytes=_SWEEP_BYTES)
+        return await self.group_commit.run(ReleaseOffers(client_id=None, calls=calls), size_bytes=_SWEEP_BYTES)
 
 
 def _parts(calls: Iterable[tuple[RunKey, CallKey]]) -> Iterator[tuple[tuple[RunKey, CallKey], ...]]:

@@ -61,7 +61,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             store_places=self._store_places,
             inbox_limits=self._inbox_limits,
         )
-        submitted = await self._ledger.change(operation, size_bytes=size_bytes)
+        submitted = await self._ledger.group_commit.run(operation, size_bytes=size_bytes)
         run = messages.run(submitted.run)
         run.queue_position = submitted.place
         return pb.SubmitMessageResponse(run=run, steered=submitted.steered)
@@ -106,7 +106,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
 
     async def CommitRun(self, request: pb.CommitRunRequest, context: Context) -> pb.CommitRunResponse:
         size_bytes = request.ByteSize()
-        committed = await self._ledger.change(operations.commit(request), size_bytes=size_bytes)
+        committed = await self._ledger.group_commit.run(operations.commit(request), size_bytes=size_bytes)
         return pb.CommitRunResponse(
             first_seq=committed.first_seq,
             last_seq=committed.last_seq,
@@ -116,7 +116,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
 
     async def SendCommand(self, request: pb.SendCommandRequest, context: Context) -> pb.SendCommandResponse:
         size_bytes = request.ByteSize()
-        receipt: Receipt = await self._ledger.change(
+        receipt: Receipt = await self._ledger.group_commit.run(
             operations.send(request, inbox_limits=self._inbox_limits), size_bytes=size_bytes
         )
         response = pb.SendCommandResponse(
@@ -140,7 +140,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             yield part
 
     async def LeaseOffer(self, request: pb.LeaseOfferRequest, context: Context) -> pb.LeaseOfferResponse:
-        leased = await self._ledger.change(operations.lease_offer(request), size_bytes=request.ByteSize())
+        leased = await self._ledger.group_commit.run(operations.lease_offer(request), size_bytes=request.ByteSize())
         response = pb.LeaseOfferResponse(granted=leased.granted, replaced=leased.replaced)
         if leased.call is not None:
             response.call.CopyFrom(messages.call(leased.call))
