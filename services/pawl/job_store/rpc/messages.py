@@ -241,26 +241,23 @@ def _agent_ended(row: CommandRow) -> ledger_pb2.Command:
 
 def encode_event(event: Event) -> bytes:
     """Return the bytes of an event: those that every watcher gets."""
-    body = event.body
+    body, entry, rest = event.body, event_pb2.RunEvent(), b""
     match body:
         case OwnerEvent():
-            entry = event_pb2.RunEvent.FromString(body.body)
+            # Parts of one message, one after the other, are that message; the header is its beginning.
+            rest = body.body
         case RunChanged():
-            entry = event_pb2.RunEvent()
             if body.from_state is not None:
                 entry.run_changed.from_state = body.from_state.value  # type: ignore[assignment]
             entry.run_changed.run.CopyFrom(run(body.run))
         case CallChanged():
-            entry = event_pb2.RunEvent()
             if body.from_state is not None:
                 entry.call_changed.from_state = body.from_state.value  # type: ignore[assignment]
             entry.call_changed.call.CopyFrom(call(body.call, result_bytes_max=EVENT_RESULT_BYTES_MAX))
             entry.call_changed.duration_seconds = body.duration_seconds
         case MessageAdded():
-            entry = event_pb2.RunEvent()
             entry.message_added.message.CopyFrom(message(body.message))
         case ToolProgressed():
-            entry = event_pb2.RunEvent()
             progress = entry.tool_progress
             progress.call_id = body.call.call_id
             progress.tool_name = body.call.tool_name
@@ -268,12 +265,10 @@ def encode_event(event: Event) -> bytes:
             if body.fraction is not None:
                 progress.fraction = body.fraction
         case ToppedUp():
-            entry = event_pb2.RunEvent()
             entry.run_topped_up.tokens = body.tokens
             entry.run_topped_up.token_budget = body.token_budget
             entry.run_topped_up.user_id = body.user_id
         case OperatorActed():
-            entry = event_pb2.RunEvent()
             entry.operator_acted.user_id = body.user_id
             entry.operator_acted.act = body.act.value  # type: ignore[assignment]  # the same numbers
             entry.operator_acted.call_id = body.call_id
@@ -288,4 +283,4 @@ def encode_event(event: Event) -> bytes:
     entry.attempt = event.attempt
     entry.event_id = event.event_id
     entry.type = event.type
-    return entry.SerializeToString()
+    return entry.SerializeToString() + rest
