@@ -142,6 +142,17 @@ def _check_scalars(items: list[Any]) -> None:
         raise InvalidJson("NaN and Infinity are not JSON")
 
 
+def storable(text: str) -> str:
+    """Return `text`, the same object if it is fine, without NUL and lone surrogates: no store can hold them."""
+    if "\0" in text:
+        text = text.replace("\0", "")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="replace").decode()
+    return text
+
+
 def _check_text(text: str) -> None:
     if "\0" in text:
         raise InvalidJson("a string contains NUL")

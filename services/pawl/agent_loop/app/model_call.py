@@ -116,7 +116,7 @@ class ModelCall:
     def _take(self, piece: Piece) -> None:
         if isinstance(piece, Finished):
             self._whole_at = self._monotonic()
-        shown = self._assembly.add(_cleaned(piece))
+        shown = self._assembly.add(piece)
         self._output_bytes += _size(piece)
         if self._opened.summary:
             return
@@ -197,17 +197,8 @@ def _tool_choice(choice: ToolChoice) -> str | dict[str, Any] | None:
 def _size(piece: Piece) -> int:
     match piece:
         case TextPiece() | ReasoningPiece() | RefusalPiece():
-            return len(piece.text.encode(errors="replace"))
+            return len(piece.text.encode())
         case CallPiece():
-            return len((piece.name + piece.arguments).encode(errors="replace"))
+            return len((piece.name + piece.arguments).encode())
         case _:
             return 0
-
-
-def _cleaned(piece: Piece) -> Piece:
-    if isinstance(piece, TextPiece | ReasoningPiece | RefusalPiece):
-        whole = text.clean(piece.text)
-        return piece if whole is piece.text else replace(piece, text=whole)
-    if isinstance(piece, CallPiece):
-        return replace(piece, arguments=text.clean(piece.arguments), name=text.clean(piece.name))
-    return piece

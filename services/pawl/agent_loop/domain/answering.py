@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain import budget, proposals, repetition, retry, text
+from pawl.agent_loop.domain import budget, proposals, repetition, retry
 from pawl.agent_loop.domain.assembly import ModelAnswer
 from pawl.agent_loop.domain.call import Call, CallState
 from pawl.agent_loop.domain.event import OwnerEvent, RoundEnded, RoundRetrying, Warned
@@ -28,7 +28,7 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
     ended = RoundEnded(
         round=state.run.round + opened.summary,
         model_attempt=opened.attempt,
-        finish_reason=text.clean(answer.finish_reason),
+        finish_reason=answer.finish_reason,
         usage=usage,
     )
     state = replace(
@@ -73,7 +73,7 @@ def failed(state: State, fact: ModelFailed) -> tuple[State, tuple[OwnerEvent, ..
     if fact.tokens_needed:
         return _not_made(state, opened, fact.tokens_needed)
     limits = state.run.options.limits
-    written = text.clean(fact.answer.text)
+    written = fact.answer.text
     loop = replace(state.loop, partial_text=written or state.loop.partial_text)
     usage = usage_of(fact.answer.usage)
     state = replace(state, run=replace(state.run, usage=opened.usage_before + usage))
@@ -121,7 +121,7 @@ def cut(state: State, fact: ModelCut) -> State:
     if opened is None:
         return state
     run = replace(state.run, usage=opened.usage_before + usage_of(fact.answer.usage))
-    written = text.clean(fact.answer.text)
+    written = fact.answer.text
     loop = replace(
         state.loop,
         partial_text=written or state.loop.partial_text,
@@ -174,9 +174,7 @@ def _filtered(state: State, answer: ModelAnswer) -> State:
 
 
 def _summarised(state: State, answer: ModelAnswer, to_number: int) -> State:
-    summary = Message(
-        role=Role.SUMMARY, run_id=state.run.run_id, text=text.clean(answer.text), summarised_to_number=to_number
-    )
+    summary = Message(role=Role.SUMMARY, run_id=state.run.run_id, text=answer.text, summarised_to_number=to_number)
     kept = tuple(message for message in state.messages if message.number > to_number or not message.number)
     return replace(state, messages=(*kept, summary))
 
@@ -192,11 +190,11 @@ def _with_message(state: State, answer: ModelAnswer, shown: Shown, calls: tuple[
     message = Message(
         role=Role.ASSISTANT,
         run_id=state.run.run_id,
-        text=text.clean(answer.text),
-        reasoning=text.clean(answer.reasoning),
+        text=answer.text,
+        reasoning=answer.reasoning,
         provider_state_json=answer.provider_state_json,
         call_ids=tuple(call.call_id for call in calls),
-        refusal=text.clean(answer.refusal),
+        refusal=answer.refusal,
         interrupted=answer.cut_off,
         first_output_seq=shown.first_seq,
         last_output_seq=shown.last_seq,

@@ -71,7 +71,7 @@ class _OpenCall:
 
     def is_whole(self) -> bool:
         try:
-            strict_json.loads("".join(self.arguments).encode(errors="replace"), bytes_max=ARGUMENTS_BYTES_MAX)
+            strict_json.loads("".join(self.arguments).encode(), bytes_max=ARGUMENTS_BYTES_MAX)
         except (InvalidJson, TooLarge):
             return False
         return True

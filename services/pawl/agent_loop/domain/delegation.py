@@ -101,7 +101,7 @@ def _delegation(state: State, call: Call) -> Delegation:
     return Delegation(
         call_id=call.call_id,
         run_id=child_run_id(call),
-        text=text.clean(task.task),
+        text=strict_json.storable(task.task),
         options=_options(state, task),
         above=(*run.above, RunAbove(run_id=run.run_id, conversation_id=run.conversation_id)),
         user_roles=run.user_roles,
@@ -129,7 +129,7 @@ def _options(state: State, task: Task) -> RunOptions:
     return replace(
         own,
         # What the deployment or the user tells every agent is not for a model to leave out.
-        instructions="\n\n".join(filter(None, (own.instructions, text.clean(task.instructions)))),
+        instructions="\n\n".join(filter(None, (own.instructions, strict_json.storable(task.instructions)))),
         tool_names=chosen,
         without_tools=not chosen,
         tool_choice=ToolChoice(),

@@ -48,8 +48,7 @@ def _is_whole(call: Call) -> bool:
 
 
 def _draft(run: Run, raw: RawCall, index: int, *, without_tools: bool, now: float, call_id: str) -> Call:
-    arguments = text.clean(raw.arguments)
-    size = len(arguments.encode())
+    size = len(raw.arguments.encode())
     call = Call(
         store_id=run.store_id,
         conversation_id=run.conversation_id,
@@ -57,10 +56,10 @@ def _draft(run: Run, raw: RawCall, index: int, *, without_tools: bool, now: floa
         call_id=call_id,
         round=run.round,
         index=index,
-        provider_call_id=text.clean(raw.provider_call_id)[:256],
+        provider_call_id=raw.provider_call_id[:256],
         tool_name=text.tool_name(raw.name),
         state=CallState.PROPOSED,
-        proposed_arguments=arguments if size <= ARGUMENTS_BYTES_MAX else arguments[:_KEPT_CHARACTERS],
+        proposed_arguments=raw.arguments if size <= ARGUMENTS_BYTES_MAX else raw.arguments[:_KEPT_CHARACTERS],
         create_time=now,
     )
     if without_tools:

@@ -11,17 +11,6 @@ _AFTER_A_NAME: Final = re.compile(r"[<({\s]")
 _DOTTED: Final = re.compile(r"(?=.{3,63}\Z)[a-zA-Z0-9_-]+\.[a-zA-Z0-9_-]+", re.ASCII)
 
 
-def clean(text: str) -> str:
-    """Return `text`, the same object if it is fine, without NUL and lone surrogates: no store can hold them."""
-    if "\0" in text:
-        text = text.replace("\0", "")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode(errors="replace").decode()
-    return text
-
-
 def tool_name(text: str) -> str:
     """Return `text` as a name that a tool can have: ^[a-zA-Z0-9_-]{1,64}$, or one dot inside at most 63 characters."""
     if _DOTTED.fullmatch(text.strip()):

@@ -14,7 +14,6 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain import text
 from pawl.agent_loop.domain.call import (
     WITH_PEOPLE,
     Call,
@@ -26,6 +25,7 @@ from pawl.agent_loop.domain.call import (
 )
 from pawl.agent_loop.domain.run import Run
 from pawl.agent_loop.domain.settle import NOT_STOPPED
+from pawl.chassis import strict_json
 
 REASON_CHARACTERS_MAX: Final = 300
 _REPORT_LINES_MAX: Final = 50
@@ -276,4 +276,4 @@ def _why(call: Call) -> str:
 
 
 def _line(said: str) -> str:
-    return " ".join(text.clean(said).split())[:REASON_CHARACTERS_MAX]
+    return " ".join(strict_json.storable(said).split())[:REASON_CHARACTERS_MAX]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from pawl.chassis.strict_json import dumps_canonical
+from pawl.chassis.strict_json import dumps_canonical, storable
 from pawl.tool_registry.domain.execution import Outcome
 
 TOOL_NAME_CHARACTERS_MAX: Final = 80
@@ -240,4 +240,4 @@ def sha256_hex(content: bytes) -> str:
 
 def clean_name(tool_name: str) -> str:
     """Return the name of a tool, which a model may have made up, as it can be stored."""
-    return tool_name[:TOOL_NAME_CHARACTERS_MAX].replace("\0", "").encode(errors="replace").decode()
+    return storable(tool_name[:TOOL_NAME_CHARACTERS_MAX])

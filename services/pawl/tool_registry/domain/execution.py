@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from pawl.chassis.strict_json import dumps_canonical
+from pawl.chassis.strict_json import dumps_canonical, storable
 from pawl.tool_registry.domain.inverse import InverseCall
 from pawl.tool_registry.domain.question import Question
 
@@ -61,7 +61,7 @@ def ended_badly(outcome: Outcome, reason: str, message: str, seconds: float = 0.
     """Return an error result: the model reads `{"error": message}`."""
     return ExecutionResult(
         outcome=outcome,
-        content=dumps_canonical({"error": _clean(message)}),
+        content=dumps_canonical({"error": storable(message)}),
         is_error=True,
         error_reason=reason,
         duration_seconds=seconds,
@@ -77,10 +77,5 @@ def progress(fraction: float | None, message: str) -> Progress:
     """Return progress cut to what is allowed."""
     if fraction is not None:
         fraction = min(1.0, max(0.0, fraction)) if math.isfinite(fraction) else None
-    text = _clean(message).encode()[:PROGRESS_BYTES_MAX].decode(errors="ignore")
+    text = storable(message).encode()[:PROGRESS_BYTES_MAX].decode(errors="ignore")
     return Progress(fraction=fraction, message=text)
-
-
-def _clean(text: str) -> str:
-    """Return `text` without what strict JSON cannot hold."""
-    return text.replace("\0", "").encode(errors="replace").decode()

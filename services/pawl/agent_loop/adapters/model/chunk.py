@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from pawl.agent_loop.adapters.model import failure
-from pawl.agent_loop.domain import fields, text
+from pawl.agent_loop.domain import fields
 from pawl.agent_loop.domain.model import (
     CallPiece,
     Finished,
@@ -25,6 +25,7 @@ from pawl.agent_loop.domain.model import (
     TextPiece,
     UsageReport,
 )
+from pawl.chassis.strict_json import storable
 
 _EMPTY: Final = msgspec.Raw(b"")
 
@@ -147,7 +148,7 @@ def _only_text(chunk: _Chunk) -> TextPiece | None:
     content = delta.content
     if type(content) is not str or delta != _Delta(role=delta.role, content=content):
         return None
-    written = text.clean(content)
+    written = storable(content)
     return TextPiece(text=written) if written else None
 
 
@@ -215,7 +216,7 @@ def _call(index: Any, call_id: Any, function: _Function | None) -> CallPiece:
         index=index if type(index) is int else None,
         call_id=_text(call_id),
         name=_text(function.name),
-        arguments=text.clean(_arguments(bytes(function.arguments))),
+        arguments=storable(_arguments(bytes(function.arguments))),
     )
 
 
@@ -247,4 +248,4 @@ def _count(value: Any) -> int:
 
 
 def _text(value: Any) -> str:
-    return text.clean(value) if isinstance(value, str) else ""
+    return storable(value) if isinstance(value, str) else ""

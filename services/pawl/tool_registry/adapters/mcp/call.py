@@ -8,9 +8,10 @@ from typing import Any, Final
 
 import mcp.types
 
+from pawl.chassis.strict_json import storable
 from pawl.errors import DependencyUnavailable, Overloaded
 from pawl.tool_registry.adapters.mcp.elicitation import Asked, Reader, Unaskable, put
-from pawl.tool_registry.adapters.mcp.results import error_text, plain_text, result_json
+from pawl.tool_registry.adapters.mcp.results import error_text, result_json
 from pawl.tool_registry.app.ports import Helper
 from pawl.tool_registry.domain.definition import RESULT_BYTES_MAX, ToolVersion
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
@@ -79,7 +80,7 @@ class Call:
         return {"result": result_json(result, bytes_max - len(note.encode())), "note": note}
 
     def _clean(self, text: str) -> str:
-        return plain_text(hide(self._secrets, text))
+        return storable(hide(self._secrets, text))
 
 
 def _question_text(name: str, declined: Sequence[tuple[Asked, str]]) -> str:

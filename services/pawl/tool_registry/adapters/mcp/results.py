@@ -9,7 +9,7 @@ from typing import Any, Final, assert_never
 
 import mcp.types
 
-from pawl.chassis.strict_json import INTEGER_MAX, INTEGER_MIN, JsonValue
+from pawl.chassis.strict_json import INTEGER_MAX, INTEGER_MIN, JsonValue, storable
 
 _SHARE_FOR_WORDS: Final = 4096
 
@@ -33,7 +33,7 @@ def result_json(result: mcp.types.CallToolResult, bytes_max: int) -> JsonValue:
 
 def error_text(result: mcp.types.CallToolResult) -> str:
     """Return what a tool says went wrong."""
-    texts = [plain_text(block.text) for block in result.content if isinstance(block, mcp.types.TextContent)]
+    texts = [storable(block.text) for block in result.content if isinstance(block, mcp.types.TextContent)]
     if not texts and result.structured_content is not None:
         texts = [json.dumps(_clean(result.structured_content), ensure_ascii=False)]
     return "\n".join(texts) or "it failed and does not say why"
@@ -56,7 +56,7 @@ def _text_of(block: mcp.types.ContentBlock) -> str:
 def _block(block: mcp.types.ContentBlock, room: _Room) -> dict[str, JsonValue]:
     match block:
         case mcp.types.TextContent():
-            return {"type": "text", "text": plain_text(block.text)}
+            return {"type": "text", "text": storable(block.text)}
         case mcp.types.ImageContent() | mcp.types.AudioContent():
             return {"type": block.type} | _binary(block.data, block.mime_type, room)
         case mcp.types.ResourceLink():
@@ -64,16 +64,16 @@ def _block(block: mcp.types.ContentBlock, room: _Room) -> dict[str, JsonValue]:
             kept = ("uri", "name", "title", "description", "mimeType", "size")
             return {"type": "resource_link"} | {key: _clean(said[key]) for key in kept if key in said}
         case mcp.types.EmbeddedResource(resource=resource):
-            found: dict[str, JsonValue] = {"type": "resource", "uri": plain_text(str(resource.uri))}
+            found: dict[str, JsonValue] = {"type": "resource", "uri": storable(str(resource.uri))}
             if isinstance(resource, mcp.types.BlobResourceContents):
                 return found | _binary(resource.blob, resource.mime_type or "", room)
-            return found | {"mimeType": plain_text(resource.mime_type or ""), "text": plain_text(resource.text)}
+            return found | {"mimeType": storable(resource.mime_type or ""), "text": storable(resource.text)}
         case _:
             assert_never(block)
 
 
 def _binary(data: str, mime_type: str, room: _Room) -> dict[str, JsonValue]:
-    described: dict[str, JsonValue] = {"mimeType": plain_text(mime_type)}
+    described: dict[str, JsonValue] = {"mimeType": storable(mime_type)}
     try:
         size = len(base64.b64decode(data, validate=True))
     except (binascii.Error, ValueError):
@@ -94,7 +94,7 @@ def _repeats(result: mcp.types.CallToolResult, structured: JsonValue) -> bool:
         return True
     if len(result.content) > 1 or not isinstance(result.content[0], mcp.types.TextContent):
         return False
-    text = plain_text(result.content[0].text)
+    text = storable(result.content[0].text)
     values: list[JsonValue] = [structured]
     if isinstance(structured, dict) and len(structured) == 1:
         values += structured.values()
@@ -108,7 +108,7 @@ def _clean(value: Any) -> JsonValue:
     """Return JSON that every store can hold: without NUL, lone surrogates and numbers beyond 64 bits."""
     match value:
         case str():
-            return plain_text(value)
+            return storable(value)
         case bool():
             return value
         case int():
@@ -116,12 +116,7 @@ def _clean(value: Any) -> JsonValue:
         case list():
             return [_clean(item) for item in value]
         case dict():
-            return {plain_text(str(key)): _clean(item) for key, item in value.items()}
+            return {storable(str(key)): _clean(item) for key, item in value.items()}
         case _:
             plain: JsonValue = value
             return plain
-
-
-def plain_text(text: str) -> str:
-    """Return a text that every store can hold: without NUL and lone surrogates."""
-    return text.replace("\0", "").encode(errors="replace").decode()
