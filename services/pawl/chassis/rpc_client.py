@@ -7,7 +7,7 @@ import ipaddress
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import grpc
 import msgspec
@@ -20,6 +20,8 @@ from pawl.chassis.settings import split_address
 from pawl.chassis.start import StartError
 from pawl.chassis.status import from_rpc_error, of_peer
 from pawl.errors import DependencyUnavailable
+
+T = TypeVar("T")
 
 DEFAULT_DEADLINE_SECONDS: Final = 10.0
 PEER_MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -84,18 +86,22 @@ async def ping(channel: grpc.aio.Channel) -> None:
         DependencyUnavailable: none is.
     """
     stub: Any = health_pb2_grpc.HealthStub(channel)
-    with translating():
-        reply = await stub.Check(health_pb2.HealthCheckRequest())
+    reply = await translated(stub.Check(health_pb2.HealthCheckRequest()))
     if reply.status != health_pb2.HealthCheckResponse.SERVING:
         raise DependencyUnavailable("the service says that it is not serving")
 
 
-class translating:  # noqa: N801  # reads as a statement: `with translating(): await stub.Method(...)`
-    """Raises what a peer reported as the PawlError it was, around the await of a call.
+async def translated(call: Awaitable[T]) -> T:
+    """Return the response of a call; raises as `translating` does."""
+    with translating():
+        return await call
 
-    `with translating(): reply = await stub.Claim(request)`. A peer that cannot be
-    reached or does not answer in time becomes DependencyUnavailable. Cancelling
-    passes through.
+
+class translating:  # noqa: N801  # reads as a statement: `with translating(): async for part in stub.Method(...)`
+    """Raises what a peer reported as the PawlError it was, around the await of a call or the reading of a stream.
+
+    A peer that cannot be reached or does not answer in time becomes
+    DependencyUnavailable. Cancelling passes through.
     """
 
     __slots__ = ()

@@ -7,7 +7,7 @@ from contextlib import suppress
 import grpc
 
 from pawl.agent_loop.app.public_values import CallView, RunView, Verdict
-from pawl.chassis.rpc_client import translating
+from pawl.chassis.rpc_client import translated
 from pawl.errors import Internal, InvalidArguments, MethodNotFound
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc
 
@@ -23,8 +23,8 @@ class RegistryCallChecker:
             store_id=store_id, answer_schema_json=answer_schema_json, answer=answer
         )
         # A registry of the version before this one checks it as it goes back into the call.
-        with suppress(MethodNotFound), translating():
-            await self._stub.CheckAnswer(request)
+        with suppress(MethodNotFound):
+            await translated(self._stub.CheckAnswer(request))
 
     async def check_edit(self, store_id: str, run: RunView, call: CallView, arguments_json: bytes) -> Verdict:
         request = execution_pb2.CheckCallsRequest(
@@ -48,8 +48,7 @@ class RegistryCallChecker:
             ],
             known_tool_names=[call.tool_name],
         )
-        with translating():
-            response = await self._stub.CheckCalls(request)
+        response = await translated(self._stub.CheckCalls(request))
         if len(response.verdicts) != 1:
             raise Internal("the registry answered one call with another number of verdicts")
         verdict = response.verdicts[0]

@@ -30,7 +30,7 @@ from pawl.agent_loop.app.public_values import (
 from pawl.agent_loop.domain.call import CallState
 from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.domain.undo import UndoSource
-from pawl.chassis.rpc_client import translating
+from pawl.chassis.rpc_client import translated
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2, ledger_pb2_grpc
 
@@ -64,8 +64,7 @@ class LedgerClient:
             user_roles=sorted(caller.roles),
             undo=wire.UNDO.fields(message.undo) if message.undo else None,
         )
-        with translating():
-            response = await self._stub.SubmitMessage(request)
+        response = await translated(self._stub.SubmitMessage(request))
         return run_view(response.run), response.steered
 
     async def send_command(
@@ -84,8 +83,7 @@ class LedgerClient:
             request.session_id = command.session_id
         if isinstance(command, DecisionCommand):
             request.decision_right = _RIGHTS.write(command.right)
-        with translating():
-            response = await self._stub.SendCommand(request)
+        response = await translated(self._stub.SendCommand(request))
         return Reply(
             outcome=_OUTCOMES.read(response.outcome),
             reason=response.reason,
@@ -105,8 +103,7 @@ class LedgerClient:
             session_id=client.session_id,
             lease_seconds=lease_seconds,
         )
-        with translating():
-            response = await self._stub.LeaseOffer(request)
+        response = await translated(self._stub.LeaseOffer(request))
         call = call_view(response.call) if response.HasField("call") else None
         return LeaseAnswer(granted=response.granted, call=call, replaced=response.replaced)
 
@@ -118,8 +115,7 @@ class LedgerClient:
             session_id=client.session_id,
             lease_seconds=lease_seconds,
         )
-        with translating():
-            response = await self._stub.RenewOffers(request)
+        response = await translated(self._stub.RenewOffers(request))
         return tuple(call_view(call) for call in response.calls)
 
     async def release_offers(self, caller: Caller, client: ClientSession, run_id: str = "") -> None:
@@ -130,21 +126,18 @@ class LedgerClient:
             session_id=client.session_id,
             run_id=run_id,
         )
-        with translating():
-            await self._stub.ReleaseOffers(request)
+        await translated(self._stub.ReleaseOffers(request))
 
     async def get_run(self, caller: Caller, run_id: str) -> RunView:
         request = ledger_pb2.GetRunRequest(store_id=caller.store_id, user_id=caller.user_id, run_id=run_id)
-        with translating():
-            response = await self._stub.GetRun(request)
+        response = await translated(self._stub.GetRun(request))
         return run_view(response.run)
 
     async def get_call(self, caller: Caller, call_id: str, *, for_approval: bool = False) -> CallView:
         request = ledger_pb2.GetCallRequest(
             store_id=caller.store_id, user_id=caller.user_id, call_id=call_id, for_approval=for_approval
         )
-        with translating():
-            response = await self._stub.GetCall(request)
+        response = await translated(self._stub.GetCall(request))
         return call_view(response.call)
 
     async def list_events(self, caller: Caller, run_id: str, after_seq: int) -> EventPage:
@@ -155,8 +148,7 @@ class LedgerClient:
             after_seq=after_seq,
             events_max=EVENTS_PER_PAGE,
         )
-        with translating():
-            response = await self._stub.ListEvents(request)
+        response = await translated(self._stub.ListEvents(request))
         return EventPage(
             events=tuple(logged_event(event) for event in response.events),
             last_seq=response.last_seq,
@@ -175,8 +167,7 @@ class LedgerClient:
             conversation_id=conversation_id,
             states=map(_RUN_STATES.write, states),
         )
-        with translating():
-            response = await self._stub.ListRuns(request)
+        response = await translated(self._stub.ListRuns(request))
         return Page(items=tuple(run_view(run) for run in response.runs), next_page_token=response.next_page_token)
 
     async def list_calls(self, caller: Caller, run_id: str, *, page_size: int, page_token: str) -> Page[CallView]:
@@ -187,8 +178,7 @@ class LedgerClient:
             page_size=page_size,
             page_token=page_token,
         )
-        with translating():
-            response = await self._stub.ListCalls(request)
+        response = await translated(self._stub.ListCalls(request))
         return Page(items=tuple(call_view(call) for call in response.calls), next_page_token=response.next_page_token)
 
     async def undo_sources(self, caller: Caller, run_id: str) -> tuple[UndoSource, ...]:
@@ -204,16 +194,14 @@ class LedgerClient:
             page_size=page_size,
             page_token=page_token,
         )
-        with translating():
-            response = await self._stub.ListMessages(request)
+        response = await translated(self._stub.ListMessages(request))
         return Page(items=tuple(response.messages), next_page_token=response.next_page_token)
 
     async def list_attention(self, caller: Caller, *, run_id: str, page_size: int, page_token: str) -> Page[RunView]:
         request = ledger_pb2.ListAttentionRequest(
             store_id=caller.store_id, run_id=run_id, page_size=page_size, page_token=page_token
         )
-        with translating():
-            response = await self._stub.ListAttention(request)
+        response = await translated(self._stub.ListAttention(request))
         return Page(items=tuple(run_view(run) for run in response.runs), next_page_token=response.next_page_token)
 
     async def list_pending(
@@ -229,7 +217,6 @@ class LedgerClient:
             tool_name=wanted.tool_name,
             conversation_id=wanted.conversation_id,
         )
-        with translating():
-            response = await self._stub.ListPendingCalls(request)
+        response = await translated(self._stub.ListPendingCalls(request))
         calls, runs = tuple(map(call_view, response.calls)), tuple(map(run_view, response.runs))
         return Page(items=(*calls, *runs), next_page_token=response.next_page_token)

@@ -26,7 +26,7 @@ from pawl.agent_loop.domain.tool import (
     Tool,
     Verdict,
 )
-from pawl.chassis.rpc_client import translating
+from pawl.chassis.rpc_client import translated, translating
 from pawl.chassis.translate import Exceptions
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
@@ -94,8 +94,7 @@ class RegistryClient:
             pinned_versions={tool.name: tool.version for tool in pinned},
             tools_max=most,
         )
-        with translating():
-            response = await self._stub.ResolveTools(request)
+        response = await translated(self._stub.ResolveTools(request))
         return Resolved(tools=tuple(map(_TOOL.read, response.tools)), left_out=response.left_out_count)
 
     async def check(
@@ -106,23 +105,20 @@ class RegistryClient:
             calls=map(_PROPOSED.fields, calls),
             known_tool_names=known_tool_names,
         )
-        with translating():
-            response = await self._stub.CheckCalls(request)
+        response = await translated(self._stub.CheckCalls(request))
         return tuple(map(_VERDICT.read, response.verdicts))
 
     async def record_decisions(self, context: CallContext, decisions: Sequence[RecordedDecision]) -> None:
         request = execution_pb2.RecordDecisionsRequest(
             context=_CONTEXT.fields(context), decisions=map(_DECISION.fields, decisions)
         )
-        with translating():
-            await self._stub.RecordDecisions(request)
+        await translated(self._stub.RecordDecisions(request))
 
     async def record_results(self, context: CallContext, results: Sequence[RecordedResult]) -> None:
         request = execution_pb2.RecordResultsRequest(
             context=_CONTEXT.fields(context), results=map(_RESULT_NOTE.fields, results)
         )
-        with translating():
-            await self._stub.RecordResults(request)
+        await translated(self._stub.RecordResults(request))
 
     async def execute(self, context: CallContext, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
         request = execution_pb2.ExecuteToolRequest(context=_CONTEXT.fields(context), **_EXECUTION.fields(execution))
@@ -138,6 +134,5 @@ class RegistryClient:
         request = execution_pb2.CancelExecutionRequest(
             context=_CONTEXT.fields(context), call_id=call_id, wait_seconds=wait_seconds
         )
-        with translating():
-            response = await self._stub.CancelExecution(request, timeout=wait_seconds + _CANCEL_MARGIN_SECONDS)
+        response = await translated(self._stub.CancelExecution(request, timeout=wait_seconds + _CANCEL_MARGIN_SECONDS))
         return _STOPPED.read(response)

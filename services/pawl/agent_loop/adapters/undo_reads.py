@@ -10,7 +10,7 @@ from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.domain import undo
 from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.undo import UndoSource
-from pawl.chassis.rpc_client import translating
+from pawl.chassis.rpc_client import translated
 from pawl.errors import CallNotFound
 from pawl.job.v1 import ledger_pb2, ledger_pb2_grpc
 
@@ -29,8 +29,7 @@ async def sources(
     calls: list[Call] = []
     request = ledger_pb2.ListCallsRequest(store_id=store_id, user_id=user_id, run_id=run_id, page_size=_CALLS_PER_PAGE)
     while True:
-        with translating():
-            page = await stub.ListCalls(request)
+        page = await translated(stub.ListCalls(request))
         calls += (undo.slim(wire.CALL.read(call)) for call in page.calls)
         request.page_token = page.next_page_token
         if not page.next_page_token:
@@ -55,8 +54,7 @@ async def _tries(
             store_id=store_id, user_id=user_id, call_id=undo.undo_call_id(call_id, attempt)
         )
         try:
-            with translating():
-                response = await stub.GetCall(request)
+            response = await translated(stub.GetCall(request))
         except CallNotFound:
             break
         tries.append(undo.slim(wire.CALL.read(response.call)))

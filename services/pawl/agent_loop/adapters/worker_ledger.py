@@ -14,7 +14,7 @@ from pawl.agent_loop.domain.child import Delegation
 from pawl.agent_loop.domain.command import Command
 from pawl.agent_loop.domain.step import Committed, Step
 from pawl.agent_loop.domain.undo import UndoSource
-from pawl.chassis.rpc_client import translating
+from pawl.chassis.rpc_client import translated, translating
 from pawl.chassis.translate import Exceptions
 from pawl.job.v1 import ledger_pb2, ledger_pb2_grpc
 
@@ -57,8 +57,7 @@ class WorkerLedgerClient:
 
     async def claim(self, worker_id: str, *, runs_max: int, lease_seconds: float) -> tuple[Claim, ...]:
         request = ledger_pb2.ClaimRunsRequest(worker_id=worker_id, runs_max=runs_max, lease_seconds=lease_seconds)
-        with translating():
-            response = await self._stub.ClaimRuns(request)
+        response = await translated(self._stub.ClaimRuns(request))
         return tuple(map(_CLAIM.read, response.runs))
 
     async def load(self, claim: Claim) -> Loaded:
@@ -71,27 +70,23 @@ class WorkerLedgerClient:
 
     async def renew(self, worker_id: str, *, lease_seconds: float) -> Renewal:
         request = ledger_pb2.RenewLeasesRequest(worker_id=worker_id, lease_seconds=lease_seconds)
-        with translating():
-            response = await self._stub.RenewLeases(request)
+        response = await translated(self._stub.RenewLeases(request))
         return Renewal(
             held=frozenset(map(_CLAIM.read, response.runs)),
             with_commands=frozenset(map(_CLAIM.read, response.runs_with_commands)),
         )
 
     async def release(self, worker_id: str) -> None:
-        with translating():
-            await self._stub.ReleaseWorker(ledger_pb2.ReleaseWorkerRequest(worker_id=worker_id))
+        await translated(self._stub.ReleaseWorker(ledger_pb2.ReleaseWorkerRequest(worker_id=worker_id)))
 
     async def report_crash(self, claim: Claim) -> bool:
         request = ledger_pb2.ReportCrashRequest(store_id=claim.key.store_id, run_id=claim.key.run_id, epoch=claim.epoch)
-        with translating():
-            response = await self._stub.ReportCrash(request)
+        response = await translated(self._stub.ReportCrash(request))
         return response.quarantined
 
     async def commit(self, claim: Claim, commit_id: str, step: Step) -> Committed:
         request = commit_request(claim, commit_id, step)
-        with translating():
-            response = await self._stub.CommitRun(request)
+        response = await translated(self._stub.CommitRun(request))
         return _COMMITTED.read(response)
 
     async def list_commands(self, claim: Claim) -> tuple[Command, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from pawl.chassis.rpc_client import translating
+from pawl.chassis.rpc_client import translated
 from pawl.errors import CallNotFound, RunNotFound
 from pawl.event.v1 import call_pb2
 from pawl.job.v1 import ledger_pb2, ledger_pb2_grpc
@@ -19,8 +19,7 @@ class LedgerReads:
     async def has_run(self, *, store_id: str, user_id: str, run_id: str) -> bool:
         request = ledger_pb2.GetRunRequest(store_id=store_id, user_id=user_id, run_id=run_id)
         try:
-            with translating():
-                await self._ledger.GetRun(request)
+            await translated(self._ledger.GetRun(request))
         except RunNotFound:
             return False
         return True
@@ -32,8 +31,7 @@ class LedgerReads:
     async def _call(self, store_id: str, user_id: str, call_id: str) -> call_pb2.Call | None:
         request = ledger_pb2.GetCallRequest(store_id=store_id, user_id=user_id, call_id=call_id)
         try:
-            with translating():
-                return (await self._ledger.GetCall(request)).call
+            return (await translated(self._ledger.GetCall(request))).call
         except CallNotFound:
             return None
 
