@@ -48,8 +48,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder = root / "services/pawl" / package
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "__init__.py").touch()
-    for module in ["errors", *(f"{service}/__main__" for service in SERVICES)]:
+    for module in ["errors", "chassis/logs", *(f"{service}/__main__" for service in SERVICES)]:
         (root / f"services/pawl/{module}.py").touch()
+    # The one import that a rule lets pass must be there.
+    (root / "services/pawl/tool_registry/domain/egress.py").write_text("import httpx2\n")
     return root
 
 
@@ -69,6 +71,10 @@ def test_a_tree_that_keeps_the_rules_passes(model: Path) -> None:
         ("job_store/app/commit", "import nats.aio.client"),
         ("agent_loop/app/start", "from pawl.event.v1 import event_pb2"),
         ("agent_loop/domain/run", "import grpc"),
+        ("agent_loop/domain/run", "import asyncio"),
+        ("notifier/domain/inbox", "import structlog"),
+        ("tool_registry/domain/source", "import httpx2"),
+        ("job_store/domain/rows", "from pawl.chassis import logs"),
         ("notifier/app/inbox", "from google.protobuf import timestamp_pb2"),
         ("agent_loop/domain/batch", "import pawl.agent_loop.app"),
         ("tool_registry/app/policy/check", "import pawl.tool_registry.adapters"),
