@@ -88,7 +88,6 @@ class Authenticator(Protocol):
             PermissionDenied: a user calls a method that is for services.
             InvalidId: the metadata names a store or user that cannot exist.
         """
-        ...
 
 
 def bearer_key(metadata: Mapping[str, str]) -> str | None:

@@ -12,15 +12,12 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Return the time of day, in seconds since 1970, UTC."""
-        ...
 
     def monotonic(self) -> float:
         """Return seconds since some fixed moment; never goes back."""
-        ...
 
     async def sleep(self, seconds: float) -> None:
         """Return after `seconds`. Safe to cancel."""
-        ...
 
 
 class SystemClock:

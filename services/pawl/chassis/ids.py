@@ -22,7 +22,6 @@ class TimeOfDay(Protocol):
 
     def now(self) -> float:
         """Return the time of day, in seconds since 1970, UTC."""
-        ...
 
 
 def is_id(value: str) -> bool:

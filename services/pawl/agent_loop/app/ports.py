@@ -68,7 +68,6 @@ class WorkerLedger(Protocol):
 
     async def claim(self, worker_id: str, *, runs_max: int, lease_seconds: float) -> tuple[Claim, ...]:
         """Get runs to work on; none if there are none now."""
-        ...
 
     async def load(self, claim: Claim) -> Loaded:
         """Read all that is known of a claimed run.
@@ -76,15 +75,12 @@ class WorkerLedger(Protocol):
         Raises:
             LeaseLost, RunNotFound: it is not this worker's to drive.
         """
-        ...
 
     async def renew(self, worker_id: str, *, lease_seconds: float) -> Renewal:
         """Renew the leases of all runs of the worker."""
-        ...
 
     async def release(self, worker_id: str) -> None:
         """Give all runs of the worker back. Idempotent."""
-        ...
 
     async def report_crash(self, claim: Claim) -> bool:
         """Give a run back that can neither be driven nor ended here; whether it is quarantined.
@@ -92,7 +88,6 @@ class WorkerLedger(Protocol):
         Raises:
             LeaseLost, RunEnded, RunNotFound: the run is not this worker's any more.
         """
-        ...
 
     async def commit(self, claim: Claim, commit_id: str, step: Step) -> Committed:
         """Write one step. The same commit id again gets the same answer.
@@ -101,11 +96,9 @@ class WorkerLedger(Protocol):
             LeaseLost, RunEnded, RunNotFound: the run is not this worker's any more.
             InboxChanged, IllegalTransition: nothing was written; read again and plan again.
         """
-        ...
 
     async def list_commands(self, claim: Claim) -> tuple[Command, ...]:
         """Read the unconsumed commands of a run, in order of arrival."""
-        ...
 
     async def call(self, store_id: str, user_id: str, call_id: str) -> Call:
         """Read one call, also of another run of the user.
@@ -121,7 +114,6 @@ class WorkerLedger(Protocol):
         Raises:
             RunNotFound: the user has no such run.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,13 +160,11 @@ class Registry(Protocol):
         Raises:
             ToolNotFound: one does not exist for this user; metadata `tool_name` says which.
         """
-        ...
 
     async def check(
         self, context: CallContext, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]
     ) -> tuple[Verdict, ...]:
         """Return a verdict on each call, in order. Executes nothing."""
-        ...
 
     async def record_decisions(self, context: CallContext, decisions: Sequence[RecordedDecision]) -> None:
         """Write to the audit chain what people decided, before it takes effect. Idempotent.
@@ -182,7 +172,6 @@ class Registry(Protocol):
         Raises:
             MethodNotFound: the registry is of a version that keeps no chain.
         """
-        ...
 
     async def record_results(self, context: CallContext, results: Sequence[RecordedResult]) -> None:
         """Write to the audit chain what front ends returned, before it is used. Idempotent.
@@ -190,7 +179,6 @@ class Registry(Protocol):
         Raises:
             MethodNotFound: the registry is of a version that does not write that.
         """
-        ...
 
     def execute(self, context: CallContext, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
         """Run a call: progress, then its result, last. Consume it inside `contextlib.aclosing`.
@@ -198,11 +186,9 @@ class Registry(Protocol):
         Raises:
             ToolNotFound, ApprovalRequired, InvalidArguments: it may not run.
         """
-        ...
 
     async def cancel(self, context: CallContext, call_id: str, *, wait_seconds: float) -> Stopped:
         """Stop a call wherever it runs, and wait for its end. Idempotent."""
-        ...
 
 
 class Meter(Protocol):
@@ -210,22 +196,18 @@ class Meter(Protocol):
 
     def model_called(self, outcome: str, usage: Usage) -> None:
         """Count a model call that ended: `answered`, `failed` or `cut`."""
-        ...
 
     def call_executed(self, outcome: str) -> None:
         """Count an execution that ended, by its outcome."""
-        ...
 
     def runs_held(self, count: int) -> None:
         """Set how many runs this worker drives."""
-        ...
 
     def run_left(self, how: str) -> None:
         """Count a run that this worker let go of.
 
         `parked`, `ended`, `handed_over`, `lost`, `failed`, `given_up` or `crashed`.
         """
-        ...
 
 
 class Wakeups(Protocol):
@@ -235,4 +217,3 @@ class Wakeups(Protocol):
         self, worker_id: str, *, on_work: Callable[[], Awaitable[None]], on_command: Callable[[RunKey], Awaitable[None]]
     ) -> None:
         """Call `on_work` when runs may be claimed, `on_command` when a run of the worker got a command."""
-        ...

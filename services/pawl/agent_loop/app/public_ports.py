@@ -37,7 +37,6 @@ class PublicLedger(Protocol):
         Raises:
             ConversationNotFound, ConversationBusy, QueueFull, RequestIdReused.
         """
-        ...
 
     async def send_command(
         self, caller: Caller, run_id: str, command_id: str, command: PublicCommand, *, as_operator: bool = False
@@ -50,21 +49,17 @@ class PublicLedger(Protocol):
         Raises:
             RequestIdReused: the id came before with another payload.
         """
-        ...
 
     async def lease_offer(
         self, caller: Caller, run_id: str, call_id: str, *, client: ClientSession, lease_seconds: float
     ) -> LeaseAnswer:
         """Ask for an offered call."""
-        ...
 
     async def renew_offers(self, caller: Caller, client: ClientSession, lease_seconds: float) -> tuple[CallView, ...]:
         """Renew all offers that the session holds and return them."""
-        ...
 
     async def release_offers(self, caller: Caller, client: ClientSession, run_id: str = "") -> None:
         """Give back the session's offers, of one run or of all; not what another of the client has taken over."""
-        ...
 
     async def get_run(self, caller: Caller, run_id: str) -> RunView:
         """Read a run with its pending calls.
@@ -72,7 +67,6 @@ class PublicLedger(Protocol):
         Raises:
             RunNotFound
         """
-        ...
 
     async def get_call(self, caller: Caller, call_id: str, *, for_approval: bool = False) -> CallView:
         """Read a call; with `for_approval` also one of another user of the store that awaits its approval, or did.
@@ -80,7 +74,6 @@ class PublicLedger(Protocol):
         Raises:
             CallNotFound
         """
-        ...
 
     async def list_events(self, caller: Caller, run_id: str, after_seq: int) -> EventPage:
         """Read the log after `after_seq`, as far as one page goes.
@@ -88,7 +81,6 @@ class PublicLedger(Protocol):
         Raises:
             RunNotFound, SeqBeyondEnd
         """
-        ...
 
     async def list_runs(
         self, caller: Caller, *, page_size: int, page_token: str, conversation_id: str, states: tuple[RunState, ...]
@@ -98,7 +90,6 @@ class PublicLedger(Protocol):
         Raises:
             InvalidPageToken
         """
-        ...
 
     async def list_calls(self, caller: Caller, run_id: str, *, page_size: int, page_token: str) -> Page[CallView]:
         """Read the calls of a run with whole results.
@@ -106,7 +97,6 @@ class PublicLedger(Protocol):
         Raises:
             RunNotFound, InvalidPageToken
         """
-        ...
 
     async def undo_sources(self, caller: Caller, run_id: str) -> tuple[UndoSource, ...]:
         """Read the calls of a run, each with the calls that have tried to undo it.
@@ -114,7 +104,6 @@ class PublicLedger(Protocol):
         Raises:
             RunNotFound
         """
-        ...
 
     async def list_messages(
         self, caller: Caller, conversation_id: str, *, page_size: int, page_token: str
@@ -124,7 +113,6 @@ class PublicLedger(Protocol):
         Raises:
             ConversationNotFound, InvalidPageToken
         """
-        ...
 
     async def list_attention(self, caller: Caller, *, run_id: str, page_size: int, page_token: str) -> Page[RunView]:
         """Read the runs of the store that need attention, of all users, or the one with `run_id`.
@@ -134,7 +122,6 @@ class PublicLedger(Protocol):
         Raises:
             InvalidPageToken
         """
-        ...
 
     async def list_pending(
         self, caller: Caller, wanted: PendingFilter, *, page_size: int, page_token: str
@@ -146,7 +133,6 @@ class PublicLedger(Protocol):
         Raises:
             InvalidPageToken
         """
-        ...
 
 
 class CallChecker(Protocol):
@@ -158,7 +144,6 @@ class CallChecker(Protocol):
         Raises:
             InvalidArguments: it does not fit; the message says what is wrong and what would fit.
         """
-        ...
 
     async def check_edit(self, store_id: str, run: RunView, call: CallView, arguments_json: bytes) -> Verdict:
         """Return the canonical form of new arguments for a call of `run`, whose user must be allowed to make it.
@@ -166,7 +151,6 @@ class CallChecker(Protocol):
         Raises:
             InvalidArguments: they may not run; the message lists everything that is wrong.
         """
-        ...
 
 
 class LiveSubscription(Protocol):
@@ -174,7 +158,6 @@ class LiveSubscription(Protocol):
 
     async def unsubscribe(self) -> None:
         """Get no more of them. Idempotent."""
-        ...
 
 
 class LiveEvents(Protocol):
@@ -183,10 +166,8 @@ class LiveEvents(Protocol):
     @property
     def connected(self) -> bool:
         """True while events can arrive."""
-        ...
 
     async def subscribe(
         self, store_id: str, run_id: str, take: Callable[[LoggedEvent], Awaitable[None]]
     ) -> LiveSubscription:
         """Give each event of the run to `take`, until unsubscribed."""
-        ...

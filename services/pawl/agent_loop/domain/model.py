@@ -156,4 +156,3 @@ class ModelPort(Protocol):
             ModelError: the call failed; pieces given before are void if it is
                 made again.
         """
-        ...

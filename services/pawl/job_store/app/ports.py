@@ -21,11 +21,9 @@ class Operation(Protocol[T_co]):
     @property
     def row_keys(self) -> RowKeys:
         """The rows it needs."""
-        ...
 
     def apply(self, unit: UnitOfWork, now: datetime, ids: Ids) -> T_co:
         """Change the unit and return the answer, or raise PawlError and change nothing."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +61,6 @@ class Journal(Protocol):
             GroupConflict: nothing was written; try again.
             DependencyUnavailable: the database is away; the group may have been written.
         """
-        ...
 
 
 class Announcer(Protocol):
@@ -71,15 +68,12 @@ class Announcer(Protocol):
 
     async def publish(self, events: Sequence[LiveEvent]) -> None:
         """Show events to those who watch."""
-        ...
 
     async def wake(self, wakeups: Sequence[Wakeup]) -> None:
         """Tell workers that commands came for runs they hold."""
-        ...
 
     async def work_ready(self) -> None:
         """Tell idle workers that a run became claimable."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +106,6 @@ class LifecycleStream(Protocol):
 
     async def end(self) -> StreamEnd | None:
         """Make sure that the stream is there; returns what it was like then, or None while it is away."""
-        ...
 
     async def send(self, events: Sequence[Lifecycle]) -> Mapping[int, int]:
         """Send events in order to the stream that `end` last told of; returns the stored ones' `outbox_id` and seq.
@@ -121,7 +114,6 @@ class LifecycleStream(Protocol):
 
         Those that are not returned may have been stored as well: sending them again is safe.
         """
-        ...
 
 
 class Outbox(Protocol):
@@ -133,7 +125,6 @@ class Outbox(Protocol):
         One replica relays at a time; the others get 0 meanwhile. 0 also means
         that the stream is away: then nothing is lost.
         """
-        ...
 
 
 class OfferRepository(Protocol):
@@ -143,11 +134,9 @@ class OfferRepository(Protocol):
         self, store_id: str, user_id: str, client_id: str, run_id: str
     ) -> tuple[tuple[RunKey, CallKey], ...]:
         """Return the calls that a client holds, of one run or, if `run_id` is empty, of all."""
-        ...
 
     async def run_out(self, *, calls_max: int) -> tuple[tuple[RunKey, CallKey], ...]:
         """Return calls whose lease has ended, the longest ago first."""
-        ...
 
 
 class AttentionRepository(Protocol):
@@ -155,7 +144,6 @@ class AttentionRepository(Protocol):
 
     async def doomed(self, *, crashes_max: int, runs_max: int) -> tuple[RunKey, ...]:
         """Return runs whose last allowed worker has lost its lease, the longest ago first. See `attention.Silence`."""
-        ...
 
     async def listed(
         self, store_id: str, *, run_id: str, after: tuple[datetime, str] | None, rows_max: int
@@ -164,7 +152,6 @@ class AttentionRepository(Protocol):
 
         All of them, or, if it is not empty, only the one with `run_id`; from the one after `after` on.
         """
-        ...
 
 
 class Retention(Protocol):
@@ -172,15 +159,12 @@ class Retention(Protocol):
 
     async def remove_requests(self, *, older_than_seconds: float, rows_max: int) -> int:
         """Forget request ids; returns how many."""
-        ...
 
     async def remove_unsent(self, *, older_than_seconds: float, rows_max: int) -> int:
         """Give up life-cycle events that no stream has taken for so long; returns how many."""
-        ...
 
     async def remove_sent(self, *, older_than_seconds: float, rows_max: int) -> int:
         """Forget life-cycle events that were sent so long ago: they cannot be sent again; returns how many."""
-        ...
 
     async def trim_logs(self, *, older_than_seconds: float, events_max: int) -> int:
         """Remove all commands, and all events but the last one, of runs that ended so long ago; returns how many runs.
@@ -188,7 +172,6 @@ class Retention(Protocol):
         Of one run at least, then as many as have `events_max` events in all. Runs whose life-cycle events
         the stream does not have yet are left.
         """
-        ...
 
     async def remove_summarised(self, *, older_than_seconds: float, rows_max: int) -> int:
         """Remove runs of conversations in use that a summary has stood for so long; returns how many rows at least.
@@ -196,7 +179,6 @@ class Retention(Protocol):
         With all that they hold, about `rows_max` of each kind at once. They had ended before the summary, and
         none of their messages is needed any more by the history for the model. 0 means that none is left.
         """
-        ...
 
     async def remove_conversations(self, *, older_than_seconds: float, rows_max: int) -> int:
         """Remove conversations in which nothing happened for so long, with all that they hold; returns how many rows.
@@ -204,7 +186,6 @@ class Retention(Protocol):
         About `rows_max` of each kind at once. From the first time on they are not there any more for anybody
         who asks for one of them by its id.
         """
-        ...
 
 
 class LedgerStats(Protocol):
@@ -216,7 +197,6 @@ class LedgerStats(Protocol):
         Of the runs that are due, `claimable` are those that a worker could have now; the others wait for
         a place, `over_user_limit` of them also if their store had any number of places, `over_store_limit` not.
         """
-        ...
 
 
 class Meter(Protocol):
@@ -224,20 +204,15 @@ class Meter(Protocol):
 
     def group_written(self, *, operations: int, seconds: float) -> None:
         """A group was committed."""
-        ...
 
     def refused(self, error: PawlError) -> None:
         """An operation was refused."""
-        ...
 
     def quarantined(self, runs: int) -> None:
         """Runs were quarantined because their workers died."""
-        ...
 
     def relayed(self, events: int) -> None:
         """Life-cycle events reached the stream."""
-        ...
 
     def ledger_counted(self, counts: Mapping[str, float]) -> None:
         """The ledger was counted."""
-        ...

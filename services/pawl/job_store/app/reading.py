@@ -139,15 +139,12 @@ class Leases(Protocol):
         Fair between stores: each gets its turn before any gets a second one, as
         far as `runs_max` goes, and the next claim goes on where this one ended.
         """
-        ...
 
     async def renew(self, worker_id: str, *, lease_seconds: float) -> Renewed:
         """Renew all leases of a worker, also those that ended and that nobody took."""
-        ...
 
     async def release(self, worker_id: str) -> int:
         """Give all runs of a worker back, claimable at once; returns how many."""
-        ...
 
 
 class DueTimes(Protocol):
@@ -159,7 +156,6 @@ class DueTimes(Protocol):
         The second is later than the first if the clock went back and no replica has
         brought the runs forward since. It may be from five seconds before that.
         """
-        ...
 
     async def bring_forward(self, seconds: float) -> int:
         """Let runs be claimed so much earlier, because the clock went back by that; returns how many.
@@ -167,7 +163,6 @@ class DueTimes(Protocol):
         What was due is due again, and leases end soon; those of up to 30 s that were
         given or renewed since stay as they are. More than once does no harm.
         """
-        ...
 
 
 class Reads(Protocol):
@@ -182,7 +177,6 @@ class Reads(Protocol):
         Raises:
             RunNotFound: there is none for this user.
         """
-        ...
 
     async def load(self, store_id: str, run_id: str, epoch: int) -> Loaded:
         """Return all that the owner of a run needs, as of one moment.
@@ -191,7 +185,6 @@ class Reads(Protocol):
             RunNotFound: there is no such run.
             LeaseLost: it is not the owner's any more.
         """
-        ...
 
     async def commands(self, store_id: str, run_id: str) -> list[CommandRow]:
         """Return the unread commands of a run, in order of arrival.
@@ -199,7 +192,6 @@ class Reads(Protocol):
         Raises:
             RunNotFound: there is no such run.
         """
-        ...
 
     async def call(self, store_id: str, user_id: str, call_id: str, *, for_approval: bool = False) -> CallRow:
         """Return a call; with `for_approval` also one of another user that awaits its approval, or did.
@@ -207,7 +199,6 @@ class Reads(Protocol):
         Raises:
             CallNotFound: there is none for this user.
         """
-        ...
 
     async def runs(
         self,
@@ -220,7 +211,6 @@ class Reads(Protocol):
         rows_max: int,
     ) -> Page[RunRow]:
         """Return runs of a user, the newest first, from the one before `before` on."""
-        ...
 
     async def calls(
         self, store_id: str, user_id: str, run_id: str, *, after: tuple[int, int, str] | None, rows_max: int
@@ -230,19 +220,16 @@ class Reads(Protocol):
         Raises:
             RunNotFound: there is none for this user.
         """
-        ...
 
     async def pending(
         self, store_id: str, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[CallRow]:
         """Return the calls that wait for someone, the oldest first, from the one after `after` on."""
-        ...
 
     async def short_of_tokens(
         self, store_id: str, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[RunRow]:
         """Return the runs that wait for tokens, the oldest first, from the one after `after` on."""
-        ...
 
     async def messages(
         self, store_id: str, user_id: str, conversation_id: str, *, after: int, rows_max: int
@@ -252,7 +239,6 @@ class Reads(Protocol):
         Raises:
             ConversationNotFound: there is none for this user.
         """
-        ...
 
     async def events(self, store_id: str, user_id: str, run_id: str, *, after_seq: int, events_max: int) -> LogPart:
         """Return events of a run after a seq: at least one if there is any, then up to the limit and 1 MiB.
@@ -262,4 +248,3 @@ class Reads(Protocol):
         Raises:
             RunNotFound: there is none for this user.
         """
-        ...

@@ -36,11 +36,9 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Return seconds since some fixed moment."""
-        ...
 
     async def sleep(self, seconds: float) -> None:
         """Return after `seconds`."""
-        ...
 
 
 class Relay:

@@ -38,7 +38,6 @@ class Ids(Protocol):
 
     def new(self, prefix: str) -> str:
         """Return a fresh id that starts with `prefix` and an underscore."""
-        ...
 
 
 class Undo:

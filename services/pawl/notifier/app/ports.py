@@ -22,25 +22,20 @@ class Store(Protocol):
         Raises:
             PoisonEvent: the values of a draft cannot be stored, now or ever; nothing is.
         """
-        ...
 
     async def read_after(self, inbox: Inbox, number: int, *, limit: int) -> Sequence[Notification]:
         """Return notifications with a greater number, oldest first."""
-        ...
 
     async def read_before(
         self, inbox: Inbox, number: int | None, *, only_unread: bool, limit: int
     ) -> Sequence[Notification]:
         """Return notifications with a smaller number (None: from the newest), newest first."""
-        ...
 
     async def count_unread(self, inbox: Inbox) -> int:
         """Return how many notifications were not read."""
-        ...
 
     async def last_numbers(self, inboxes: Sequence[Inbox]) -> Mapping[Inbox, int]:
         """Return the newest number of each inbox that has one."""
-        ...
 
     async def acknowledge(self, inbox: Inbox, ids: Sequence[NotificationId]) -> Sequence[Notification]:
         """Mark notifications as read, once; returns them as they are now, in the order of `ids`.
@@ -48,18 +43,15 @@ class Store(Protocol):
         Raises:
             NotificationNotFound: one is not in the inbox; then nothing is marked.
         """
-        ...
 
     def unpublished(self, *, limit: int) -> AbstractAsyncContextManager[Sequence[Notification]]:
         """Hold notifications that were not published yet, oldest first; other replicas get others.
 
         Leaving without an exception marks them as published; with one, they stay.
         """
-        ...
 
     async def forget(self, *, older_than_seconds: float, limit: int) -> int:
         """Delete notifications that came longer ago; returns how many."""
-        ...
 
 
 class Announcer(Protocol):
@@ -71,7 +63,6 @@ class Announcer(Protocol):
         Raises:
             DependencyUnavailable: the bus is away; some may have been published.
         """
-        ...
 
 
 class Delivery(Protocol):
@@ -80,7 +71,6 @@ class Delivery(Protocol):
     @property
     def attempt(self) -> int:
         """The number of deliveries, this one included."""
-        ...
 
     def read(self) -> RunChange | None:
         """Return what it tells, or None if it is no change of a run.
@@ -88,19 +78,15 @@ class Delivery(Protocol):
         Raises:
             PoisonEvent: its bytes make no sense and never will.
         """
-        ...
 
     async def accept(self) -> None:
         """It is done with."""
-        ...
 
     async def retry(self, *, delay_seconds: float) -> None:
         """It shall come again."""
-        ...
 
     async def reject(self) -> None:
         """It shall never come again."""
-        ...
 
 
 class PoisonEvent(Exception):
@@ -112,15 +98,12 @@ class Counters(Protocol):
 
     def event_taken(self, outcome: str) -> None:
         """`outcome`: notified, ignored, rejected or retried."""
-        ...
 
     def published(self, count: int) -> None:
         """Notifications were handed to the bus."""
-        ...
 
     def watching(self, count: int) -> None:
         """So many subscriptions are open."""
-        ...
 
 
 WakeUp = Callable[[], None]

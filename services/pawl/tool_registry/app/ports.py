@@ -38,7 +38,6 @@ class Helper(Protocol):
             Overloaded: too much of the store waits already.
             DependencyUnavailable: no helper can be started now.
         """
-        ...
 
 
 class ToolSource(Protocol):
@@ -46,7 +45,6 @@ class ToolSource(Protocol):
 
     def tool(self, entry: ToolVersion) -> Tool[..., Any] | None:
         """Return what runs a version; None if its source is not there any more. Quick, and never fails."""
-        ...
 
 
 class Connector(ToolSource, Protocol):
@@ -58,7 +56,6 @@ class Connector(ToolSource, Protocol):
         Raises:
             InvalidField: the configuration cannot be used.
         """
-        ...
 
     async def discover(self, source: Source) -> Sequence[DiscoveredTool]:
         """Return the tools that a source has now, by name, those that cannot be called among them.
@@ -67,11 +64,9 @@ class Connector(ToolSource, Protocol):
             InvalidField, InvalidSchema: the configuration cannot be used.
             SourceUnreachable: it does not answer, or not as it should.
         """
-        ...
 
     async def forget(self, store_id: str, name: str) -> None:
         """Close what is open for a source that was removed or changed. Idempotent."""
-        ...
 
 
 class SourceRepository(Protocol):
@@ -83,23 +78,18 @@ class SourceRepository(Protocol):
         Raises:
             InvalidField: the store has SOURCES_MAX sources.
         """
-        ...
 
     async def set_state(self, store_id: str, name: str, state: SourceState, problem: str) -> None:
         """Write where a source stands; one that is gone stays gone."""
-        ...
 
     async def get(self, store_id: str, name: str) -> SourceRecord | None:
         """Return a source of a store."""
-        ...
 
     async def list(self, store_id: str) -> Sequence[SourceRecord]:
         """Return the sources of a store, by name."""
-        ...
 
     async def remove(self, store_id: str, name: str) -> bool:
         """Delete a source; returns whether it was there."""
-        ...
 
 
 class ToolRepository(Protocol):
@@ -112,7 +102,6 @@ class ToolRepository(Protocol):
         another one gets the next version. Atomic, and safe to call from several
         processes at once.
         """
-        ...
 
     async def register(
         self,
@@ -133,7 +122,6 @@ class ToolRepository(Protocol):
             PermissionDenied: the registrant may not replace the tool, or not by this definition.
             InvalidField: the share of the registrant or of the store is full.
         """
-        ...
 
     async def unregister(self, store_id: str, name: str) -> None:
         """Take a store's tool out of the register; its versions stay readable.
@@ -141,15 +129,12 @@ class ToolRepository(Protocol):
         Raises:
             ToolNotFound: there is none.
         """
-        ...
 
     async def current(self, store_id: str, names: Collection[str] | None = None) -> Sequence[ToolVersion]:
         """Return the current versions of a store's tools, all or those named, by name."""
-        ...
 
     async def version(self, store_id: str, name: str, version: int) -> ToolVersion | None:
         """Return a version, current or not; `store_id` is empty for loaded tools."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,11 +177,9 @@ class RunReads(Protocol):
 
     async def has_run(self, *, store_id: str, user_id: str, run_id: str) -> bool:
         """Return whether the user has that run, ended or not."""
-        ...
 
     async def gated_tool(self, *, store_id: str, user_id: str, call_id: str) -> str | None:
         """Return the tool of a call of the user that needed an approval; None if there is no such call."""
-        ...
 
 
 class RuleRepository(Protocol):
@@ -211,19 +194,15 @@ class RuleRepository(Protocol):
             RequestIdReused: the request id of that user came before with another rule.
             InvalidField: there is no room for it.
         """
-        ...
 
     async def get(self, store_id: str, rule_id: str) -> Rule | None:
         """Return a rule, in force or not."""
-        ...
 
     async def is_made(self, store_id: str, user_id: str, request_id: str) -> bool:
         """Return whether a request of the user has made a rule."""
-        ...
 
     async def in_force(self, store_id: str) -> Sequence[Rule]:
         """Return the rules of a store that are in force."""
-        ...
 
     async def revoke(self, store_id: str, rule_id: str, user_id: str) -> Rule:
         """Revoke a rule; one that was revoked before stays as it is.
@@ -231,23 +210,18 @@ class RuleRepository(Protocol):
         Raises:
             RuleNotFound: there is none.
         """
-        ...
 
     async def list(self, store_id: str, user_id: str, *, include_ended: bool, before: str, most: int) -> Sequence[Rule]:
         """Return rules by descending id: those of a user and of the store, or all if `user_id` is empty."""
-        ...
 
     async def use(self, store_id: str, rule_id: str, call_id: str) -> bool:
         """Count a call, once, if the rule is in force; returns whether it has allowed the call. Atomic."""
-        ...
 
     async def has_allowed(self, store_id: str, rule_id: str, call_id: str) -> bool:
         """Return whether the rule has allowed the call and is neither revoked nor expired."""
-        ...
 
     async def forget(self, older_than_seconds: float) -> None:
         """Delete what is known of calls that were allowed longer ago; their number stays with the rule."""
-        ...
 
 
 class ExecutionJournal(Protocol):
@@ -268,7 +242,6 @@ class ExecutionJournal(Protocol):
             DependencyUnavailable: it is not known whether the entry was written;
                 nothing may run.
         """
-        ...
 
     async def known(self, call: JournalCall) -> ExecutionResult | HeldElsewhere | None:
         """Return what `begin` would return now, without beginning; None if it would begin.
@@ -276,7 +249,6 @@ class ExecutionJournal(Protocol):
         Raises:
             InvalidArguments: as `begin`.
         """
-        ...
 
     async def look(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
         """Return the result of a call that has begun, or that another process runs it.
@@ -284,48 +256,39 @@ class ExecutionJournal(Protocol):
         To be asked only by a process that does not run the call at the moment: the
         outcome of what began and has no end, and that nobody runs, is UNKNOWN.
         """
-        ...
 
     async def end(self, key: CallKey, result: ExecutionResult) -> ExecutionResult:
         """Write the end of a call that this process began, and return the result that stands.
 
         That is another one if the entry was concluded to be unknown meanwhile.
         """
-        ...
 
     async def ask(self, key: CallKey, question: Question, position: int) -> None:
         """Write what the tool of a call that this process runs asks, after `position` others."""
-        ...
 
     async def answer(self, key: CallKey, answers: Sequence[Answer]) -> None:
         """Leave all answers so far for the process that runs the call. Idempotent."""
-        ...
 
     async def answers(self, keys: Collection[CallKey]) -> Mapping[CallKey, Sequence[Answer]]:
         """Return what was left for calls of this process."""
-        ...
 
     async def cancel(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
         """Ask for the end of a call, durably; one that was not begun can not begin any more.
 
         Returns as `look`, but None for a call that was cancelled before it began.
         """
-        ...
 
     async def renew(self, others: Collection[CallKey] = ()) -> Collection[CallKey]:
         """Renew the lease of all calls of this process; returns those to be cancelled.
 
         `others` are calls without an entry of their own that the process runs.
         """
-        ...
 
     async def release(self) -> None:
         """Give the lease up: open entries are those of a dead process at once."""
-        ...
 
     async def forget(self, older_than_seconds: float) -> int:
         """Delete ended entries, and leases of dead processes; returns how many entries."""
-        ...
 
 
 class ResourceLocks(Protocol):
@@ -336,7 +299,6 @@ class ResourceLocks(Protocol):
 
         Safe to cancel. Not fair between processes. Held while the process lives.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,12 +317,10 @@ class Work(Protocol):
 
         Cancelling this cancels an async tool; a sync one goes on in its thread.
         """
-        ...
 
     @property
     def left(self) -> Future[Ended | None]:
         """Done when no code of the tool runs any more: how it ended, None if it was stopped before its end."""
-        ...
 
 
 class Runner(Protocol):
@@ -368,7 +328,6 @@ class Runner(Protocol):
 
     def start(self, tool: Tool[..., Any], arguments: Mapping[str, Any], context: ToolContext) -> Work:
         """Start a tool; a sync one waits for a free thread first."""
-        ...
 
 
 class Secrets(Protocol):
@@ -376,14 +335,12 @@ class Secrets(Protocol):
 
     def find(self, store_id: str, name: str) -> str | None:
         """Return the store's secret, or the common one, or None: for code of the deployment."""
-        ...
 
     def own(self, store_id: str, name: str) -> str | None:
         """Return the store's secret, or None: for what an admin of the store has connected.
 
         The admin says where it is sent, and what is common belongs to the deployment and to all other stores.
         """
-        ...
 
 
 class Egress(Protocol):
@@ -397,7 +354,6 @@ class Egress(Protocol):
         Raises:
             EgressRefused: they do not.
         """
-        ...
 
     async def send(self, store_id: str, request: OutboundRequest) -> OutboundResponse:
         """Send a request, follow its redirects, and return the response, whatever its status.
@@ -409,7 +365,6 @@ class Egress(Protocol):
             EgressRefused: the request, or one that a redirect asked for, must not be sent.
             RequestFailed: no response came, or none that can be read.
         """
-        ...
 
 
 class Observer(Protocol):
@@ -417,8 +372,6 @@ class Observer(Protocol):
 
     def checked(self, disposition: str) -> None:
         """A call was checked."""
-        ...
 
     def ended(self, tool_name: str, outcome: str, seconds: float) -> None:
         """An execution has ended."""
-        ...

@@ -60,7 +60,6 @@ class FileStore(Protocol):
         Raises:
             ToolError: there is none, or it cannot be read.
         """
-        ...
 
     def entries(self, store_id: str, path: str) -> list[Entry]:
         """Return what is in a folder, by name; the store's own folder if `path` is empty.
@@ -68,7 +67,6 @@ class FileStore(Protocol):
         Raises:
             ToolError: there is none.
         """
-        ...
 
     def change(self, store_id: str, key: str, plan: Plan, wait_cancelled: Callable[[float], bool]) -> bytes:
         """Make the change that `plan` decides on, while nobody else changes files of the store; return its outcome.
@@ -80,7 +78,6 @@ class FileStore(Protocol):
             ToolError: the plan refuses, a limit is reached, or the disk fails.
             ToolCancelled: others were busy for too long.
         """
-        ...
 
 
 def file_tools(store: FileStore) -> list[Tool[..., Any]]:

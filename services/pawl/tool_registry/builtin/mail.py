@@ -32,7 +32,6 @@ class Mailer(Protocol):
         Raises:
             ToolError: it was not sent, for a reason that the model may know.
         """
-        ...
 
 
 def mail_tools(mailer: Mailer, clock: Clock, *, sender: str) -> list[Tool[..., Any]]:

@@ -21,7 +21,6 @@ class PlanRepository(Protocol):
 
     async def add_project(self, store_id: str, user_id: str, project: Project) -> Project:
         """Add a project, or return the one that has its title (in any case)."""
-        ...
 
     async def add_task(self, store_id: str, user_id: str, task: Task, *, idempotency_key: str) -> Task:
         """Add a task, or return the one that was added with that key.
@@ -29,27 +28,21 @@ class PlanRepository(Protocol):
         Raises:
             ParentGone: its parent is not there any more.
         """
-        ...
 
     async def projects(self, store_id: str, user_id: str, most: int) -> Sequence[Project]:
         """Return the user's projects, oldest first."""
-        ...
 
     async def tasks(self, store_id: str, user_id: str, most: int) -> Sequence[Task]:
         """Return the user's tasks and subtasks, oldest first."""
-        ...
 
     async def find_tasks(self, store_id: str, user_id: str, reference: str) -> Sequence[Task]:
         """Return the task of that id, then those of that title (in any case), newest first."""
-        ...
 
     async def task_titles(self, store_id: str, user_id: str) -> Sequence[str]:
         """Return titles of the user's tasks, newest first."""
-        ...
 
     async def earlier_change(self, store_id: str, user_id: str, *, idempotency_key: str) -> PlanChange | None:
         """Return what was changed with that key, within the last 30 days."""
-        ...
 
     async def change_project(
         self, store_id: str, user_id: str, project_id: str, fields: Mapping[str, Any], *, idempotency_key: str
@@ -59,19 +52,16 @@ class PlanRepository(Protocol):
         Raises:
             TitleTaken: another project has the new title.
         """
-        ...
 
     async def change_tasks(
         self, store_id: str, user_id: str, task_ids: Collection[str], fields: Mapping[str, Any], *, idempotency_key: str
     ) -> PlanChange:
         """Set fields of tasks; those that are not there any more are not in the change."""
-        ...
 
     async def remove_task(
         self, store_id: str, user_id: str, task_id: str, *, with_subtasks: bool, idempotency_key: str
     ) -> PlanChange:
         """Remove a task and all below it; an empty change if there are subtasks and they may not go."""
-        ...
 
 
 async def find_project(repository: PlanRepository, owner: Owner, reference: str) -> Project:

@@ -17,7 +17,6 @@ class StoredResults(Protocol):
 
     async def read(self, *, store_id: str, user_id: str, conversation_id: str, call_id: str) -> bytes | None:
         """Return the result of a call of that conversation, as JSON; None if there is none."""
-        ...
 
 
 def result_tools(results: StoredResults) -> list[Tool[..., Any]]:

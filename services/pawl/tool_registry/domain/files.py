@@ -125,11 +125,9 @@ class FileView(Protocol):
         Raises:
             ToolError: something else is there, or it cannot be read.
         """
-        ...
 
     def entry(self, path: str) -> Entry | None:
         """Return what is at a path; None if nothing is."""
-        ...
 
 
 Plan: TypeAlias = Callable[[FileView], Planned]

@@ -39,11 +39,9 @@ class Parameters(Protocol):
     @property
     def context_parameter(self) -> str:
         """Name of the parameter that gets the ToolContext; empty if none does."""
-        ...
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the parameters, with their types, for arguments that fit the schema."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,11 +23,9 @@ class Response(Protocol):
             TimeoutError: nothing came up to then.
             ModelError: STREAM_TRUNCATED, STREAM_GARBLED or NETWORK.
         """
-        ...
 
     async def close(self) -> None:
         """Leave the connection for the next call if the body was read to its end; close it if not."""
-        ...
 
 
 class DirectResponse:

@@ -51,7 +51,6 @@ class Ask(Protocol):
         self, question: str, *, why: str, kind: str, options: Sequence[str], answer_schema_json: bytes
     ) -> Awaitable[str]:
         """Return the answer."""
-        ...
 
 
 class Reader:
@@ -134,7 +133,6 @@ class _Form(Protocol):
 
     def result(self, answer: str) -> mcp.types.ElicitResult:
         """Return what the server gets for an answer; raises Unreadable."""
-        ...
 
 
 def _form(asked: Asked, clean: Clean) -> _Form:

@@ -20,32 +20,26 @@ class DocumentRepository(Protocol):
         Raises:
             TooLarge: the store has too many documents, or too large ones.
         """
-        ...
 
     async def delete(self, store_id: str, owner_id: str, name: str) -> bool:
         """Remove a document; returns whether there was one."""
-        ...
 
     async def find(self, store_id: str, user_id: str, name: str) -> Sequence[Document]:
         """Return the documents of that name that a user sees, the store's first."""
-        ...
 
     async def text(self, store_id: str, owner_id: str, name: str) -> str | None:
         """Return the text of a document; None if there is none."""
-        ...
 
     async def after(
         self, store_id: str, user_id: str, name: str, owner_id: str | None, most: int
     ) -> Sequence[Document]:
         """Return documents that a user sees, by name and owner, after those; from all on with a name but no owner."""
-        ...
 
     async def search(self, store_id: str, user_id: str, query: str, most: int) -> Sequence[Hit]:
         """Return the documents that a user sees and that match, the best first.
 
         The query is in the form of search engines: words, "phrases", or, -without.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

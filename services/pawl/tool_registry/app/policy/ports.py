@@ -19,11 +19,9 @@ class RateLimits(Protocol):
         Raises:
             DependencyUnavailable: it is not known whether it was counted.
         """
-        ...
 
     async def forget(self) -> None:
         """Delete the rates that nobody uses."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,24 +51,18 @@ class AuditLog(Protocol):
         Raises:
             DependencyUnavailable: it is not known whether they were written.
         """
-        ...
 
     async def head(self, store_id: str) -> Head:
         """Return the recorded last entry of a chain."""
-        ...
 
     async def page(self, store_id: str, *, after_seq: int | None, up_to_seq: int, rows_max: int) -> list[AuditEntry]:
         """Return entries in order, those after `after_seq` (None: from whatever is the first)."""
-        ...
 
     async def beyond_head(self, store_id: str) -> int:
         """Return the first entry behind the recorded head, 0 if there is none."""
-        ...
 
     async def listed(self, wanted: AuditFilter, *, before_seq: int | None, rows_max: int) -> list[AuditEntry]:
         """Return matching entries, the newest first."""
-        ...
 
     async def figures(self, wanted: AuditFilter) -> list[ToolFigures]:
         """Return what each tool did, by name."""
-        ...
