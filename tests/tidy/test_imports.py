@@ -23,7 +23,7 @@ STUBS = ("agent", "batch", "error", "event", "job", "notify", "tool")
 SERVICES = ("agent_loop", "job_store", "notifier", "tool_registry")
 LAYERS = ("adapters", "app", "domain", "rpc")
 ADAPTERS = ("files", "http", "ledger", "mail", "mcp", "metrics", "postgres", "process", "python", "secret_file", "sql")
-USE_CASES = ("catalog", "documents", "execution", "policy", "ports", "sources", "workers")
+USE_CASES = ("catalog", "documents", "execution", "policy", "sources", "workers")
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_a_tree_that_keeps_the_rules_passes(model: Path) -> None:
         ("agent_loop/domain/batch", "import pawl.agent_loop.app"),
         ("tool_registry/app/policy/check", "import pawl.tool_registry.adapters"),
         ("tool_registry/app/policy/check", "import pawl.tool_registry.app.execution"),
-        ("tool_registry/app/ports/check", "import pawl.tool_registry.app.catalog"),
+        ("tool_registry/app/catalog/check", "import pawl.tool_registry.app.policy"),
         ("tool_registry/adapters/http/tools", "import pawl.tool_registry.adapters.mcp"),
         ("tool_registry/adapters/python/runner", "import pawl.tool_registry.adapters.process"),
         ("tool_registry/rpc/servicer", "import pawl.tool_registry.adapters"),

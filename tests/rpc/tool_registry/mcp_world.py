@@ -22,7 +22,7 @@ from pawl.tool_registry.adapters.mcp.permission import Programs
 from pawl.tool_registry.adapters.postgres.sources import PostgresSourceRepository
 from pawl.tool_registry.adapters.process.helpers import Helpers
 from pawl.tool_registry.adapters.secret_file import FileSecrets
-from pawl.tool_registry.app.ports import Connector
+from pawl.tool_registry.app.sources.ports import Connector
 from tests.fakes.mcp_program import stdio_config
 from tests.rpc.tool_registry.registry import Registry, content, reason, running
 

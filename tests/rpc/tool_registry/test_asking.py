@@ -13,7 +13,7 @@ import pytest
 from pawl.errors import DependencyUnavailable
 from pawl.tool.v1 import execution_pb2
 from pawl.tool_registry.app.execution.executor import ExecutorOptions
-from pawl.tool_registry.app.ports import CallKey, ExecutionJournal
+from pawl.tool_registry.app.policy.ports import CallKey, ExecutionJournal
 from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.domain.question import Question
 from pawl.tools import QuestionDeclined, Tool, ToolContext, tool

@@ -14,7 +14,7 @@ import pytest
 
 from pawl.errors import DependencyUnavailable, InvalidSchema
 from pawl.tool_registry.adapters.process.helpers import Helpers
-from pawl.tool_registry.app.ports import TooCostly
+from pawl.tool_registry.app.catalog.ports import TooCostly
 from pawl.tool_registry.builtin.web_text import read_page
 from pawl.tool_registry.domain.check import Refused, check_strange, schema_problem
 from pawl.tool_registry.domain.schema import PATTERNS_MAX, compile_schema

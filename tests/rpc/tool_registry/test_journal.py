@@ -14,7 +14,7 @@ from pawl.chassis.database import Database
 from pawl.errors import DependencyUnavailable
 from pawl.tool_registry.adapters.postgres.journal import PostgresJournal
 from pawl.tool_registry.app.execution.executor import ExecutorOptions
-from pawl.tool_registry.app.ports import ExecutionJournal
+from pawl.tool_registry.app.policy.ports import ExecutionJournal
 from pawl.tool_registry.domain.execution import Outcome, succeeded
 from pawl.tools import ReconcileResult, cannot_say, did_not_happen, happened
 from tests.poll import until

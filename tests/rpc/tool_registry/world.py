@@ -15,7 +15,7 @@ import pytest
 
 from pawl.chassis.database import Database
 from pawl.tool_registry.adapters.postgres.journal import PostgresJournal
-from pawl.tool_registry.app.ports import Begun, JournalCall
+from pawl.tool_registry.app.policy.ports import Begun, JournalCall
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.digest import call_digest
 from pawl.tools import Category, ReconcileResult, Tool, ToolContext, cannot_say, tool

@@ -10,7 +10,7 @@ import mcp.types
 import pytest
 
 from pawl.tool_registry.adapters.mcp.elicitation import SCHEMA_BYTES_MAX, Reader, Unaskable, put
-from pawl.tool_registry.app.ports import TooCostly
+from pawl.tool_registry.app.catalog.ports import TooCostly
 from pawl.tools import QuestionDeclined, ToolError
 
 T = TypeVar("T")

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from pawl.tool_registry.app.ports import Egress, Helper, TooCostly
+from pawl.tool_registry.app.catalog.ports import Helper, TooCostly
 from pawl.tool_registry.builtin.web_text import NotText, read_page
 from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.domain.egress import URL_CHARACTERS_MAX, EgressRefused
-from pawl.tool_registry.domain.outbound import OutboundRequest, OutboundResponse, RequestFailed
+from pawl.tool_registry.domain.outbound import Egress, OutboundRequest, OutboundResponse, RequestFailed
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 from pawl.tool_registry.adapters.process.runner import ProcessRunner
 from pawl.tool_registry.adapters.python.runner import PythonRunner
 from pawl.tool_registry.app.execution import outcome
+from pawl.tool_registry.app.execution.ports import Runner, Secrets
 from pawl.tool_registry.app.policy.call import DEFAULT_TIMEOUT_SECONDS
-from pawl.tool_registry.app.ports import Runner, Secrets
 from pawl.tool_registry.domain.check import Refused, check_arguments
 from pawl.tool_registry.domain.definition import ExecutionContext
 from pawl.tool_registry.domain.execution import ExecutionResult

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 REDIRECTS_MAX: Final = 5
 
@@ -45,3 +45,27 @@ class OutboundResponse:
     body: bytes
     is_cut: bool
     """True if the body was longer than asked for."""
+
+
+class Egress(Protocol):
+    """The way out into the world: what fetches anything on behalf of a store does it here."""
+
+    def check(self, store_id: str, url: str, *, with_secrets: bool = False) -> None:
+        """Return if the rules allow a URL, as far as can be said without asking for its addresses.
+
+        Secrets may go there over https, or where the deployment has opened the host.
+
+        Raises:
+            EgressRefused: they do not.
+        """
+
+    async def send(self, store_id: str, request: OutboundRequest) -> OutboundResponse:
+        """Send a request, follow its redirects, and return the response, whatever its status.
+
+        Each hop is judged by its host and by all addresses that this has, and the
+        connection goes to one of those. Safe to cancel.
+
+        Raises:
+            EgressRefused: the request, or one that a redirect asked for, must not be sent.
+            RequestFailed: no response came, or none that can be read.
+        """

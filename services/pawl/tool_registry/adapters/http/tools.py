@@ -12,7 +12,7 @@ import msgspec
 from pawl.chassis import logs
 from pawl.chassis.strict_json import loads
 from pawl.errors import InvalidField, InvalidJson, SourceUnreachable, TooLarge
-from pawl.tool_registry.app.ports import Egress, Helper, TooCostly
+from pawl.tool_registry.app.catalog.ports import Helper, TooCostly
 from pawl.tool_registry.domain.definition import (
     RESULT_BYTES_MAX,
     TIMEOUT_SECONDS_MAX,
@@ -32,7 +32,7 @@ from pawl.tool_registry.domain.http_source import OpenApi, check_base_url, endpo
 from pawl.tool_registry.domain.openapi import Service
 from pawl.tool_registry.domain.openapi_document import DOCUMENT_BYTES_MAX, KEPT_BYTES_MAX, UnusableDocument
 from pawl.tool_registry.domain.openapi_extract import extract, read_tools
-from pawl.tool_registry.domain.outbound import OutboundRequest, OutboundResponse, RequestFailed
+from pawl.tool_registry.domain.outbound import Egress, OutboundRequest, OutboundResponse, RequestFailed
 from pawl.tool_registry.domain.source import DiscoveredTool, Source
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, forwarded

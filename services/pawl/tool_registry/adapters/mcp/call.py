@@ -12,7 +12,7 @@ from pawl.chassis.strict_json import storable
 from pawl.errors import DependencyUnavailable, Overloaded
 from pawl.tool_registry.adapters.mcp.elicitation import Asked, Reader, Unaskable, put
 from pawl.tool_registry.adapters.mcp.results import error_text, result_json
-from pawl.tool_registry.app.ports import Helper
+from pawl.tool_registry.app.catalog.ports import Helper
 from pawl.tool_registry.domain.definition import RESULT_BYTES_MAX, ToolVersion
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.values import hide

@@ -18,8 +18,9 @@ from pawl.tool_registry.adapters.mcp.definitions import Binding, ServerTool, dis
 from pawl.tool_registry.adapters.mcp.permission import Programs
 from pawl.tool_registry.adapters.mcp.pool import Pool, crowd
 from pawl.tool_registry.adapters.mcp.program import Program
+from pawl.tool_registry.app.catalog.ports import Helper
 from pawl.tool_registry.app.execution.outcome import doubt
-from pawl.tool_registry.app.ports import Helper, Secrets
+from pawl.tool_registry.app.execution.ports import Secrets
 from pawl.tool_registry.domain.definition import EffectClass, ToolVersion
 from pawl.tool_registry.domain.source import DiscoveredTool, Source
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolContext, ToolError

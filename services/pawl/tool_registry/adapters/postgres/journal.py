@@ -13,7 +13,7 @@ from pawl.chassis.database import Connection, Database
 from pawl.errors import DependencyUnavailable, InvalidArguments
 from pawl.tool_registry.adapters.postgres.leases import lives
 from pawl.tool_registry.app.execution import outcome
-from pawl.tool_registry.app.ports import Begun, CallKey, HeldElsewhere, JournalCall
+from pawl.tool_registry.app.policy.ports import Begun, CallKey, HeldElsewhere, JournalCall
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import ExecutionResult, Outcome, ended_badly
 from pawl.tool_registry.domain.inverse import decode_inverse, encode_inverse

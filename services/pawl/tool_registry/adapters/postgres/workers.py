@@ -11,7 +11,7 @@ import msgspec
 
 from pawl.chassis.database import Database
 from pawl.tool_registry.adapters.postgres import worker_statements as sql
-from pawl.tool_registry.app.ports import CallKey
+from pawl.tool_registry.app.policy.ports import CallKey
 from pawl.tool_registry.app.workers.ports import Attached, CallView, Finished, LateCall, Listener, NewsKind
 from pawl.tool_registry.domain.workers import (
     Answer,

@@ -15,7 +15,7 @@ from typing import Any, Final, Self, TypeVar
 from pawl.chassis import logs
 from pawl.errors import DependencyUnavailable, Overloaded
 from pawl.tool_registry.adapters.process.helper_child import OUT_OF_MEMORY
-from pawl.tool_registry.app.ports import TooCostly
+from pawl.tool_registry.app.catalog.ports import TooCostly
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from pawl.tool_registry.adapters.process.messages import Answer, Call, GarbledMe
 from pawl.tool_registry.adapters.python.runner import PythonWork, uncancelled
 from pawl.tool_registry.adapters.python.tool_folders import folder_of
 from pawl.tool_registry.app.execution import outcome
-from pawl.tool_registry.app.ports import Runner, Work
+from pawl.tool_registry.app.execution.ports import Runner, Work
 from pawl.tool_registry.domain.definition import RESULT_BYTES_MAX, ToolDefinition
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolContext, ToolError
 from pawl.tool_registry.sdk.inverse import Inverse, Reversible

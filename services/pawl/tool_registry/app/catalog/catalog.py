@@ -13,7 +13,7 @@ import jsonschema_rs
 from pawl.chassis import logs
 from pawl.chassis.strict_json import dumps_canonical
 from pawl.errors import InvalidField, InvalidSchema, PermissionDenied, ToolExists, ToolNotFound
-from pawl.tool_registry.app.ports import Helper, TooCostly, ToolRepository, ToolSource
+from pawl.tool_registry.app.catalog.ports import Helper, TooCostly, ToolRepository, ToolSource
 from pawl.tool_registry.domain.check import (
     Accepted,
     Refused,

@@ -14,9 +14,10 @@ from pawl.chassis import logs
 from pawl.chassis.clock import Clock
 from pawl.tool_registry.app.execution import outcome
 from pawl.tool_registry.app.execution.execution import Execution, Reporter
+from pawl.tool_registry.app.execution.ports import Ended, ResourceLocks, Runner, Secrets
 from pawl.tool_registry.app.policy.admission import Admission
 from pawl.tool_registry.app.policy.call import Job
-from pawl.tool_registry.app.ports import Begun, Ended, HeldElsewhere, ResourceLocks, Runner, Secrets
+from pawl.tool_registry.app.policy.ports import Begun, HeldElsewhere
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import ExecutionResult, progress
 from pawl.tool_registry.sdk.context import SecretNotFound, ToolContext

@@ -10,10 +10,9 @@ from pawl.errors import ApprovalRequired, InvalidArguments, PawlError, Permissio
 from pawl.tool_registry.app.catalog.catalog import Catalog, CatalogTool
 from pawl.tool_registry.app.policy.audit import AuditTrail
 from pawl.tool_registry.app.policy.call import ExecuteRequest, FittingCall, Job, ProposedCall
-from pawl.tool_registry.app.policy.ports import RateLimits
+from pawl.tool_registry.app.policy.ports import Begun, ExecutionJournal, HeldElsewhere, Observer, RateLimits
 from pawl.tool_registry.app.policy.result_cache import ResultCache
 from pawl.tool_registry.app.policy.rules import Rules
-from pawl.tool_registry.app.ports import Begun, ExecutionJournal, HeldElsewhere, Observer
 from pawl.tool_registry.domain.check import Refused
 from pawl.tool_registry.domain.definition import EffectClass, ExecutionContext, ToolDefinition
 from pawl.tool_registry.domain.execution import ExecutionResult

@@ -8,7 +8,7 @@ from typing import Any, Final
 from pawl.chassis import logs
 from pawl.chassis.strict_json import JsonValue
 from pawl.tool_registry.app.catalog.catalog import CatalogTool, LoadedTool
-from pawl.tool_registry.app.ports import CallKey, JournalCall
+from pawl.tool_registry.app.policy.ports import CallKey, JournalCall
 from pawl.tool_registry.domain.audit import sha256_hex
 from pawl.tool_registry.domain.check import Accepted
 from pawl.tool_registry.domain.definition import Category, EffectClass, ToolDefinition

@@ -1,13 +1,174 @@
-"""The ports of the registry's policy."""
+"""The ports of policy: the journal, rules, rates and the audit chain, shared by all replicas."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from pawl.tool_registry.domain.audit import AuditDraft, AuditEntry, Head, ToolFigures
+from pawl.tool_registry.domain.definition import EffectClass
+from pawl.tool_registry.domain.execution import ExecutionResult
+from pawl.tool_registry.domain.question import Answer, Question
 from pawl.tool_registry.domain.rate import Exceeded, Rate
+from pawl.tool_registry.domain.rules import Rule
+
+CallKey = tuple[str, str]
+"""Store and call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalCall:
+    """A call that is about to have its effect."""
+
+    key: CallKey
+    run_id: str
+    tool_name: str
+    tool_version: int
+    effect: EffectClass
+    fingerprint: str
+    unknowns_resolved: int
+    token: str
+    """Unique for this attempt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """The call may run now, in this process. `must_reconcile`: the tool is asked first."""
+
+    must_reconcile: bool = False
+    is_cancelled: bool = False
+    """It was cancelled meanwhile: reconcile, but do not run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldElsewhere:
+    """Another process runs the call; ask again a little later.
+
+    `question` is what its tool asks at the moment, after `position` others.
+    """
+
+    question: Question | None = None
+    position: int = 0
+
+
+class ExecutionJournal(Protocol):
+    """Executions with effects that must not happen twice, durable, shared by all replicas."""
+
+    async def begin(
+        self, call: JournalCall, *, unacted: Collection[str] = ()
+    ) -> Begun | HeldElsewhere | ExecutionResult:
+        """Write that the call is about to run, or return what is known of it.
+
+        To be asked only by a process that does not run the call at the moment.
+        Atomic: of several that ask, one gets Begun. `unacted` are tokens of calls
+        that this process got no answer for: if one of them has written an entry,
+        nothing ran.
+
+        Raises:
+            InvalidArguments: the call was begun with another tool or other arguments.
+            DependencyUnavailable: it is not known whether the entry was written;
+                nothing may run.
+        """
+
+    async def known(self, call: JournalCall) -> ExecutionResult | HeldElsewhere | None:
+        """Return what `begin` would return now, without beginning; None if it would begin.
+
+        Raises:
+            InvalidArguments: as `begin`.
+        """
+
+    async def look(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
+        """Return the result of a call that has begun, or that another process runs it.
+
+        To be asked only by a process that does not run the call at the moment: the
+        outcome of what began and has no end, and that nobody runs, is UNKNOWN.
+        """
+
+    async def end(self, key: CallKey, result: ExecutionResult) -> ExecutionResult:
+        """Write the end of a call that this process began, and return the result that stands.
+
+        That is another one if the entry was concluded to be unknown meanwhile.
+        """
+
+    async def ask(self, key: CallKey, question: Question, position: int) -> None:
+        """Write what the tool of a call that this process runs asks, after `position` others."""
+
+    async def answer(self, key: CallKey, answers: Sequence[Answer]) -> None:
+        """Leave all answers so far for the process that runs the call. Idempotent."""
+
+    async def answers(self, keys: Collection[CallKey]) -> Mapping[CallKey, Sequence[Answer]]:
+        """Return what was left for calls of this process."""
+
+    async def cancel(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
+        """Ask for the end of a call, durably; one that was not begun can not begin any more.
+
+        Returns as `look`, but None for a call that was cancelled before it began.
+        """
+
+    async def renew(self, others: Collection[CallKey] = ()) -> Collection[CallKey]:
+        """Renew the lease of all calls of this process; returns those to be cancelled.
+
+        `others` are calls without an entry of their own that the process runs.
+        """
+
+    async def release(self) -> None:
+        """Give the lease up: open entries are those of a dead process at once."""
+
+    async def forget(self, older_than_seconds: float) -> int:
+        """Delete ended entries, and leases of dead processes; returns how many entries."""
+
+
+class RunReads(Protocol):
+    """The ledger's knowledge of the runs and calls of users. All methods raise DependencyUnavailable."""
+
+    async def has_run(self, *, store_id: str, user_id: str, run_id: str) -> bool:
+        """Return whether the user has that run, ended or not."""
+
+    async def gated_tool(self, *, store_id: str, user_id: str, call_id: str) -> str | None:
+        """Return the tool of a call of the user that needed an approval; None if there is no such call."""
+
+
+class RuleRepository(Protocol):
+    """Rules and the calls that they have allowed, durable, shared by all replicas."""
+
+    async def add(self, rule: Rule, request_id: str) -> Rule:
+        """Keep a rule, and return it as kept; the same request again gives the rule that it made.
+
+        Atomic with `domain.rules.check_room`.
+
+        Raises:
+            RequestIdReused: the request id of that user came before with another rule.
+            InvalidField: there is no room for it.
+        """
+
+    async def get(self, store_id: str, rule_id: str) -> Rule | None:
+        """Return a rule, in force or not."""
+
+    async def is_made(self, store_id: str, user_id: str, request_id: str) -> bool:
+        """Return whether a request of the user has made a rule."""
+
+    async def in_force(self, store_id: str) -> Sequence[Rule]:
+        """Return the rules of a store that are in force."""
+
+    async def revoke(self, store_id: str, rule_id: str, user_id: str) -> Rule:
+        """Revoke a rule; one that was revoked before stays as it is.
+
+        Raises:
+            RuleNotFound: there is none.
+        """
+
+    async def list(self, store_id: str, user_id: str, *, include_ended: bool, before: str, most: int) -> Sequence[Rule]:
+        """Return rules by descending id: those of a user and of the store, or all if `user_id` is empty."""
+
+    async def use(self, store_id: str, rule_id: str, call_id: str) -> bool:
+        """Count a call, once, if the rule is in force; returns whether it has allowed the call. Atomic."""
+
+    async def has_allowed(self, store_id: str, rule_id: str, call_id: str) -> bool:
+        """Return whether the rule has allowed the call and is neither revoked nor expired."""
+
+    async def forget(self, older_than_seconds: float) -> None:
+        """Delete what is known of calls that were allowed longer ago; their number stays with the rule."""
 
 
 class RateLimits(Protocol):
@@ -66,3 +227,13 @@ class AuditLog(Protocol):
 
     async def figures(self, wanted: AuditFilter) -> list[ToolFigures]:
         """Return what each tool did, by name."""
+
+
+class Observer(Protocol):
+    """Counts what happens."""
+
+    def checked(self, disposition: str) -> None:
+        """A call was checked."""
+
+    def ended(self, tool_name: str, outcome: str, seconds: float) -> None:
+        """An execution has ended."""

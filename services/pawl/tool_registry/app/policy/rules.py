@@ -12,7 +12,7 @@ from pawl.chassis.ids import IdSource
 from pawl.errors import CallNotFound, InvalidField, PermissionDenied, RuleNotFound, RunNotFound
 from pawl.tool_registry.app.catalog.catalog import Catalog
 from pawl.tool_registry.app.policy.audit import AuditTrail
-from pawl.tool_registry.app.ports import RuleRepository, RunReads
+from pawl.tool_registry.app.policy.ports import RuleRepository, RunReads
 from pawl.tool_registry.domain.definition import Caller
 from pawl.tool_registry.domain.roles import ADMIN
 from pawl.tool_registry.domain.rules import (

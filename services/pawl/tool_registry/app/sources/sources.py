@@ -19,7 +19,8 @@ from pawl.errors import (
     ToolNotFound,
 )
 from pawl.tool_registry.app.catalog.catalog import Catalog
-from pawl.tool_registry.app.ports import Connector, SourceRepository, ToolRepository
+from pawl.tool_registry.app.catalog.ports import ToolRepository
+from pawl.tool_registry.app.sources.ports import Connector, SourceRepository
 from pawl.tool_registry.domain.definition import ToolVersion, check_definition
 from pawl.tool_registry.domain.roles import ADMIN, OPERATOR
 from pawl.tool_registry.domain.source import (

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
 from pawl.chassis.retry import Retry
-from pawl.tool_registry.app.ports import CallKey
+from pawl.tool_registry.app.policy.ports import CallKey
 from pawl.tool_registry.app.workers.ports import CallView, WorkerRepository
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.workers import (

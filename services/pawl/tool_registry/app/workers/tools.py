@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pawl.errors import InvalidField, PermissionDenied, ToolExists
 from pawl.tool_registry.app.catalog.catalog import Catalog
-from pawl.tool_registry.app.ports import ToolRepository
+from pawl.tool_registry.app.catalog.ports import ToolRepository
 from pawl.tool_registry.app.workers.ports import WorkerRepository
 from pawl.tool_registry.domain.definition import (
     Caller,

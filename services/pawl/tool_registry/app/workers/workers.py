@@ -17,7 +17,7 @@ from pawl.chassis.tasks import end
 from pawl.errors import Cancelled, DeadlineExceeded, DependencyUnavailable, PawlError, ShuttingDown
 from pawl.tool_registry.app.execution.execution import wait_any
 from pawl.tool_registry.app.policy.audit import AuditTrail
-from pawl.tool_registry.app.ports import CallKey
+from pawl.tool_registry.app.policy.ports import CallKey
 from pawl.tool_registry.app.workers.answers import bounded, finding_of, value_of
 from pawl.tool_registry.app.workers.call import PendingCall
 from pawl.tool_registry.app.workers.late_results import LateResults
