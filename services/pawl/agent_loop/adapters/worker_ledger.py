@@ -102,8 +102,7 @@ class WorkerLedgerClient:
 
     async def call(self, store_id: str, user_id: str, call_id: str) -> Call:
         request = ledger_pb2.GetCallRequest(store_id=store_id, user_id=user_id, call_id=call_id)
-        with translating():
-            response = await self._stub.GetCall(request)
+        response = await translated(self._stub.GetCall(request))
         return wire.CALL.read(response.call)
 
     async def undo_sources(self, store_id: str, user_id: str, run_id: str) -> tuple[UndoSource, ...]:
