@@ -12,6 +12,7 @@ import msgspec
 import pydantic
 import pytest
 
+from pawl.tool_registry.domain.definition import encode_definition
 from pawl.tool_registry.domain.schema import compile_schema
 from pawl.tool_registry.sdk.docstring import read_docstring
 from pawl.tool_registry.sdk.values import plain, without
@@ -197,11 +198,40 @@ def silent(word: str) -> None:
 
 @pytest.mark.parametrize(
     ("function", "said"),
-    [(no_type, "has no type"), (star, "words"), (strange, "Thread"), (silent, "description")],
+    [(no_type, "has no type"), (star, "words"), (strange, "Thread"), (silent, "silent: description: .* docstring")],
 )
 def test_a_function_that_cannot_be_a_tool_is_refused_where_it_is_written(function: Any, said: str) -> None:
     with pytest.raises(ToolDefinitionError, match=said):
         tool(function)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"category": "harmless"},
+        {"effect": "readonly"},
+        {"parallel": "no"},
+        {"allowed_roles": "admin"},
+        {"resource_keys": "word"},
+        {"rate_per_minute": 1.5},
+        {"approvals_required": "2"},
+        {"process": True},
+    ],
+    ids=str,
+)
+def test_an_option_of_the_wrong_type_is_refused_where_it_is_written(options: dict[str, Any]) -> None:
+    """What is not refused there ends the registry when it writes the tool down, with every tool of everybody."""
+    (name,) = options
+    with pytest.raises(ToolDefinitionError, match=f"everything: .*{name}"):
+        tool(**options)(everything.function)
+
+
+def test_category_and_effect_may_be_named_as_a_worker_names_them() -> None:
+    options: dict[str, Any] = {"category": "SAFE", "effect": "READ_ONLY"}
+    definition = tool(**options)(everything.function).definition
+    assert definition.category is Category.SAFE
+    assert definition.effect is EffectClass.READ_ONLY
+    assert encode_definition(definition)
 
 
 def test_reconcile_goes_with_reconcilable_and_only_there() -> None:

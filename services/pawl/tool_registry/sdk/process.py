@@ -41,12 +41,15 @@ def _require(value: Any, least: int, most: int, name: str) -> None:
         raise ToolDefinitionError(f"ProcessLimits: {name} must be a whole number from {least} to {most}")
 
 
-def check_process(name: str, function: Callable[..., Any], context: ExecutionContext) -> None:
-    """Return if a function can run in a process of its own.
+def check_process(name: str, function: Callable[..., Any], context: ExecutionContext, limits: object) -> None:
+    """Return if a function can run in a process of its own within these limits.
 
     Raises:
-        ToolDefinitionError: another process could not find it, or it does not run in the registry at all.
+        ToolDefinitionError: these are no limits, another process could not find it, or it does not run in the registry
+            at all.
     """
+    if not isinstance(limits, ProcessLimits):
+        raise ToolDefinitionError(f"{name}: process must be ProcessLimits(...)")
     if context is not ExecutionContext.BACKEND:
         raise ToolDefinitionError(f"{name}: only a BACKEND tool can have a process of its own")
     if "<locals>" in getattr(function, "__qualname__", ""):

@@ -174,7 +174,7 @@ def tool(
 
     def make(function: Callable[P, R]) -> Tool[P, R]:
         signature = read_signature(function)
-        definition = ToolDefinition(
+        definition = _define(
             name=name or getattr(function, "__name__", ""),
             description=description or signature.description,
             arguments_schema=signature.arguments_schema,
@@ -183,10 +183,10 @@ def tool(
             effect=effect,
             timeout_seconds=float(timeout_seconds),
             parallel=parallel,
-            resource_keys=tuple(resource_keys),
+            resource_keys=resource_keys,
             result_bytes_max=result_bytes_max,
-            allowed_user_ids=tuple(allowed_users),
-            allowed_roles=tuple(allowed_roles),
+            allowed_user_ids=allowed_users,
+            allowed_roles=allowed_roles,
             rate_per_minute=rate_per_minute,
             cache_seconds=float(cache_seconds),
             approvals_required=approvals_required,
@@ -206,6 +206,20 @@ def tool(
     return make if function is None else make(function)
 
 
+def _define(**fields: Any) -> ToolDefinition:
+    """Return the definition of fields as their author wrote them.
+
+    Raises:
+        ToolDefinitionError: there is no description, or a field is not of its type, which no checker of types has said.
+    """
+    if not fields["description"]:
+        raise ToolDefinitionError(f"{fields['name']}: description: there is none; write a docstring for the model")
+    try:
+        return msgspec.convert(fields, ToolDefinition)
+    except msgspec.ValidationError as error:
+        raise ToolDefinitionError(f"{fields['name']}: {error}") from None
+
+
 def _check(made: Tool[P, R]) -> None:
     """Return if all that was said of a tool holds together.
 
@@ -216,7 +230,7 @@ def _check(made: Tool[P, R]) -> None:
     if (made.reconcile is not None) != (definition.effect is EffectClass.RECONCILABLE):
         raise ToolDefinitionError(f"{made.name}: reconcile goes with the effect RECONCILABLE, and only there")
     if made.process is not None:
-        check_process(made.name, made.function, definition.context)
+        check_process(made.name, made.function, definition.context, made.process)
     try:
         check_definition(definition)
         compile_schema(definition.arguments_schema, recursion=True)
