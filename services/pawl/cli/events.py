@@ -73,7 +73,10 @@ def url_of(data: Path, environment: Mapping[str, str]) -> str:
     try:
         return (data / "secrets" / "nats-subscriber.url").read_text(encoding="utf-8").strip()
     except OSError:
-        raise CommandError(f"No Pawl suite with a NATS of its own runs on {data}: set PAWL_NATS_URL.") from None
+        message = (
+            f"No Pawl suite with a NATS of its own runs on {data}. Start one with `pawl up`, or set PAWL_NATS_URL."
+        )
+        raise CommandError(message) from None
 
 
 def line(message: Any, *, as_json: bool) -> str:

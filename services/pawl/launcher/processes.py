@@ -161,7 +161,8 @@ class Process:
                 return
             delay = next_delay(delay, loop.time() - begun)
             self.restarts += 1
-            _log.warning("process.died", process=self.name, exit_code=code, restart_in_seconds=delay)
+            log = str(self.log.path)
+            _log.warning("process.died", process=self.name, exit_code=code, restart_in_seconds=delay, log=log)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay)
 

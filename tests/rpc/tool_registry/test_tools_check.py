@@ -153,3 +153,22 @@ def test_what_is_not_there_is_said(kit: Path) -> None:
     code, _, errors = check(kit, "./kit", "--call", "konvert")
     assert code == 2
     assert errors == "there is no tool 'konvert'; did you mean 'convert'?\n"
+
+
+def test_a_tool_that_asks_is_told_that_nobody_answers_here(kit: Path) -> None:
+    (kit / "ask.py").write_text(
+        "from pawl.tools import ToolContext, tool\n\n@tool\nasync def order(context: ToolContext) -> str:\n"
+        '    """Order."""\n    return await context.ask("Which colour?")\n'
+    )
+    code, output, _ = check(kit, "./ask.py", "--call", "order")
+    assert code == 1
+    assert "nobody answers in `pawl tools check`; the tool asks: Which colour?" in output
+
+
+def test_an_option_that_no_registry_could_keep_is_an_error_here_too(kit: Path) -> None:
+    (kit / "typo.py").write_text(
+        'from pawl.tools import tool\n\n@tool(effect="READONLY")\ndef look() -> str:\n    """Look."""\n'
+    )
+    code, output, _ = check(kit, "./typo.py")
+    assert code == 1
+    assert "typo.py:3: ToolDefinitionError: look: Invalid enum value 'READONLY' - at `$.effect`" in output

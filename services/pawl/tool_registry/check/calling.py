@@ -20,6 +20,7 @@ from pawl.tool_registry.domain.check import Refused, check_arguments
 from pawl.tool_registry.domain.definition import ExecutionContext
 from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.gate import approval_cause, items_of
+from pawl.tool_registry.domain.question import Question
 from pawl.tool_registry.domain.schema import compile_schema
 from pawl.tool_registry.sdk.context import SecretNotFound, ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool
@@ -103,6 +104,7 @@ async def _within_time(
         _cancelled=cancelled,
         _report=report,
         _find_secret=find_secret,
+        _ask=_nobody_answers,
     )
     began = time.monotonic()
     try:
@@ -120,6 +122,10 @@ async def _within_time(
     except Exception as error:  # noqa: BLE001  # the author's code
         return _failure(tool, error, given, time.monotonic() - began)
     return outcome.of_value(definition, value, secrets=given, seconds=time.monotonic() - began)
+
+
+async def _nobody_answers(question: Question) -> str:
+    raise ToolError(f"nobody answers in `pawl tools check`; the tool asks: {question.question}")
 
 
 def _failure(tool: Tool[..., Any], error: Exception, secrets: set[str], seconds: float) -> ExecutionResult:
