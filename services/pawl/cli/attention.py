@@ -20,8 +20,6 @@ from pawl.event.v1 import run_pb2
 if TYPE_CHECKING:
     from pawl.agent.v1.operator_pb2_grpc import OperatorServiceAsyncStub
 
-_PAGE = 200
-
 Reason = Annotated[str, typer.Option(help="For the log of the run.")]
 
 
@@ -53,15 +51,8 @@ async def runs_in_need(
     operators: OperatorServiceAsyncStub, target: Target, run_id: str = ""
 ) -> list[operator_pb2.RunInNeed]:
     """Return the runs of the store that need attention, or the one that is named if it does."""
-    runs: list[operator_pb2.RunInNeed] = []
-    token = ""
-    while True:
-        request = operator_pb2.ListAttentionRequest(page_size=_PAGE, page_token=token, run_id=run_id)
-        page = await operators.ListAttention(request, metadata=target.metadata)
-        runs += page.runs
-        token = page.next_page_token
-        if not token:
-            return runs
+    pages = target.pages(operators.ListAttention, operator_pb2.ListAttentionRequest(run_id=run_id))
+    return [run async for page in pages for run in page.runs]
 
 
 def _show(transcript: Transcript, run: operator_pb2.RunInNeed) -> None:

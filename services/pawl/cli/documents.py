@@ -15,7 +15,6 @@ from pawl.cli.runs import show_table
 from pawl.cli.target import Target
 from pawl.tool.v1 import document_pb2
 
-_PAGE: Final = 200
 _TEXT_BYTES_MAX: Final = 1024 * 1024
 
 commands = typer.Typer(
@@ -30,16 +29,9 @@ def list_documents(context: typer.Context) -> None:
     """List your documents, and those of the store."""
 
     async def work(target: Target, console: Console) -> int:
-        found: list[document_pb2.Document] = []
-        token = ""
         async with target.documents() as documents:
-            while True:
-                request = document_pb2.ListDocumentsRequest(page_size=_PAGE, page_token=token)
-                page = await documents.ListDocuments(request, metadata=target.metadata)
-                found += page.documents
-                token = page.next_page_token
-                if not token:
-                    break
+            pages = target.pages(documents.ListDocuments, document_pb2.ListDocumentsRequest())
+            found = [document async for page in pages for document in page.documents]
         if found or not console.is_terminal:
             show_table(console, ("owner", "bytes", "language", "changed", "name"), [_row(each) for each in found])
         else:

@@ -28,7 +28,6 @@ from pawl.event.v1 import call_pb2, run_pb2
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
 
-_PAGE: Final = 200
 _BATCH: Final = 64
 _SILENCE_SECONDS_MAX: Final = 45.0
 _GIVE_UP_SECONDS: Final = 30.0
@@ -81,14 +80,9 @@ async def pending(
 ) -> list[Item]:
     """Return everything that waits: calls, oldest first, then runs that wait for tokens."""
     items: list[Item] = []
-    token = ""
-    while True:
-        request = agent_pb2.ListPendingRequest(page_size=_PAGE, page_token=token, filter=wanted)
-        page = await agents.ListPending(request, metadata=target.metadata)
+    async for page in target.pages(agents.ListPending, agent_pb2.ListPendingRequest(filter=wanted)):
         items += [*page.calls, *page.runs]
-        token = page.next_page_token
-        if not token:
-            return items
+    return items
 
 
 class Desk:

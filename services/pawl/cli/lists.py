@@ -15,8 +15,6 @@ from pawl.event.v1 import call_pb2
 from pawl.notify.v1 import notify_pb2
 from pawl.tool.v1 import tool_pb2
 
-_PAGE = 200
-
 
 def tools(context: typer.Context) -> None:
     """List the tools that the model may be given."""
@@ -24,17 +22,9 @@ def tools(context: typer.Context) -> None:
         return
 
     async def work(target: Target, console: Console) -> int:
-        found: list[tool_pb2.Tool] = []
-        token = ""
         async with target.tool_register() as register:
-            while True:
-                request = tool_pb2.ListToolsRequest(page_size=_PAGE, page_token=token)
-                page = await register.ListTools(request, metadata=target.metadata)
-                found += page.tools
-                token = page.next_page_token
-                if not token:
-                    break
-        rows = [_tool_row(tool) for tool in found]
+            pages = target.pages(register.ListTools, tool_pb2.ListToolsRequest())
+            rows = [_tool_row(tool) async for page in pages for tool in page.tools]
         show_table(console, ("tool", "version", "runs in", "category", "effect", "what it does"), rows)
         return 0
 

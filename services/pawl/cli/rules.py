@@ -20,7 +20,6 @@ from pawl.tool.v1 import rule_pb2
 
 app = typer.Typer(help="Rules that allow, ask about or deny calls without asking you again.", no_args_is_help=True)
 
-_PAGE: Final = 200
 _DURATION: Final = re.compile(r"(\d+)([smhd])")
 _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -110,18 +109,9 @@ def list_rules(
     """List your rules and those of the store, the newest first."""
 
     async def work(target: Target, console: Console) -> int:
-        found: list[rule_pb2.Rule] = []
-        token = ""
         async with target.rules() as rules:
-            while True:
-                request = rule_pb2.ListRulesRequest(
-                    page_size=_PAGE, page_token=token, include_ended=ended, all_users=all_users
-                )
-                page = await rules.ListRules(request, metadata=target.metadata)
-                found += page.rules
-                token = page.next_page_token
-                if not token:
-                    break
+            request = rule_pb2.ListRulesRequest(include_ended=ended, all_users=all_users)
+            found = [rule async for page in target.pages(rules.ListRules, request) for rule in page.rules]
         if not found:
             console.print("There are no rules: the category of each tool decides.")
             return 0

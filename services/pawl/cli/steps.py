@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Annotated, Final
 
 import typer
@@ -15,7 +14,6 @@ from pawl.cli.command import perform
 from pawl.cli.runs import RunId
 from pawl.cli.target import Target
 
-_PAGE: Final = 200
 _FOLDED_CHARACTERS_MAX: Final = 100
 _TYPES: Final = {
     steps_pb2.STEP_TYPE_REASONING: ("reasoning", "dim italic"),
@@ -42,24 +40,13 @@ def steps(
     """Show what a run did, a line for each step: reasoning, calls, results, questions, answers."""
 
     async def work(target: Target, console: Console) -> int:
-        async for step in _all(target, run_id):
-            show(console, step, full=full)
+        async with target.agents() as agents:
+            async for page in target.pages(agents.ListSteps, steps_pb2.ListStepsRequest(run_id=run_id)):
+                for step in page.steps:
+                    show(console, step, full=full)
         return 0
 
     perform(context, work)
-
-
-async def _all(target: Target, run_id: str) -> AsyncIterator[steps_pb2.Step]:
-    token = ""
-    async with target.agents() as agents:
-        while True:
-            request = steps_pb2.ListStepsRequest(run_id=run_id, page_size=_PAGE, page_token=token)
-            page = await agents.ListSteps(request, metadata=target.metadata)
-            for step in page.steps:
-                yield step
-            token = page.next_page_token
-            if not token:
-                return
 
 
 def show(console: Console, step: steps_pb2.Step, *, full: bool) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub
@@ -39,6 +39,17 @@ if TYPE_CHECKING:
     from pawl.tool.v1.tool_pb2_grpc import ToolServiceAsyncStub
 
 DEADLINE_SECONDS: Final = 15.0
+_PAGE: Final = 200
+
+
+class _Page(Protocol):
+    @property
+    def next_page_token(self) -> str: ...
+
+
+Page = TypeVar("Page", bound=_Page)
+Stub = TypeVar("Stub")
+Opened: TypeAlias = AbstractAsyncContextManager[Stub]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,56 +69,52 @@ class Target:
         key = self.key()
         return ((("authorization", f"Bearer {key}"),) if key else ()) + self.names
 
-    @asynccontextmanager
-    async def agents(self) -> AsyncIterator[AgentServiceAsyncStub]:
+    def agents(self) -> Opened[AgentServiceAsyncStub]:
         """Open AgentService."""
-        async with self._channel(self.agent) as channel:
-            yield AgentServiceStub(channel)
+        return self._open(self.agent, AgentServiceStub)
 
-    @asynccontextmanager
-    async def operators(self) -> AsyncIterator[OperatorServiceAsyncStub]:
+    def operators(self) -> Opened[OperatorServiceAsyncStub]:
         """Open OperatorService, which agent-loop serves too."""
-        async with self._channel(self.agent) as channel:
-            yield OperatorServiceStub(channel)
+        return self._open(self.agent, OperatorServiceStub)
 
-    @asynccontextmanager
-    async def tool_register(self) -> AsyncIterator[ToolServiceAsyncStub]:
+    def tool_register(self) -> Opened[ToolServiceAsyncStub]:
         """Open ToolService."""
-        async with self._channel(self.tools) as channel:
-            yield ToolServiceStub(channel)
+        return self._open(self.tools, ToolServiceStub)
 
-    @asynccontextmanager
-    async def rules(self) -> AsyncIterator[RuleServiceAsyncStub]:
+    def rules(self) -> Opened[RuleServiceAsyncStub]:
         """Open RuleService, which tool-registry serves too."""
-        async with self._channel(self.tools) as channel:
-            yield RuleServiceStub(channel)
+        return self._open(self.tools, RuleServiceStub)
 
-    @asynccontextmanager
-    async def auditor(self) -> AsyncIterator[AuditServiceAsyncStub]:
+    def auditor(self) -> Opened[AuditServiceAsyncStub]:
         """Open AuditService, which tool-registry serves too."""
-        async with self._channel(self.tools) as channel:
-            yield AuditServiceStub(channel)
+        return self._open(self.tools, AuditServiceStub)
 
-    @asynccontextmanager
-    async def documents(self) -> AsyncIterator[DocumentServiceAsyncStub]:
+    def documents(self) -> Opened[DocumentServiceAsyncStub]:
         """Open DocumentService, which tool-registry serves too."""
-        async with self._channel(self.tools) as channel:
-            yield DocumentServiceStub(channel)
+        return self._open(self.tools, DocumentServiceStub)
 
-    @asynccontextmanager
-    async def sources(self) -> AsyncIterator[SourceServiceAsyncStub]:
+    def sources(self) -> Opened[SourceServiceAsyncStub]:
         """Open SourceService."""
-        async with self._channel(self.tools) as channel:
-            yield SourceServiceStub(channel)
+        return self._open(self.tools, SourceServiceStub)
+
+    def notifier(self) -> Opened[NotifyServiceAsyncStub]:
+        """Open NotifyService."""
+        return self._open(self.notifications, NotifyServiceStub)
+
+    async def pages(self, call: Callable[..., Awaitable[Page]], request: Any) -> AsyncIterator[Page]:
+        """Yield the pages of a list, from the one that `request` asks for to the last."""
+        request.page_size = _PAGE
+        while True:
+            page = await call(request, metadata=self.metadata)
+            yield page
+            request.page_token = page.next_page_token
+            if not request.page_token:
+                return
 
     @asynccontextmanager
-    async def notifier(self) -> AsyncIterator[NotifyServiceAsyncStub]:
-        """Open NotifyService."""
-        async with self._channel(self.notifications) as channel:
-            yield NotifyServiceStub(channel)
-
-    def _channel(self, addresses: tuple[str, ...]) -> grpc.aio.Channel:
-        return open_channel(",".join(addresses), deadline_seconds=DEADLINE_SECONDS)
+    async def _open(self, addresses: tuple[str, ...], stub: Callable[[grpc.aio.Channel], Stub]) -> AsyncIterator[Stub]:
+        async with open_channel(",".join(addresses), deadline_seconds=DEADLINE_SECONDS) as channel:
+            yield stub(channel)
 
 
 def find(
