@@ -11,7 +11,7 @@ from rich.console import Console
 
 from pawl.agent.v1 import operator_pb2
 from pawl.cli import wording
-from pawl.cli.command import perform
+from pawl.cli.command import command
 from pawl.cli.runs import RunId
 from pawl.cli.target import Target
 from pawl.cli.transcript import Transcript, hint
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 Reason = Annotated[str, typer.Option(help="For the log of the run.")]
 
 
-def attention(
-    context: typer.Context,
+@command()
+async def attention(
+    target: Target,
+    console: Console,
     run_id: Annotated[str, typer.Argument(help="Only this run.", show_default=False)] = "",
 ) -> None:
     """List the runs that need an operator.
@@ -33,18 +35,13 @@ def attention(
     reason and what to do about it. Needs the role operator or admin where there
     are API keys.
     """
-
-    async def work(target: Target, console: Console) -> int:
-        transcript = Transcript(console)
-        async with target.operators() as operators:
-            runs = await runs_in_need(operators, target, run_id)
-        if not runs:
-            console.print(f"{run_id} needs no attention." if run_id else "No run needs attention.", markup=False)
-        for run in runs:
-            _show(transcript, run)
-        return 0
-
-    perform(context, work)
+    transcript = Transcript(console)
+    async with target.operators() as operators:
+        runs = await runs_in_need(operators, target, run_id)
+    if not runs:
+        console.print(f"{run_id} needs no attention." if run_id else "No run needs attention.", markup=False)
+    for run in runs:
+        _show(transcript, run)
 
 
 async def runs_in_need(
@@ -75,39 +72,31 @@ def _show(transcript: Transcript, run: operator_pb2.RunInNeed) -> None:
     transcript.command(f"or end it: pawl end {run.run_id}")
 
 
-def redrive(context: typer.Context, run_id: RunId, *, reason: Reason = "") -> None:
+@command()
+async def redrive(target: Target, console: Console, run_id: RunId, *, reason: Reason = "") -> None:
     """Let a quarantined run go on.
 
     From where it was, as if no worker had died with it. Mend first what killed
     them: `pawl attention` lists these runs. Needs the role operator or admin where
     there are API keys.
     """
-
-    async def work(target: Target, console: Console) -> int:
-        request = operator_pb2.RedriveRunRequest(request_id=_request_id(), run_id=run_id, reason=reason)
-        async with target.operators() as operators:
-            state = (await operators.RedriveRun(request, metadata=target.metadata)).state
-        console.print(f"{run_id} is {wording.state_name(state)} again.", markup=False)
-        return 0
-
-    perform(context, work)
+    request = operator_pb2.RedriveRunRequest(request_id=_request_id(), run_id=run_id, reason=reason)
+    async with target.operators() as operators:
+        state = (await operators.RedriveRun(request, metadata=target.metadata)).state
+    console.print(f"{run_id} is {wording.state_name(state)} again.", markup=False)
 
 
-def end(context: typer.Context, run_id: RunId, *, reason: Reason = "") -> None:
+@command()
+async def end(target: Target, console: Console, run_id: RunId, *, reason: Reason = "") -> None:
     """End a run of any user of the store.
 
     Open calls are settled as with `pawl cancel`. Needs the role operator or admin
     where there are API keys.
     """
-
-    async def work(target: Target, console: Console) -> int:
-        request = operator_pb2.EndRunRequest(request_id=_request_id(), run_id=run_id, reason=reason)
-        async with target.operators() as operators:
-            state = (await operators.EndRun(request, metadata=target.metadata)).state
-        console.print(f"{run_id} is {wording.state_name(state)}.", markup=False)
-        return 0
-
-    perform(context, work)
+    request = operator_pb2.EndRunRequest(request_id=_request_id(), run_id=run_id, reason=reason)
+    async with target.operators() as operators:
+        state = (await operators.EndRun(request, metadata=target.metadata)).state
+    console.print(f"{run_id} is {wording.state_name(state)}.", markup=False)
 
 
 def _request_id() -> str:

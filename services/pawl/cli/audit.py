@@ -12,7 +12,7 @@ from rich.console import Console
 
 from pawl.chassis.strict_json import dumps_canonical
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, perform
+from pawl.cli.command import EXIT_UNSUCCESSFUL, command
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import show_table
 from pawl.cli.target import Target
@@ -44,8 +44,10 @@ class Kind(StrEnum):
 
 
 @app.command("list")
-def list_(
-    context: typer.Context,
+@command(asks="tools")
+async def list_(
+    target: Target,
+    console: Console,
     *,
     run: Annotated[str, typer.Option(help="Only of this run.")] = "",
     call: Annotated[str, typer.Option(help="Only of this call.")] = "",
@@ -58,69 +60,64 @@ def list_(
     json: Json = False,
 ) -> None:
     """List entries of the audit chain, the newest last."""
-
-    async def work(target: Target, console: Console) -> int:
-        request = audit_pb2.ListAuditRequest(run_id=run, call_id=call, tool_name=tool, user_id=of_user)
-        if kind is not None:
-            request.kind = audit_pb2.AuditKind.Value(f"AUDIT_KIND_{kind.name}")
-        _set_span(request, since, before)
-        entries: list[audit_pb2.AuditEntry] = []
-        async with target.auditor() as auditor:
-            while len(entries) < count:
-                request.page_size = min(_PAGE, count - len(entries))
-                page = await auditor.ListAudit(request, metadata=target.metadata)
-                entries += page.entries
-                request.page_token = page.next_page_token
-                if not page.next_page_token:
-                    break
-        entries.reverse()
-        if json:
-            for entry in entries:
-                console.print(dumps_canonical(_document(entry)).decode(), markup=False, soft_wrap=True)
-        elif entries:
-            names = ("seq", "time", "what", "tool", "call", "user", "verdict", "reason")
-            show_table(console, names, [_row(entry) for entry in entries])
-        else:
-            console.print("There are no such entries.")
-        return 0
-
-    perform(context, work, asks="tools")
+    request = audit_pb2.ListAuditRequest(run_id=run, call_id=call, tool_name=tool, user_id=of_user)
+    if kind is not None:
+        request.kind = audit_pb2.AuditKind.Value(f"AUDIT_KIND_{kind.name}")
+    _set_span(request, since, before)
+    entries: list[audit_pb2.AuditEntry] = []
+    async with target.auditor() as auditor:
+        while len(entries) < count:
+            request.page_size = min(_PAGE, count - len(entries))
+            page = await auditor.ListAudit(request, metadata=target.metadata)
+            entries += page.entries
+            request.page_token = page.next_page_token
+            if not page.next_page_token:
+                break
+    entries.reverse()
+    if json:
+        for entry in entries:
+            console.print(dumps_canonical(_document(entry)).decode(), markup=False, soft_wrap=True)
+    elif entries:
+        names = ("seq", "time", "what", "tool", "call", "user", "verdict", "reason")
+        show_table(console, names, [_row(entry) for entry in entries])
+    else:
+        console.print("There are no such entries.")
 
 
 @app.command()
-def verify(
-    context: typer.Context,
+@command(asks="tools")
+async def verify(
+    target: Target,
+    console: Console,
     *,
     known_head: KnownHead = "",
-) -> None:
+) -> int:
     """Read the whole audit chain and say whether anybody has changed it.
 
     Prints the head of the chain: keep it where nobody can write who can write to
     the database, and give it as --known-head the next time.
     """
-
-    async def work(target: Target, console: Console) -> int:
-        request = audit_pb2.VerifyAuditRequest()
-        if known_head:
-            request.known_seq, request.known_hash = _read_head(known_head)
-        last = audit_pb2.VerifyAuditResponse()
-        async with target.auditor() as auditor:
-            async for answer in auditor.VerifyAudit(request, metadata=target.metadata):
-                last = answer
-        if last.HasField("problem"):
-            problem = wording.clean(last.problem.explanation)
-            console.print(f"{last.problem.kind}: {problem}. The entries before it are good.", markup=False, style="red")
-            return EXIT_UNSUCCESSFUL
-        console.print(f"The audit chain is whole: {last.verified_seq} entries.", markup=False)
-        if last.verified_seq:
-            console.print(f"head {last.verified_seq}:{last.verified_hash}", markup=False, soft_wrap=True)
-        return 0
-
-    perform(context, work, asks="tools")
+    request = audit_pb2.VerifyAuditRequest()
+    if known_head:
+        request.known_seq, request.known_hash = _read_head(known_head)
+    last = audit_pb2.VerifyAuditResponse()
+    async with target.auditor() as auditor:
+        async for answer in auditor.VerifyAudit(request, metadata=target.metadata):
+            last = answer
+    if last.HasField("problem"):
+        problem = wording.clean(last.problem.explanation)
+        console.print(f"{last.problem.kind}: {problem}. The entries before it are good.", markup=False, style="red")
+        return EXIT_UNSUCCESSFUL
+    console.print(f"The audit chain is whole: {last.verified_seq} entries.", markup=False)
+    if last.verified_seq:
+        console.print(f"head {last.verified_seq}:{last.verified_hash}", markup=False, soft_wrap=True)
+    return 0
 
 
-def stats(
-    context: typer.Context,
+@command(asks="tools")
+async def stats(
+    target: Target,
+    console: Console,
     tool: Annotated[str, typer.Argument(help="Only this tool.", show_default=False)] = "",
     *,
     since: Since = "",
@@ -130,20 +127,15 @@ def stats(
 
     Needs the role operator or admin where there are API keys.
     """
-
-    async def work(target: Target, console: Console) -> int:
-        request = audit_pb2.GetToolAnalyticsRequest(tool_name=tool)
-        _set_span(request, since, before)
-        async with target.auditor() as auditor:
-            figures = (await auditor.GetToolAnalytics(request, metadata=target.metadata)).tools
-        names = ("tool", "runs", "errors", "cached", "p50", "p95", "bytes", "asked", "approved", "edited", "rejected")
-        if figures:
-            show_table(console, names, [_figures_row(one) for one in figures])
-        else:
-            console.print("No tool did anything.")
-        return 0
-
-    perform(context, work, asks="tools")
+    request = audit_pb2.GetToolAnalyticsRequest(tool_name=tool)
+    _set_span(request, since, before)
+    async with target.auditor() as auditor:
+        figures = (await auditor.GetToolAnalytics(request, metadata=target.metadata)).tools
+    names = ("tool", "runs", "errors", "cached", "p50", "p95", "bytes", "asked", "approved", "edited", "rejected")
+    if figures:
+        show_table(console, names, [_figures_row(one) for one in figures])
+    else:
+        console.print("No tool did anything.")
 
 
 def _row(entry: audit_pb2.AuditEntry) -> tuple[str, ...]:

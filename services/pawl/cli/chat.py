@@ -17,7 +17,7 @@ from pawl.agent.v1 import agent_pb2
 from pawl.agent.v1.session_pb2 import SessionResponse
 from pawl.cli import answers, wording
 from pawl.cli.client import Refused, SessionClient
-from pawl.cli.command import perform
+from pawl.cli.command import command
 from pawl.cli.failure import CommandError, explain
 from pawl.cli.lines import LineReader
 from pawl.cli.runs import Reasoning, show_runs
@@ -63,27 +63,25 @@ _UNDER_WAY: Final = (
 _QUIET_SECONDS: Final = 0.1
 
 
-def chat(
-    context: typer.Context,
+@command()
+async def chat(
+    target: Target,
+    console: Console,
     *,
     conversation: Annotated[str, typer.Option(help="Go on with this conversation.")] = "",
     reasoning: Reasoning = False,
-) -> None:
+) -> int:
     """Talk to the agent.
 
     Live text, tool calls, approvals and questions in one place. Lines of a file
     may take the place of the keyboard.
     """
-
-    async def work(target: Target, console: Console) -> int:
-        async with target.tool_register() as register:
-            request = tool_pb2.RegisterToolRequest(definition=PANEL_TOOL, replace=True)
-            await register.RegisterTool(request, metadata=target.metadata)
-        screen = Transcript(console, whole_reasoning=reasoning)
-        talk = Chat(target, console, screen, LineReader(), conversation_id=conversation)
-        return await talk.run()
-
-    perform(context, work)
+    async with target.tool_register() as register:
+        request = tool_pb2.RegisterToolRequest(definition=PANEL_TOOL, replace=True)
+        await register.RegisterTool(request, metadata=target.metadata)
+    screen = Transcript(console, whole_reasoning=reasoning)
+    talk = Chat(target, console, screen, LineReader(), conversation_id=conversation)
+    return await talk.run()
 
 
 class Chat:

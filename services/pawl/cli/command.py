@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import typer
 from rich.console import Console
@@ -22,6 +24,9 @@ EXIT_IMPOSSIBLE: Final = 2
 """The command could not be carried out; a sentence on standard error says why."""
 EXIT_INTERRUPTED: Final = 130
 
+Asks: TypeAlias = Literal["agent", "tools", "notifications"]
+"""The service that a command talks to."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
@@ -33,27 +38,41 @@ class Flags:
     user: str | None
 
 
-def perform(
-    context: typer.Context,
-    work: Callable[[Target, Console], Awaitable[int]],
-    *,
-    asks: Literal["agent", "tools", "notifications"] = "agent",
-) -> None:
-    """Run a command against the suite that the flags name, and end the process with its exit code.
+def command(*, asks: Asks = "agent") -> Callable[[Callable[..., Awaitable[int | None]]], Callable[..., None]]:
+    """Make a command for typer of a coroutine function, whose first parameters are the target and the console.
 
-    `asks` is the service that the command talks to.
+    What it returns is the exit code; None is 0.
     """
+
+    def made(work: Callable[..., Awaitable[int | None]]) -> Callable[..., None]:
+        @functools.wraps(work)
+        def run(context: typer.Context, **options: Any) -> None:
+            perform(context, lambda target, console: work(target, console, **options), asks=asks)
+
+        # Typer reads what it is to ask for from here.
+        _, _, *options = inspect.signature(work, eval_str=True).parameters.values()
+        context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+        vars(run)["__signature__"] = inspect.Signature([context, *options])
+        return run
+
+    return made
+
+
+def perform(
+    context: typer.Context, work: Callable[[Target, Console], Awaitable[int | None]], *, asks: Asks = "agent"
+) -> None:
+    """Run a command against the suite that the flags name, and end the process with its exit code."""
     flags: Flags = context.obj
     console = Console(highlight=False)
     addresses: list[str] = []
 
-    async def run() -> int:
+    async def run() -> int | None:
         target = find(address=flags.address, data=flags.data, store=flags.store, user=flags.user)
         addresses.extend(getattr(target, asks))
         return await work(target, console)
 
     try:
-        code = asyncio.run(run())
+        code = asyncio.run(run()) or 0
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     except BrokenPipeError:

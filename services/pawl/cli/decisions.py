@@ -12,7 +12,7 @@ from rich.console import Console
 from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.chassis.status import from_rpc_error
 from pawl.cli import answers, inbox
-from pawl.cli.command import EXIT_UNSUCCESSFUL, is_sure, perform
+from pawl.cli.command import EXIT_UNSUCCESSFUL, command, is_sure
 from pawl.cli.failure import CommandError
 from pawl.cli.remembering import Reach, Remember, remembered, told
 from pawl.cli.target import Target
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 _DECIDABLE = frozenset({call_pb2.CALL_STATE_AWAITING_APPROVAL, call_pb2.CALL_STATE_ASKED, call_pb2.CALL_STATE_OFFERED})
 
 
-def approve(
-    context: typer.Context,
+@command()
+async def approve(
+    target: Target,
+    console: Console,
     run_id: Annotated[str, typer.Argument(help="Id of the run.", show_default=False)],
     call_id: Annotated[str, typer.Argument(help="Id of the call.", show_default=False)],
     *,
@@ -48,35 +50,31 @@ def approve(
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Do not ask whether you are sure; needed without a terminal.")
     ] = False,
-) -> None:
+) -> int:
     """Decide about a call that waits.
 
     Shows it, then approves it, or runs it with other arguments, or rejects it, or
     answers it. With --remember it makes a rule too (`pawl rules`), and does both or
     neither.
     """
-
-    async def work(target: Target, console: Console) -> int:
-        _check_options((edit, reject, answer), remember=remember, lasts=lasts, uses=uses)
-        async with target.agents() as agents:
-            call = await find_pending(agents, target, run_id, call_id)
-            if call.state not in _DECIDABLE:
-                raise CommandError(f"The outcome of {call_id} is unknown. Say what became of it with `pawl resolve`.")
-            Transcript(console).pending(call)
-            decision = _decision(call, edit, reject, answer)
-            if decision.kind == call_pb2.DECISION_KIND_APPROVE and not is_sure("Run it like this?", yes=yes):
-                return EXIT_UNSUCCESSFUL
-            if remember is None:
-                await inbox.decide(agents, target, decision)
-                console.print(answers.done(decision, call), style="green", markup=False)
-                return 0
-            wanted = Remember(reach=remember, lasts=lasts, uses=uses or 0)
-            async with remembered(agents, target, call, wanted) as rule:
-                await inbox.decide(agents, target, decision)
-            console.print(f"{answers.done(decision, call)} {told(rule)}", style="green", markup=False, soft_wrap=True)
-        return 0
-
-    perform(context, work)
+    _check_options((edit, reject, answer), remember=remember, lasts=lasts, uses=uses)
+    async with target.agents() as agents:
+        call = await find_pending(agents, target, run_id, call_id)
+        if call.state not in _DECIDABLE:
+            raise CommandError(f"The outcome of {call_id} is unknown. Say what became of it with `pawl resolve`.")
+        Transcript(console).pending(call)
+        decision = _decision(call, edit, reject, answer)
+        if decision.kind == call_pb2.DECISION_KIND_APPROVE and not is_sure("Run it like this?", yes=yes):
+            return EXIT_UNSUCCESSFUL
+        if remember is None:
+            await inbox.decide(agents, target, decision)
+            console.print(answers.done(decision, call), style="green", markup=False)
+            return 0
+        wanted = Remember(reach=remember, lasts=lasts, uses=uses or 0)
+        async with remembered(agents, target, call, wanted) as rule:
+            await inbox.decide(agents, target, decision)
+        console.print(f"{answers.done(decision, call)} {told(rule)}", style="green", markup=False, soft_wrap=True)
+    return 0
 
 
 def _check_options(

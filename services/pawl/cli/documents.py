@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from pawl.cli import wording
-from pawl.cli.command import perform
+from pawl.cli.command import command
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import show_table
 from pawl.cli.target import Target
@@ -25,25 +25,23 @@ OfStore = Annotated[bool, typer.Option("--shared", help="The store's, for all it
 
 
 @commands.command(name="list")
-def list_documents(context: typer.Context) -> None:
+@command(asks="tools")
+async def list_documents(target: Target, console: Console) -> None:
     """List your documents, and those of the store."""
-
-    async def work(target: Target, console: Console) -> int:
-        async with target.documents() as documents:
-            pages = target.pages(documents.ListDocuments, document_pb2.ListDocumentsRequest())
-            found = [document async for page in pages for document in page.documents]
-        if found or not console.is_terminal:
-            show_table(console, ("owner", "bytes", "language", "changed", "name"), [_row(each) for each in found])
-        else:
-            console.print("There are no documents. Add one with `pawl documents add FILE`.")
-        return 0
-
-    perform(context, work, asks="tools")
+    async with target.documents() as documents:
+        pages = target.pages(documents.ListDocuments, document_pb2.ListDocumentsRequest())
+        found = [document async for page in pages for document in page.documents]
+    if found or not console.is_terminal:
+        show_table(console, ("owner", "bytes", "language", "changed", "name"), [_row(each) for each in found])
+    else:
+        console.print("There are no documents. Add one with `pawl documents add FILE`.")
 
 
 @commands.command()
-def add(
-    context: typer.Context,
+@command(asks="tools")
+async def add(
+    target: Target,
+    console: Console,
     file: Annotated[Path, typer.Argument(help="A text in UTF-8, at most 1 MiB.")],
     *,
     name: Annotated[str, typer.Option(help="Its name; that of the file if not given.")] = "",
@@ -51,37 +49,29 @@ def add(
     shared: OfStore = False,
 ) -> None:
     """Add a document, or replace the one of its name."""
-
-    async def work(target: Target, console: Console) -> int:
-        request = document_pb2.PutDocumentRequest(
-            name=name or file.name, text=_read(file), language=language, owner=_owner(shared=shared)
-        )
-        async with target.documents() as documents:
-            put = await documents.PutDocument(request, metadata=target.metadata)
-        done = "Added" if put.created else "Replaced"
-        console.print(f"{done} {wording.one_line(put.document.name)}.", markup=False, soft_wrap=True)
-        return 0
-
-    perform(context, work, asks="tools")
+    request = document_pb2.PutDocumentRequest(
+        name=name or file.name, text=_read(file), language=language, owner=_owner(shared=shared)
+    )
+    async with target.documents() as documents:
+        put = await documents.PutDocument(request, metadata=target.metadata)
+    done = "Added" if put.created else "Replaced"
+    console.print(f"{done} {wording.one_line(put.document.name)}.", markup=False, soft_wrap=True)
 
 
 @commands.command()
-def remove(
-    context: typer.Context,
+@command(asks="tools")
+async def remove(
+    target: Target,
+    console: Console,
     name: Annotated[str, typer.Argument(help="Its name, as `pawl documents list` shows it.")],
     *,
     shared: OfStore = False,
 ) -> None:
     """Remove a document."""
-
-    async def work(target: Target, console: Console) -> int:
-        request = document_pb2.DeleteDocumentRequest(name=name, owner=_owner(shared=shared))
-        async with target.documents() as documents:
-            await documents.DeleteDocument(request, metadata=target.metadata)
-        console.print(f"Removed {wording.one_line(name)}.", markup=False, soft_wrap=True)
-        return 0
-
-    perform(context, work, asks="tools")
+    request = document_pb2.DeleteDocumentRequest(name=name, owner=_owner(shared=shared))
+    async with target.documents() as documents:
+        await documents.DeleteDocument(request, metadata=target.metadata)
+    console.print(f"Removed {wording.one_line(name)}.", markup=False, soft_wrap=True)
 
 
 def _owner(*, shared: bool) -> document_pb2.DocumentOwner.ValueType:

@@ -16,7 +16,7 @@ from rich.console import Console
 from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.chassis.status import from_rpc_error
 from pawl.cli import answers, wording
-from pawl.cli.command import perform
+from pawl.cli.command import command
 from pawl.cli.failure import CommandError, explain
 from pawl.cli.lines import LineReader
 from pawl.cli.remembering import Reach, Remember, remembered, told
@@ -38,8 +38,10 @@ _ANSWERABLE: Final = frozenset(
 )
 
 
-def inbox(
-    context: typer.Context,
+@command()
+async def inbox(
+    target: Target,
+    console: Console,
     *,
     only_list: Annotated[bool, typer.Option("--list", help="Do not ask for decisions.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Then wait for more, until Ctrl-C.")] = False,
@@ -51,24 +53,19 @@ def inbox(
 
     Over all runs. Without a terminal, or with `--list`, it only shows.
     """
-
-    async def work(target: Target, console: Console) -> int:
-        scope = agent_pb2.PENDING_SCOPE_STORE if all_users else agent_pb2.PENDING_SCOPE_MINE
-        wanted = agent_pb2.PendingFilter(scope=scope)
-        keyboard = LineReader() if not only_list and sys.stdin.isatty() else None
-        async with target.agents() as agents:
-            desk = Desk(agents, target, console, keyboard)
-            if watch:
-                await desk.watch(wanted)
-                return 0
-            waiting = await pending(agents, target, wanted)
-            if not waiting:
-                console.print("Nothing waits for you." if not all_users else "Nothing awaits an approval.")
-                return 0
-            await desk.go_through(waiting)
-        return 0
-
-    perform(context, work)
+    scope = agent_pb2.PENDING_SCOPE_STORE if all_users else agent_pb2.PENDING_SCOPE_MINE
+    wanted = agent_pb2.PendingFilter(scope=scope)
+    keyboard = LineReader() if not only_list and sys.stdin.isatty() else None
+    async with target.agents() as agents:
+        desk = Desk(agents, target, console, keyboard)
+        if watch:
+            await desk.watch(wanted)
+            return
+        waiting = await pending(agents, target, wanted)
+        if not waiting:
+            console.print("Nothing waits for you." if not all_users else "Nothing awaits an approval.")
+            return
+        await desk.go_through(waiting)
 
 
 Item: TypeAlias = call_pb2.Call | run_pb2.Run

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from pawl.cli import wording
-from pawl.cli.command import perform
+from pawl.cli.command import command, perform
 from pawl.cli.runs import show_table
 from pawl.cli.target import Target
 from pawl.event.v1 import call_pb2
@@ -43,8 +43,10 @@ def _tool_row(tool: tool_pb2.Tool) -> tuple[str, ...]:
     )
 
 
-def notifications(
-    context: typer.Context,
+@command(asks="notifications")
+async def notifications(
+    target: Target,
+    console: Console,
     *,
     unread: Annotated[bool, typer.Option("--unread", help="Only those not read.")] = False,
     read: Annotated[bool, typer.Option("--read", help="Mark the ones listed as read.")] = False,
@@ -52,29 +54,24 @@ def notifications(
     count: Annotated[int, typer.Option("--count", "-n", help="At most so many.", min=1, max=200)] = 20,
 ) -> None:
     """List your notifications, the newest last."""
-
-    async def work(target: Target, console: Console) -> int:
-        async with target.notifier() as notifier:
-            request = notify_pb2.ListNotificationsRequest(page_size=count, only_unread=unread)
-            page = await notifier.ListNotifications(request, metadata=target.metadata)
-            listed = list(reversed(page.notifications))
-            for notification in listed:
-                _show(console, notification)
-            if read and listed:
-                ids = [notification.notification_id for notification in listed]
-                acknowledge = notify_pb2.AcknowledgeNotificationsRequest(notification_ids=ids)
-                await notifier.AcknowledgeNotifications(acknowledge, metadata=target.metadata)
-            if not listed and not follow:
-                console.print("You have no notifications." if not unread else "You have no unread notifications.")
-            if follow:
-                last = max((notification.number for notification in page.notifications), default=0)
-                subscribe = notify_pb2.SubscribeRequest(after_number=last, only_new=last == 0)
-                async for response in notifier.Subscribe(subscribe, metadata=target.metadata):
-                    if response.HasField("notification"):
-                        _show(console, response.notification)
-        return 0
-
-    perform(context, work, asks="notifications")
+    async with target.notifier() as notifier:
+        request = notify_pb2.ListNotificationsRequest(page_size=count, only_unread=unread)
+        page = await notifier.ListNotifications(request, metadata=target.metadata)
+        listed = list(reversed(page.notifications))
+        for notification in listed:
+            _show(console, notification)
+        if read and listed:
+            ids = [notification.notification_id for notification in listed]
+            acknowledge = notify_pb2.AcknowledgeNotificationsRequest(notification_ids=ids)
+            await notifier.AcknowledgeNotifications(acknowledge, metadata=target.metadata)
+        if not listed and not follow:
+            console.print("You have no notifications." if not unread else "You have no unread notifications.")
+        if follow:
+            last = max((notification.number for notification in page.notifications), default=0)
+            subscribe = notify_pb2.SubscribeRequest(after_number=last, only_new=last == 0)
+            async for response in notifier.Subscribe(subscribe, metadata=target.metadata):
+                if response.HasField("notification"):
+                    _show(console, response.notification)
 
 
 def _show(console: Console, notification: notify_pb2.Notification) -> None:

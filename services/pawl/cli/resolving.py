@@ -11,7 +11,7 @@ from rich.console import Console
 from pawl.agent.v1 import agent_pb2
 from pawl.chassis import strict_json
 from pawl.cli.attention import runs_in_need
-from pawl.cli.command import perform
+from pawl.cli.command import command
 from pawl.cli.failure import CommandError
 from pawl.cli.target import Target
 from pawl.cli.transcript import Transcript
@@ -20,8 +20,10 @@ from pawl.errors import PawlError
 _RESULT_BYTES_MAX = 1024 * 1024
 
 
-def resolve(
-    context: typer.Context,
+@command()
+async def resolve(
+    target: Target,
+    console: Console,
     run_id: Annotated[str, typer.Argument(help="Id of the run.", show_default=False)],
     call_id: Annotated[str, typer.Argument(help="Id of the call.", show_default=False)],
     *,
@@ -35,20 +37,15 @@ def resolve(
     middle of an effect. Look there whether it happened, then say so. Needs the
     role operator or admin where there are API keys.
     """
-
-    async def work(target: Target, console: Console) -> int:
-        request = _request(run_id, call_id, happened, run_again=run_again, tell_model=tell_model)
-        async with target.operators() as operators:
-            runs = await runs_in_need(operators, target, run_id)
-        # Of several large ones only the first is listed; about the others the ledger has the word.
-        for call in (call for run in runs for call in run.calls if call.call_id == call_id):
-            Transcript(console).pending(call)
-        async with target.agents() as agents:
-            await agents.ResolveCall(request, metadata=target.metadata)
-        console.print("Resolved.", style="green", markup=False)
-        return 0
-
-    perform(context, work)
+    request = _request(run_id, call_id, happened, run_again=run_again, tell_model=tell_model)
+    async with target.operators() as operators:
+        runs = await runs_in_need(operators, target, run_id)
+    # Of several large ones only the first is listed; about the others the ledger has the word.
+    for call in (call for run in runs for call in run.calls if call.call_id == call_id):
+        Transcript(console).pending(call)
+    async with target.agents() as agents:
+        await agents.ResolveCall(request, metadata=target.metadata)
+    console.print("Resolved.", style="green", markup=False)
 
 
 def _request(

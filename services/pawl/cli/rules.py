@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from pawl.cli import wording
-from pawl.cli.command import perform
+from pawl.cli.command import command, perform
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import show_table
 from pawl.cli.target import Target
@@ -86,39 +86,34 @@ app.command("deny")(_stricter(rule_pb2.RULE_EFFECT_DENY, "Refuse calls without a
 
 
 @app.command()
-def revoke(
-    context: typer.Context, rule_id: Annotated[str, typer.Argument(help="Id of the rule.", show_default=False)]
+@command(asks="tools")
+async def revoke(
+    target: Target,
+    console: Console,
+    rule_id: Annotated[str, typer.Argument(help="Id of the rule.", show_default=False)],
 ) -> None:
     """End a rule for good."""
-
-    async def work(target: Target, console: Console) -> int:
-        await end(target, rule_id)
-        console.print(f"Revoked {rule_id}: nothing that has not begun runs in its name.", style="green", markup=False)
-        return 0
-
-    perform(context, work, asks="tools")
+    await end(target, rule_id)
+    console.print(f"Revoked {rule_id}: nothing that has not begun runs in its name.", style="green", markup=False)
 
 
 @app.command("list")
-def list_rules(
-    context: typer.Context,
+@command(asks="tools")
+async def list_rules(
+    target: Target,
+    console: Console,
     *,
     ended: Annotated[bool, typer.Option("--all", help="Also those that are revoked, expired or used up.")] = False,
     all_users: Annotated[bool, typer.Option("--all-users", help="Of all users; needs the role admin.")] = False,
 ) -> None:
     """List your rules and those of the store, the newest first."""
-
-    async def work(target: Target, console: Console) -> int:
-        async with target.rules() as rules:
-            request = rule_pb2.ListRulesRequest(include_ended=ended, all_users=all_users)
-            found = [rule async for page in target.pages(rules.ListRules, request) for rule in page.rules]
-        if not found:
-            console.print("There are no rules: the category of each tool decides.")
-            return 0
-        show_table(console, ("rule", "says", "tool", "where", "calls", "until", "by"), list(map(_row, found)))
-        return 0
-
-    perform(context, work, asks="tools")
+    async with target.rules() as rules:
+        request = rule_pb2.ListRulesRequest(include_ended=ended, all_users=all_users)
+        found = [rule async for page in target.pages(rules.ListRules, request) for rule in page.rules]
+    if not found:
+        console.print("There are no rules: the category of each tool decides.")
+        return
+    show_table(console, ("rule", "says", "tool", "where", "calls", "until", "by"), list(map(_row, found)))
 
 
 async def create(target: Target, rule: rule_pb2.Rule, request_id: str) -> rule_pb2.Rule:

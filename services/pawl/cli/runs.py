@@ -15,7 +15,7 @@ from rich.table import Table
 from pawl.agent.v1 import agent_pb2
 from pawl.cli import wording
 from pawl.cli.below import Below
-from pawl.cli.command import EXIT_UNSUCCESSFUL, perform
+from pawl.cli.command import EXIT_UNSUCCESSFUL, command
 from pawl.cli.target import Target
 from pawl.cli.transcript import Transcript
 from pawl.cli.watching import watch as watch_events
@@ -38,8 +38,10 @@ _ENDED: Final = frozenset(
 )
 
 
-def run(
-    context: typer.Context,
+@command()
+async def run(
+    target: Target,
+    console: Console,
     text: Annotated[str, typer.Argument(help="What the agent is to do.", show_default=False)],
     *,
     conversation: Annotated[str, typer.Option(help="Go on with this conversation.")] = "",
@@ -50,51 +52,45 @@ def run(
     detach: Annotated[bool, typer.Option("--detach", help="Print the run's id and leave.")] = False,
     json: Json = False,
     reasoning: Reasoning = False,
-) -> None:
+) -> int:
     """Start a run and watch it.
 
     Exit code 0 if it completed, 1 if it ended otherwise. Ctrl-C stops the watching, not the run.
     """
-
-    async def work(target: Target, console: Console) -> int:
-        request = agent_pb2.StartRunRequest(
-            request_id=f"cli_{secrets.token_hex(12)}",
-            conversation_id=conversation,
-            text=text,
-            options=run_pb2.RunOptions(model=model),
-        )
-        if tokens_max:
-            request.options.limits.total_tokens_max = tokens_max
-        async with target.agents() as agents:
-            started = (await agents.StartRun(request, metadata=target.metadata)).run
-        if started.queue_position:
-            # Not among the events or the id that others read.
-            typer.echo(f"queued, place {started.queue_position}", err=True)
-        if detach:
-            console.print(started.run_id)
-            return 0
-        return await follow(target, console, started.run_id, 0, json=json, reasoning=reasoning)
-
-    perform(context, work)
+    request = agent_pb2.StartRunRequest(
+        request_id=f"cli_{secrets.token_hex(12)}",
+        conversation_id=conversation,
+        text=text,
+        options=run_pb2.RunOptions(model=model),
+    )
+    if tokens_max:
+        request.options.limits.total_tokens_max = tokens_max
+    async with target.agents() as agents:
+        started = (await agents.StartRun(request, metadata=target.metadata)).run
+    if started.queue_position:
+        # Not among the events or the id that others read.
+        typer.echo(f"queued, place {started.queue_position}", err=True)
+    if detach:
+        console.print(started.run_id)
+        return 0
+    return await follow(target, console, started.run_id, 0, json=json, reasoning=reasoning)
 
 
-def watch(
-    context: typer.Context,
+@command()
+async def watch(
+    target: Target,
+    console: Console,
     run_id: RunId,
     *,
     after: Annotated[int, typer.Option(help="Events after this number only.", min=0)] = 0,
     json: Json = False,
     reasoning: Reasoning = False,
-) -> None:
+) -> int:
     """Watch a run.
 
     From its first event, or the one after `--after`, to its last; exit code as with `run`.
     """
-
-    async def work(target: Target, console: Console) -> int:
-        return await follow(target, console, run_id, after, json=json, reasoning=reasoning)
-
-    perform(context, work)
+    return await follow(target, console, run_id, after, json=json, reasoning=reasoning)
 
 
 async def follow(
@@ -135,25 +131,22 @@ def event_line(event: event_pb2.RunEvent | gap_pb2.Gap) -> str:
     return MessageToJson(event, preserving_proto_field_name=True, indent=None)
 
 
-def runs(
-    context: typer.Context,
+@command()
+async def runs(
+    target: Target,
+    console: Console,
     *,
     conversation: Annotated[str, typer.Option(help="Only those of this conversation.")] = "",
     count: Annotated[int, typer.Option("--count", "-n", help="At most so many.", min=1, max=200)] = 20,
 ) -> None:
     """List your runs, newest first."""
-
-    async def work(target: Target, console: Console) -> int:
-        request = agent_pb2.ListRunsRequest(page_size=count, conversation_id=conversation)
-        async with target.agents() as agents:
-            page = await agents.ListRuns(request, metadata=target.metadata)
-        if not page.runs:
-            console.print('You have no runs. Start one with `pawl run "what is 17 * 23"`.', markup=False)
-            return 0
-        show_runs(console, list(page.runs))
-        return 0
-
-    perform(context, work)
+    request = agent_pb2.ListRunsRequest(page_size=count, conversation_id=conversation)
+    async with target.agents() as agents:
+        page = await agents.ListRuns(request, metadata=target.metadata)
+    if not page.runs:
+        console.print('You have no runs. Start one with `pawl run "what is 17 * 23"`.', markup=False)
+        return
+    show_runs(console, list(page.runs))
 
 
 def show_runs(console: Console, found: list[run_pb2.Run]) -> None:
@@ -193,36 +186,30 @@ def _state_and_waits(run: run_pb2.Run) -> str:
     return f"{name} for {wording.wait_names(run.waits)}" if run.waits else name
 
 
-def top_up(
-    context: typer.Context,
+@command()
+async def top_up(
+    target: Target,
+    console: Console,
     run_id: RunId,
     tokens: Annotated[int, typer.Argument(help="How many to add.", min=1, max=_TOKENS_MAX, show_default=False)],
 ) -> None:
     """Add tokens to the budget of a run. It goes on if it waits for them."""
-
-    async def work(target: Target, console: Console) -> int:
-        request = agent_pb2.TopUpRunRequest(request_id=f"cli_{secrets.token_hex(12)}", run_id=run_id, tokens=tokens)
-        async with target.agents() as agents:
-            run = (await agents.TopUpRun(request, metadata=target.metadata)).run
-        console.print(f"{run_id} {wording.budget_text(run)}.", markup=False)
-        return 0
-
-    perform(context, work)
+    request = agent_pb2.TopUpRunRequest(request_id=f"cli_{secrets.token_hex(12)}", run_id=run_id, tokens=tokens)
+    async with target.agents() as agents:
+        run = (await agents.TopUpRun(request, metadata=target.metadata)).run
+    console.print(f"{run_id} {wording.budget_text(run)}.", markup=False)
 
 
-def cancel(
-    context: typer.Context,
+@command()
+async def cancel(
+    target: Target,
+    console: Console,
     run_id: RunId,
     *,
     reason: Annotated[str, typer.Option(help="For the log and the model.")] = "",
 ) -> None:
     """Stop a run. One that has ended stays as it is."""
-
-    async def work(target: Target, console: Console) -> int:
-        request = agent_pb2.CancelRunRequest(request_id=f"cli_{secrets.token_hex(12)}", run_id=run_id, reason=reason)
-        async with target.agents() as agents:
-            stopped = (await agents.CancelRun(request, metadata=target.metadata)).run
-        console.print(f"{run_id} is {wording.state_name(stopped.state)}.", markup=False)
-        return 0
-
-    perform(context, work)
+    request = agent_pb2.CancelRunRequest(request_id=f"cli_{secrets.token_hex(12)}", run_id=run_id, reason=reason)
+    async with target.agents() as agents:
+        stopped = (await agents.CancelRun(request, metadata=target.metadata)).run
+    console.print(f"{run_id} is {wording.state_name(stopped.state)}.", markup=False)

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, perform
+from pawl.cli.command import EXIT_UNSUCCESSFUL, command
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import show_table
 from pawl.cli.target import Target
@@ -48,31 +48,29 @@ app = typer.Typer(
 
 
 @app.command("list")
-def list_sources(context: typer.Context) -> None:
+@command(asks="tools")
+async def list_sources(target: Target, console: Console) -> None:
     """List the sources, as they were when they were last asked."""
-
-    async def work(target: Target, console: Console) -> int:
-        async with target.sources() as service:
-            response = await service.ListSources(source_pb2.ListSourcesRequest(), metadata=target.metadata)
-        rows = [
-            (
-                wording.clean(source.config.name),
-                _state(source),
-                str(len(source.tools)),
-                wording.one_line(_where(source.config), 60),
-                wording.one_line(source.problem, 120),
-            )
-            for source in response.sources
-        ]
-        show_table(console, ("source", "state", "tools", "where", "problem"), rows)
-        return 0
-
-    perform(context, work, asks="tools")
+    async with target.sources() as service:
+        response = await service.ListSources(source_pb2.ListSourcesRequest(), metadata=target.metadata)
+    rows = [
+        (
+            wording.clean(source.config.name),
+            _state(source),
+            str(len(source.tools)),
+            wording.one_line(_where(source.config), 60),
+            wording.one_line(source.problem, 120),
+        )
+        for source in response.sources
+    ]
+    show_table(console, ("source", "state", "tools", "where", "problem"), rows)
 
 
 @app.command("add-mcp")
-def add_mcp(
-    context: typer.Context,
+@command(asks="tools")
+async def add_mcp(
+    target: Target,
+    console: Console,
     name: Name,
     command: Annotated[
         list[str] | None, typer.Argument(help="The program of the server, behind `--`.", show_default=False)
@@ -95,38 +93,36 @@ def add_mcp(
     secret_header: SecretHeaders = None,
     policy: Policies = None,
     replace: Replace = False,
-) -> None:
+) -> int:
     """Add an MCP server: a program of the registry's machine, or one over HTTP."""
     config = source_pb2.SourceConfig(name=name)
-
-    async def work(target: Target, console: Console) -> int:
-        if bool(url) == bool(command):
-            raise CommandError("Give either a program, behind `--`, or --url.")
-        if url and (env or secret_env or read or write or memory or processes):
-            raise CommandError("--env, --secret-env, --read, --write, --memory and --processes are for programs.")
-        if command and (header or secret_header):
-            raise CommandError("--header and --secret-header go with --url.")
-        if url:
-            config.mcp_http.url = url
-            config.mcp_http.headers.update(_pairs("--header", header))
-            config.mcp_http.secret_headers.update(_pairs("--secret-header", secret_header))
-        else:
-            stdio = config.mcp_stdio
-            stdio.command.extend(command or ())
-            stdio.environment.update(_pairs("--env", env))
-            stdio.secret_environment.update(_pairs("--secret-env", secret_env))
-            stdio.readable_paths.extend(str(path.absolute()) for path in read or ())
-            stdio.writable_paths.extend(str(path.absolute()) for path in write or ())
-            stdio.memory_bytes_max, stdio.processes_max = memory, processes
-        config.policies.extend(map(_policy, policy or ()))
-        return await _add(target, console, config, replace=replace)
-
-    perform(context, work, asks="tools")
+    if bool(url) == bool(command):
+        raise CommandError("Give either a program, behind `--`, or --url.")
+    if url and (env or secret_env or read or write or memory or processes):
+        raise CommandError("--env, --secret-env, --read, --write, --memory and --processes are for programs.")
+    if command and (header or secret_header):
+        raise CommandError("--header and --secret-header go with --url.")
+    if url:
+        config.mcp_http.url = url
+        config.mcp_http.headers.update(_pairs("--header", header))
+        config.mcp_http.secret_headers.update(_pairs("--secret-header", secret_header))
+    else:
+        stdio = config.mcp_stdio
+        stdio.command.extend(command or ())
+        stdio.environment.update(_pairs("--env", env))
+        stdio.secret_environment.update(_pairs("--secret-env", secret_env))
+        stdio.readable_paths.extend(str(path.absolute()) for path in read or ())
+        stdio.writable_paths.extend(str(path.absolute()) for path in write or ())
+        stdio.memory_bytes_max, stdio.processes_max = memory, processes
+    config.policies.extend(map(_policy, policy or ()))
+    return await _add(target, console, config, replace=replace)
 
 
 @app.command("add-http")
-def add_http(
-    context: typer.Context,
+@command(asks="tools")
+async def add_http(
+    target: Target,
+    console: Console,
     name: Name,
     *,
     openapi: Annotated[str, typer.Option(help="OpenAPI document: a file, or its address.", show_default=False)] = "",
@@ -145,33 +141,29 @@ def add_http(
     secret_header: SecretHeaders = None,
     policy: Policies = None,
     replace: Replace = False,
-) -> None:
+) -> int:
     """Add an HTTP service: each operation of its OpenAPI document becomes a tool, or one endpoint does."""
     config = source_pb2.SourceConfig(name=name)
-
-    async def work(target: Target, console: Console) -> int:
-        if bool(openapi) == bool(endpoint):
-            raise CommandError("Give either --openapi or --endpoint.")
-        if endpoint and (base_url or operation):
-            raise CommandError("--base-url and --operation go with --openapi.")
-        if openapi and (method or description or arguments or idempotency_header):
-            raise CommandError("--method, --description, --arguments and --idempotency-header go with --endpoint.")
-        if openapi:
-            _set_openapi(config.open_api, openapi)
-            config.open_api.base_url = base_url
-            config.open_api.operation_ids.extend(operation or ())
-        else:
-            config.http_endpoint.url, config.http_endpoint.method = endpoint, method
-            config.http_endpoint.description = description
-            config.http_endpoint.arguments_schema_json = _schema(arguments)
-            config.http_endpoint.idempotency_header = idempotency_header
-        kind = config.open_api if openapi else config.http_endpoint
-        kind.headers.update(_pairs("--header", header))
-        kind.secret_headers.update(_pairs("--secret-header", secret_header))
-        config.policies.extend(map(_policy, policy or ()))
-        return await _add(target, console, config, replace=replace)
-
-    perform(context, work, asks="tools")
+    if bool(openapi) == bool(endpoint):
+        raise CommandError("Give either --openapi or --endpoint.")
+    if endpoint and (base_url or operation):
+        raise CommandError("--base-url and --operation go with --openapi.")
+    if openapi and (method or description or arguments or idempotency_header):
+        raise CommandError("--method, --description, --arguments and --idempotency-header go with --endpoint.")
+    if openapi:
+        _set_openapi(config.open_api, openapi)
+        config.open_api.base_url = base_url
+        config.open_api.operation_ids.extend(operation or ())
+    else:
+        config.http_endpoint.url, config.http_endpoint.method = endpoint, method
+        config.http_endpoint.description = description
+        config.http_endpoint.arguments_schema_json = _schema(arguments)
+        config.http_endpoint.idempotency_header = idempotency_header
+    kind = config.open_api if openapi else config.http_endpoint
+    kind.headers.update(_pairs("--header", header))
+    kind.secret_headers.update(_pairs("--secret-header", secret_header))
+    config.policies.extend(map(_policy, policy or ()))
+    return await _add(target, console, config, replace=replace)
 
 
 def _set_openapi(config: source_pb2.OpenApiConfig, given: str) -> None:
@@ -186,54 +178,44 @@ def _schema(given: str) -> bytes:
 
 
 @app.command()
-def check(context: typer.Context, name: Name) -> None:
+@command(asks="tools")
+async def check(target: Target, console: Console, name: Name) -> int:
     """Ask a source for its tools, and show how they differ from what was approved."""
-
-    async def work(target: Target, console: Console) -> int:
-        async with target.sources() as service:
-            request = source_pb2.CheckSourceRequest(name=name)
-            checked = await service.CheckSource(request, metadata=target.metadata, timeout=_SECONDS)
-        _say(console, f"{name} is {_state(checked.source)}. {checked.source.problem}".rstrip())
-        for change in checked.changes:
-            for line in _change_lines(change):
-                _say(console, line)
-        if checked.changes:
-            _say(console, f"To take this over: pawl sources approve {name} {checked.found_hash}")
-        return 0 if checked.source.state == source_pb2.SOURCE_STATE_READY else EXIT_UNSUCCESSFUL
-
-    perform(context, work, asks="tools")
+    async with target.sources() as service:
+        request = source_pb2.CheckSourceRequest(name=name)
+        checked = await service.CheckSource(request, metadata=target.metadata, timeout=_SECONDS)
+    _say(console, f"{name} is {_state(checked.source)}. {checked.source.problem}".rstrip())
+    for change in checked.changes:
+        for line in _change_lines(change):
+            _say(console, line)
+    if checked.changes:
+        _say(console, f"To take this over: pawl sources approve {name} {checked.found_hash}")
+    return 0 if checked.source.state == source_pb2.SOURCE_STATE_READY else EXIT_UNSUCCESSFUL
 
 
 @app.command()
-def approve(
-    context: typer.Context,
+@command(asks="tools")
+async def approve(
+    target: Target,
+    console: Console,
     name: Name,
     definitions_hash: Annotated[str, typer.Argument(help="What `pawl sources check` showed.", show_default=False)],
 ) -> None:
     """Take the definitions over that a source has now."""
-
-    async def work(target: Target, console: Console) -> int:
-        async with target.sources() as service:
-            request = source_pb2.ApproveSourceRequest(name=name, definitions_hash=definitions_hash)
-            approved = await service.ApproveSource(request, metadata=target.metadata, timeout=_SECONDS)
-        _show_tools(console, approved.source.tools)
-        return 0
-
-    perform(context, work, asks="tools")
+    async with target.sources() as service:
+        request = source_pb2.ApproveSourceRequest(name=name, definitions_hash=definitions_hash)
+        approved = await service.ApproveSource(request, metadata=target.metadata, timeout=_SECONDS)
+    _show_tools(console, approved.source.tools)
 
 
 @app.command()
-def remove(context: typer.Context, name: Name) -> None:
+@command(asks="tools")
+async def remove(target: Target, console: Console, name: Name) -> None:
     """Take a source and its tools out."""
-
-    async def work(target: Target, console: Console) -> int:
-        async with target.sources() as service:
-            request = source_pb2.RemoveSourceRequest(name=name)
-            await service.RemoveSource(request, metadata=target.metadata, timeout=_SECONDS)
-        _say(console, f"{name} and its tools are gone.")
-        return 0
-
-    perform(context, work, asks="tools")
+    async with target.sources() as service:
+        request = source_pb2.RemoveSourceRequest(name=name)
+        await service.RemoveSource(request, metadata=target.metadata, timeout=_SECONDS)
+    _say(console, f"{name} and its tools are gone.")
 
 
 async def _add(target: Target, console: Console, config: source_pb2.SourceConfig, *, replace: bool) -> int:

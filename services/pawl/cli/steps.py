@@ -10,7 +10,7 @@ from rich.text import Text
 
 from pawl.agent.v1 import steps_pb2
 from pawl.cli import wording
-from pawl.cli.command import perform
+from pawl.cli.command import command
 from pawl.cli.runs import RunId
 from pawl.cli.target import Target
 
@@ -31,22 +31,19 @@ _STATUSES: Final = {
 }
 
 
-def steps(
-    context: typer.Context,
+@command()
+async def steps(
+    target: Target,
+    console: Console,
     run_id: RunId,
     *,
     full: Annotated[bool, typer.Option("--full", help="Show each step whole.")] = False,
 ) -> None:
     """Show what a run did, a line for each step: reasoning, calls, results, questions, answers."""
-
-    async def work(target: Target, console: Console) -> int:
-        async with target.agents() as agents:
-            async for page in target.pages(agents.ListSteps, steps_pb2.ListStepsRequest(run_id=run_id)):
-                for step in page.steps:
-                    show(console, step, full=full)
-        return 0
-
-    perform(context, work)
+    async with target.agents() as agents:
+        async for page in target.pages(agents.ListSteps, steps_pb2.ListStepsRequest(run_id=run_id)):
+            for step in page.steps:
+                show(console, step, full=full)
 
 
 def show(console: Console, step: steps_pb2.Step, *, full: bool) -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from pawl.agent.v1 import undo_pb2
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, is_sure, perform
+from pawl.cli.command import EXIT_UNSUCCESSFUL, command, is_sure
 from pawl.cli.runs import RunId, follow
 from pawl.cli.target import Target
 
@@ -39,8 +39,10 @@ _GOOD: Final = frozenset(
 )
 
 
-def undo(
-    context: typer.Context,
+@command()
+async def undo(
+    target: Target,
+    console: Console,
     run_id: RunId,
     *,
     call: Annotated[str, typer.Option(help="Undo only this call of the run.")] = "",
@@ -48,35 +50,31 @@ def undo(
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Do not ask whether you are sure; needed without a terminal.")
     ] = False,
-) -> None:
+) -> int:
     """Take the effects of a run back, the last one first.
 
     Shows what will be undone, and what cannot be; then does it and reports. What
     needs an approval waits for it. Exit code 0 if all that can be undone is undone.
     """
-
-    async def work(target: Target, console: Console) -> int:
-        async with target.agents() as agents:
-            request = undo_pb2.PreviewUndoRequest(run_id=run_id, call_id=call)
-            found = (await agents.PreviewUndo(request, metadata=target.metadata)).calls
-            _show(console, found)
-            count = sum(each.state == undo_pb2.UNDO_STATE_TO_UNDO for each in found)
-            if not count:
-                console.print("Nothing can be undone.", markup=False)
-                return 0
-            if preview:
-                return 0
-            if not is_sure(f"Undo {wording.count_text(count, 'call')}?", yes=yes):
-                return EXIT_UNSUCCESSFUL
-            undoing = await _start(agents, target, run_id, call)
-        code = await follow(target, console, undoing, 0)
-        async with target.agents() as agents:
-            report = undo_pb2.GetUndoReportRequest(run_id=undoing)
-            found = (await agents.GetUndoReport(report, metadata=target.metadata)).calls
+    async with target.agents() as agents:
+        request = undo_pb2.PreviewUndoRequest(run_id=run_id, call_id=call)
+        found = (await agents.PreviewUndo(request, metadata=target.metadata)).calls
         _show(console, found)
-        return code or (0 if all(each.state in _GOOD for each in found) else EXIT_UNSUCCESSFUL)
-
-    perform(context, work)
+        count = sum(each.state == undo_pb2.UNDO_STATE_TO_UNDO for each in found)
+        if not count:
+            console.print("Nothing can be undone.", markup=False)
+            return 0
+        if preview:
+            return 0
+        if not is_sure(f"Undo {wording.count_text(count, 'call')}?", yes=yes):
+            return EXIT_UNSUCCESSFUL
+        undoing = await _start(agents, target, run_id, call)
+    code = await follow(target, console, undoing, 0)
+    async with target.agents() as agents:
+        report = undo_pb2.GetUndoReportRequest(run_id=undoing)
+        found = (await agents.GetUndoReport(report, metadata=target.metadata)).calls
+    _show(console, found)
+    return code or (0 if all(each.state in _GOOD for each in found) else EXIT_UNSUCCESSFUL)
 
 
 async def _start(agents: AgentServiceAsyncStub, target: Target, run_id: str, call_id: str) -> str:
