@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pawl.agent.v1 import agent_pb2
 from pawl.agent_loop.app.pending import Pending
+from pawl.agent_loop.app.public_values import Caller, CallView, Page, PendingFilter, RunView
+from pawl.agent_loop.domain.call import CallState
 from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.rpc.servicer import AgentServicer
 from pawl.chassis.clock import SystemClock
 from pawl.event.v1 import call_pb2, run_pb2
+from tests.fakes.manual_clock import ManualClock
 from tests.fakes.public_ledger import FakeLedger
 from tests.rpc.agent_loop.conftest import ADMIN, ME
 from tests.rpc.agent_loop.errors import reason
@@ -115,3 +120,83 @@ async def test_a_run_that_waits_for_tokens_is_in_the_inbox_until_it_goes_on(
             assert not response.runs
         assert (list(response.gone_run_ids), list(response.gone_call_ids)) == (["run_1"], [])
         stream.cancel()
+
+
+class Thing:
+    """The document of a call, large in earnest."""
+
+
+class LargeInbox(FakeLedger):
+    """Pages of four calls; notes what was read, and knows which documents are still there."""
+
+    def __init__(self, pages: int, steps: list[str]) -> None:
+        self.pages, self.steps = pages, steps
+        self.documents: weakref.WeakSet[Thing] = weakref.WeakSet()
+
+    async def list_pending(
+        self, caller: Caller, wanted: PendingFilter, *, page_size: int, page_token: str
+    ) -> Page[CallView | RunView]:
+        number = int(page_token or 0)
+        self.steps.append(f"page {number}")
+        calls = [self._call(f"call_{number}_{index}") for index in range(4)]
+        return Page(items=tuple(calls), next_page_token=str(number + 1) if number + 1 < self.pages else "")
+
+    def _call(self, call_id: str) -> CallView:
+        document = Thing()
+        self.documents.add(document)
+        return CallView(
+            run_id="run_1",
+            call_id=call_id,
+            conversation_id="conv_1",
+            tool_name="pay",
+            tool_version=1,
+            state=CallState.AWAITING_APPROVAL,
+            holder_client_id="",
+            offer_epoch=0,
+            offer_expire_time=0.0,
+            user_id="me",
+            approval_digest="d",
+            approval_count=0,
+            deadline_time=0.0,
+            document=document,
+        )
+
+
+class Steps(ManualClock):
+    """Notes when somebody sleeps, and wakes them at once, up to a number of times."""
+
+    def __init__(self, steps: list[str], sleeps_max: int) -> None:
+        super().__init__()
+        self.steps, self.sleeps_left, self.over = steps, sleeps_max, asyncio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        self.steps.append("pause")
+        self.sleeps_left -= 1
+        if not self.sleeps_left:
+            self.over.set()
+            await asyncio.Event().wait()
+
+
+async def test_a_stream_keeps_no_more_of_a_large_inbox_than_a_page_and_reads_a_page_a_second() -> None:
+    """Calls have up to half a mebibyte, a thousand of them may wait, and a user may have hundreds of streams."""
+    steps: list[str] = []
+    ledger, clock = LargeInbox(3, steps), Steps(steps, sleeps_max=4)
+    watching = Pending(ledger=ledger, clock=clock).watch(
+        Caller(store_id="local", user_id="me"), PendingFilter(), silence_seconds=60
+    )
+    told: list[int] = []
+
+    async def listen() -> None:
+        async for part in watching:
+            told.append(len(part.items))
+
+    async with asyncio.timeout(30):
+        listening = asyncio.create_task(listen())
+        await clock.over.wait()
+    first, again = ["page 0", "page 1", "page 2", "pause"], ["page 0", "pause", "page 1", "pause", "page 2", "pause"]
+    assert steps == first + again
+    assert told == [4, 4, 4]
+    gc.collect()
+    assert len(ledger.documents) <= 4
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)

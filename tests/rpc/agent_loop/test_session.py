@@ -56,6 +56,12 @@ async def test_a_client_without_an_id_gets_one(stub: AgentServiceAsyncStub) -> N
         ({"hello": session_pb2.Hello(client_id="a b")}, "INVALID_ID"),
         ({"hello": session_pb2.Hello(calls_max=65)}, "INVALID_FIELD"),
         ({"hello": session_pb2.Hello(tools=[session_pb2.ClientTool()])}, "INVALID_FIELD"),
+        ({"hello": session_pb2.Hello(tools=[session_pb2.ClientTool(name="x" * 257)])}, "INVALID_FIELD"),
+        # They are kept as long as the stream is there, and take twenty times the room that they take in the frame.
+        (
+            {"hello": session_pb2.Hello(tools=2 * [session_pb2.ClientTool(name="x", versions=range(5001))])},
+            "INVALID_FIELD",
+        ),
         ({"hello": session_pb2.Hello(), "frame_id": "a b"}, "INVALID_ID"),
     ],
 )

@@ -953,7 +953,7 @@ class ListPendingRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """Calls and runs a page, 1 to 200; 0 means 50."""
+    """Calls and runs a page, 1 to 200; 0 means 50. A page is also cut at 2 MiB."""
     page_token: _builtins.str
     """From the page before; empty for the first."""
     @_builtins.property

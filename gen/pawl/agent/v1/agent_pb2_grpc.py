@@ -405,8 +405,8 @@ class AgentServiceServicer(object):
 
     def WatchPending(self, request, context):
         """Streams what ListPending lists: first all of it, then what comes, changes
-        and goes, within about a second; never ends by itself. After a reconnect it
-        begins with all of it again.
+        and goes, within about a second for each of its largest pages; never ends by
+        itself. After a reconnect it begins with all of it again.
 
         Errors: PERMISSION_DENIED as ListPending, SLOW_CONSUMER, SHUTTING_DOWN.
         """

@@ -230,8 +230,8 @@ class AgentServiceStub:
     """
     WatchPending: _grpc.UnaryStreamMultiCallable[_agent_pb2.WatchPendingRequest, _agent_pb2.WatchPendingResponse]
     """Streams what ListPending lists: first all of it, then what comes, changes
-    and goes, within about a second; never ends by itself. After a reconnect it
-    begins with all of it again.
+    and goes, within about a second for each of its largest pages; never ends by
+    itself. After a reconnect it begins with all of it again.
 
     Errors: PERMISSION_DENIED as ListPending, SLOW_CONSUMER, SHUTTING_DOWN.
     """
@@ -408,8 +408,8 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """
     WatchPending: _aio.UnaryStreamMultiCallable[_agent_pb2.WatchPendingRequest, _agent_pb2.WatchPendingResponse]  # type: ignore[assignment]
     """Streams what ListPending lists: first all of it, then what comes, changes
-    and goes, within about a second; never ends by itself. After a reconnect it
-    begins with all of it again.
+    and goes, within about a second for each of its largest pages; never ends by
+    itself. After a reconnect it begins with all of it again.
 
     Errors: PERMISSION_DENIED as ListPending, SLOW_CONSUMER, SHUTTING_DOWN.
     """
@@ -715,8 +715,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_agent_pb2.WatchPendingResponse], _abc.AsyncIterator[_agent_pb2.WatchPendingResponse]]:
         """Streams what ListPending lists: first all of it, then what comes, changes
-        and goes, within about a second; never ends by itself. After a reconnect it
-        begins with all of it again.
+        and goes, within about a second for each of its largest pages; never ends by
+        itself. After a reconnect it begins with all of it again.
 
         Errors: PERMISSION_DENIED as ListPending, SLOW_CONSUMER, SHUTTING_DOWN.
         """

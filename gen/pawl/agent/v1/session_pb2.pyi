@@ -210,7 +210,9 @@ class Hello(_message.Message):
     """How many calls it runs at once, 1 to 64; 0 means 1."""
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientTool]:
-        """Front-end tools that the client can run."""
+        """Front-end tools that the client can run; at most 1000, with 10000 versions in
+        all.
+        """
 
     def __init__(
         self,

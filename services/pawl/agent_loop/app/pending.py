@@ -3,12 +3,14 @@
 Calls wait for people, and so do runs that have used up their tokens. The ledger
 is asked again and again, because what makes them wait, or not, may happen in any
 run of the store. So a stream is right after whatever was missed,
-and costs one read a second.
+and costs one page a second: of a large inbox it keeps no more in memory, and is
+that many seconds behind.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Hashable, Iterable
+from collections.abc import AsyncGenerator, Hashable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -27,14 +29,17 @@ _PART_ITEMS_MAX: Final = 4
 
 Item: TypeAlias = CallView | RunView
 """A call that waits for someone, or a run that waits for tokens."""
+Known: TypeAlias = dict[tuple[type[Item], str], Hashable]
+"""What a client was told of, by kind and id: only what can change of it, because the things themselves are large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingPart:
-    """The news: what waits or has changed, and what waits no more, as it was. Empty to show life."""
+    """The news: what waits or has changed, and the ids of what waits no more. Empty to show life."""
 
     items: tuple[Item, ...] = ()
-    gone: tuple[Item, ...] = ()
+    gone_call_ids: tuple[str, ...] = ()
+    gone_run_ids: tuple[str, ...] = ()
     complete: bool = False
     truncated: bool = False
 
@@ -67,19 +72,16 @@ class Pending:
             PermissionDenied: the whole store is for approvers.
             DependencyUnavailable: the ledger cannot be read now.
         """
-        known: dict[str, Item] | None = None
+        known: Known = {}
+        is_first, truncated = True, False
         spoke_at = self._clock.monotonic()
         while True:
-            items, truncated = await self._read(caller, wanted)
-            now_waiting = {_id(item): item for item in items}
-            before = known or {}
-            changed = [item for name, item in now_waiting.items() if not _is_same(before.get(name), item)]
-            gone = tuple(item for name, item in before.items() if name not in now_waiting)
             said = False
-            for part in _parts(changed, gone, first=known is None, truncated=truncated):
-                said = True
-                yield part
-            known = now_waiting
+            async with aclosing(self._news(caller, wanted, known, is_first=is_first)) as news:
+                async for part in news:
+                    said, truncated = True, part.truncated
+                    yield part
+            is_first = False
             now = self._clock.monotonic()
             if said:
                 spoke_at = now
@@ -88,23 +90,57 @@ class Pending:
                 yield PendingPart(truncated=truncated)
             await self._clock.sleep(self._poll_seconds)
 
-    async def _read(self, caller: Caller, wanted: PendingFilter) -> tuple[list[Item], bool]:
-        items: list[Item] = []
+    async def _news(
+        self, caller: Caller, wanted: PendingFilter, known: Known, *, is_first: bool
+    ) -> AsyncGenerator[PendingPart, None]:
+        """Yield what is not as `known` has it, and bring that up to date.
+
+        In parts of a size that can be sent, the last one complete; the first time there is at least one.
+        """
+        seen: Known = {}
+        part: list[Item] = []
+        truncated = False
+        async with aclosing(self._items(caller, wanted, paced=not is_first)) as items:
+            async for item in items:
+                if len(seen) == ITEMS_MAX:
+                    truncated = True
+                    break
+                key, shown = _key(item), _shown(item)
+                seen[key] = shown
+                if known.get(key) == shown:
+                    continue
+                if len(part) == _PART_ITEMS_MAX:
+                    yield PendingPart(items=tuple(part))
+                    part.clear()
+                part.append(item)
+        gone = known.keys() - seen.keys()
+        known.clear()
+        known |= seen
+        if part or gone or is_first:
+            yield PendingPart(
+                items=tuple(part),
+                gone_call_ids=tuple(name for kind, name in gone if kind is CallView),
+                gone_run_ids=tuple(name for kind, name in gone if kind is RunView),
+                complete=True,
+                truncated=truncated,
+            )
+
+    async def _items(self, caller: Caller, wanted: PendingFilter, *, paced: bool) -> AsyncGenerator[Item, None]:
+        """Yield what waits, page by page; `paced`, with a pause between the pages."""
         token = ""
         while True:
             page = await self.page(caller, wanted, page_size=_PAGE_SIZE, page_token=token)
-            items += page.items
+            for item in page.items:
+                yield item
             token = page.next_page_token
-            if not token or len(items) >= ITEMS_MAX:
-                return items[:ITEMS_MAX], bool(token) or len(items) > ITEMS_MAX
+            if not token:
+                return
+            if paced:
+                await self._clock.sleep(self._poll_seconds)
 
 
-def _id(item: Item) -> str:
-    return item.call_id if isinstance(item, CallView) else item.run_id
-
-
-def _is_same(before: Item | None, item: Item) -> bool:
-    return before is not None and _shown(before) == _shown(item)
+def _key(item: Item) -> tuple[type[Item], str]:
+    return type(item), item.call_id if isinstance(item, CallView) else item.run_id
 
 
 def _shown(item: Item) -> Hashable:
@@ -119,14 +155,3 @@ def _shown(item: Item) -> Hashable:
         item.approval_count,
         item.deadline_time,
     )
-
-
-def _parts(items: list[Item], gone: tuple[Item, ...], *, first: bool, truncated: bool) -> Iterable[PendingPart]:
-    """Yield what there is to say in parts of a size that can be sent; the first time at least one, complete."""
-    rest = items[_PART_ITEMS_MAX:]
-    part = items[:_PART_ITEMS_MAX]
-    while rest:
-        yield PendingPart(items=tuple(part))
-        part, rest = rest[:_PART_ITEMS_MAX], rest[_PART_ITEMS_MAX:]
-    if part or gone or first:
-        yield PendingPart(items=tuple(part), gone=gone, complete=True, truncated=truncated)

@@ -8,6 +8,7 @@ from typing import Final, assert_never, cast
 from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.agent_loop.app import frames
 from pawl.agent_loop.app.public_values import Outcome
+from pawl.agent_loop.domain.options import NAME_CHARACTERS_MAX
 from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.rpc import convert
 from pawl.chassis.ids import check_id
@@ -16,6 +17,8 @@ from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
 
 CALLS_MAX: Final = 64
 TOOLS_MAX: Final = 1000
+VERSIONS_MAX: Final = 10_000
+"""Versions of all tools of a client: each takes a hundred bytes for as long as its stream is open."""
 
 _FRAME_ID_CHARACTERS_MAX: Final = 64
 
@@ -88,8 +91,12 @@ def _hello(hello: session_pb2.Hello) -> frames.Hello:
     if len(hello.tools) > TOOLS_MAX:
         raise InvalidField(f"at most {TOOLS_MAX} tools", field="hello.tools")
     for tool in hello.tools:
-        if not tool.name:
-            raise InvalidField("a tool has no name", field="hello.tools.name")
+        if not 1 <= len(tool.name) <= NAME_CHARACTERS_MAX:
+            raise InvalidField(
+                f"the name of a tool has 1 to {NAME_CHARACTERS_MAX} characters", field="hello.tools.name"
+            )
+    if sum(len(tool.versions) for tool in hello.tools) > VERSIONS_MAX:
+        raise InvalidField(f"at most {VERSIONS_MAX} versions of all tools", field="hello.tools.versions")
     return frames.Hello(
         client_id=convert.optional_id(hello.client_id, "hello.client_id"),
         tools=tuple(frames.ClientTool(name=tool.name, versions=frozenset(tool.versions)) for tool in hello.tools),

@@ -14,7 +14,7 @@ from pawl.agent_loop.app import inbox as commands
 from pawl.agent_loop.app.frames import Receipt, ServerFrame
 from pawl.agent_loop.app.inbox import Inbox
 from pawl.agent_loop.app.messages import Messages
-from pawl.agent_loop.app.pending import Pending
+from pawl.agent_loop.app.pending import Pending, PendingPart
 from pawl.agent_loop.app.public_ports import PublicLedger
 from pawl.agent_loop.app.public_values import Caller, CallView, LogGap, LoggedEvent, Reply, RunView
 from pawl.agent_loop.app.run_steps import RunSteps
@@ -275,23 +275,25 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         wanted = convert.pending_filter(request.filter)
         async with aclosing(self._pending.watch(_caller(), wanted, silence_seconds=self._heartbeat_seconds)) as parts:
             async for part in parts:
-                calls, runs = _pending(part.items)
-                gone_calls, gone_runs = _pending(part.gone)
-                response = agent_pb2.WatchPendingResponse(
-                    calls=calls,
-                    gone_call_ids=[call.call_id for call in gone_calls],
-                    runs=runs,
-                    gone_run_ids=[run.run_id for run in gone_runs],
-                    complete=part.complete,
-                    truncated=part.truncated,
-                )
-                await _write(context, response)
+                await _write(context, _watch_pending_response(part))
 
 
 def _watch_response(page: Sequence[LoggedEvent] | LogGap) -> agent_pb2.WatchRunResponse:
     if isinstance(page, LogGap):
         return agent_pb2.WatchRunResponse(gap=cast("gap_pb2.Gap", page.document))
     return agent_pb2.WatchRunResponse(events=[cast("event_pb2.RunEvent", event.document) for event in page])
+
+
+def _watch_pending_response(part: PendingPart) -> agent_pb2.WatchPendingResponse:
+    calls, runs = _pending(part.items)
+    return agent_pb2.WatchPendingResponse(
+        calls=calls,
+        gone_call_ids=part.gone_call_ids,
+        runs=runs,
+        gone_run_ids=part.gone_run_ids,
+        complete=part.complete,
+        truncated=part.truncated,
+    )
 
 
 def _caller() -> Caller:
