@@ -177,6 +177,11 @@ async def test_a_token_of_another_making_is_refused(registry: Registry, token: s
         ({"timeout_seconds": float("nan")}, "INVALID_FIELD", "timeout_seconds"),
         ({"description": "a\0b"}, "INVALID_FIELD", "description"),
         ({"resource_keys": ["a\0b"]}, "INVALID_FIELD", "resource_keys"),
+        (
+            {"arguments_schema_json": b'{"type": "object", "properties": 5}', "resource_keys": ["a:{a}"]},
+            "INVALID_FIELD",
+            "resource_keys",
+        ),
         ({"offer_fallback": 2, "fallback_tool_name": "nope"}, "INVALID_FIELD", "fallback_tool_name"),
         ({"offer_fallback": 2, "fallback_tool_name": "show_chart"}, "INVALID_FIELD", "fallback_tool_name"),
         ({"arguments_schema_json": b""}, "INVALID_SCHEMA", None),
@@ -184,6 +189,14 @@ async def test_a_token_of_another_making_is_refused(registry: Registry, token: s
         ({"arguments_schema_json": b'{"type": "object", "type": "object"}'}, "INVALID_SCHEMA", None),
         ({"arguments_schema_json": b'{"type": "object", "$ref": "http://example.com/"}'}, "INVALID_SCHEMA", None),
         ({"arguments_schema_json": b'{"type": "object", "properties": {"a": {"$ref": "#"}}}'}, "INVALID_SCHEMA", None),
+        (
+            {
+                "arguments_schema_json": b'{"type": "object", "required": ["a"], "$ref": "#/required/%s"}'
+                % (b"9" * 5000)
+            },
+            "INVALID_SCHEMA",
+            None,
+        ),
         ({"arguments_schema_json": b" " * 70_000}, "INVALID_SCHEMA", None),
     ],
 )

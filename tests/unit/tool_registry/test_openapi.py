@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -19,6 +23,7 @@ from pawl.tool_registry.domain.http_binding import (
 )
 from pawl.tool_registry.domain.openapi import LeftOut, Service, read_operations
 from pawl.tool_registry.domain.openapi_document import DOCUMENT_BYTES_MAX, UnusableDocument, read_document
+from pawl.tool_registry.domain.openapi_extract import extract, read_tools
 from pawl.tool_registry.domain.schema import compile_schema
 from pawl.tool_registry.domain.source import DiscoveredTool
 
@@ -381,3 +386,61 @@ def test_yaml_is_read_as_json_would_be() -> None:
         "e": None,
         "f": 1,
     }
+
+
+EVERYTHING: dict[str, Any] = {
+    "openapi": "3.1.0",
+    "servers": [{"url": "https://{h}.example", "variables": {"h": {"default": "a"}}}],
+    "tags": ["t"],
+    "paths": {
+        "/a/{id}": {
+            "parameters": [{"name": "id", "in": "path", "required": True, "schema": {"type": "string", "enum": ["a"]}}],
+            "post": {
+                "operationId": "p",
+                "summary": "s",
+                "parameters": [
+                    {"name": "q", "in": "query", "style": "form", "explode": True, "schema": {"type": "array"}},
+                    {"$ref": "#/components/parameters/P"},
+                    {"name": "h", "in": "header", "content": {"application/json": {"schema": {"type": "object"}}}},
+                ],
+                "requestBody": {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/S"}}}},
+            },
+        }
+    },
+    "components": {
+        "parameters": {"P": {"name": "p", "in": "query", "schema": {"type": "integer"}}},
+        "schemas": {
+            "S": {
+                "type": ["object", "null"],
+                "required": ["a"],
+                "properties": {
+                    "a": {"type": "string", "readOnly": True, "default": "x"},
+                    "c": {"oneOf": [{"minimum": 1}]},
+                },
+                "additionalProperties": {"pattern": "^a"},
+            }
+        },
+    },
+}
+ODD: tuple[Any, ...] = (None, 5, "x", [], {}, [[1]], [{"a": 1}], {"$ref": 5}, {"$ref": f"#/tags/{'9' * 5000}"})
+
+
+def places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Give the way to each part of a value."""
+    for key, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield (*above, key)
+        yield from places(part, (*above, key))
+
+
+@pytest.mark.parametrize("version", ["3.0.3", "3.1.0"])
+@pytest.mark.parametrize("part", sorted(EVERYTHING.keys() - {"openapi"}))
+def test_whatever_stands_anywhere_in_a_document_it_is_read_or_refused(version: str, part: str) -> None:
+    for place in places(EVERYTHING[part], (part,)):
+        for odd in ODD:
+            document = copy.deepcopy(EVERYTHING | {"openapi": version})
+            holder = functools.reduce(lambda found, key: found[key], place[:-1], document)
+            holder[place[-1]] = odd
+            data = json.dumps(document).encode()
+            for reading in (lambda: read_tools(data, service(), ()), lambda: extract(data, ("p",))):  # noqa: B023  # now
+                with contextlib.suppress(UnusableDocument):
+                    reading()

@@ -207,7 +207,7 @@ class _Arguments:
         return schema
 
     def _add(self, parameter: Mapping[str, Any]) -> None:
-        place, name = parameter.get("in"), str(parameter.get("name", ""))
+        place, name = str(parameter.get("in")), str(parameter.get("name", ""))
         is_required = place == "path" or parameter.get("required") is True
         if place == "header" and name.lower() == _IDEMPOTENCY and may_be_header(name):
             self.idempotency_header = name
@@ -219,9 +219,12 @@ class _Arguments:
                 raise UnusableDocument(f"the parameter {name[:100]!r} cannot be sent")
             return
         content = parameter.get("content")
-        is_json = isinstance(content, Mapping) and any(map(_JSON.fullmatch, content))
-        schema = next(iter(content.values())).get("schema") if is_json else parameter.get("schema")  # type: ignore[union-attr]
-        style = parameter.get("style", _DEFAULT_STYLE[place])
+        kinds = (
+            [part for kind, part in content.items() if _JSON.fullmatch(kind)] if isinstance(content, Mapping) else []
+        )
+        described = kinds[0] if kinds else parameter
+        schema = described.get("schema") if isinstance(described, Mapping) else None
+        style = str(parameter.get("style", _DEFAULT_STYLE[place]))
         if style not in _STYLES[place]:
             raise UnusableDocument(f"the style {style!r} of {name[:100]!r} is not known")
         argument = self._argument(name, place)
@@ -230,7 +233,9 @@ class _Arguments:
             self._required.append(argument)
         explode = parameter.get("explode", style == "form")
         self.placements.append(
-            Placement(argument=argument, name=name, place=place, style=style, explode=explode is True, is_json=is_json)
+            Placement(
+                argument=argument, name=name, place=place, style=style, explode=explode is True, is_json=bool(kinds)
+            )
         )
 
     def _described(self, parameter: Mapping[str, Any], schema: Any) -> dict[str, Any]:

@@ -122,8 +122,8 @@ class SchemaReader:
         required = schema.get("required")
         if isinstance(required, list):
             gone = properties.keys() - given.keys() if isinstance(properties, Mapping) else set()
-            if names := [name for name in dict.fromkeys(required) if isinstance(name, str) and name not in gone]:
-                found["required"] = names
+            if names := dict.fromkeys(name for name in required if isinstance(name, str) and name not in gone):
+                found["required"] = list(names)
 
     def _with_null(self, schema: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
         if not (self._document.is_old and schema.get("nullable") is True):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
+_INDEX: Final = re.compile("0|[1-9][0-9]{0,8}")
+"""The place of an item in an array; what is longer is none, and no number of Python's."""
 _HOPS_MAX: Final = 16
 
 
@@ -19,7 +22,7 @@ def find(root: Mapping[str, Any], reference: str, *, default: Any = None) -> Any
     for part in parts(reference):
         if isinstance(node, dict) and part in node:
             node = node[part]
-        elif isinstance(node, list) and part.isdecimal() and int(part) < len(node):
+        elif isinstance(node, list) and _INDEX.fullmatch(part) and int(part) < len(node):
             node = node[int(part)]
         else:
             return default

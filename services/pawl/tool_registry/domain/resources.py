@@ -26,7 +26,8 @@ def check_template(template: str, schema: Mapping[str, Any]) -> str:
     names = _PLACEHOLDER.findall(template)
     if len(names) > 1:
         return f"{template!r} has more than one placeholder"
-    unknown = [name for name in names if name not in (schema.get("properties") or {})]
+    properties = schema.get("properties")
+    unknown = [name for name in names if not isinstance(properties, dict) or name not in properties]
     return f"{template!r} names {unknown[0]!r}, which is no argument of the tool" if unknown else ""
 
 
