@@ -369,6 +369,26 @@ async def test_calls_that_were_allowed_long_ago_are_forgotten_and_still_counted(
     assert (await registry.check("pay", call="three")).disposition == APPROVE
 
 
+async def test_a_rule_is_made_and_revoked_once_in_the_audit_chain_however_often_it_is_asked_for(
+    registry: Registry,
+) -> None:
+    rule = rule_pb2.Rule(effect=DENY, scope=USER, tool_name="pay")
+    request = rule_pb2.CreateRuleRequest(request_id="r1", rule=rule)
+    rules = registry.rules["acme", "ann"]
+    (rule_id,) = {(await rules.CreateRule(request)).rule.rule_id for _ in range(3)}
+    other = rule_pb2.CreateRuleRequest(request_id="r1", rule=rule_pb2.Rule(effect=ASK, scope=USER, tool_name="pay"))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await rules.CreateRule(other)
+    assert reason(caught.value)[1] == "REQUEST_ID_REUSED"
+    for _ in range(3):
+        assert (await rules.RevokeRule(rule_pb2.RevokeRuleRequest(rule_id=rule_id))).rule.HasField("revoke_time")
+    listed = await registry.auditors["acme", "root"].ListAudit(audit_pb2.ListAuditRequest())
+    assert [(entry.verdict, entry.reason) for entry in reversed(listed.entries)] == [
+        ("MADE", rule_id),
+        ("REVOKED", rule_id),
+    ]
+
+
 async def test_rules_and_what_they_decide_are_in_the_audit_chain(registry: Registry) -> None:
     rule_id = await make(registry, ALLOW)
     await registry.check("pay")

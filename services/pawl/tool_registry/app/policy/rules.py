@@ -102,7 +102,8 @@ class Rules:
             entry = await self._catalog.get(caller, rule.tool_name, 0)
             version = entry.version
         await self._check_origin(person, rule)
-        if not (request_id and await self._repository.is_made(person.store_id, person.user_id, request_id)):
+        is_repetition = request_id and await self._repository.is_made(person.store_id, person.user_id, request_id)
+        if not is_repetition:
             check_room(rule, RuleCounts.of(await self._repository.in_force(person.store_id), person.user_id))
         rule = replace(
             rule,
@@ -111,7 +112,8 @@ class Rules:
             user_id=person.user_id,
             tool_version=version,
         )
-        await self._audit.ruled(rule, "MADE", person.user_id)
+        if not is_repetition:
+            await self._audit.ruled(rule, "MADE", person.user_id)
         made = await self._repository.add(rule, request_id)
         self._kept.pop(person.store_id, None)
         return ListedRule(rule=made, is_suspended=False)
@@ -142,6 +144,8 @@ class Rules:
             raise RuleNotFound
         if rule.scope is RuleScope.STORE and not is_admin:
             raise PermissionDenied("a rule of the whole store is revoked by an admin")
+        if rule.revoke_time:
+            return await self._listed(rule)
         await self._audit.ruled(rule, "REVOKED", person.user_id)
         revoked = await self._repository.revoke(person.store_id, rule_id, person.user_id)
         self._kept.pop(person.store_id, None)
