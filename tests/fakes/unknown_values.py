@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import AsyncIterable, Callable, Iterator
 from typing import Any, Final
 
+import grpc
 from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, ServiceDescriptor
 
 UNKNOWN: Final = 999
+BROKEN: Final = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN})
+"""What a service never answers to a caller that is newer than itself."""
 _DEPTH_MAX: Final = 6
 
 Path = tuple[FieldDescriptor, ...]
+
+
+def calls_by_method(*services: ServiceDescriptor) -> dict[str, list[tuple[str, Any]]]:
+    """Return the field and the request of each of `calls` by method."""
+    found = (each for service in services for each in calls(service))
+    return {
+        method: [(field, request) for _, field, request in group]
+        for method, group in itertools.groupby(found, key=lambda each: each[0])
+    }
+
+
+async def code_of(answer: Any, *, is_enough: Callable[[Any], bool] = lambda _: False) -> grpc.StatusCode:
+    """Return how a call ends; OK for a stream with a response that is enough."""
+    try:
+        if not isinstance(answer, AsyncIterable):
+            await answer
+            return grpc.StatusCode.OK
+        async for response in answer:
+            if is_enough(response):
+                break
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
 
 
 def calls(service: ServiceDescriptor) -> Iterator[tuple[str, str, Any]]:

@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import AsyncIterable
-from typing import Any
-
 import grpc
 import pytest
 
 from pawl.job.v1 import ledger_pb2
-from tests.fakes.unknown_values import calls
+from tests.fakes.unknown_values import BROKEN, calls_by_method, code_of
 from tests.rpc.job_store.user import User
 
-CALLS = {
-    method: [(field, request) for _, field, request in found]
-    for method, found in itertools.groupby(
-        calls(ledger_pb2.DESCRIPTOR.services_by_name["LedgerService"]), key=lambda each: each[0]
-    )
-}
-BROKEN = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
-
-
-async def code_of(answer: Any) -> grpc.StatusCode:
-    """How a call ends."""
-    try:
-        if isinstance(answer, AsyncIterable):
-            async for _ in answer:
-                pass
-        else:
-            await answer
-    except grpc.aio.AioRpcError as error:
-        return error.code()
-    return grpc.StatusCode.OK
+CALLS = calls_by_method(ledger_pb2.DESCRIPTOR.services_by_name["LedgerService"])
 
 
 @pytest.mark.parametrize("method", sorted(CALLS))

@@ -1,0 +1,59 @@
+"""An agent-loop that is older than its clients refuses what it does not know by name, and never with INTERNAL (OPS-4)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+
+from pawl.agent.v1 import agent_pb2, operator_pb2, session_pb2, types_pb2
+from tests.fakes.public_ledger import FakeLedger
+from tests.fakes.unknown_values import calls_by_method, code_of
+from tests.rpc.agent_loop.client import Client
+from tests.rpc.agent_loop.conftest import ADMIN
+
+if TYPE_CHECKING:
+    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+
+CALLS = calls_by_method(
+    agent_pb2.DESCRIPTOR.services_by_name["AgentService"], operator_pb2.DESCRIPTOR.services_by_name["OperatorService"]
+)
+
+
+@pytest.mark.parametrize("method", sorted(CALLS.keys() - {"Session"}))
+async def test_a_value_that_is_unknown_is_refused(stub: AgentServiceAsyncStub, ledger: FakeLedger, method: str) -> None:
+    await ledger.add_run("x1")
+    ended: dict[str, grpc.StatusCode] = {}
+    for field, request in CALLS[method]:
+        answer: Any = getattr(stub, method)(request, metadata=ADMIN)
+        ended[field] = await code_of(answer, is_enough=bool)
+    assert ended == dict.fromkeys(ended, grpc.StatusCode.INVALID_ARGUMENT)
+
+
+async def test_a_frame_with_a_value_that_is_unknown_is_refused_and_the_session_goes_on(
+    stub: AgentServiceAsyncStub,
+) -> None:
+    client = Client(stub)
+    await client.hello()
+    for field, request in CALLS["Session"]:
+        kind = request.WhichOneof("frame")
+        receipt = await client.ask(**{kind: getattr(request, kind)})
+        assert (receipt.status, receipt.reason) == (types_pb2.RECEIPT_STATUS_REFUSED, "INVALID_FIELD"), field
+
+
+def test_there_are_such_fields() -> None:
+    assert CALLS.keys() == {
+        "Decide",
+        "DecideCalls",
+        "ListPending",
+        "ListRuns",
+        "ResolveCall",
+        "SendMessage",
+        "Session",
+        "StartRun",
+        "WatchPending",
+    }
+    frames = {request.WhichOneof("frame") for _, request in CALLS["Session"]}
+    assert frames == {"start", "decision", "message"}
+    assert frames < set(session_pb2.SessionRequest.DESCRIPTOR.fields_by_name)
