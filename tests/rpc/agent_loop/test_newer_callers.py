@@ -1,4 +1,4 @@
-"""An agent-loop that is older than its clients refuses what it does not know by name, and never with INTERNAL (OPS-4)."""
+"""An agent-loop that is older than its clients refuses by name what it does not know, never with INTERNAL (OPS-4)."""
 
 from __future__ import annotations
 

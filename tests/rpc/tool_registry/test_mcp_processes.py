@@ -87,6 +87,33 @@ assert subprocess.run(["echo", "1"], capture_output=True).stdout == b"1\\n"
 asyncio.run(asyncio.sleep(0))
 print("ok")
 """
+OTHERS = """
+import ctypes, os, resource, sys
+libc = ctypes.CDLL(None, use_errno=True)
+
+def set_io(kind, who):
+    number = {"x86_64": 251, "aarch64": 30}[os.uname().machine]
+    if libc.syscall(number, kind, who, 3 << 13) != 0:
+        raise OSError(ctypes.get_errno(), "")
+
+def attempts(process):
+    limit = (resource.RLIMIT_CPU, (1000, 1000))
+    yield "limit", lambda: resource.prlimit(process, *limit)
+    yield "priority", lambda: os.setpriority(os.PRIO_PROCESS, process, 19)
+    yield "scheduler", lambda: os.sched_setscheduler(process, os.SCHED_BATCH, os.sched_param(0))
+    yield "parameter", lambda: os.sched_setparam(process, os.sched_param(0))
+    yield "processors", lambda: os.sched_setaffinity(process, os.sched_getaffinity(0))
+    yield "input and output", lambda: set_io(1, process)
+    if process:
+        yield "priority of a group", lambda: os.setpriority(os.PRIO_PGRP, process, 19)
+
+for name, attempt in attempts(int(sys.argv[1])):
+    try:
+        attempt()
+        print(name)
+    except PermissionError:
+        pass
+"""
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="limits on memory and processes are those of Linux")
 
 
@@ -297,6 +324,24 @@ async def test_a_program_has_the_sockets_of_the_network_and_those_between_its_ow
         assert (
             await told(folders, sys.executable, "-I", "-c", USUAL % server.getsockname()[1], reads_all=True) == "ok\n"
         )
+
+
+@ON_LINUX
+async def test_a_program_sets_limits_and_priorities_of_itself_alone(folders: Path) -> None:
+    """A second of processor time for the registry would end it, and the least priority stop it: for all stores."""
+    own = ["limit", "priority", "scheduler", "parameter", "processors", "input and output"]
+    said = await told(folders, sys.executable, "-I", "-c", OTHERS, "0", reads_all=True)
+    assert said.splitlines() == own
+    other = await asyncio.create_subprocess_exec("sleep", "1000", start_new_session=True)
+    try:
+        attempt = (sys.executable, "-I", "-c", OTHERS, str(other.pid))
+        assert await told(folders, *attempt, reads_all=True) == ""
+        # Allowed to one that is the user himself: the attempt is a true one. Of the superuser's programs, which have
+        # lost some of his rights, the others are refused anyway.
+        assert "limit" in (await told(folders, *attempt, is_confined=False)).splitlines()
+    finally:
+        other.kill()
+        await other.wait()
 
 
 @ON_LINUX

@@ -5,6 +5,10 @@ file may connect. Behind some of them others do what they are told, as the user
 (Docker, the bus of a desktop, an agent with keys). Which one a program means is
 in its memory, where no filter can look; so it gets no socket of that family.
 Pairs of them, which programs make for those that they start, stay.
+
+Nor does Landlock say anything about limits and priorities. Who may set those of
+another process of the same user can end it (a second of processor time) or have
+it wait for ever; so a program sets its own.
 """
 
 from __future__ import annotations
@@ -45,10 +49,18 @@ class _Machine:
     architecture: int
     socket: int
     socketpair: int
+    of_process: tuple[int, ...]
+    """Calls whose first argument is a process, 0 for the caller: prlimit64, and sched_set with -param, -scheduler,
+    -affinity and -attr."""
+    of_processes: Mapping[int, int]
+    """Calls whose first argument is what the second one is, by that of a process: setpriority, ioprio_set."""
 
 
 _MACHINES: Final[Mapping[str, _Machine]] = MappingProxyType(
-    {"x86_64": _Machine(0xC000003E, 41, 53), "aarch64": _Machine(0xC00000B7, 198, 199)}
+    {
+        "x86_64": _Machine(0xC000003E, 41, 53, (302, 142, 144, 203, 314), {141: 0, 251: 1}),
+        "aarch64": _Machine(0xC00000B7, 198, 199, (261, 118, 119, 122, 274), {140: 0, 30: 1}),
+    }
 )
 
 
@@ -56,7 +68,8 @@ def syscall_filter(machine: str = os.uname().machine) -> bytes:
     """Return the filter for a machine, by its name in uname; empty if it is none that is known here.
 
     Refused are sockets of the family unix, pairs of those that can be turned to
-    another address (datagrams), and io_uring, which makes sockets past the filter.
+    another address (datagrams), and io_uring, which makes sockets past the filter;
+    and to set limits, priorities and processors of any process but the caller.
     Code for another architecture ends at its first call: its calls have other numbers.
     """
     known = _MACHINES.get(machine)
@@ -72,6 +85,8 @@ def syscall_filter(machine: str = os.uname().machine) -> bytes:
         (_RETURN, 0, 0, _KILL),
         (_IF_EQUAL, 0, 1, _IO_URING_SETUP),
         (_RETURN, 0, 0, _REFUSE | errno.ENOSYS),
+        *(step for number in known.of_process for step in _only(number, {_FIRST: 0})),
+        *(step for number, kind in known.of_processes.items() for step in _only(number, {_FIRST: kind, _SECOND: 0})),
         (_IF_EQUAL, 0, 3, known.socket),
         (_LOAD, 0, 0, _FIRST),
         (_IF_EQUAL, 6, 0, socket.AF_UNIX),
@@ -85,3 +100,18 @@ def syscall_filter(machine: str = os.uname().machine) -> bytes:
         (_RETURN, 0, 0, _ALLOW),
     ]
     return b"".join(struct.pack("=HBBI", *step) for step in steps)
+
+
+def _only(number: int, wanted: Mapping[int, int]) -> list[tuple[int, int, int, int]]:
+    """Return the steps that refuse a call unless its arguments are these; they leave other calls as they found them."""
+    checks = [
+        step
+        for place, value in wanted.items()
+        for step in (
+            (_LOAD, 0, 0, place),
+            (_IF_EQUAL, 1, 0, value),
+            (_RETURN, 0, 0, _REFUSE | errno.EPERM),
+        )
+    ]
+    allow = (_RETURN, 0, 0, _ALLOW)
+    return [(_IF_EQUAL, 0, len(checks) + 1, number), *checks, allow]
