@@ -138,10 +138,10 @@ class LargeInbox(FakeLedger):
     ) -> Page[CallView | RunView]:
         number = int(page_token or 0)
         self.steps.append(f"page {number}")
-        calls = [self._call(f"call_{number}_{index}") for index in range(4)]
+        calls = [self._waiting(f"call_{number}_{index}") for index in range(4)]
         return Page(items=tuple(calls), next_page_token=str(number + 1) if number + 1 < self.pages else "")
 
-    def _call(self, call_id: str) -> CallView:
+    def _waiting(self, call_id: str) -> CallView:
         document = Thing()
         self.documents.add(document)
         return CallView(
