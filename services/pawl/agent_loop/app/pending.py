@@ -30,7 +30,7 @@ _PART_ITEMS_MAX: Final = 4
 Item: TypeAlias = CallView | RunView
 """A call that waits for someone, or a run that waits for tokens."""
 Known: TypeAlias = dict[tuple[type[Item], str], Hashable]
-"""What a client was told of, by kind and id: only what can change of it, because the things themselves are large."""
+"""The things that a client was told of, by kind and id: only what can change of them, because they are large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
