@@ -205,7 +205,7 @@ class Drive:
         unrecorded = replace(self._base, commands=tuple(commands))
         given = approvals_given(self._base)
         decided = (*(note for note in given if note not in self._given), *decisions(unrecorded))
-        await self._tasks.record(decided, results(unrecorded))
+        await self._tasks.tool_calls.record(decided, results(unrecorded))
         self._given = frozenset(given)
         self._recorded = {command.command_id for command in self._base.commands}
 
@@ -218,7 +218,7 @@ class Drive:
         is_last = isinstance(plan.rest, Finish)
         lost = given_up(plan.state if is_last else self._base)
         untold = [note for note in lost if note.call_id not in self._given_up]
-        if await self._tasks.report(untold, seconds_max=_LAST_REPORT_SECONDS if is_last else 0.0):
+        if await self._tasks.tool_calls.report(untold, seconds_max=_LAST_REPORT_SECONDS if is_last else 0.0):
             self._given_up.update(note.call_id for note in untold)
 
     # The ledger's side.

@@ -53,8 +53,6 @@ from pawl.agent_loop.domain.tool import (
     Disposition,
     ExecutionProgress,
     ProposedCall,
-    RecordedDecision,
-    RecordedResult,
     Resolved,
     Tool,
     Verdict,
@@ -102,7 +100,7 @@ class RunTasks:
         self._now = now
         self._active_seconds = active_seconds
         self._retry = retry
-        self._tool_calls = ToolCalls(run, registry=dependencies.registry, retry=retry, clock=dependencies.clock)
+        self.tool_calls = ToolCalls(run, registry=dependencies.registry, retry=retry, clock=dependencies.clock)
         self._tasks = Tasks(signal)
         self._progress: dict[str, ToolProgress] = {}
         self._tools: tuple[Tool, ...] | None = None
@@ -146,7 +144,7 @@ class RunTasks:
                 start(BEGIN, self._pin_tools(state))
             case PlanUndo():
                 planning = undo_planning.plan(
-                    state.run, ledger=self._dependencies.ledger, tool_calls=self._tool_calls, retry=self._retry
+                    state.run, ledger=self._dependencies.ledger, tool_calls=self.tool_calls, retry=self._retry
                 )
                 start(BEGIN, planning)
             case ReadCalls():
@@ -172,14 +170,6 @@ class RunTasks:
                     start(stop_of(call_id), self._stop(call_id, state))
             case _:
                 assert_never(work)
-
-    async def record(self, decisions: Sequence[RecordedDecision], results: Sequence[RecordedResult]) -> None:
-        """Have what people decided and front ends returned written to the audit chain."""
-        await self._tool_calls.record(decisions, results)
-
-    async def report(self, given_up: Sequence[RecordedResult], *, seconds_max: float) -> bool:
-        """Have front-end calls counted that were given up; whether they are, after one attempt or so many seconds."""
-        return await self._tool_calls.report(given_up, seconds_max=seconds_max)
 
     async def cut_model(self) -> ModelCut | None:
         """Stop the model call; return what it had written, or None if it has ended by itself."""
@@ -212,11 +202,11 @@ class RunTasks:
         """Return the tools of a run: the one that the model must call is among them, however many there are."""
         if options.without_tools:
             return Resolved(tools=())
-        found = await self._tool_calls.resolve(options.tool_names, most=TOOLS_MAX)
+        found = await self.tool_calls.resolve(options.tool_names, most=TOOLS_MAX)
         chosen = options.tool_choice.tool_name
         if not chosen or not found.left_out or any(tool.name == chosen for tool in found.tools):
             return found
-        wanted = await self._tool_calls.resolve([chosen])
+        wanted = await self.tool_calls.resolve([chosen])
         return replace(found, tools=(*wanted.tools, *found.tools)[:TOOLS_MAX])
 
     async def _call_model(self, call: ModelCall, state: State, delay_seconds: float) -> Fact:
@@ -245,14 +235,14 @@ class RunTasks:
             new_call_id=lambda: self._dependencies.ids.new("call"),
         )
         known = [tool.name for tool in state.run.tools]
-        verdicts = await self._tool_calls.check(proposals.to_check(state.run, calls), known)
+        verdicts = await self.tool_calls.check(proposals.to_check(state.run, calls), known)
         return ModelAnswered(answer=ended, calls=calls, verdicts=verdicts)
 
     async def _pinned_tools(self, state: State) -> tuple[Tool, ...]:
         pinned = state.run.tools
         if self._tools is None:
             self._tools = (
-                (await self._tool_calls.resolve([tool.name for tool in pinned], pinned)).tools if pinned else ()
+                (await self.tool_calls.resolve([tool.name for tool in pinned], pinned)).tools if pinned else ()
             )
         return self._tools
 
@@ -266,13 +256,13 @@ class RunTasks:
             self._signal.set()
 
         unknowns, answers = state.loop.unknowns_resolved.get(call_id, 0), state.loop.answers.get(call_id, ())
-        ended = await self._tool_calls.execute(call, unknowns, on_progress, answers)
+        ended = await self.tool_calls.execute(call, unknowns, on_progress, answers)
         self._dependencies.meter.call_executed(ended.outcome)
         return CallExecuted(call_id=call_id, ended=ended)
 
     async def _stop(self, call_id: str, state: State) -> Fact:
         await self._tasks.cut(call_id)
-        return CallStopped(call_id=call_id, answer=await self._tool_calls.stop(state.calls[call_id]))
+        return CallStopped(call_id=call_id, answer=await self.tool_calls.stop(state.calls[call_id]))
 
     async def _read(self, call_ids: Sequence[str], run: Run) -> Fact:
         ledger, until_answered = self._dependencies.ledger, self._retry.until_answered
@@ -283,7 +273,7 @@ class RunTasks:
         """Return the verdict on a call that is proposed; a refusal if the run has no such tool."""
         if not run.tool_version(call.tool_name):
             return CallChecked(call=call, verdict=_not_found(call))
-        verdicts = await self._tool_calls.check(proposals.to_check(run, [call]), [tool.name for tool in run.tools])
+        verdicts = await self.tool_calls.check(proposals.to_check(run, [call]), [tool.name for tool in run.tools])
         return CallChecked(call=call, verdict=verdicts[call.call_id])
 
     async def _check_fallback(self, call_id: str, state: State) -> Fact:
@@ -294,7 +284,7 @@ class RunTasks:
             tool_version=state.run.tool_version(call.fallback_tool_name),
             arguments_json=call.arguments_json,
         )
-        verdicts = await self._tool_calls.check([proposed], [tool.name for tool in state.run.tools])
+        verdicts = await self.tool_calls.check([proposed], [tool.name for tool in state.run.tools])
         return FallbackChecked(call_id=call_id, verdict=verdicts[call_id])
 
 
