@@ -45,8 +45,8 @@ Hook = Callable[[], Awaitable[None]]
 async def flush(client: Client) -> None:
     """Return when the server has taken all that was sent before: messages, and interest in subjects.
 
-    nats-py's own `flush` writes its PING ahead of what the client still gathers, so a subscription made just before
-    may reach the server after the PONG, and what is published meanwhile is missed.
+    nats-py's own `flush` writes its PING ahead of what the client still gathers, so what was sent just before may
+    reach the server after the PONG, or never.
     """
     while client.pending_data_size:
         await client.flush()
@@ -131,7 +131,7 @@ class Bus:
             self._outbox.drop()
 
     async def publish_all(
-        self, messages: Iterable[tuple[str, bytes, Mapping[str, str]]], *, timeout_seconds: int = 5
+        self, messages: Iterable[tuple[str, bytes, Mapping[str, str]]], *, timeout_seconds: float = 5.0
     ) -> None:
         """Publish (subject, data, headers) one after the other; on return the server has them all.
 
@@ -152,7 +152,8 @@ class Bus:
                     continue
                 await self._client.publish(subject, data, headers=dict(headers))
                 count += 1
-            await self._client.flush(timeout=timeout_seconds)
+            async with asyncio.timeout(timeout_seconds):
+                await flush(self._client)
         except (nats.errors.Error, OSError, TimeoutError) as error:
             raise DependencyUnavailable(f"NATS did not take the messages: {type(error).__name__}") from error
         self._outbox.published(count)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import nats
@@ -70,19 +71,25 @@ async def test_what_was_published_before_the_stop_goes_out(nats_url: str, metric
     await client.close()
 
 
-async def test_flush_ends_when_the_server_has_the_subscriptions(metrics: Metrics) -> None:
-    told: list[str] = []
+@asynccontextmanager
+async def server_that_notes(told: list[str]) -> AsyncIterator[str]:
+    """The URL of a server that writes down the first word of each line that it is sent."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b'INFO {"max_payload": 1048576, "headers": true}\r\n')
         while line := (await reader.readline()).decode():
-            told.append(line.split()[0])
-            if told[-1] == "PING":
+            told.extend(line.split()[:1])
+            if told[-1:] == ["PING"]:
                 writer.write(b"PONG\r\n")
         writer.close()
 
     async with await asyncio.start_server(serve, "127.0.0.1") as server:
-        url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_flush_ends_when_the_server_has_the_subscriptions(metrics: Metrics) -> None:
+    told: list[str] = []
+    async with server_that_notes(told) as url:
         client = await nats.connect(url)
         await client.subscribe("some.subject")
         await flush(client)
@@ -94,6 +101,15 @@ async def test_flush_ends_when_the_server_has_the_subscriptions(metrics: Metrics
         async with bus:
             await bus.wait_connected()
             assert "SUB" in told[: _last(told, "PING")]
+
+
+async def test_what_is_published_together_is_with_the_server_when_it_is_said_to_be(metrics: Metrics) -> None:
+    told: list[str] = []
+    async with server_that_notes(told) as url, bus_to(url, metrics) as bus:
+        await bus.wait_connected()
+        told.clear()
+        await bus.publish_all([("some.subject", b"payload", {})] * 3)
+        assert told[: _last(told, "PING")].count("payload") == 3
 
 
 def _last(items: list[str], item: str) -> int:
