@@ -8,3 +8,5 @@ Promises: any replica serves any client and drives any run; it can be killed at
 any time. What was acknowledged is in the ledger; a run whose worker died is gone
 on with by another one, from its last step.
 """
+
+import pawl.chassis  # noqa: F401  # before gRPC is imported

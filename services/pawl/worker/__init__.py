@@ -9,6 +9,7 @@ async def charge(amount: int, context: CallContext) -> dict[str, int]:
 asyncio.run(worker.run())
 """
 
+import pawl.chassis  # noqa: F401  # before gRPC is imported
 from pawl.worker.function import DID_NOT_HAPPEN, CallContext, OutcomeUnknown, ToolError
 from pawl.worker.worker import Worker
 
