@@ -106,7 +106,7 @@ class JobStore:
     async def submit(self, store_id: str, user_id: str = "ann") -> str:
         """Queue a run; returns its id."""
         request = pb.SubmitMessageRequest(
-            store_id=store_id, user_id=user_id, text="Hello.", policy=pb.ACTIVE_RUN_POLICY_QUEUE
+            store_id=store_id, user_id=user_id, text="Hello.", policy=pb.MESSAGE_POLICY_QUEUE
         )
         return (await self.stub.SubmitMessage(request)).run.run_id
 
@@ -211,7 +211,7 @@ async def _more_owners(stub: Any, count: int) -> list[pb.ClaimedRun]:
     """Start so many runs and claim them."""
     for _ in range(count):
         await stub.SubmitMessage(
-            pb.SubmitMessageRequest(store_id="bench", user_id="ann", text="Hi.", policy=pb.ACTIVE_RUN_POLICY_QUEUE)
+            pb.SubmitMessageRequest(store_id="bench", user_id="ann", text="Hi.", policy=pb.MESSAGE_POLICY_QUEUE)
         )
     owners: list[pb.ClaimedRun] = []
     while len(owners) < count:

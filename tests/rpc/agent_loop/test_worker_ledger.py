@@ -75,7 +75,7 @@ async def submit(replica: Replica, options: RunOptions | None = None) -> RunKey:
         user_id=USER,
         text="hello",
         options=wire.OPTIONS.write(options or RunOptions()),
-        policy=ledger_pb2.ACTIVE_RUN_POLICY_QUEUE,
+        policy=ledger_pb2.MESSAGE_POLICY_QUEUE,
     )
     response = await replica.stub.SubmitMessage(request)
     return RunKey(store_id=STORE, run_id=response.run.run_id)

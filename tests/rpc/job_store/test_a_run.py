@@ -54,7 +54,7 @@ async def test_a_run_goes_from_its_message_to_its_answer(user: User) -> None:
 async def test_of_messages_that_interrupt_a_run_before_it_has_stopped_the_last_one_wins(user: User) -> None:
     owner = await user.start(conversation_id="c")
     waiting = await user.submit("later", conversation_id="c")
-    interrupt = {"policy": pb.ACTIVE_RUN_POLICY_INTERRUPT, "conversation_id": "c"}
+    interrupt = {"policy": pb.MESSAGE_POLICY_INTERRUPT, "conversation_id": "c"}
     first, second, third = [await user.submit(text, **interrupt) for text in ("do A", "no, do B", "no, do C")]
     unread = [command.command_id for command in await owner.inbox()]
     await owner.commit(state=run_pb2.RUN_STATE_CANCELLED, consumed=unread)
@@ -78,7 +78,7 @@ async def test_who_brings_a_message_hears_its_place_in_the_queue(user: User) -> 
     third = await user.submit(conversation_id="conv", request_id="r3")
     assert (second.run.queue_position, third.run.queue_position) == (1, 2)
 
-    hurried = await user.submit(conversation_id="conv", policy=pb.ACTIVE_RUN_POLICY_INTERRUPT)
+    hurried = await user.submit(conversation_id="conv", policy=pb.MESSAGE_POLICY_INTERRUPT)
     assert hurried.run.queue_position == 1
     again = await user.submit(conversation_id="conv", request_id="r3")
     assert again.run.queue_position == 3

@@ -11,7 +11,7 @@ from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.domain import inbox
 from tests.rpc.job_store.user import DIGEST, User, result
 
-STEER = pb.ACTIVE_RUN_POLICY_STEER
+STEER = pb.MESSAGE_POLICY_STEER
 LARGE = "x" * 256 * 1024
 FITTING = inbox.LIMITS.bytes_max // len(LARGE)
 

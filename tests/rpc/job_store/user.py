@@ -31,7 +31,7 @@ class User:
         self.user_id = user_id
 
     async def submit(self, text: str = "hello", **fields: Any) -> pb.SubmitMessageResponse:
-        values: dict[str, Any] = {"policy": pb.ACTIVE_RUN_POLICY_QUEUE, "user_id": self.user_id} | fields
+        values: dict[str, Any] = {"policy": pb.MESSAGE_POLICY_QUEUE, "user_id": self.user_id} | fields
         with translating():
             return await self.stub.SubmitMessage(pb.SubmitMessageRequest(store_id=self.store_id, text=text, **values))
 

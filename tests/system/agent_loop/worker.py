@@ -33,7 +33,7 @@ class Worker:
             user_id=user_id,
             text="Hello",
             options=wire.OPTIONS.write(RunOptions(model="m")),
-            policy=ledger_pb2.ACTIVE_RUN_POLICY_QUEUE,
+            policy=ledger_pb2.MESSAGE_POLICY_QUEUE,
         )
         with translating():
             run = (await self.stub.SubmitMessage(request)).run

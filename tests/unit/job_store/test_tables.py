@@ -184,7 +184,7 @@ def test_only_a_run_that_waits_for_a_person_may_sleep_without_end(state: RunStat
         (states.CallState, call_pb2.CallState, "CALL_STATE_"),
         (states.StopCause, run_pb2.StopCause, "STOP_CAUSE_"),
         (states.DecisionKind, call_pb2.DecisionKind, "DECISION_KIND_"),
-        (states.MessagePolicy, ledger_pb2.ActiveRunPolicy, "ACTIVE_RUN_POLICY_"),
+        (states.MessagePolicy, ledger_pb2.MessagePolicy, "MESSAGE_POLICY_"),
         (states.LeaseAction, ledger_pb2.LeaseAction, "LEASE_ACTION_"),
         (states.CommandOutcome, ledger_pb2.CommandOutcome, "COMMAND_OUTCOME_"),
     ],

@@ -130,7 +130,7 @@ class _ExecutionContextEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Exec
     """In a client that offered to run it."""
     EXECUTION_CONTEXT_HUMAN: _ExecutionContext.ValueType  # 3
     """A person: the call is a question, its answer is the result."""
-    EXECUTION_CONTEXT_AGENT: _ExecutionContext.ValueType  # 60
+    EXECUTION_CONTEXT_AGENT: _ExecutionContext.ValueType  # 4
     """A run of its own, by the same loop: the answer of that run is the result."""
 
 class ExecutionContext(_ExecutionContext, metaclass=_ExecutionContextEnumTypeWrapper):
@@ -144,7 +144,7 @@ EXECUTION_CONTEXT_FRONTEND: ExecutionContext.ValueType  # 2
 """In a client that offered to run it."""
 EXECUTION_CONTEXT_HUMAN: ExecutionContext.ValueType  # 3
 """A person: the call is a question, its answer is the result."""
-EXECUTION_CONTEXT_AGENT: ExecutionContext.ValueType  # 60
+EXECUTION_CONTEXT_AGENT: ExecutionContext.ValueType  # 4
 """A run of its own, by the same loop: the answer of that run is the result."""
 Global___ExecutionContext: _TypeAlias = ExecutionContext  # noqa: Y015
 

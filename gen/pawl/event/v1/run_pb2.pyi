@@ -104,7 +104,7 @@ class _WaitKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitKind.Val
     """Interrupted. The run has used up its token budget; somebody must add to it
     (AgentService.TopUpRun). No call waits with it.
     """
-    WAIT_KIND_AGENT: _WaitKind.ValueType  # 60
+    WAIT_KIND_AGENT: _WaitKind.ValueType  # 5
     """Interrupted. A run that does one of its calls must end. AgentService.GetRun
     shows what that run waits for.
     """
@@ -124,7 +124,7 @@ WAIT_KIND_BUDGET: WaitKind.ValueType  # 4
 """Interrupted. The run has used up its token budget; somebody must add to it
 (AgentService.TopUpRun). No call waits with it.
 """
-WAIT_KIND_AGENT: WaitKind.ValueType  # 60
+WAIT_KIND_AGENT: WaitKind.ValueType  # 5
 """Interrupted. A run that does one of its calls must end. AgentService.GetRun
 shows what that run waits for.
 """
@@ -188,7 +188,7 @@ class _StopCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StopCause.V
     """Terminal. A newer message interrupted the run."""
     STOP_CAUSE_OPERATOR: _StopCause.ValueType  # 4
     """Terminal. An operator ended a run that needed attention."""
-    STOP_CAUSE_PARENT: _StopCause.ValueType  # 60
+    STOP_CAUSE_PARENT: _StopCause.ValueType  # 5
     """Terminal. The call that the run did was given up: its own run was stopped,
     or failed.
     """
@@ -204,7 +204,7 @@ STOP_CAUSE_SUPERSEDED: StopCause.ValueType  # 2
 """Terminal. A newer message interrupted the run."""
 STOP_CAUSE_OPERATOR: StopCause.ValueType  # 4
 """Terminal. An operator ended a run that needed attention."""
-STOP_CAUSE_PARENT: StopCause.ValueType  # 60
+STOP_CAUSE_PARENT: StopCause.ValueType  # 5
 """Terminal. The call that the run did was given up: its own run was stopped,
 or failed.
 """

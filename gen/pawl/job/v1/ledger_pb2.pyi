@@ -31,39 +31,39 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class _ActiveRunPolicy:
+class _MessagePolicy:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _ActiveRunPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ActiveRunPolicy.ValueType], _builtins.type):
+class _MessagePolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MessagePolicy.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    ACTIVE_RUN_POLICY_UNSPECIFIED: _ActiveRunPolicy.ValueType  # 0
+    MESSAGE_POLICY_UNSPECIFIED: _MessagePolicy.ValueType  # 0
     """INVALID_ARGUMENT."""
-    ACTIVE_RUN_POLICY_QUEUE: _ActiveRunPolicy.ValueType  # 1
+    MESSAGE_POLICY_QUEUE: _MessagePolicy.ValueType  # 1
     """Create a run that waits."""
-    ACTIVE_RUN_POLICY_STEER: _ActiveRunPolicy.ValueType  # 2
+    MESSAGE_POLICY_STEER: _MessagePolicy.ValueType  # 2
     """Enter the active run."""
-    ACTIVE_RUN_POLICY_INTERRUPT: _ActiveRunPolicy.ValueType  # 3
+    MESSAGE_POLICY_INTERRUPT: _MessagePolicy.ValueType  # 3
     """Cancel the active run; the new one is next."""
-    ACTIVE_RUN_POLICY_REJECT: _ActiveRunPolicy.ValueType  # 4
+    MESSAGE_POLICY_REJECT: _MessagePolicy.ValueType  # 4
     """CONVERSATION_BUSY."""
 
-class ActiveRunPolicy(_ActiveRunPolicy, metaclass=_ActiveRunPolicyEnumTypeWrapper):
-    """ActiveRunPolicy says what a message does while a run of its conversation is
+class MessagePolicy(_MessagePolicy, metaclass=_MessagePolicyEnumTypeWrapper):
+    """MessagePolicy says what a message does while a run of its conversation is
     active. Values as pawl.agent.v1.MessagePolicy.
     """
 
-ACTIVE_RUN_POLICY_UNSPECIFIED: ActiveRunPolicy.ValueType  # 0
+MESSAGE_POLICY_UNSPECIFIED: MessagePolicy.ValueType  # 0
 """INVALID_ARGUMENT."""
-ACTIVE_RUN_POLICY_QUEUE: ActiveRunPolicy.ValueType  # 1
+MESSAGE_POLICY_QUEUE: MessagePolicy.ValueType  # 1
 """Create a run that waits."""
-ACTIVE_RUN_POLICY_STEER: ActiveRunPolicy.ValueType  # 2
+MESSAGE_POLICY_STEER: MessagePolicy.ValueType  # 2
 """Enter the active run."""
-ACTIVE_RUN_POLICY_INTERRUPT: ActiveRunPolicy.ValueType  # 3
+MESSAGE_POLICY_INTERRUPT: MessagePolicy.ValueType  # 3
 """Cancel the active run; the new one is next."""
-ACTIVE_RUN_POLICY_REJECT: ActiveRunPolicy.ValueType  # 4
+MESSAGE_POLICY_REJECT: MessagePolicy.ValueType  # 4
 """CONVERSATION_BUSY."""
-Global___ActiveRunPolicy: _TypeAlias = ActiveRunPolicy  # noqa: Y015
+Global___MessagePolicy: _TypeAlias = MessagePolicy  # noqa: Y015
 
 class _LeaseAction:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -228,7 +228,7 @@ class SubmitMessageRequest(_message.Message):
     """
     text: _builtins.str
     """The text."""
-    policy: Global___ActiveRunPolicy.ValueType
+    policy: Global___MessagePolicy.ValueType
     """What to do if a run is active."""
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
@@ -260,7 +260,7 @@ class SubmitMessageRequest(_message.Message):
         conversation_must_exist: _builtins.bool = ...,
         text: _builtins.str = ...,
         options: _run_pb2.RunOptions | None = ...,
-        policy: Global___ActiveRunPolicy.ValueType = ...,
+        policy: Global___MessagePolicy.ValueType = ...,
         asked_options: _run_pb2.RunOptions | None = ...,
         user_roles: _abc.Iterable[_builtins.str] | None = ...,
         undo: _run_pb2.Undo | None = ...,

@@ -40,7 +40,7 @@ class _DispositionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Dispositi
     """A person must answer it."""
     DISPOSITION_REFUSE: _Disposition.ValueType  # 5
     """It may not run; `error_reason` and `error_message` are for the model."""
-    DISPOSITION_DELEGATE: _Disposition.ValueType  # 60
+    DISPOSITION_DELEGATE: _Disposition.ValueType  # 6
     """Let a run of its own do it."""
 
 class Disposition(_Disposition, metaclass=_DispositionEnumTypeWrapper):
@@ -58,7 +58,7 @@ DISPOSITION_ASK: Disposition.ValueType  # 4
 """A person must answer it."""
 DISPOSITION_REFUSE: Disposition.ValueType  # 5
 """It may not run; `error_reason` and `error_message` are for the model."""
-DISPOSITION_DELEGATE: Disposition.ValueType  # 60
+DISPOSITION_DELEGATE: Disposition.ValueType  # 6
 """Let a run of its own do it."""
 Global___Disposition: _TypeAlias = Disposition  # noqa: Y015
 

@@ -38,7 +38,7 @@ EVENTS_PER_PAGE = 256
 
 _wire: Final = wire.translator({Outcome: Outcome.REFUSED})
 _OUTCOMES: Final = _wire.enum(Outcome, ledger_pb2.CommandOutcome)
-_POLICIES: Final = _wire.enum(MessagePolicy, ledger_pb2.ActiveRunPolicy)
+_POLICIES: Final = _wire.enum(MessagePolicy, ledger_pb2.MessagePolicy)
 _RIGHTS: Final = _wire.enum(DecisionRight, ledger_pb2.DecisionRight)
 _RUN_STATES: Final = _wire.enum(RunState, run_pb2.RunState)
 _CALL_STATES: Final = _wire.enum(CallState, call_pb2.CallState)

@@ -53,7 +53,7 @@ class StopCause(IntEnum):
     USER = 1
     SUPERSEDED = 2
     OPERATOR = 4
-    PARENT = 60
+    PARENT = 5
 
 
 class AttentionReason(IntEnum):
