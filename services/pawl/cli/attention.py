@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,7 @@ from rich.console import Console
 
 from pawl.agent.v1 import operator_pb2
 from pawl.cli import wording
-from pawl.cli.command import command
+from pawl.cli.command import command, new_request_id
 from pawl.cli.runs import RunId
 from pawl.cli.target import Target
 from pawl.cli.transcript import Transcript, hint
@@ -80,7 +79,7 @@ async def redrive(target: Target, console: Console, run_id: RunId, *, reason: Re
     them: `pawl attention` lists these runs. Needs the role operator or admin where
     there are API keys.
     """
-    request = operator_pb2.RedriveRunRequest(request_id=_request_id(), run_id=run_id, reason=reason)
+    request = operator_pb2.RedriveRunRequest(request_id=new_request_id(), run_id=run_id, reason=reason)
     async with target.operators() as operators:
         state = (await operators.RedriveRun(request, metadata=target.metadata)).state
     console.print(f"{run_id} is {wording.state_name(state)} again.", markup=False)
@@ -93,11 +92,7 @@ async def end(target: Target, console: Console, run_id: RunId, *, reason: Reason
     Open calls are settled as with `pawl cancel`. Needs the role operator or admin
     where there are API keys.
     """
-    request = operator_pb2.EndRunRequest(request_id=_request_id(), run_id=run_id, reason=reason)
+    request = operator_pb2.EndRunRequest(request_id=new_request_id(), run_id=run_id, reason=reason)
     async with target.operators() as operators:
         state = (await operators.EndRun(request, metadata=target.metadata)).state
     console.print(f"{run_id} is {wording.state_name(state)}.", markup=False)
-
-
-def _request_id() -> str:
-    return f"cli_{secrets.token_hex(12)}"

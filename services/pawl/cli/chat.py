@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import sys
 from asyncio import FIRST_COMPLETED
 from typing import Annotated, Any, Final
@@ -17,7 +16,7 @@ from pawl.agent.v1 import agent_pb2
 from pawl.agent.v1.session_pb2 import SessionResponse
 from pawl.cli import answers, wording
 from pawl.cli.client import Refused, SessionClient
-from pawl.cli.command import command
+from pawl.cli.command import command, new_request_id
 from pawl.cli.failure import CommandError, explain
 from pawl.cli.lines import LineReader
 from pawl.cli.runs import Reasoning, show_runs
@@ -339,7 +338,7 @@ class Chat:
             self._screen.line("No run waits for tokens.", "dim")
         async with self._target.agents() as agents:
             for run in waiting:
-                request_id = f"cli_{secrets.token_hex(12)}"
+                request_id = new_request_id()
                 request = agent_pb2.TopUpRunRequest(request_id=request_id, run_id=run.run_id, tokens=tokens)
                 await agents.TopUpRun(request, metadata=self._target.metadata)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import secrets
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -82,6 +83,11 @@ def perform(
     except Exception as error:  # noqa: BLE001  # people get a sentence, never a traceback
         code = fail(error, addresses)
     raise typer.Exit(code)
+
+
+def new_request_id() -> str:
+    """Return an id for a request that is made once, whatever becomes of its answer."""
+    return f"cli_{secrets.token_hex(12)}"
 
 
 def is_sure(question: str, *, yes: bool) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
@@ -16,7 +15,7 @@ from rich.console import Console
 from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.chassis.status import from_rpc_error
 from pawl.cli import answers, wording
-from pawl.cli.command import command
+from pawl.cli.command import command, new_request_id
 from pawl.cli.failure import CommandError, explain
 from pawl.cli.lines import LineReader
 from pawl.cli.remembering import Reach, Remember, remembered, told
@@ -218,7 +217,9 @@ class Desk:
         return f"{answers.done(decision, call)} {told(rule)}"
 
     async def _return(self, result: types_pb2.ToolResult) -> str:
-        request = agent_pb2.SubmitToolResultsRequest(request_id=_request_id(), run_id=result.run_id, results=[result])
+        request = agent_pb2.SubmitToolResultsRequest(
+            request_id=new_request_id(), run_id=result.run_id, results=[result]
+        )
         response = await self._agents.SubmitToolResults(request, metadata=self._target.metadata)
         (receipt,) = response.receipts
         if receipt.status not in _TAKEN:
@@ -234,7 +235,7 @@ class Desk:
             return line is not None
         for start in range(0, len(calls), _BATCH):
             decisions = [answers.approve(call) for call in calls[start : start + _BATCH]]
-            request = agent_pb2.DecideCallsRequest(request_id=_request_id(), decisions=decisions)
+            request = agent_pb2.DecideCallsRequest(request_id=new_request_id(), decisions=decisions)
             response = await self._agents.DecideCalls(request, metadata=self._target.metadata)
             for receipt in response.receipts:
                 taken = receipt.status in _TAKEN
@@ -249,12 +250,8 @@ async def decide(agents: AgentServiceAsyncStub, target: Target, decision: types_
     Raises:
         grpc.aio.AioRpcError: it was not taken.
     """
-    request = agent_pb2.DecideRequest(request_id=_request_id(), run_id=decision.run_id, decision=decision)
+    request = agent_pb2.DecideRequest(request_id=new_request_id(), run_id=decision.run_id, decision=decision)
     await agents.Decide(request, metadata=target.metadata)
-
-
-def _request_id() -> str:
-    return f"cli_{secrets.token_hex(12)}"
 
 
 def _shown(item: Item) -> tuple[object, ...]:

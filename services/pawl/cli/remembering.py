@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import grpc
 from pawl.agent.v1 import agent_pb2
 from pawl.chassis.status import from_rpc_error
 from pawl.cli import rules
+from pawl.cli.command import new_request_id
 from pawl.cli.failure import CommandError, explain
 from pawl.cli.target import Target
 from pawl.errors import RunNotFound
@@ -68,7 +68,7 @@ async def remembered(
         rule.scope_id = call.run_id if wanted.reach is Reach.RUN else call.conversation_id
     if wanted.lasts is not None:
         rules.set_end(rule, wanted.lasts)
-    made = await rules.create(target, rule, f"cli_{secrets.token_hex(12)}")
+    made = await rules.create(target, rule, new_request_id())
     try:
         yield made
     except BaseException as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Annotated
 
 import typer
@@ -11,7 +10,7 @@ from rich.console import Console
 from pawl.agent.v1 import agent_pb2
 from pawl.chassis import strict_json
 from pawl.cli.attention import runs_in_need
-from pawl.cli.command import command
+from pawl.cli.command import command, new_request_id
 from pawl.cli.failure import CommandError
 from pawl.cli.target import Target
 from pawl.cli.transcript import Transcript
@@ -54,7 +53,7 @@ def _request(
     if (happened is not None) + run_again + tell_model != 1:
         raise CommandError("Give one of --happened JSON, --run-again and --tell-model.")
     request = agent_pb2.ResolveCallRequest(
-        request_id=f"cli_{secrets.token_hex(12)}",
+        request_id=new_request_id(),
         run_id=run_id,
         call_id=call_id,
         resolution=agent_pb2.RESOLUTION_RUN_AGAIN if run_again else agent_pb2.RESOLUTION_TELL_MODEL,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
 import time
 from collections.abc import Callable
 from typing import Annotated, Final
@@ -12,7 +11,7 @@ import typer
 from rich.console import Console
 
 from pawl.cli import wording
-from pawl.cli.command import command, perform
+from pawl.cli.command import command, new_request_id, perform
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import show_table
 from pawl.cli.target import Target
@@ -190,7 +189,7 @@ def _make(
             rule.arguments.add(argument=argument, equals_json=value.encode())
         if lasts is not None:
             set_end(rule, lasts)
-        made = await create(target, rule, f"cli_{secrets.token_hex(12)}")
+        made = await create(target, rule, new_request_id())
         console.print(f"Made {made.rule_id}: {says(made)}.", style="green", markup=False, soft_wrap=True)
         console.print(f"End it with: pawl rules revoke {made.rule_id}", markup=False, soft_wrap=True)
         return 0

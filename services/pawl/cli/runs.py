@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Sequence
 from typing import Annotated, Final
 
@@ -15,7 +14,7 @@ from rich.table import Table
 from pawl.agent.v1 import agent_pb2
 from pawl.cli import wording
 from pawl.cli.below import Below
-from pawl.cli.command import EXIT_UNSUCCESSFUL, command
+from pawl.cli.command import EXIT_UNSUCCESSFUL, command, new_request_id
 from pawl.cli.target import Target
 from pawl.cli.transcript import Transcript
 from pawl.cli.watching import watch as watch_events
@@ -58,7 +57,7 @@ async def run(
     Exit code 0 if it completed, 1 if it ended otherwise. Ctrl-C stops the watching, not the run.
     """
     request = agent_pb2.StartRunRequest(
-        request_id=f"cli_{secrets.token_hex(12)}",
+        request_id=new_request_id(),
         conversation_id=conversation,
         text=text,
         options=run_pb2.RunOptions(model=model),
@@ -194,7 +193,7 @@ async def top_up(
     tokens: Annotated[int, typer.Argument(help="How many to add.", min=1, max=_TOKENS_MAX, show_default=False)],
 ) -> None:
     """Add tokens to the budget of a run. It goes on if it waits for them."""
-    request = agent_pb2.TopUpRunRequest(request_id=f"cli_{secrets.token_hex(12)}", run_id=run_id, tokens=tokens)
+    request = agent_pb2.TopUpRunRequest(request_id=new_request_id(), run_id=run_id, tokens=tokens)
     async with target.agents() as agents:
         run = (await agents.TopUpRun(request, metadata=target.metadata)).run
     console.print(f"{run_id} {wording.budget_text(run)}.", markup=False)
@@ -209,7 +208,7 @@ async def cancel(
     reason: Annotated[str, typer.Option(help="For the log and the model.")] = "",
 ) -> None:
     """Stop a run. One that has ended stays as it is."""
-    request = agent_pb2.CancelRunRequest(request_id=f"cli_{secrets.token_hex(12)}", run_id=run_id, reason=reason)
+    request = agent_pb2.CancelRunRequest(request_id=new_request_id(), run_id=run_id, reason=reason)
     async with target.agents() as agents:
         stopped = (await agents.CancelRun(request, metadata=target.metadata)).run
     console.print(f"{run_id} is {wording.state_name(stopped.state)}.", markup=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from pawl.agent.v1 import undo_pb2
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, command, is_sure
+from pawl.cli.command import EXIT_UNSUCCESSFUL, command, is_sure, new_request_id
 from pawl.cli.runs import RunId, follow
 from pawl.cli.target import Target
 
@@ -78,7 +77,7 @@ async def undo(
 
 
 async def _start(agents: AgentServiceAsyncStub, target: Target, run_id: str, call_id: str) -> str:
-    request_id = f"cli_{secrets.token_hex(12)}"
+    request_id = new_request_id()
     if call_id:
         one = undo_pb2.UndoCallRequest(request_id=request_id, run_id=run_id, call_id=call_id)
         return (await agents.UndoCall(one, metadata=target.metadata)).run.run_id
