@@ -11,8 +11,9 @@ import grpc
 import pytest
 
 from pawl.agent.v1 import session_pb2, types_pb2
-from pawl.agent_loop.app.public_values import CancelCommand, DecisionCommand, ProgressCommand
-from pawl.agent_loop.app.session_stream import SessionTimes
+from pawl.agent_loop.app.frames import Event, Welcome
+from pawl.agent_loop.app.public_values import CancelCommand, DecisionCommand, LoggedEvent, ProgressCommand
+from pawl.agent_loop.app.session_stream import Outgoing, SessionTimes
 from pawl.agent_loop.app.watch import Watches
 from pawl.chassis.rpc_server import RpcServer
 from pawl.event.v1 import call_pb2, run_pb2
@@ -69,6 +70,25 @@ async def test_the_first_frame_must_be_a_good_hello(stub: AgentServiceAsyncStub,
     client = Client(stub)
     await client.send(**frame)
     assert await reason(client.end()) == expected
+
+
+async def test_what_a_client_has_yet_to_take_is_bounded_in_bytes() -> None:
+    """An event has up to a mebibyte, 64 frames may wait, and a user may have 200 streams."""
+    outgoing = Outgoing(64)
+
+    def event(size_bytes: int) -> Event:
+        return Event(
+            run_id="run_1", event=LoggedEvent(seq=1, size_bytes=size_bytes, run_state=None, call=None, document=None)
+        )
+
+    for _ in range(2):
+        outgoing.put_nowait(event(1024 * 1024 // 2))
+    with pytest.raises(asyncio.QueueFull):
+        outgoing.put_nowait(event(1))
+    waiting = asyncio.ensure_future(outgoing.put(Welcome(client_id="c", offer_lease_seconds=1, silence_max_seconds=1)))
+    assert await outgoing.get() == event(1024 * 1024 // 2)
+    await waiting
+    assert outgoing.qsize() == 2
 
 
 async def test_a_second_hello_ends_the_stream(stub: AgentServiceAsyncStub) -> None:

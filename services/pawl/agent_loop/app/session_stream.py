@@ -31,6 +31,7 @@ from pawl.errors import (
 ATTACHMENTS_MAX: Final = 64
 
 _OUTGOING_FRAMES_MAX: Final = 64
+_OUTGOING_BYTES_MAX: Final = 1024 * 1024
 _RELEASE_SECONDS: Final = 0.4
 
 Send = Callable[[ServerFrame], Awaitable[None]]
@@ -57,6 +58,24 @@ class Parts:
     times: SessionTimes
 
 
+class Outgoing(asyncio.Queue[ServerFrame]):
+    """The frames that a client has yet to take; full with events of so many bytes, too: one has up to a mebibyte."""
+
+    _events_bytes = 0
+
+    def full(self) -> bool:
+        return super().full() or self._events_bytes >= _OUTGOING_BYTES_MAX
+
+    def _put(self, item: ServerFrame) -> None:
+        super()._put(item)
+        self._events_bytes += _size_bytes(item)
+
+    def _get(self) -> ServerFrame:
+        item = super()._get()
+        self._events_bytes -= _size_bytes(item)
+        return item
+
+
 class Stream:
     """One stream, after its hello: its tasks, its attachments and the calls that its client holds."""
 
@@ -65,7 +84,7 @@ class Stream:
         self._caller = caller
         self._client_id = client.client_id
         self._send = send
-        self._outgoing: asyncio.Queue[ServerFrame] = asyncio.Queue(_OUTGOING_FRAMES_MAX)
+        self._outgoing = Outgoing(_OUTGOING_FRAMES_MAX)
         self._sent_seqs: dict[str, int] = {}
         self._attachments: dict[str, asyncio.Task[None]] = {}
         self._tasks = asyncio.TaskGroup()
@@ -308,6 +327,10 @@ class Stream:
             if event.call is not None and event.seq > run.last_seq:
                 self._offers.see(event.call)
         await self._outgoing.put(frames.End(run_id=run.run_id, last_seq=last_seq, state=_ended(state, run.state)))
+
+
+def _size_bytes(frame: ServerFrame) -> int:
+    return frame.event.size_bytes if isinstance(frame, frames.Event) else 0
 
 
 def _ended(state: RunState, read: RunState) -> RunState:
