@@ -84,54 +84,17 @@ class EnumTranslation(Generic[E]):
         self.write: Final[Callable[[E], Any]] = numbers.__getitem__
 
 
-class Translation(Generic[S, M]):
+class Translation(NamedTuple, Generic[S, M]):
     """A struct and its message. `fields` gives what the constructors of messages take in place of the message."""
 
-    def __init__(self, read: Callable[[M], S], write: Callable[[S], M], fields: Callable[[S], Any]) -> None:
-        self.read: Final = read
-        self.write: Final = write
-        self.fields: Final = fields
+    read: Callable[[M], S]
+    write: Callable[[S], M]
+    fields: Callable[[S], Any]
 
 
-class OneOf(Generic[S, M]):
-    """Structs of which a message has one, in a oneof."""
-
-    def __init__(
-        self,
-        message: type[M],
-        name: str,
-        kinds: Mapping[str, tuple[type, Translation[Any, Any]]],
-        error: Callable[[Unknown], Exception],
-    ) -> None:
-        self.names: Final = frozenset(field.name for field in message.DESCRIPTOR.oneofs_by_name[name].fields)
-        """Those of the fields that it is about."""
-        self._message = message
-        self._name = name
-        self._error = error
-        self._reads = {kind: translation.read for kind, (_, translation) in kinds.items()}
-        self._writes = {struct: (kind, translation.fields) for kind, (struct, translation) in kinds.items()}
-
-    def read(self, message: M) -> S:
-        """Return the one that a message has.
-
-        Raises:
-            Exception: it has none, or one of a newer version; that of the translator.
-        """
-        kind = message.WhichOneof(self._name)
-        read = self._reads.get(kind or "")
-        if read is None:
-            raise self._error(Unknown(self._name, f"{self._message.DESCRIPTOR.full_name} of kind {kind}", 0))
-        found: S = read(getattr(message, typing.cast("str", kind)))
-        return found
-
-    def fields(self, value: S) -> Any:
-        """Return what the constructors of messages take in place of the message."""
-        kind, fields = self._writes[type(value)]
-        return {kind: fields(value)}
-
-    def write(self, value: S) -> M:
-        """Return a message that has nothing else."""
-        return self._message(**self.fields(value))
+def kinds_of(message: type[Message], name: str) -> Mapping[str, Any]:
+    """Return the fields of a oneof by name."""
+    return {field.name: field for field in message.DESCRIPTOR.oneofs_by_name[name].fields}
 
 
 class _Members(dict[int, Any]):
@@ -232,17 +195,31 @@ class Translator:
 
     def one_of(
         self, message: type[M], name: str, kinds: Mapping[str, type[Any]], *, without: Collection[str] = ()
-    ) -> OneOf[Any, M]:
+    ) -> Translation[Any, M]:
         """Return the translation of a oneof; `without` are the contract's kinds that have no struct here.
+
+        What is written has nothing else. A message that has none, or one of a newer version, is the `error`.
 
         Raises:
             TypeError: the two do not fit.
         """
-        fields = {field.name: field for field in message.DESCRIPTOR.oneofs_by_name[name].fields}
-        if odd := set(fields) ^ {*kinds, *without}:
-            raise TypeError(f"{message.DESCRIPTOR.full_name}.{name}: {sorted(odd)} has no struct, or is none of it")
-        made = {kind: (struct, self.nested(struct, fields[kind].message_type, "")) for kind, struct in kinds.items()}
-        return OneOf(message, name, made, self._error)
+        found, full_name = kinds_of(message, name), message.DESCRIPTOR.full_name
+        if odd := set(found) ^ {*kinds, *without}:
+            raise TypeError(f"{full_name}.{name}: {sorted(odd)} has no struct, or is none of it")
+        made = {kind: self.nested(struct, found[kind].message_type, "") for kind, struct in kinds.items()}
+        named = {struct: (kind, made[kind].fields) for kind, struct in kinds.items()}
+
+        def read(value: M) -> Any:
+            kind = value.WhichOneof(name)
+            if kind is None or kind not in made:
+                raise self._error(Unknown(name, f"{full_name} of kind {kind}", 0))
+            return made[kind].read(getattr(value, kind))
+
+        def fields(value: Any) -> Any:
+            kind, inner = named[type(value)]
+            return {kind: inner(value)}
+
+        return Translation(read, lambda value: message(**fields(value)), fields)
 
 
 class _Code(NamedTuple):
@@ -373,7 +350,11 @@ class _Maker:
             if hint is float:
                 return _Code(read=lambda code: f"seconds({code})", write=lambda code: f"timestamp({code})")
             if hint is datetime:
-                return _Code(read=lambda code: f"{code}.ToDatetime(tzinfo=UTC)", write=str)
+                # The constructors of messages take one as it is too, for five times the price.
+                return _Code(
+                    read=lambda code: f"{code}.ToDatetime(tzinfo=UTC)",
+                    write=lambda code: f"timestamp({code}.timestamp())",
+                )
         elif field.message_type is not None and _is_struct(hint):
             nested = self._translator.nested(hint, field.message_type, self._path(field))
             read = self._named(nested.read, f"read_{field.name}")
@@ -390,7 +371,10 @@ class _Maker:
         numbers: dict[Any, int] = dict(found.numbers)
         if optional and not field.has_presence:
             members[0], numbers[None] = None, 0
-        read, write = self._named(members, f"{kind.__name__}_members"), self._named(numbers, f"{kind.__name__}_numbers")
+        read = self._named(members, f"{kind.__name__}_members")
+        if issubclass(kind, IntEnum):
+            return _Code(read=lambda code: f"{read}[{code}]", write=str)
+        write = self._named(numbers, f"{kind.__name__}_numbers")
         return _Code(read=lambda code: f"{read}[{code}]", write=lambda code: f"{write}[{code}]")
 
     def _path(self, field: FieldDescriptor) -> str:

@@ -34,7 +34,7 @@ from pawl.agent_loop.domain.event import (
     Warned,
 )
 from pawl.agent_loop.domain.run import RunState, StopCause
-from pawl.chassis.translate import Exceptions
+from pawl.chassis.translate import Exceptions, kinds_of
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 
@@ -90,7 +90,7 @@ _KIND: Final = _read.one_of(
     without=("redrive",),  # The ledger's own.
 )
 COMMAND: Final = _read.struct(
-    Command, ledger_pb2.Command, Exceptions(read={"kind": _KIND.read}, of_message=_KIND.names)
+    Command, ledger_pb2.Command, Exceptions(read={"kind": _KIND.read}, of_message=kinds_of(ledger_pb2.Command, "kind"))
 )
 
 wire.WIRE.struct(

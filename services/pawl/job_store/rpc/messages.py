@@ -7,10 +7,12 @@ from typing import Final, assert_never
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from pawl.chassis.translate import Exceptions, Translator, kinds_of
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
-from pawl.job_store.app.reading import LogGap
+from pawl.job_store.app.reading import Claimed, LogGap
 from pawl.job_store.domain import inbox, stop
+from pawl.job_store.domain.commit import Committed
 from pawl.job_store.domain.events import (
     CallChanged,
     Event,
@@ -49,6 +51,41 @@ _FOR_APPROVERS: Final = frozenset(
 )
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
+_WIRE: Final = Translator(lambda unknown: ValueError(f"{unknown.value} is none of ours"))
+_RUN: Final = _WIRE.struct(
+    RunRow,
+    run_pb2.Run,
+    Exceptions(
+        write={"waits": lambda row: row.waits, "crash_count": lambda row: row.crashes},
+        # Opaque, or of the ledger alone.
+        of_struct=(
+            *(
+                "waits",
+                "crashes",
+                "options",
+                "tools",
+                "usage",
+                "failure",
+                "unstopped",
+                "output",
+                "worker_id",
+                "claim_at",
+            ),
+            *("command_count", "token_ceiling", "last_commit", "queued_message", "steers_waiting"),
+            *("steer_bytes_waiting", "idle_receipts"),
+        ),
+        of_message=(
+            *("options", "tools", "usage", "failure", "output_text", "unstopped_call_ids", "user_roles", "undo"),
+            *("depth", "above", "pending_calls", "active_calls", "queue_position"),
+        ),
+    ),
+)
+_EVENT: Final = _WIRE.struct(
+    Event, event_pb2.RunEvent, Exceptions(of_struct=("body",), of_message=kinds_of(event_pb2.RunEvent, "kind"))
+)
+_ACTED: Final = _WIRE.struct(OperatorActed, event_pb2.OperatorActed)
+CLAIMED: Final = _WIRE.struct(Claimed, ledger_pb2.ClaimedRun)
+COMMITTED: Final = _WIRE.struct(Committed, ledger_pb2.CommitRunResponse)
 
 
 def timestamp(time: datetime) -> Timestamp:
@@ -59,32 +96,9 @@ def timestamp(time: datetime) -> Timestamp:
 
 def run(row: RunRow) -> run_pb2.Run:
     """Return a run, without its pending calls."""
+    message = _RUN.write(row)
     # Parts of one message, one after the other, are that message.
-    message = run_pb2.Run.FromString(row.options + row.tools + row.usage + row.failure + row.unstopped + row.output)
-    message.store_id = row.store_id
-    message.user_id = row.user_id
-    message.conversation_id = row.conversation_id
-    message.run_id = row.run_id
-    message.state = row.state.value  # type: ignore[assignment]  # the same numbers
-    message.waits.extend(row.waits)  # type: ignore[arg-type]  # the same numbers
-    message.round = row.round
-    message.epoch = row.epoch
-    message.last_seq = row.last_seq
-    if row.stop_cause is not None:
-        message.stop_cause = row.stop_cause.value  # type: ignore[assignment]  # the same numbers
-    message.active_seconds = row.active_seconds
-    message.crash_count = row.crashes
-    if row.attention is not None:
-        message.attention.reason = row.attention.reason.value  # type: ignore[assignment]  # the same numbers
-        message.attention.since_time.CopyFrom(timestamp(row.attention.since_time))
-    message.token_budget = row.token_budget
-    message.parent_run_id = row.parent_run_id
-    message.parent_call_id = row.parent_call_id
-    message.create_time.CopyFrom(timestamp(row.create_time))
-    if row.start_time is not None:
-        message.start_time.CopyFrom(timestamp(row.start_time))
-    if row.end_time is not None:
-        message.end_time.CopyFrom(timestamp(row.end_time))
+    message.MergeFromString(row.options + row.tools + row.usage + row.failure + row.unstopped + row.output)
     return message
 
 
@@ -241,7 +255,7 @@ def _agent_ended(row: CommandRow) -> ledger_pb2.Command:
 
 def encode_event(event: Event) -> bytes:
     """Return the bytes of an event: those that every watcher gets."""
-    body, entry, rest = event.body, event_pb2.RunEvent(), b""
+    body, entry, rest = event.body, _EVENT.write(event), b""
     match body:
         case OwnerEvent():
             # Parts of one message, one after the other, are that message; the header is its beginning.
@@ -269,18 +283,7 @@ def encode_event(event: Event) -> bytes:
             entry.run_topped_up.token_budget = body.token_budget
             entry.run_topped_up.user_id = body.user_id
         case OperatorActed():
-            entry.operator_acted.user_id = body.user_id
-            entry.operator_acted.act = body.act.value  # type: ignore[assignment]  # the same numbers
-            entry.operator_acted.call_id = body.call_id
-            entry.operator_acted.reason = body.reason
+            entry.operator_acted.CopyFrom(_ACTED.write(body))
         case _:
             assert_never(body)
-    entry.store_id = event.store_id
-    entry.conversation_id = event.conversation_id
-    entry.run_id = event.run_id
-    entry.seq = event.seq
-    entry.time.CopyFrom(timestamp(event.time))
-    entry.attempt = event.attempt
-    entry.event_id = event.event_id
-    entry.type = event.type
     return entry.SerializeToString() + rest

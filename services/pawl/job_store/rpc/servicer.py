@@ -15,7 +15,7 @@ from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job.v1 import ledger_pb2_grpc
 from pawl.job_store.app.ledger import Ledger
 from pawl.job_store.app.pages import Id, Large, Small, make_token, page_size, read_token
-from pawl.job_store.app.reading import Claimed, PendingFilter, RunView
+from pawl.job_store.app.reading import PendingFilter, RunView
 from pawl.job_store.domain import inbox
 from pawl.job_store.domain.command import Receipt
 from pawl.job_store.rpc import messages, operations, parts
@@ -75,7 +75,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             runs_max=request.runs_max,
             lease_seconds=operations.lease_seconds(request.lease_seconds),
         )
-        return pb.ClaimRunsResponse(runs=map(_claimed, claimed))
+        return pb.ClaimRunsResponse(runs=map(messages.CLAIMED.fields, claimed))
 
     async def LoadRun(self, request: pb.LoadRunRequest, context: Context) -> AsyncIterator[pb.LoadRunResponse]:
         check_id(request.store_id, "store_id")
@@ -90,8 +90,8 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             lease_seconds=operations.lease_seconds(request.lease_seconds),
         )
         return pb.RenewLeasesResponse(
-            runs=map(_claimed, renewed.runs),
-            runs_with_commands=map(_claimed, renewed.with_commands),
+            runs=map(messages.CLAIMED.fields, renewed.runs),
+            runs_with_commands=map(messages.CLAIMED.fields, renewed.with_commands),
             now=messages.timestamp(renewed.time),
         )
 
@@ -107,12 +107,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
     async def CommitRun(self, request: pb.CommitRunRequest, context: Context) -> pb.CommitRunResponse:
         size_bytes = request.ByteSize()
         committed = await self._ledger.group_commit.run(operations.commit(request), size_bytes=size_bytes)
-        return pb.CommitRunResponse(
-            first_seq=committed.first_seq,
-            last_seq=committed.last_seq,
-            commands_pending=committed.commands_pending,
-            time=messages.timestamp(committed.time),
-        )
+        return messages.COMMITTED.write(committed)
 
     async def SendCommand(self, request: pb.SendCommandRequest, context: Context) -> pb.SendCommandResponse:
         size_bytes = request.ByteSize()
@@ -327,10 +322,6 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
 def _reader(store_id: str, user_id: str) -> tuple[str, str]:
     """Return who reads; an empty user is a service."""
     return check_id(store_id, "store_id"), check_id(user_id, "user_id") if user_id else ""
-
-
-def _claimed(claimed: Claimed) -> pb.ClaimedRun:
-    return pb.ClaimedRun(store_id=claimed.store_id, run_id=claimed.run_id, epoch=claimed.epoch)
 
 
 def _run_view(view: RunView) -> run_pb2.Run:
