@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Final, assert_never, cast
+from typing import Final, cast
 
 from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.agent_loop.app import frames
-from pawl.agent_loop.app.public_values import Outcome
 from pawl.agent_loop.domain.options import NAME_CHARACTERS_MAX
-from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.rpc import convert
 from pawl.chassis.ids import check_id
 from pawl.errors import InvalidField, PawlError
-from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, gap_pb2
 
 CALLS_MAX: Final = 64
 TOOLS_MAX: Final = 1000
@@ -22,8 +20,19 @@ VERSIONS_MAX: Final = 10_000
 
 _FRAME_ID_CHARACTERS_MAX: Final = 64
 
-_RUN_STATES: Final = convert.WIRE.enum(RunState, run_pb2.RunState)
-_STATUSES: Final = convert.WIRE.enum(Outcome, types_pb2.ReceiptStatus)
+RECEIPT: Final = convert.WIRE.struct(frames.Receipt, types_pb2.Receipt)
+_FRAMES: Final = convert.WIRE.one_of(
+    session_pb2.SessionResponse,
+    "frame",
+    {
+        "welcome": frames.Welcome,
+        "offer_revoked": frames.OfferRevoked,
+        "receipt": frames.Receipt,
+        "end": frames.End,
+        "heartbeat": frames.ServerHeartbeat,
+    },
+    without=("event", "gap", "offer"),  # Documents of the ledger.
+)
 
 
 async def client_frames(
@@ -121,8 +130,6 @@ def server_frame(frame: frames.ServerFrame) -> session_pb2.SessionResponse:
             return session_pb2.SessionResponse(event=cast("event_pb2.RunEvent", frame.event.document))
         case frames.Gap():
             return session_pb2.SessionResponse(gap=cast("gap_pb2.Gap", frame.gap.document))
-        case frames.Receipt():
-            return session_pb2.SessionResponse(receipt=receipt(frame))
         case frames.Offer():
             call = cast("call_pb2.Call", frame.call.document)
             return session_pb2.SessionResponse(
@@ -130,41 +137,5 @@ def server_frame(frame: frames.ServerFrame) -> session_pb2.SessionResponse:
                     call=call, offer_epoch=call.offer.offer_epoch, expire_time=call.offer.expire_time
                 )
             )
-        case frames.OfferRevoked():
-            return session_pb2.SessionResponse(
-                offer_revoked=session_pb2.OfferRevoked(
-                    run_id=frame.run_id, call_id=frame.call_id, message=frame.message
-                )
-            )
-        case frames.End():
-            return session_pb2.SessionResponse(
-                end=session_pb2.End(
-                    run_id=frame.run_id,
-                    last_seq=frame.last_seq,
-                    state=_RUN_STATES.write(frame.state),
-                )
-            )
-        case frames.Welcome():
-            return session_pb2.SessionResponse(
-                welcome=session_pb2.Welcome(
-                    client_id=frame.client_id,
-                    offer_lease_seconds=frame.offer_lease_seconds,
-                    silence_max_seconds=frame.silence_max_seconds,
-                )
-            )
-        case frames.ServerHeartbeat():
-            return session_pb2.SessionResponse(heartbeat=session_pb2.ServerHeartbeat())
         case _:
-            assert_never(frame)
-
-
-def receipt(frame: frames.Receipt) -> types_pb2.Receipt:
-    """Return a receipt as the contract words it."""
-    return types_pb2.Receipt(
-        frame_id=frame.frame_id,
-        status=_STATUSES.write(frame.status),
-        reason=frame.reason,
-        message=frame.message,
-        run_id=frame.run_id,
-        call_id=frame.call_id,
-    )
+            return _FRAMES.write(frame)

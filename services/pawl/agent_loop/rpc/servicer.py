@@ -314,7 +314,7 @@ def _pending(items: Sequence[CallView | RunView]) -> tuple[list[call_pb2.Call], 
 
 
 def _receipt(reply: Reply, run_id: str, call_id: str) -> types_pb2.Receipt:
-    return convert_session.receipt(
+    return convert_session.RECEIPT.write(
         Receipt(
             frame_id="",
             status=reply.outcome,
