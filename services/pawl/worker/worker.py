@@ -88,10 +88,7 @@ class Worker:
         """
         if (reconcile is not None) != (effect == "RECONCILABLE"):
             raise ValueError("reconcile goes with the effect RECONCILABLE, and only there")
-        enums = {
-            "category": call_pb2.ToolCategory.Value(f"TOOL_CATEGORY_{category}"),
-            "effect_class": call_pb2.EffectClass.Value(f"EFFECT_CLASS_{effect}"),
-        }
+        enums = {"category": f"TOOL_CATEGORY_{category}", "effect_class": f"EFFECT_CLASS_{effect}"}
 
         def make(function: F) -> F:
             made = Function(function, reconcile, **enums, **options)

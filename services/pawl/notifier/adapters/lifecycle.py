@@ -21,6 +21,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from pawl.chassis import logs
 from pawl.chassis.bus import Bus
 from pawl.chassis.ids import is_id
+from pawl.chassis.translate import Translator
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.notifier.app.ports import Delivery, PoisonEvent
@@ -39,12 +40,9 @@ _PAUSE_SECONDS: Final = 1.0
 _ACK_WAIT_SECONDS: Final = 10.0
 _UNANSWERED_MAX: Final = 1000
 
-_WAITS: Final = {
-    run_pb2.WAIT_KIND_APPROVAL: Wait.APPROVAL,
-    run_pb2.WAIT_KIND_ANSWER: Wait.ANSWER,
-    run_pb2.WAIT_KIND_TOOL_RESULT: Wait.TOOL_RESULT,
-    run_pb2.WAIT_KIND_BUDGET: Wait.BUDGET,
-}
+_WAITS: Final = (
+    Translator(lambda unknown: ValueError(unknown.value)).enum(Wait, run_pb2.WaitKind, without=("AGENT",)).members
+)
 
 _log = logs.get_logger(__name__)
 
