@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from pawl.agent.v1 import agent_pb2, types_pb2
+from pawl.agent.v1 import agent_pb2, types_pb2, undo_pb2
 from pawl.agent_loop.app.frames import CallDecision, ToolResult
 from pawl.agent_loop.app.public_values import Caller, MessagePolicy, PendingFilter
 from pawl.agent_loop.domain.call import CallState, DecisionKind
 from pawl.agent_loop.domain.command import CallResolution
 from pawl.agent_loop.domain.options import NAME_CHARACTERS_MAX, AskedOptions
 from pawl.agent_loop.domain.run import RunState
+from pawl.agent_loop.domain.undo import CallUndo
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import check_id
 from pawl.chassis.translate import Exceptions, Translator, Unknown, enum_defaults
@@ -44,12 +45,14 @@ def _no_known_value(unknown: Unknown) -> InvalidField:
 WIRE: Final = Translator(
     _no_known_value, defaults={**enum_defaults(AskedOptions()), MessagePolicy: MessagePolicy.QUEUE}
 )
-_POLICIES: Final = WIRE.enum(MessagePolicy, types_pb2.MessagePolicy, field="policy")
+policy: Final = WIRE.enum(MessagePolicy, types_pb2.MessagePolicy, field="policy").read
+"""Return what a message does while a run is active."""
+resolution: Final = WIRE.enum(CallResolution, agent_pb2.Resolution, field="resolution").read
+"""Return what an operator found out."""
 _RUN_STATES: Final = WIRE.enum(RunState, run_pb2.RunState, field="states")
 _CALL_STATES: Final = WIRE.enum(CallState, call_pb2.CallState, field="filter.states")
-_RESOLUTIONS: Final = WIRE.enum(CallResolution, agent_pb2.Resolution, field="resolution")
 _DECISIONS: Final = WIRE.enum(DecisionKind, call_pb2.DecisionKind, field="decision.kind")
-_OPTIONS: Final = WIRE.struct(
+options: Final = WIRE.struct(
     AskedOptions,
     run_pb2.RunOptions,
     Exceptions(
@@ -57,32 +60,16 @@ _OPTIONS: Final = WIRE.struct(
         unwritten=("limits",),
     ),
     field="options",
-)
-
-
-def policy(number: int) -> MessagePolicy:
-    """Return what a message does while a run is active."""
-    return _POLICIES.read(number)
+).read
+"""Return what a client asks of a run; InvalidField if an enum has no known value."""
+UNDO: Final = WIRE.struct(CallUndo, undo_pb2.CallUndo)
+"""Between a call of a preview or a report of an undo, and its message."""
 
 
 def run_states(numbers: Any) -> tuple[RunState, ...]:
     """Return the states that a list is filtered by."""
     # Each value once: a filter of millions must not keep the process busy.
     return tuple(map(_RUN_STATES.read, dict.fromkeys(numbers)))
-
-
-def resolution(number: int) -> CallResolution:
-    """Return what an operator found out."""
-    return _RESOLUTIONS.read(number)
-
-
-def options(message: run_pb2.RunOptions) -> AskedOptions:
-    """Return what a client asks of a run.
-
-    Raises:
-        InvalidField: an enum has no known value.
-    """
-    return _OPTIONS.read(message)
 
 
 def run_message(run: run_pb2.Run) -> run_pb2.Run:

@@ -23,7 +23,7 @@ from pawl.agent_loop.app.undoing import Undoing
 from pawl.agent_loop.app.wait import wait_for_rest
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain import checks
-from pawl.agent_loop.rpc import convert, convert_session, convert_steps, convert_undo
+from pawl.agent_loop.rpc import convert, convert_session, convert_steps
 from pawl.chassis import auth
 from pawl.chassis.ids import check_id
 from pawl.chassis.rpc_interceptor import count_as_stream
@@ -177,7 +177,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     async def PreviewUndo(self, request: undo_pb2.PreviewUndoRequest, context: Context) -> undo_pb2.PreviewUndoResponse:
         run_id, call_id = check_id(request.run_id, "run_id"), convert.optional_id(request.call_id, "call_id")
         found = await self._undoing.preview(_caller(), run_id, call_id)
-        return undo_pb2.PreviewUndoResponse(calls=map(convert_undo.CALL.fields, found))
+        return undo_pb2.PreviewUndoResponse(calls=map(convert.UNDO.fields, found))
 
     async def UndoRun(self, request: undo_pb2.UndoRunRequest, context: Context) -> undo_pb2.UndoRunResponse:
         run = await self._undoing.start(
@@ -201,7 +201,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         self, request: undo_pb2.GetUndoReportRequest, context: Context
     ) -> undo_pb2.GetUndoReportResponse:
         found = await self._undoing.report(_caller(), check_id(request.run_id, "run_id"))
-        return undo_pb2.GetUndoReportResponse(calls=map(convert_undo.CALL.fields, found))
+        return undo_pb2.GetUndoReportResponse(calls=map(convert.UNDO.fields, found))
 
     async def GetRun(self, request: agent_pb2.GetRunRequest, context: Context) -> agent_pb2.GetRunResponse:
         run_id, seconds = check_id(request.run_id, "run_id"), checks.wait_seconds(request.wait_seconds)
