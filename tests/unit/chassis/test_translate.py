@@ -25,6 +25,12 @@ class Kind(StrEnum):
     CONFIRMATION = "CONFIRMATION"
 
 
+class NumberedKind(IntEnum):
+    CLARIFICATION = 1
+    PERMISSION = 2
+    CONFIRMATION = 3
+
+
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     question: str
     why: str = ""
@@ -275,3 +281,22 @@ def test_an_exception_reads_and_writes_a_field_its_own_way() -> None:
         run_id=RunId("R"), conversation_id="c"
     )
     assert translation.write(Above(run_id=RunId("R"), conversation_id="c")) == run_pb2.RunAbove(run_id="r")
+
+
+def test_a_field_that_both_have_may_be_left_out_also_one_that_lies_flat() -> None:
+    shouted = Exceptions(of_struct=("store_id",), write={"store_id": lambda claim: claim.place.store_id.upper()})
+    claim = Claim(place=Place(store_id="s", run_id=RunId("r")), epoch=7)
+    message = STRICT.struct(Claim, ledger_pb2.ClaimedRun, shouted).write(claim)
+    assert message == ledger_pb2.ClaimedRun(store_id="S", run_id="r", epoch=7)
+    with pytest.raises(TypeError, match="store_id is a field of the message only"):
+        STRICT.struct(Claim, ledger_pb2.ClaimedRun, Exceptions(of_struct=("store_id",)))
+
+
+def test_an_enum_with_the_numbers_of_the_contract_is_written_as_it_is() -> None:
+    class Asked(msgspec.Struct, frozen=True, kw_only=True):
+        kind: NumberedKind | None = None
+
+    others = set(call_pb2.Question.DESCRIPTOR.fields_by_name) - {"kind"}
+    asked = STRICT.struct(Asked, call_pb2.Question, Exceptions(of_message=others))
+    for value in (Asked(), Asked(kind=NumberedKind.PERMISSION)):
+        assert asked.read(asked.write(value)) == value
