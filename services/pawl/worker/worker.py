@@ -84,7 +84,7 @@ class Worker:
 
         Raises:
             ValueError: `reconcile` and effect do not go together.
-            TypeError: a parameter is of a type that has no schema.
+            TypeError: a parameter has no type, or one that has no schema.
         """
         if (reconcile is not None) != (effect == "RECONCILABLE"):
             raise ValueError("reconcile goes with the effect RECONCILABLE, and only there")
@@ -121,9 +121,9 @@ class Worker:
                     except grpc.aio.AioRpcError as error:
                         if not self._is_passing(error.code()):
                             raise
-                        _log.warning("worker.stream_broken", code=error.code().name)
+                        self._log_broken(error.code().name, error.details() or "")
                     except TimeoutError:
-                        _log.warning("worker.stream_broken", code="SILENT")
+                        self._log_broken("SILENT", "the registry says nothing any more")
                     failures = 0 if self._heard_at > heard_at else failures + 1
                     if time.monotonic() - self._heard_at > self._lease_seconds:
                         self._stop_reconcilable()
@@ -139,6 +139,9 @@ class Worker:
             self._keyless += 1
             return self._keyless < _KEYLESS_MAX
         return code.name in _PASSING
+
+    def _log_broken(self, code: str, detail: str) -> None:
+        _log.warning("worker.stream_broken", address=self._address, code=code, detail=detail)
 
     def _credential(self) -> tuple[tuple[str, str], ...]:
         """Look for the key anew: the suite may start after this worker, and others may listen there after its end."""

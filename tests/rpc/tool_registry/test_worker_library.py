@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from pawl.chassis.local_key import LOCAL_KEY as LOCAL_KEY_FILE
 from pawl.chassis.local_key import find_key
@@ -235,6 +236,34 @@ async def test_a_worker_that_the_registry_does_not_want_ends(registry: Registry)
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await worker.run()
     assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_a_worker_that_cannot_attach_says_where_and_why(registry: Registry) -> None:
+    """In a folder without the key of a suite it tries again, since the suite may start later."""
+    worker = Worker(registry.address, name="billing")
+    with capture_logs() as logs:
+        task = asyncio.create_task(worker.run())
+
+        def refusals() -> list[Any]:
+            return [e for e in logs if e["event"] == "worker.stream_broken" and e["code"] == "UNAUTHENTICATED"]
+
+        async def is_refused() -> bool:
+            return bool(refusals())
+
+        await until(is_refused)
+        worker.drain()
+        await asyncio.gather(task, return_exceptions=True)
+    said = refusals()[0]
+    assert said["address"] == registry.address
+    assert "authorization: Bearer" in said["detail"]
+
+
+def test_a_parameter_without_a_type_is_named() -> None:
+    def charge(customer, cents: int) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+        """Charge."""
+
+    with pytest.raises(TypeError, match="charge: parameter customer has no type; write for example customer: str"):
+        Worker("127.0.0.1:1", name="billing").tool()(charge)
 
 
 async def test_reconcile_says_what_happened(registry: Registry) -> None:
