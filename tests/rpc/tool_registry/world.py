@@ -18,6 +18,7 @@ from pawl.tool_registry.adapters.postgres.journal import PostgresJournal
 from pawl.tool_registry.app.policy.ports import Begun, JournalCall
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.digest import call_digest
+from pawl.tool_registry.domain.verdict import CallKey
 from pawl.tools import Category, ReconcileResult, Tool, ToolContext, cannot_say, tool
 from tests.rpc.tool_registry.registry import Registry, reason
 
@@ -78,7 +79,7 @@ async def dead_process(database_url: str, registry: Registry, tool_name: str, ca
         await journal.renew()
         begun = await journal.begin(
             JournalCall(
-                key=("acme", call),
+                key=CallKey("acme", call),
                 run_id="run",
                 tool_name=tool_name,
                 tool_version=1,

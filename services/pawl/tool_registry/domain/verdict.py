@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from pawl.chassis.strict_json import JsonValue
 from pawl.tool_registry.domain.check import Accepted
@@ -20,6 +21,13 @@ class Disposition(StrEnum):
     ASK = "ASK"
     DELEGATE = "DELEGATE"
     REFUSE = "REFUSE"
+
+
+class CallKey(NamedTuple):
+    """A call of a store."""
+
+    store_id: str
+    call_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

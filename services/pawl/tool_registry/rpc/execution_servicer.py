@@ -20,6 +20,7 @@ from pawl.tool_registry.app.policy.call import ExecuteRequest, ProposedCall
 from pawl.tool_registry.domain.definition import TIMEOUT_SECONDS_MAX
 from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.registering import chosen
+from pawl.tool_registry.domain.verdict import CallKey
 from pawl.tool_registry.rpc import convert
 
 CALLS_MAX: Final = 1000
@@ -139,7 +140,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
     async def CancelExecution(
         self, request: execution_pb2.CancelExecutionRequest, context: Context
     ) -> execution_pb2.CancelExecutionResponse:
-        key = (check_id(request.context.store_id, "store_id"), check_id(request.call_id, "call_id"))
+        key = CallKey(check_id(request.context.store_id, "store_id"), check_id(request.call_id, "call_id"))
         if math.isnan(request.wait_seconds) or not 0 <= request.wait_seconds <= WAIT_SECONDS_MAX:
             raise InvalidField(f"wait_seconds: must be 0 to {WAIT_SECONDS_MAX:g}", field="wait_seconds")
         stopped, result = await self._executor.cancel(key, request.wait_seconds)

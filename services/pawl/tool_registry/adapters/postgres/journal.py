@@ -13,13 +13,14 @@ from pawl.chassis.database import Connection, Database
 from pawl.errors import DependencyUnavailable, InvalidArguments
 from pawl.tool_registry.adapters.postgres.leases import lives
 from pawl.tool_registry.app.execution import outcome
-from pawl.tool_registry.app.policy.ports import Begun, CallKey, HeldElsewhere, JournalCall
+from pawl.tool_registry.app.policy.ports import Begun, HeldElsewhere, JournalCall
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import ExecutionResult, Outcome, ended_badly
 from pawl.tool_registry.domain.inverse import decode_inverse, encode_inverse
 from pawl.tool_registry.domain.journal import Entry, Step, next_step
 from pawl.tool_registry.domain.leases import LeaseWatch
 from pawl.tool_registry.domain.question import Answer, Question
+from pawl.tool_registry.domain.verdict import CallKey
 
 _LEASED: Final = """EXISTS (
     SELECT FROM tool_registry.instances i WHERE i.instance_id = {} AND i.expires_at > clock_timestamp())"""
@@ -170,7 +171,8 @@ class PostgresJournal:
         async with self._database.acquire(urgent=True) as connection:
             rows = await connection.fetch(_ANSWERS, *map(list, zip(*keys, strict=True)), self._instance_id)
         return {
-            (row["store_id"], row["call_id"]): msgspec.msgpack.decode(row["answers"], type=list[Answer]) for row in rows
+            CallKey(row["store_id"], row["call_id"]): msgspec.msgpack.decode(row["answers"], type=list[Answer])
+            for row in rows
         }
 
     async def cancel(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
@@ -192,7 +194,7 @@ class PostgresJournal:
             )
             if others:
                 rows += await connection.fetch(_CANCELLED, *map(list, zip(*others, strict=True)))
-        return [(row["store_id"], row["call_id"]) for row in rows]
+        return [CallKey(row["store_id"], row["call_id"]) for row in rows]
 
     async def release(self) -> None:
         async with self._database.acquire(urgent=True) as connection:

@@ -11,8 +11,8 @@ import msgspec
 
 from pawl.chassis.database import Database
 from pawl.tool_registry.adapters.postgres import worker_statements as sql
-from pawl.tool_registry.app.policy.ports import CallKey
 from pawl.tool_registry.app.workers.ports import Attached, CallView, Finished, LateCall, Listener, NewsKind
+from pawl.tool_registry.domain.verdict import CallKey
 from pawl.tool_registry.domain.workers import (
     Answer,
     CallDetails,
@@ -113,7 +113,7 @@ class PostgresWorkerRepository:
 
     async def held(self, attachments: Collection[str]) -> Collection[tuple[str, CallKey, int]]:
         rows = await self._fetch(sql.HELD_BY, list(attachments))
-        return [(row["attachment"], (row["store_id"], row["call_id"]), row["lease_epoch"]) for row in rows]
+        return [(row["attachment"], CallKey(row["store_id"], row["call_id"]), row["lease_epoch"]) for row in rows]
 
     async def put_back(self, call: CallKey, lease_epoch: int) -> None:
         await self._fetch(sql.PUT_BACK, *call, lease_epoch)
@@ -154,7 +154,7 @@ class PostgresWorkerRepository:
 
     async def news(self) -> Collection[CallKey]:
         rows = await self._fetch(sql.NEWS, self._instance_id)
-        return [(row["store_id"], row["call_id"]) for row in rows]
+        return [CallKey(row["store_id"], row["call_id"]) for row in rows]
 
     async def waiting_groups(self) -> Collection[tuple[str, str]]:
         return [(row["store_id"], row["group_name"]) for row in await self._fetch(sql.WAITING_GROUPS)]

@@ -24,10 +24,11 @@ from pawl.tool_registry.app.execution.attempt import Attempt, AttemptParts
 from pawl.tool_registry.app.execution.execution import CancelCause, Execution, wait_any
 from pawl.tool_registry.app.execution.outcome import ToolEnd
 from pawl.tool_registry.app.policy.call import ExecuteRequest, Job
-from pawl.tool_registry.app.policy.ports import CallKey, HeldElsewhere, Observer
+from pawl.tool_registry.app.policy.ports import HeldElsewhere, Observer
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import NOT_STOPPED, ExecutionResult, Outcome, Progress, input_required
 from pawl.tool_registry.domain.question import given
+from pawl.tool_registry.domain.verdict import CallKey
 
 _ASKING_PER_RUNNING: Final = 10
 """So many times more executions may wait for people than run."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 from pawl.chassis import logs
 from pawl.chassis.strict_json import JsonValue
 from pawl.tool_registry.app.catalog.catalog import CatalogTool, LoadedTool
-from pawl.tool_registry.app.policy.ports import CallKey, JournalCall
+from pawl.tool_registry.app.policy.ports import JournalCall
 from pawl.tool_registry.domain.audit import sha256_hex
 from pawl.tool_registry.domain.check import Accepted
 from pawl.tool_registry.domain.definition import Category, EffectClass, ToolDefinition
@@ -18,7 +18,7 @@ from pawl.tool_registry.domain.patterns import argument_acts, argument_kinds
 from pawl.tool_registry.domain.question import Answer
 from pawl.tool_registry.domain.resources import resource_keys
 from pawl.tool_registry.domain.rules import RuledCall, may_approve
-from pawl.tool_registry.domain.verdict import CallContext
+from pawl.tool_registry.domain.verdict import CallContext, CallKey
 from pawl.tool_registry.sdk.tool import Tool
 
 DEFAULT_TIMEOUT_SECONDS: Final = 10.0
@@ -218,8 +218,8 @@ class Job:
 
     @property
     def key(self) -> CallKey:
-        """Store and call."""
-        return (self.context.store_id, self.context.call_id)
+        """The call of its store."""
+        return CallKey(self.context.store_id, self.context.call_id)
 
     def journal_call(self, token: str) -> JournalCall:
         """Return what the journal writes of it."""

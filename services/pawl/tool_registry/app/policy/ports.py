@@ -12,9 +12,7 @@ from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.question import Answer, Question
 from pawl.tool_registry.domain.rate import Exceeded, Rate
 from pawl.tool_registry.domain.rules import Rule
-
-CallKey = tuple[str, str]
-"""Store and call."""
+from pawl.tool_registry.domain.verdict import CallKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

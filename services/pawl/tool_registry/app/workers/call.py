@@ -10,9 +10,9 @@ from typing import Final, TypeVar
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
 from pawl.chassis.retry import Retry
-from pawl.tool_registry.app.policy.ports import CallKey
 from pawl.tool_registry.app.workers.ports import CallView, WorkerRepository
 from pawl.tool_registry.domain.definition import EffectClass
+from pawl.tool_registry.domain.verdict import CallKey
 from pawl.tool_registry.domain.workers import (
     AfterLoss,
     Answer,
@@ -52,7 +52,7 @@ class PendingCall:
         retry: Retry,
     ) -> None:
         self.call = call
-        self.key: CallKey = (call.store_id, call.call_id)
+        self.key = CallKey(call.store_id, call.call_id)
         self.news = asyncio.Event()
         self.report = report
         self._effect = effect

@@ -7,10 +7,10 @@ import asyncio
 from pawl.chassis import tasks
 from pawl.chassis.retry import Retry
 from pawl.tool_registry.app.policy.audit import AuditTrail
-from pawl.tool_registry.app.policy.ports import CallKey
 from pawl.tool_registry.app.workers.answers import late_end
 from pawl.tool_registry.app.workers.ports import LateCall, WorkerRepository
 from pawl.tool_registry.domain.audit import AuditDraft, AuditKind, sha256_hex
+from pawl.tool_registry.domain.verdict import CallKey
 from pawl.tool_registry.domain.workers import Answer
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from pawl.tool_registry.app.policy.ports import CallKey
+from pawl.tool_registry.domain.verdict import CallKey
 from pawl.tool_registry.domain.workers import (
     Answer,
     CallState,

@@ -17,7 +17,6 @@ from pawl.chassis.tasks import end
 from pawl.errors import Cancelled, DeadlineExceeded, DependencyUnavailable, PawlError, ShuttingDown
 from pawl.tool_registry.app.execution.execution import wait_any
 from pawl.tool_registry.app.policy.audit import AuditTrail
-from pawl.tool_registry.app.policy.ports import CallKey
 from pawl.tool_registry.app.workers.answers import bounded, finding_of, value_of
 from pawl.tool_registry.app.workers.call import PendingCall
 from pawl.tool_registry.app.workers.late_results import LateResults
@@ -39,6 +38,7 @@ from pawl.tool_registry.app.workers.ports import Attached, NewsKind, WorkerRepos
 from pawl.tool_registry.app.workers.tools import WorkerTools
 from pawl.tool_registry.domain.audit import sha256_hex
 from pawl.tool_registry.domain.definition import Caller, EffectClass, ToolVersion, definition_hash
+from pawl.tool_registry.domain.verdict import CallKey
 from pawl.tool_registry.domain.workers import (
     Answer,
     CallDetails,
@@ -205,7 +205,7 @@ class WorkerHub:
             epoch = await self._retry.until_answered(lambda: self._repository.add(call, link.worker), call=call.call_id)
         except asyncio.CancelledError:
             if call.call_id not in link.in_hand:
-                key = (call.store_id, call.call_id)
+                key = CallKey(call.store_id, call.call_id)
                 abandon = partial(self._repository.abandon, key, call.token, link.worker.key)
                 await self._retry.until_answered(abandon, call=call.call_id)
             raise
@@ -228,7 +228,7 @@ class WorkerHub:
     async def _hand(self, link: WorkerLink, call: Invocation) -> None:
         if not link.hand(call):
             # Nothing was sent: it is safe for anybody to get it.
-            key = (call.store_id, call.call_id)
+            key = CallKey(call.store_id, call.call_id)
             await self._retry.until_answered(
                 lambda: self._repository.put_back(key, call.lease_epoch), call=call.call_id
             )
@@ -359,7 +359,7 @@ class WorkerHub:
     def _take_progress(self, link: WorkerLink, report: ProgressReport) -> None:
         if link.in_hand.get(report.call_id) != report.lease_epoch:
             return
-        key = (link.worker.key.store_id, report.call_id)
+        key = CallKey(link.worker.key.store_id, report.call_id)
         pending = self._pending.get(key)
         if pending is not None:
             pending.report(report.progress.fraction, report.progress.message)
@@ -367,7 +367,7 @@ class WorkerHub:
             self._progress[key] = (link, report)
 
     async def _take_result(self, link: WorkerLink, result: Result) -> None:
-        key = link.worker.key
+        key, call = link.worker.key, CallKey(link.worker.key.store_id, result.call_id)
         link.mark_answered(result.call_id, result.lease_epoch)
         # Nothing is heard of the worker meanwhile. When this gives up it attaches again, and sends the result again.
         finished = await self._retry_result.until_answered(
@@ -378,8 +378,8 @@ class WorkerHub:
         if finished.status is not ResultStatus.ACCEPTED:
             _log.info("worker.result_refused", call=result.call_id, status=finished.status)
         if finished.late is not None:
-            self._late.tell((key.store_id, result.call_id), result.lease_epoch, finished.late, bounded(result.answer))
-        pending = self._pending.get((key.store_id, result.call_id))
+            self._late.tell(call, result.lease_epoch, finished.late, bounded(result.answer))
+        pending = self._pending.get(call)
         if pending is not None:
             pending.wake()
         link.drop(result.call_id, result.lease_epoch)
@@ -390,7 +390,7 @@ class WorkerHub:
             case NewsKind.WAITING:
                 self._wake_group(store_id, name)
             case NewsKind.CALL:
-                self._wake_call((store_id, name))
+                self._wake_call(CallKey(store_id, name))
             case NewsKind.CANCEL:
                 for key, link in self._links.items():
                     if key.store_id == store_id:
