@@ -281,6 +281,8 @@ class _Maker:
             code = self._reading(name, hints[name], f"{place}.{name}")
             if code == _IF_PRESENT:
                 present.add(name)
+                if name not in self._wire:
+                    self._problems.append(f"{name} may be absent, and is no | None")
             elif code:
                 arguments.append(f"\n        {name}={code},")
         if present:
@@ -313,6 +315,8 @@ class _Maker:
     def _field_code(self, hint: Any, field: FieldDescriptor) -> _Code:
         """Return the code of a field of the message."""
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            if typing.get_origin(hint) not in {dict, Mapping}:
+                self._problems.append(f"{field.name} is a map")
             return _Code(read=lambda code: f"dict({code})", write=str)
         optional, inner = _optional(hint)
         if field.is_repeated:
@@ -321,6 +325,8 @@ class _Maker:
         if not field.has_presence or (field.message_type is not None and not optional):
             return element
         if not optional:
+            if element is not _SAME:
+                self._problems.append(f"{field.name} may be absent, and is no | None")
             return _Code(read=lambda _: _IF_PRESENT, write=element.write)
         return _Code(
             read=lambda code: f"{element.read(code)} if has({field.name!r}) else None",

@@ -9,6 +9,9 @@ from typing import NewType
 
 import msgspec
 import pytest
+from google.protobuf import descriptor_pb2
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
 
 from pawl.chassis.translate import Exceptions, Translator, Unknown, enum_defaults
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
@@ -244,6 +247,36 @@ def test_a_type_that_does_not_fit_is_refused(hint: type) -> None:
     struct = msgspec.defstruct("Wrong", [("run_id", hint), ("conversation_id", str)], kw_only=True)
     with pytest.raises(TypeError, match="run_id is no"):
         STRICT.struct(struct, run_pb2.RunAbove)
+
+
+def test_what_may_be_absent_has_a_default_only_where_it_is_taken_as_it_is() -> None:
+    """An enum and a field of another name would be read past their translation."""
+    file = descriptor_pb2.FileDescriptorProto(name="absent.proto", package="absent", syntax="proto3")
+    names = enumerate(("KIND_UNSPECIFIED", "KIND_CLARIFICATION", "KIND_PERMISSION", "KIND_CONFIRMATION"))
+    enum = [descriptor_pb2.EnumValueDescriptorProto(name=name, number=number) for number, name in names]
+    file.enum_type.add(name="Kind", value=enum)
+    message = file.message_type.add(name="Asked")
+    message.field.add(name="kind", number=1, type=14, label=1, type_name=".absent.Kind", proto3_optional=True)
+    message.field.add(name="content_json", number=2, type=12, label=1, proto3_optional=True, oneof_index=1)
+    message.oneof_decl.extend([descriptor_pb2.OneofDescriptorProto(name=name) for name in ("_kind", "_content_json")])
+    message.field[0].oneof_index = 0
+    pool = DescriptorPool()
+    pool.Add(file)
+    asked = GetMessageClass(pool.FindMessageTypeByName("absent.Asked"))
+
+    class Asked(msgspec.Struct, frozen=True, kw_only=True):
+        kind: Kind = Kind.PERMISSION
+        content: bytes = b"null"
+
+    with pytest.raises(TypeError, match=r"kind may be absent.*content may be absent"):
+        STRICT.struct(Asked, asked)
+
+
+def test_a_map_is_a_mapping() -> None:
+    struct = msgspec.defstruct("Wrong", [("pinned_versions", str)], kw_only=True)
+    rest = set(execution_pb2.ResolveToolsRequest.DESCRIPTOR.fields_by_name) - {"pinned_versions"}
+    with pytest.raises(TypeError, match="pinned_versions is a map"):
+        STRICT.struct(struct, execution_pb2.ResolveToolsRequest, Exceptions(of_message=rest))
 
 
 def test_enums_that_differ_are_refused() -> None:
