@@ -113,7 +113,7 @@ class Exceptions(NamedTuple):
 
     `read` gives a field of the struct from the whole message, `write` one of the message
     from the whole struct. A field is `unwritten` if it is only read, `of_message` or
-    `of_struct` if the other side lacks it, or if nothing here reads it.
+    `of_struct` if the other side lacks it, or if it is not translated by its name.
     """
 
     read: Mapping[str, Callable[[Any], Any]] = {}
