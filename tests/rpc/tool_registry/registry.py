@@ -7,7 +7,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,49 +22,31 @@ from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_client import open_channel
 from pawl.chassis.rpc_server import RpcServer
 from pawl.tool.v1 import execution_pb2, tool_pb2
-from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub, add_AuditServiceServicer_to_server
-from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub, add_ExecutionServiceServicer_to_server
-from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub, add_RuleServiceServicer_to_server
-from pawl.tool.v1.source_pb2_grpc import SourceServiceStub, add_SourceServiceServicer_to_server
-from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub, add_ToolServiceServicer_to_server
-from pawl.tool.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub
+from pawl.tool.v1.document_pb2_grpc import DocumentServiceStub
+from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
+from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub
+from pawl.tool.v1.source_pb2_grpc import SourceServiceStub
+from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
 from pawl.tool_registry.adapters.mcp.connector import McpConnector
 from pawl.tool_registry.adapters.metrics import RegistryMetrics
-from pawl.tool_registry.adapters.postgres.audit import PostgresAuditLog
-from pawl.tool_registry.adapters.postgres.journal import PostgresJournal
-from pawl.tool_registry.adapters.postgres.locks import PostgresResourceLocks
-from pawl.tool_registry.adapters.postgres.rates import PostgresRateLimits
-from pawl.tool_registry.adapters.postgres.rules import PostgresRuleRepository
 from pawl.tool_registry.adapters.postgres.sources import PostgresSourceRepository
-from pawl.tool_registry.adapters.postgres.tools import PostgresToolRepository
-from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerRepository
 from pawl.tool_registry.adapters.process.helpers import Helpers
 from pawl.tool_registry.adapters.process.runner import ProcessRunner
 from pawl.tool_registry.adapters.python.runner import PythonRunner
 from pawl.tool_registry.adapters.secret_file import FileSecrets
 from pawl.tool_registry.app.catalog.catalog import Catalog
-from pawl.tool_registry.app.execution.attempt import AttemptParts
 from pawl.tool_registry.app.execution.executor import Executor, ExecutorOptions
-from pawl.tool_registry.app.policy.admission import Admission
-from pawl.tool_registry.app.policy.audit import AuditTrail
 from pawl.tool_registry.app.policy.ports import ExecutionJournal
-from pawl.tool_registry.app.policy.result_cache import ResultCache
-from pawl.tool_registry.app.policy.rules import Rules
 from pawl.tool_registry.app.sources.ports import Connector
-from pawl.tool_registry.app.sources.sources import Sources
-from pawl.tool_registry.app.workers.tools import WorkerTools
-from pawl.tool_registry.app.workers.workers import WorkerHub, WorkerOptions
+from pawl.tool_registry.app.workers.workers import WorkerOptions
 from pawl.tool_registry.domain.definition import Caller
-from pawl.tool_registry.rpc.audit_servicer import AuditServicer
-from pawl.tool_registry.rpc.execution_servicer import ExecutionServicer
-from pawl.tool_registry.rpc.rule_servicer import RuleServicer
-from pawl.tool_registry.rpc.source_servicer import SourceServicer
-from pawl.tool_registry.rpc.tool_servicer import ToolServicer
-from pawl.tool_registry.rpc.worker_servicer import WorkerServicer
+from pawl.tool_registry.wiring import Limits, Ports, Record, wire
 from pawl.tools import Tool
 
 if TYPE_CHECKING:
     from pawl.tool.v1.audit_pb2_grpc import AuditServiceAsyncStub
+    from pawl.tool.v1.document_pb2_grpc import DocumentServiceAsyncStub
     from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceAsyncStub
     from pawl.tool.v1.rule_pb2_grpc import RuleServiceAsyncStub
     from pawl.tool.v1.source_pb2_grpc import SourceServiceAsyncStub
@@ -121,6 +103,7 @@ class Registry:
     rules: Mapping[tuple[str, str], RuleServiceAsyncStub]
     sources: Mapping[tuple[str, str], SourceServiceAsyncStub]
     auditors: Mapping[tuple[str, str], AuditServiceAsyncStub]
+    documents: Mapping[tuple[str, str], DocumentServiceAsyncStub]
     executor: Executor
     catalog: Catalog
     metrics: Metrics
@@ -223,15 +206,8 @@ def reason(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str, dict[str,
     return error.code(), "", {}
 
 
-def _misfit(kinds: Mapping[str, Connector]) -> Callable[[str, bytes, str], Awaitable[str]]:
-    connector = kinds.get("mcp")
-    if isinstance(connector, McpConnector):
-        return connector.misfit
-
-    async def fits(store_id: str, schema_json: bytes, answer: str) -> str:
-        return ""
-
-    return fits
+async def _fits(store_id: str, schema_json: bytes, answer: str) -> str:
+    return ""
 
 
 _WORKER_OPTIONS = WorkerOptions()
@@ -261,37 +237,36 @@ async def running(
     instance_id = (ids := IdSource(clock)).new(name)
     async with Database(database_url, application_name="test", connections_max=8) as database:
         await database.migrate("tool_registry", "pawl.tool_registry.adapters.sql.migrations")
-        journal, locks = _journal(database, instance_id, options, watch_seconds)
-        processes = ProcessRunner(threads := PythonRunner(threads_max=threads_max), processes_max=processes_max)
-        known, attached = PostgresToolRepository(database), PostgresWorkerRepository(database, instance_id=instance_id)
-        audit = AuditTrail(audit_log := PostgresAuditLog(database), clock.now)
-        hub = WorkerHub(attached, audit, clock=clock, stopping=stop.wait, options=worker_options)
-        known_secrets = FileSecrets(secrets or {})
-        connected = PostgresSourceRepository(database)
-        kinds = connectors(connected, known_secrets)
-        catalog = Catalog(known, sources={"worker": hub, **kinds}, helper=(helpers := Helpers()))
-        await catalog.load("module:test", tools)
-        observer, rule_repository = RegistryMetrics(metrics), PostgresRuleRepository(database)
-        rules = Rules(rule_repository, catalog, runs=KnownRuns(), audit=audit, ids=ids, clock=clock)
-        admission = Admission(
-            catalog=catalog,
-            rules=rules,
-            journal=wrap_journal(journal),
-            limits=PostgresRateLimits(database),
-            cache=ResultCache(clock.monotonic),
-            audit=audit,
-            observer=observer,
-            store_calls_per_minute=store_calls_per_minute,
+        record = Record.on_postgres(
+            database,
+            instance_id=instance_id,
+            lease_seconds=options.lease_seconds,
+            watch_seconds=min(options.lease_seconds, watch_seconds),
         )
-        parts = AttemptParts(locks=locks, runner=processes, secrets=known_secrets, admission=admission, clock=clock)
-        executor = Executor(parts=parts, observer=observer, stopping=stop.wait, options=options)
-        _watch(observer, executor, threads, processes)
-        sources = Sources(store=connected, repository=known, catalog=catalog, connectors=kinds, clock=clock)
-        execution = ExecutionServicer(catalog, admission, executor, audit, _misfit(kinds))
+        threads = PythonRunner(threads_max=threads_max)
+        known_secrets = FileSecrets(secrets or {})
+        kinds = connectors(PostgresSourceRepository(database), known_secrets)
+        mcp = kinds.get("mcp")
+        ports = Ports(
+            record=replace(record, journal=wrap_journal(record.journal)),
+            runs=KnownRuns(),
+            runner=(processes := ProcessRunner(threads, processes_max=processes_max)),
+            secrets=known_secrets,
+            helper=(helpers := Helpers()),
+            connectors=kinds,
+            misfit=mcp.misfit if isinstance(mcp, McpConnector) else _fits,
+            observer=(observer := RegistryMetrics(metrics)),
+            clock=clock,
+            ids=ids,
+            stopping=stop.wait,
+        )
+        limits = Limits(executor=options, workers=worker_options, store_calls_per_minute=store_calls_per_minute)
+        registry = wire(ports, limits)
+        _watch(observer, registry.executor, threads, processes)
+        await registry.catalog.load("module:test", tools)
         server = _server(f"unix:{folder}/{name}", ids, metrics, drain_seconds)
-        _serve(server, ToolServicer(catalog), RuleServicer(rules), SourceServicer(sources), AuditServicer(audit_log))
-        _serve_streams(server, WorkerServicer(hub, WorkerTools(known, attached, catalog)), execution)
-        async with helpers, processes, hub, executor, server, _Channels(server.address) as channels:
+        registry.add_to(server)
+        async with helpers, processes, registry.hub, registry.executor, server, _Channels(server.address) as channels:
             yield Registry(
                 address=server.address,
                 execution=ExecutionServiceStub(channels.service),
@@ -299,24 +274,16 @@ async def running(
                 rules=channels.stubs(RuleServiceStub),
                 sources=channels.stubs(SourceServiceStub),
                 auditors=channels.stubs(AuditServiceStub),
-                executor=executor,
-                catalog=catalog,
+                documents=channels.stubs(DocumentServiceStub),
+                executor=registry.executor,
+                catalog=registry.catalog,
                 metrics=metrics,
                 runner=threads,
                 instance_id=instance_id,
                 stop=stop.set,
-                forget_rule_uses=rules.forget,
+                forget_rule_uses=registry.rules.forget,
             )
             stop.set()
-
-
-def _journal(
-    database: Database, instance_id: str, options: ExecutorOptions, watch_seconds: float
-) -> tuple[PostgresJournal, PostgresResourceLocks]:
-    """Return what processes share; `watch_seconds` at most stand for the lease that another one is watched for."""
-    journal = PostgresJournal(database, instance_id=instance_id, lease_seconds=options.lease_seconds)
-    journal.watch.lease_seconds = min(options.lease_seconds, watch_seconds)
-    return journal, PostgresResourceLocks(database, instance_id=instance_id, watch=journal.watch)
 
 
 def _watch(observer: RegistryMetrics, executor: Executor, threads: PythonRunner, processes: ProcessRunner) -> None:
@@ -325,20 +292,6 @@ def _watch(observer: RegistryMetrics, executor: Executor, threads: PythonRunner,
         threads_busy=lambda: threads.threads_busy,
         processes_busy=lambda: processes.processes_busy,
     )
-
-
-def _serve(
-    server: RpcServer, tools: ToolServicer, rules: RuleServicer, sources: SourceServicer, audit: AuditServicer
-) -> None:
-    server.add(add_ToolServiceServicer_to_server, tools)
-    server.add(add_RuleServiceServicer_to_server, rules)
-    server.add(add_SourceServiceServicer_to_server, sources)
-    server.add(add_AuditServiceServicer_to_server, audit)
-
-
-def _serve_streams(server: RpcServer, workers: WorkerServicer, execution: ExecutionServicer) -> None:
-    server.add(add_WorkerServiceServicer_to_server, workers, drain_streams=True)
-    server.add(add_ExecutionServiceServicer_to_server, execution, service_only=True, drain_streams=True)
 
 
 def _server(address: str, ids: IdSource, metrics: Metrics, drain_seconds: float) -> RpcServer:

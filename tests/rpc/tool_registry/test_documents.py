@@ -6,44 +6,30 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import pytest
 
-from pawl.chassis.auth import ApiKey, KeyAuthenticator
 from pawl.chassis.database import Database
-from pawl.chassis.ids import IdSource
-from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_client import open_channel
-from pawl.chassis.rpc_server import RpcServer
 from pawl.tool.v1 import document_pb2
-from pawl.tool.v1.document_pb2_grpc import DocumentServiceStub, add_DocumentServiceServicer_to_server
 from pawl.tool_registry.adapters.postgres import documents as postgres_documents
 from pawl.tool_registry.adapters.postgres.documents import PostgresDocumentRepository
-from pawl.tool_registry.app.documents.documents import Documents
 from pawl.tool_registry.builtin import documents as tools
 from pawl.tool_registry.builtin.documents import document_tools
 from pawl.tool_registry.domain.document import PART_CHARACTERS_MAX, TEXT_BYTES_MAX
-from pawl.tool_registry.rpc.document_servicer import DocumentServicer
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, reason, running
 
-if TYPE_CHECKING:
-    from pawl.tool.v1.document_pb2_grpc import DocumentServiceAsyncStub
-
 USER, STORE = document_pb2.DOCUMENT_OWNER_USER, document_pb2.DOCUMENT_OWNER_STORE
-CALLERS = [("acme", "ann", []), ("acme", "bob", ["member"]), ("acme", "root", ["admin"]), ("other", "ann", ["admin"])]
 
 
 class Shelf:
     """Documents as users put them there, and as the model sees them."""
 
-    def __init__(self, registry: Registry, channels: dict[tuple[str, str], grpc.aio.Channel]) -> None:
+    def __init__(self, registry: Registry) -> None:
         self.registry = registry
-        self.channels = channels
-        self.clients: dict[tuple[str, str], DocumentServiceAsyncStub] = {
-            who: DocumentServiceStub(channel) for who, channel in channels.items()
-        }
+        self.clients = registry.documents
 
     async def put(
         self, name: str, text: str, *, store: str = "acme", user: str = "ann", language: str = ""
@@ -76,20 +62,11 @@ class Shelf:
 
 
 @pytest.fixture
-async def shelf(database_url: str, tmp_path: Path, ids: IdSource) -> AsyncIterator[Shelf]:
-    keys = [
-        ApiKey(key=f"key-of-{user}-of-{store}", store_id=store, user_id=user, roles=r) for store, user, r in CALLERS
-    ]
+async def shelf(database_url: str, tmp_path: Path) -> AsyncIterator[Shelf]:
     async with Database(database_url, application_name="test") as database:
         repository = PostgresDocumentRepository(database)
-        server = RpcServer(
-            f"unix:{tmp_path}/documents", authenticator=KeyAuthenticator(keys), ids=ids, metrics=Metrics("documents")
-        )
-        server.add(add_DocumentServiceServicer_to_server, DocumentServicer(Documents(repository)))
-        async with server, running(database_url, tmp_path, document_tools(repository)) as registry:
-            channels = {(key.store_id, key.user_id): open_channel(server.address, service_key=key.key) for key in keys}
-            yield Shelf(registry, channels)
-            await asyncio.gather(*(channel.close() for channel in channels.values()))
+        async with running(database_url, tmp_path, document_tools(repository)) as registry:
+            yield Shelf(registry)
 
 
 async def test_a_document_is_put_once_and_replaced_by_name(shelf: Shelf) -> None:
@@ -179,9 +156,10 @@ async def test_what_cannot_be_kept_is_refused(shelf: Shelf, fields: dict[str, An
 
 async def test_a_text_that_is_not_utf_8_is_refused(shelf: Shelf) -> None:
     raw = document_pb2.PutDocumentRequest(name="a", text="bcd").SerializeToString().replace(b"bcd", b"\xff\xfe\xfd")
-    put: Any = shelf.channels["acme", "ann"].unary_unary("/pawl.tool.v1.DocumentService/PutDocument")
-    with pytest.raises(grpc.aio.AioRpcError) as error:
-        await put(raw)
+    async with open_channel(shelf.registry.address, service_key="key-of-ann-of-acme") as channel:
+        put: Any = channel.unary_unary("/pawl.tool.v1.DocumentService/PutDocument")
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await put(raw)
     assert reason(error.value)[1] == "MALFORMED_REQUEST"
 
 

@@ -1,0 +1,186 @@
+"""The registry put together: ports in, its catalog, what runs calls and its servicers out."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from pawl.chassis.clock import Clock
+from pawl.chassis.database import Database
+from pawl.chassis.ids import IdSource
+from pawl.chassis.rpc_server import RpcServer
+from pawl.tool.v1.audit_pb2_grpc import add_AuditServiceServicer_to_server
+from pawl.tool.v1.document_pb2_grpc import add_DocumentServiceServicer_to_server
+from pawl.tool.v1.execution_pb2_grpc import add_ExecutionServiceServicer_to_server
+from pawl.tool.v1.rule_pb2_grpc import add_RuleServiceServicer_to_server
+from pawl.tool.v1.source_pb2_grpc import add_SourceServiceServicer_to_server
+from pawl.tool.v1.tool_pb2_grpc import add_ToolServiceServicer_to_server
+from pawl.tool.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from pawl.tool_registry.adapters.postgres.audit import PostgresAuditLog
+from pawl.tool_registry.adapters.postgres.documents import PostgresDocumentRepository
+from pawl.tool_registry.adapters.postgres.journal import PostgresJournal
+from pawl.tool_registry.adapters.postgres.locks import PostgresResourceLocks
+from pawl.tool_registry.adapters.postgres.rates import PostgresRateLimits
+from pawl.tool_registry.adapters.postgres.rules import PostgresRuleRepository
+from pawl.tool_registry.adapters.postgres.sources import PostgresSourceRepository
+from pawl.tool_registry.adapters.postgres.tools import PostgresToolRepository
+from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerRepository
+from pawl.tool_registry.app.catalog.catalog import Catalog
+from pawl.tool_registry.app.catalog.ports import Helper, ToolRepository
+from pawl.tool_registry.app.documents.documents import DocumentRepository, Documents
+from pawl.tool_registry.app.execution.attempt import AttemptParts
+from pawl.tool_registry.app.execution.executor import Executor, ExecutorOptions
+from pawl.tool_registry.app.execution.ports import ResourceLocks, Runner, Secrets
+from pawl.tool_registry.app.policy.admission import Admission
+from pawl.tool_registry.app.policy.audit import AuditTrail
+from pawl.tool_registry.app.policy.ports import (
+    AuditLog,
+    ExecutionJournal,
+    Observer,
+    RateLimits,
+    RuleRepository,
+    RunReads,
+)
+from pawl.tool_registry.app.policy.result_cache import ResultCache
+from pawl.tool_registry.app.policy.rules import Rules
+from pawl.tool_registry.app.sources.ports import Connector, SourceRepository
+from pawl.tool_registry.app.sources.sources import Sources
+from pawl.tool_registry.app.workers.ports import WorkerRepository
+from pawl.tool_registry.app.workers.tools import WorkerTools
+from pawl.tool_registry.app.workers.workers import WorkerHub, WorkerOptions
+from pawl.tool_registry.domain.workers import SOURCE_KIND as WORKER
+from pawl.tool_registry.rpc.audit_servicer import AuditServicer
+from pawl.tool_registry.rpc.document_servicer import DocumentServicer
+from pawl.tool_registry.rpc.execution_servicer import ExecutionServicer
+from pawl.tool_registry.rpc.rule_servicer import RuleServicer
+from pawl.tool_registry.rpc.source_servicer import SourceServicer
+from pawl.tool_registry.rpc.tool_servicer import ToolServicer
+from pawl.tool_registry.rpc.worker_servicer import WorkerServicer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """The record that all processes of the registry share."""
+
+    tools: ToolRepository
+    workers: WorkerRepository
+    sources: SourceRepository
+    documents: DocumentRepository
+    rules: RuleRepository
+    journal: ExecutionJournal
+    locks: ResourceLocks
+    rates: RateLimits
+    audit: AuditLog
+
+    @classmethod
+    def on_postgres(
+        cls, database: Database, *, instance_id: str, lease_seconds: float, watch_seconds: float | None = None
+    ) -> Self:
+        """Return the record on PostgreSQL. `instance_id` must be new for each start of a process.
+
+        A lease of another process is watched for `watch_seconds`, or for as long as the own one lasts.
+        """
+        journal = PostgresJournal(database, instance_id=instance_id, lease_seconds=lease_seconds)
+        if watch_seconds is not None:
+            journal.watch.lease_seconds = watch_seconds
+        return cls(
+            tools=PostgresToolRepository(database),
+            workers=PostgresWorkerRepository(database, instance_id=instance_id),
+            sources=PostgresSourceRepository(database),
+            documents=PostgresDocumentRepository(database),
+            rules=PostgresRuleRepository(database),
+            journal=journal,
+            locks=PostgresResourceLocks(database, instance_id=instance_id, watch=journal.watch),
+            rates=PostgresRateLimits(database),
+            audit=PostgresAuditLog(database),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """The outside of the registry. `stopping` returns when the process is to end."""
+
+    record: Record
+    runs: RunReads
+    runner: Runner
+    secrets: Secrets
+    helper: Helper
+    connectors: Mapping[str, Connector]
+    misfit: Callable[[str, bytes, str], Awaitable[str]]
+    """Say for a store what is wrong with an answer to a question with a schema."""
+    observer: Observer
+    clock: Clock
+    ids: IdSource
+    stopping: Callable[[], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The limits of a registry. 0 `store_calls_per_minute` means any number."""
+
+    executor: ExecutorOptions
+    workers: WorkerOptions
+    store_calls_per_minute: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolRegistry:
+    """A registry that is not running yet: load `catalog`, enter `hub` and `executor`, add it to a server."""
+
+    catalog: Catalog
+    rules: Rules
+    sources: Sources
+    documents: Documents
+    hub: WorkerHub
+    worker_tools: WorkerTools
+    executor: Executor
+    execution: ExecutionServicer
+    audit: AuditLog
+
+    def add_to(self, server: RpcServer) -> None:
+        """Have a server answer for it."""
+        workers = WorkerServicer(self.hub, self.worker_tools)
+        server.add(add_ToolServiceServicer_to_server, ToolServicer(self.catalog))
+        server.add(add_RuleServiceServicer_to_server, RuleServicer(self.rules))
+        server.add(add_AuditServiceServicer_to_server, AuditServicer(self.audit))
+        server.add(add_DocumentServiceServicer_to_server, DocumentServicer(self.documents))
+        server.add(add_SourceServiceServicer_to_server, SourceServicer(self.sources))
+        server.add(add_WorkerServiceServicer_to_server, workers, drain_streams=True)
+        server.add(add_ExecutionServiceServicer_to_server, self.execution, service_only=True, drain_streams=True)
+
+
+def wire(ports: Ports, limits: Limits) -> ToolRegistry:
+    """Return a registry over these ports."""
+    record, clock = ports.record, ports.clock
+    audit = AuditTrail(record.audit, clock.now)
+    hub = WorkerHub(record.workers, audit, clock=clock, stopping=ports.stopping, options=limits.workers)
+    catalog = Catalog(record.tools, sources={WORKER: hub, **ports.connectors}, helper=ports.helper)
+    rules = Rules(record.rules, catalog, runs=ports.runs, audit=audit, ids=ports.ids, clock=clock)
+    admission = Admission(
+        catalog=catalog,
+        rules=rules,
+        journal=record.journal,
+        limits=record.rates,
+        cache=ResultCache(clock.monotonic),
+        audit=audit,
+        observer=ports.observer,
+        store_calls_per_minute=limits.store_calls_per_minute,
+    )
+    parts = AttemptParts(
+        locks=record.locks, runner=ports.runner, secrets=ports.secrets, admission=admission, clock=clock
+    )
+    executor = Executor(parts=parts, observer=ports.observer, stopping=ports.stopping, options=limits.executor)
+    return ToolRegistry(
+        catalog=catalog,
+        rules=rules,
+        sources=Sources(
+            store=record.sources, repository=record.tools, catalog=catalog, connectors=ports.connectors, clock=clock
+        ),
+        documents=Documents(record.documents),
+        hub=hub,
+        worker_tools=WorkerTools(record.tools, record.workers, catalog),
+        executor=executor,
+        execution=ExecutionServicer(catalog, admission, executor, audit, ports.misfit),
+        audit=record.audit,
+    )
