@@ -17,7 +17,7 @@ from pawl.agent_loop.domain.history import Dialect
 from pawl.agent_loop.domain.run import ENDED, RunFailure, Usage
 from pawl.agent_loop.domain.tool import Verdict
 from pawl.errors import LeaseLost, RunEnded
-from tests.fakes.ledger import FakeLedger
+from tests.fakes.ledger import MemoryLedger
 from tests.fakes.model import FakeModel, Script
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.virtual_time import VirtualClock
@@ -46,9 +46,11 @@ class CountingMeter:
 class World:
     """What one test needs; make it inside a virtual loop."""
 
-    def __init__(self, verdicts: dict[str, Verdict], scripts: list[Script], *, seconds: float = 1.0) -> None:
+    def __init__(
+        self, verdicts: dict[str, Verdict], scripts: list[Script], *, seconds: float = 1.0, crashes_max: int = 3
+    ) -> None:
         self.clock = VirtualClock()
-        self.ledger = FakeLedger(self.clock.now)
+        self.ledger = MemoryLedger(crashes_max=crashes_max)
         self.registry = FakeRegistry(verdicts, seconds=seconds)
         self.model = FakeModel(scripts)
         self.meter = CountingMeter()
@@ -57,7 +59,7 @@ class World:
             registry=self.registry,
             model=self.model,
             clock=self.clock,
-            ids=self.ledger.ids,  # type: ignore[arg-type]  # ids that count
+            ids=self.ledger.ids,
             random=lambda: 0.5,
             meter=self.meter,
             default_model="model",
@@ -93,7 +95,7 @@ class World:
             ledger=self.ledger,
             new_drive=drive,
             clock=self.clock,
-            ids=self.ledger.ids,  # type: ignore[arg-type]
+            ids=self.ledger.ids,
             random=lambda: 0.5,
             meter=self.meter,
             limits=WorkerLimits(),

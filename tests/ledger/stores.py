@@ -30,8 +30,8 @@ from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.rpc.messages import encode_event
 from tests.fakes.manual_clock import ManualClock
 from tests.simulation.chance import Chance
-from tests.simulation.cluster import Unmetered
 from tests.simulation.history import History
+from tests.simulation.job_store import Unmetered
 from tests.simulation.reads import MemoryAttentionRepository, MemoryLeases, MemoryReads
 from tests.simulation.store import Database, MemoryJournal, MemoryOfferRepository, Tables
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pawl.agent_loop.adapters.live import BusEvents
@@ -16,27 +16,26 @@ from pawl.agent_loop.app.worker import WorkerLimits
 from pawl.agent_loop.domain.history import Dialect
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.options import RunDefaults
-from pawl.agent_loop.domain.run import Usage
 from pawl.agent_loop.wiring import ClientPorts, ClientSide, ClientTimes, wire_worker
 from pawl.chassis.ids import IdSource
 from pawl.chassis.lifecycle import Background
-from pawl.errors import PawlError, TooLarge
+from pawl.errors import TooLarge
 from pawl.job_store.adapters.announcer import NatsAnnouncer
 from pawl.job_store.domain import inbox
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.rpc.servicer import LedgerServicer
 from pawl.job_store.wiring import Limits as JobStoreLimits
-from pawl.job_store.wiring import Ports, wire
+from pawl.job_store.wiring import wire
 from tests.fakes.virtual_time import VirtualClock
 from tests.simulation import registry
 from tests.simulation.bus import Broker, SimulatedBus
 from tests.simulation.chance import Chance
 from tests.simulation.history import History
+from tests.simulation.job_store import Channel, Unmetered, answer, ports_on
 from tests.simulation.model import SimulatedModel
 from tests.simulation.network import Network
 from tests.simulation.process import Process
-from tests.simulation.reads import MemoryAttentionRepository, MemoryLeases, MemoryReads
-from tests.simulation.store import Database, MemoryJournal, MemoryOfferRepository, Tables
+from tests.simulation.store import Database, Tables
 
 LIMITS = Limits(
     run_timeout_seconds=200.0,
@@ -88,19 +87,8 @@ class JobStore:
 
     async def serve(self) -> None:
         """Serve until the process ends."""
-        database = self._database
-        leases = MemoryLeases(database, self._limits.places, crashes_max=self._limits.crashes_max)
-        ports = Ports(
-            journal=MemoryJournal(database, self._ids),
-            leases=leases,
-            due_times=leases,
-            reads=MemoryReads(database),
-            offer_repository=MemoryOfferRepository(database),
-            attention_repository=MemoryAttentionRepository(database),
-            announcer=NatsAnnouncer(self._bus),  # type: ignore[arg-type]  # the part of a bus that it uses
-            meter=Unmetered(),
-            clock=VirtualClock(),
-        )
+        announcer = NatsAnnouncer(self._bus)  # type: ignore[arg-type]  # the part of a bus that it uses
+        ports = ports_on(self._database, self._limits, ids=self._ids, announcer=announcer)
         parts = wire(ports, self._limits)
         async with parts.group_commit, Background() as background:
             for name, loop in parts.loops.items():
@@ -112,43 +100,23 @@ class JobStore:
         """Serve one request; returns all responses."""
         while self._servicer is None:
             await asyncio.sleep(0.001)
-        answer = getattr(self._servicer, method)(request, None)
-        return [part async for part in answer] if isinstance(answer, AsyncIterator) else [await answer]
+        return await answer(self._servicer, method, request)
 
 
-class Channel:
-    """A channel to whichever job-store there is, as the generated stub uses it."""
+class Replicas:
+    """The way to whichever job-store there is."""
 
     def __init__(self, network: Network, replicas: Sequence[JobStore], pick: Callable[[int], int]) -> None:
         self._network = network
         self._replicas = replicas
         self._pick = pick
 
-    def unary_unary(self, path: str, **_: object) -> Callable[..., Any]:
-        async def call(request: Any) -> Any:
-            (response,) = await self._responses(path, request)
-            return response
-
-        return call
-
-    def unary_stream(self, path: str, **_: object) -> Callable[..., Any]:
-        async def call(request: Any, timeout: float | None = None) -> AsyncIterator[Any]:
-            for response in await self._responses(path, request):
-                yield response
-
-        return call
-
-    async def _responses(self, path: str, request: Any) -> list[Any]:
-        method = path.rpartition("/")[2]
+    async def call(self, method: str, request: Any) -> list[Any]:
         alive = [replica for replica in self._replicas if replica.process.alive] or self._replicas
         replica = alive[self._pick(len(alive))]
-        data, kind = request.SerializeToString(), type(request)
-        if len(data) > MESSAGE_BYTES_MAX:
-            raise TooLarge(f"{method} of {len(data)} bytes")
-        responses = await self._network.call(
-            replica.process, method, lambda: replica.answer(method, kind.FromString(data))
-        )
-        return [type(response).FromString(response.SerializeToString()) for response in responses]
+        if request.ByteSize() > MESSAGE_BYTES_MAX:
+            raise TooLarge(f"{method} of {request.ByteSize()} bytes")
+        return await self._network.call(replica.process, method, lambda: replica.answer(method, request))
 
 
 class AgentLoop:
@@ -170,7 +138,7 @@ class AgentLoop:
         draw = chance.stream("agent", process.name)
         clock, ids = VirtualClock(), IdSource(VirtualClock(), chance.stream("ids", process.name).getrandbits)
         network = Network(chance, history, process.name)
-        channel: Any = Channel(network, job_stores, draw.randrange)
+        channel: Any = Channel(Replicas(network, job_stores, draw.randrange).call)
         registry_client = registry.Client(network, registries)
         bus: Any = SimulatedBus(broker, process)
         dependencies = WorkerDependencies(
@@ -203,25 +171,3 @@ class AgentLoop:
             background.start("fence", worker.fence_forever)
             await self.stop.wait()
             await worker.hand_over()
-
-
-class Unmetered:
-    """All meters; nobody looks."""
-
-    def group_written(self, *, operations: int, seconds: float) -> None: ...
-
-    def refused(self, error: PawlError) -> None: ...
-
-    def quarantined(self, runs: int) -> None: ...
-
-    def relayed(self, events: int) -> None: ...
-
-    def ledger_counted(self, counts: Mapping[str, float]) -> None: ...
-
-    def model_called(self, outcome: str, usage: Usage) -> None: ...
-
-    def call_executed(self, outcome: str) -> None: ...
-
-    def runs_held(self, count: int) -> None: ...
-
-    def run_left(self, how: str) -> None: ...

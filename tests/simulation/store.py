@@ -137,11 +137,12 @@ class MemoryJournal:
         await self._database.reach(writes=True)
         if self._database.conflicts():
             raise GroupConflict
-        written = self._apply(operations)
+        written = self.apply(operations)
         await self._database.answer()
         return written
 
-    def _apply(self, operations: Sequence[Operation[Any]]) -> Written:
+    def apply(self, operations: Sequence[Operation[Any]]) -> Written:
+        """Carry out operations at once."""
         tables, time = self._database.tables, self._database.now()
         unit = load(tables, [operation.row_keys for operation in operations])
         outcomes: list[Any] = []

@@ -46,7 +46,7 @@ def check_whole(world: World, key: RunKey, *, state: RunState = RunState.COMPLET
         if call.tool_name in {"write", "mail"}:
             assert world.registry.effects[call.call_id] <= 1, "an effect happened twice"
             assert (call.state is CallState.SUCCEEDED) <= (world.registry.effects[call.call_id] == 1)
-    seqs = [event.seq for event in world.ledger.unit.events.rows if event.run_id == key.run_id]
+    seqs = [event.seq for event in world.ledger.log(key)]
     assert seqs == list(range(1, len(seqs) + 1))
     if state is RunState.COMPLETED:
         assert [call.state for call in settled] == [CallState.SUCCEEDED] * 6
@@ -58,12 +58,9 @@ def check_whole(world: World, key: RunKey, *, state: RunState = RunState.COMPLET
 def shown_text(world: World, key: RunKey, round_number: int) -> str:
     """The text that a watcher sees of a round, with what was said to be void taken away."""
     shown: list[tuple[int, str]] = []
-    for event in world.ledger.unit.events.rows:
-        if event.run_id != key.run_id:
-            continue
-        happening = world.ledger.events(key)[event.seq - 1]
-        if isinstance(happening, OutputDelta) and happening.round == round_number:
-            shown.append((event.seq, happening.text))
-        if isinstance(happening, RoundRetrying) and happening.void_from_seq:
-            shown = [(seq, text) for seq, text in shown if seq < happening.void_from_seq]
+    for seq, event in enumerate(world.ledger.events(key), 1):
+        if isinstance(event, OutputDelta) and event.round == round_number:
+            shown.append((seq, event.text))
+        if isinstance(event, RoundRetrying) and event.void_from_seq:
+            shown = [each for each in shown if each[0] < event.void_from_seq]
     return "".join(text for _, text in shown)

@@ -144,7 +144,7 @@ def test_a_log_that_grows_before_every_step_is_no_reason_to_fail_a_run_that_seve
 
         async def fault(name: str, done: bool) -> None:
             nonlocal grown
-            if name == "commit" and not done and grown < 50:
+            if name == "CommitRun" and not done and grown < 50:
                 grown += 1
                 await world.ledger.send(key, TopUp(tokens=1))
 

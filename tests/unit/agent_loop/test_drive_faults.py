@@ -40,7 +40,7 @@ def test_any_commit_may_fail_whether_or_not_it_was_carried_out(error: type[PawlE
     async def main(position: int) -> bool:
         world = everything()
         key = world.ledger.submit("hello")
-        world.ledger.fault = transient(error, at=[position], name="commit", done=done)
+        world.ledger.fault = transient(error, at=[position], name="CommitRun", done=done)
         await world.finish(key)
         check_whole(world, key)
         return position < len(world.ledger.steps)
@@ -57,7 +57,7 @@ def meanwhile(world: World, position: int, act: Callable[[], Awaitable[object]])
 
     async def fault(name: str, done: bool) -> None:
         nonlocal count
-        if name == "commit" and not done:
+        if name == "CommitRun" and not done:
             count += 1
             if count == position:
                 await act()
@@ -288,7 +288,7 @@ def test_failures_of_the_model_count_over_takeovers_and_takeovers_do_not_count(
     async def main() -> None:
         stuck = [*says("Once upon a time", chunks=8)[:4], 60.0]
         tries = [stuck, stuck, fails(), stuck, stuck, fails(), stuck, stuck, fails()]
-        world = World(VERDICTS, [*tries, *[fails()] * (failures - 3), says("The end.")])
+        world = World(VERDICTS, [*tries, *[fails()] * (failures - 3), says("The end.")], crashes_max=10)
         key = world.ledger.submit("hello")
         for number in range(takeovers):
             drive = Drive(await world.claim(f"worker_{number}"), world.dependencies)
@@ -376,7 +376,7 @@ def fails_inside(world: World, *, until: float, name: str = "") -> None:
     world.ledger.fault = fault
 
 
-@pytest.mark.parametrize("name", ["load", "commit", "list_commands"])
+@pytest.mark.parametrize("name", ["LoadRun", "CommitRun", "ListCommands"])
 def test_no_run_fails_for_an_internal_error_of_the_ledger_that_lasts_two_minutes(name: str) -> None:
     """As while a database is read-only after a failover."""
 
@@ -397,7 +397,7 @@ def test_an_internal_error_that_never_ends_is_believed_after_some_minutes() -> N
         world = everything()
         world.ledger.submit("hello")
         began = world.clock.now()
-        fails_inside(world, until=math.inf, name="load")
+        fails_inside(world, until=math.inf, name="LoadRun")
         with pytest.raises(Internal):
             await Drive(await world.claim(), world.dependencies).run()
         assert 170 < world.clock.now() - began < 200
@@ -414,7 +414,7 @@ def test_only_internal_errors_in_a_row_count() -> None:
         end, errors = world.clock.now() + 1000.0, itertools.cycle([Internal] * 50 + [DependencyUnavailable])
 
         async def fault(request: str, done: bool) -> None:
-            if request != "claim" and world.clock.now() < end:
+            if request != "ClaimRuns" and world.clock.now() < end:
                 raise next(errors)
 
         world.ledger.fault = fault
@@ -432,14 +432,11 @@ def test_the_clock_of_the_database_may_jump_before_any_answer(jump: float) -> No
         world = everything()
         key = world.ledger.submit("hello")
         count = itertools.count()
-        jumped = 0.0
 
         async def fault(name: str, done: bool) -> None:
-            nonlocal jumped
-            if name == "commit" and not done and next(count) == position:
-                jumped = jump
+            if name == "CommitRun" and not done and next(count) == position:
+                world.ledger.tables.server.ahead_seconds = jump
 
-        world.ledger._now = lambda: world.clock.now() + jumped
         world.ledger.fault = fault
         await Drive(await world.claim(), world.dependencies).run()
         run = world.ledger.run(key)
@@ -459,11 +456,9 @@ def test_a_round_that_takes_too_long_ends_in_time_whatever_the_clock_of_the_data
         said = says("Once upon a time", chunks=8)
         world = World(VERDICTS, [[*said[:4], 2.0, *said[4:6], 1000.0]])
         key = world.ledger.submit("hello")
-        jumped = 0.0
-        world.ledger._now = lambda: world.clock.now() + jumped
         driving = asyncio.create_task(Drive(await world.claim(), world.dependencies).run())
         await asyncio.sleep(1.0)
-        jumped = jump
+        world.ledger.tables.server.ahead_seconds = jump
         await driving
         failure = world.ledger.run(key).failure
         assert failure is not None

@@ -8,7 +8,7 @@ from pawl.agent_loop.domain.call import CallResult, CallState
 from pawl.agent_loop.domain.command import Cancel, Steer, ToolResult
 from pawl.agent_loop.domain.failure import FailureClass
 from pawl.agent_loop.domain.run import RunFailure, RunState, StopCause
-from pawl.agent_loop.domain.step import Step
+from pawl.job.v1.ledger_pb2 import CommitRunRequest
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import calls, says
@@ -39,10 +39,10 @@ async def bring_everything(world: World, key: RunKey) -> None:
         await world.ledger.send(key, Steer(text="y" * (LARGEST // 4)))
 
 
-def size(step: Step) -> int:
-    results = sum(len(call.result.content_json) if call.result else 0 for call in step.calls)
+def size(step: CommitRunRequest) -> int:
+    results = sum(len(call.result.content_json) for call in step.calls)
     arguments = sum(len(call.arguments_json) for call in step.calls)
-    return results + arguments + sum(len(message.text) for message in step.messages) + len(step.loop_state or b"")
+    return results + arguments + sum(len(message.text) for message in step.messages) + len(step.loop_state)
 
 
 def test_a_large_inbox_goes_into_several_steps() -> None:

@@ -78,7 +78,7 @@ async def finish(world: World, key: RunKey, *, until: Callable[[], bool] = lambd
                 await world.drive()
         except (LeaseLost, RunEnded, TimeoutError, DependencyUnavailable):
             pass
-        for store_id, run_id in [run_key for run_key, _ in world.ledger.unit.runs.items()]:
+        for store_id, run_id in list(world.ledger.tables.runs):
             await world.respond(RunKey(store_id=store_id, run_id=run_id))
     raise AssertionError(f"the run does not end: {world.ledger.run(key)}")
 
@@ -105,7 +105,7 @@ def test_the_answer_of_the_agent_is_the_result_of_the_call() -> None:
         assert [message.text for message in world.ledger.messages(key_of(child))][:1] == ["part"]
         assert [above.conversation_id for above in child.above] == [run.conversation_id]
         assert WaitKind.AGENT not in run.waits
-        assert states_told(world.ledger.events(key)) == ["QUEUED", "RUNNING", "WAITING", "RUNNING", "COMPLETED"]
+        assert states_told(world.ledger.log(key)) == ["QUEUED", "RUNNING", "WAITING", "RUNNING", "COMPLETED"]
 
     virtual_time.run(main())
 
@@ -192,9 +192,7 @@ def test_agents_start_agents_only_down_to_the_limit(depth_max: int) -> None:
 
         await finish(world, key)
 
-        runs = [
-            world.ledger.run(RunKey(store_id=STORE, run_id=run_id)) for (_, run_id), _ in world.ledger.unit.runs.items()
-        ]
+        runs = [world.ledger.run(RunKey(store_id=STORE, run_id=run_id)) for _, run_id in world.ledger.tables.runs]
         assert [run.depth for run in runs] == list(range(depth_max + 1))
         assert all(run.state is RunState.COMPLETED for run in runs)
         assert ["run_agent" in [tool.name for tool in run.tools] for run in runs] == [True] * depth_max + [False]
@@ -336,7 +334,7 @@ def test_workers_that_die_at_any_step_lose_nothing_and_do_nothing_twice() -> Non
 
         async def fault(name: str, carried_out: bool) -> None:
             nonlocal count, died
-            if name == "commit" and carried_out is done:
+            if name == "CommitRun" and carried_out is done:
                 count += 1
                 if count == number:
                     died = True
@@ -351,7 +349,7 @@ def test_workers_that_die_at_any_step_lose_nothing_and_do_nothing_twice() -> Non
         run, call = world.ledger.run(key), the_call(world, key)
         assert (run.state, run.output_text) == (RunState.COMPLETED, "Done."), number
         assert call.state is CallState.SUCCEEDED
-        assert len(list(world.ledger.unit.runs.items())) == 2
+        assert len(world.ledger.tables.runs) == 2
         return died
 
     async def main() -> None:
@@ -382,7 +380,7 @@ def test_the_work_of_the_agent_stops_with_its_caller(busy_with: str) -> None:
         # Commands are found by renewals here, one level after the other.
         await asyncio.sleep(8.0)
         assert world.registry.running + world.model.streaming == 0
-        states = {run.state for _, run in world.ledger.unit.runs.items()}
+        states = {run.state for run in world.ledger.tables.runs.values()}
         assert {state.name for state in states} == {"CANCELLED"}
         for loop in loops:
             loop.cancel()

@@ -354,7 +354,7 @@ def test_an_undo_waits_for_a_ledger_and_a_registry_that_do_not_answer() -> None:
         failures = iter([True] * 4)
 
         async def fault(name: str, done: bool) -> None:
-            if name == "undo_sources" and next(failures, False):
+            if name == "ListCalls" and next(failures, False):
                 raise DependencyUnavailable
 
         world.ledger.fault = fault
@@ -435,7 +435,7 @@ def test_an_undo_of_a_run_that_is_gone_fails() -> None:
         by = await undo_of(world, key)
 
         async def gone(name: str, done: bool) -> None:
-            if name == "undo_sources":
+            if name == "ListCalls":
                 raise RunNotFound
 
         world.ledger.fault = gone

@@ -66,7 +66,7 @@ def test_a_run_that_a_newer_version_has_written_waits_for_a_worker_of_that_versi
     async def main() -> None:
         world = World(VERDICTS, [])
         key = world.ledger.submit("hello")
-        world.ledger.fault = transient(NewerVersion, at=range(8), name="load")
+        world.ledger.fault = transient(NewerVersion, at=range(8), name="LoadRun")
         async with at_work(world.worker()):
             await end_of(world, key)
         assert world.ledger.run(key).state is RunState.COMPLETED
@@ -81,7 +81,7 @@ def test_a_run_of_a_program_that_the_worker_does_not_know_is_not_driven_as_an_ag
     async def main() -> None:
         world = World(VERDICTS, [])
         key = world.ledger.submit("hello")
-        world.ledger.unit.loop_states.put(world.ledger.row(key).key, b'{"undo":{"program":"another"}}')
+        world.ledger.tables.loop_states[world.ledger.row(key).key] = b'{"undo":{"program":"another"}}'
         async with at_work(world.worker()):
             while len(world.meter.left) < 3:
                 await asyncio.sleep(1)
@@ -99,7 +99,7 @@ def test_a_run_that_no_worker_can_read_comes_before_an_operator(monkeypatch: pyt
     async def main() -> None:
         world = World(VERDICTS, [])
         key = world.ledger.submit("hello")
-        world.ledger.fault = transient(NewerVersion, at=range(1_000_000), name="load")
+        world.ledger.fault = transient(NewerVersion, at=range(1_000_000), name="LoadRun")
         async with at_work(world.worker()):
             while not world.ledger.row(key).is_quarantined:
                 await asyncio.sleep(10)
@@ -145,7 +145,7 @@ def test_a_run_whose_lease_cannot_be_renewed_is_stopped_before_the_lease_ends() 
         key = world.ledger.submit("hello")
 
         async def unreachable(name: str, done: bool) -> None:
-            if name == "renew":
+            if name == "RenewLeases":
                 raise DependencyUnavailable
 
         world.ledger.fault = unreachable
@@ -171,7 +171,7 @@ def test_runs_go_on_over_an_outage_that_is_shorter_than_their_leases(error: type
 
         async def away(name: str, done: bool) -> None:
             left = away_from + 7.0 - world.clock.now()
-            if name == "renew" and 0 < left <= 7.0:
+            if name == "RenewLeases" and 0 < left <= 7.0:
                 if error is not None:
                     raise error
                 await asyncio.sleep(left)
@@ -213,7 +213,7 @@ def test_a_run_is_not_driven_twice_while_a_drive_that_was_dropped_comes_to_its_e
             return drive
 
         async def unreachable(name: str, done: bool) -> None:
-            if name == "renew" and is_away:
+            if name == "RenewLeases" and is_away:
                 raise DependencyUnavailable
 
         worker._new_drive = reluctant
@@ -234,7 +234,7 @@ def test_a_run_that_somebody_else_claimed_is_dropped_at_the_next_renewal() -> No
         async with at_work(world.worker()):
             await asyncio.sleep(1)
             row = world.ledger.row(key)
-            world.ledger.unit.put_run(replace(row, worker_id="other", epoch=2))
+            world.ledger.tables.runs[row.key] = replace(row, worker_id="other", epoch=2)
             await asyncio.sleep(4)
             assert world.model.streaming == 0
             assert world.meter.left == ["lost"]
@@ -249,7 +249,7 @@ def test_a_claim_whose_answer_was_lost_is_driven_all_the_same() -> None:
         lost = iter([True])
 
         async def lose_the_answer(name: str, done: bool) -> None:
-            if name == "claim" and done and next(lost, False):
+            if name == "ClaimRuns" and done and next(lost, False):
                 raise DependencyUnavailable
 
         world.ledger.fault = lose_the_answer
@@ -374,7 +374,7 @@ def test_a_run_that_cannot_even_be_given_back_is_tried_again_at_the_next_renewal
             return next(tries, Drive)(claim, world.dependencies)
 
         async def fail(name: str, done: bool) -> None:
-            if name == "report_crash" and next(away, False):
+            if name == "ReportCrash" and next(away, False):
                 raise error
 
         world.ledger.fault = fail

@@ -74,7 +74,7 @@ _read.struct(
         of_message=("run",),
     ),
 )
-_KIND: Final = _read.one_of(
+KIND: Final = _read.one_of(
     ledger_pb2.Command,
     "kind",
     {
@@ -90,7 +90,7 @@ _KIND: Final = _read.one_of(
     without=("redrive",),  # The ledger's own.
 )
 COMMAND: Final = _read.struct(
-    Command, ledger_pb2.Command, Exceptions(read={"kind": _KIND.read}, of_message=kinds_of(ledger_pb2.Command, "kind"))
+    Command, ledger_pb2.Command, Exceptions(read={"kind": KIND.read}, of_message=kinds_of(ledger_pb2.Command, "kind"))
 )
 
 wire.WIRE.struct(
