@@ -10,7 +10,18 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from pawl.errors import CallNotFound, ConversationNotFound, LeaseLost, RunNotFound
-from pawl.job_store.app.reading import Claimed, Loaded, LogPart, Page, PendingFilter, Renewed, RunView, view_of
+from pawl.job_store.app.reading import (
+    Claimed,
+    Loaded,
+    LogGap,
+    LogPart,
+    Page,
+    PendingFilter,
+    Renewed,
+    RunSnapshot,
+    RunView,
+    view_of,
+)
 from pawl.job_store.domain.offers import is_pending
 from pawl.job_store.domain.places import DueRun, Line, PlaceLimits, share_out
 from pawl.job_store.domain.rows import CallRow, CommandRow, MessageRow, RunKey, RunRow
@@ -308,10 +319,29 @@ class MemoryReads:
         await self._database.reach()
         run = self._run(store_id, user_id, run_id)
         await self._database.reach()
-        start = min(after_seq, run.last_seq)
+        trimmed = self._tables.trimmed.get(run.key, 0)
+        start = max(min(after_seq, run.last_seq), trimmed)
         payloads = self._tables.events.get(run.key, [])[start : start + events_max]
         return LogPart(
-            payloads=payloads, last_seq=max(run.last_seq, start + len(payloads)), ended=run.state.is_terminal
+            payloads=payloads,
+            last_seq=max(run.last_seq, start + len(payloads)),
+            ended=run.state.is_terminal,
+            gap=self.gap(run, after_seq) if after_seq < trimmed else None,
+        )
+
+    def gap(self, run: RunRow, after_seq: int) -> LogGap:
+        """Return what stands for the removed events after `after_seq`."""
+        calls = self._tables.calls_of(run.key)
+        snapshot = RunSnapshot(
+            run=run,
+            messages=[],
+            calls=calls,
+            omitted_bytes={call.call_id: 0 for call in calls},
+            omitted_messages=0,
+            omitted_calls=0,
+        )
+        return LogGap(
+            run_id=run.run_id, from_seq=after_seq + 1, to_seq=self._tables.trimmed[run.key], snapshot=snapshot
         )
 
     def _run(self, store_id: str, user_id: str, run_id: str) -> RunRow:

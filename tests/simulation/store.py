@@ -75,6 +75,8 @@ class Tables:
     loop_states: dict[RunKey, bytes] = field(default_factory=dict)
     messages: dict[ConversationKey, list[MessageRow]] = field(default_factory=dict)
     events: dict[RunKey, list[bytes]] = field(default_factory=dict)
+    trimmed: dict[RunKey, int] = field(default_factory=dict)
+    """The last seq that was removed; the events themselves stay for who wants to know what they were."""
     outbox: dict[tuple[str, str], tuple[RunKey, datetime]] = field(default_factory=dict)
     """Life-cycle events by store and id; nothing relays them while the simulation runs."""
     written_at: dict[RunKey, list[float]] = field(default_factory=dict, compare=False)

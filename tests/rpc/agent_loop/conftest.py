@@ -23,7 +23,7 @@ from pawl.chassis.rpc_server import RpcServer
 from tests.fakes.checker import FakeChecker
 from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
-from tests.fakes.public_ledger import FakeLedger
+from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 KEYS = [
     ApiKey(key="key-of-me-0123456789", store_id="local", user_id="me", roles=["member"]),
+    ApiKey(key="key-of-me-approving1", store_id="local", user_id="me", roles=["approver"]),
     ApiKey(key="key-of-operator-0123", store_id="local", user_id="me", roles=["operator"]),
     ApiKey(key="key-of-other-user-01", store_id="local", user_id="you", roles=["member"]),
     ApiKey(key="key-of-other-store-1", store_id="elsewhere", user_id="me", roles=["member"]),
@@ -39,6 +40,7 @@ KEYS = [
     ApiKey(key="key-of-foreign-boss1", store_id="elsewhere", user_id="boss", roles=["operator", "admin"]),
 ]
 ME = (("authorization", "Bearer key-of-me-0123456789"),)
+APPROVER = (("authorization", "Bearer key-of-me-approving1"),)
 OPERATOR = (("authorization", "Bearer key-of-operator-0123"),)
 BOSS = (("authorization", "Bearer key-of-helping-boss1"),)
 ADMIN = (("authorization", "Bearer key-of-the-admin-012"),)
@@ -55,8 +57,9 @@ def live() -> FakeLive:
 
 
 @pytest.fixture
-def ledger(clock: ManualClock, live: FakeLive) -> FakeLedger:
-    return FakeLedger(clock, live)
+async def ledger(clock: ManualClock, live: FakeLive) -> AsyncIterator[PlayedLedger]:
+    async with PlayedLedger(clock, live) as ledger:
+        yield ledger
 
 
 @pytest.fixture
@@ -66,7 +69,7 @@ def times() -> SessionTimes:
 
 @pytest.fixture
 async def clients(
-    ledger: FakeLedger, live: FakeLive, times: SessionTimes, clock: ManualClock, ids: IdSource
+    ledger: PlayedLedger, live: FakeLive, times: SessionTimes, clock: ManualClock, ids: IdSource
 ) -> AsyncIterator[ClientSide]:
     clients = client_side(ledger, live, clock, ids, times)
     async with clients.watches:
@@ -74,7 +77,7 @@ async def clients(
 
 
 def client_side(
-    ledger: FakeLedger, live: FakeLive, clock: ManualClock, ids: IdSource, times: SessionTimes | None = None
+    ledger: PlayedLedger, live: FakeLive, clock: ManualClock, ids: IdSource, times: SessionTimes | None = None
 ) -> ClientSide:
     """Return what serves clients over this ledger, quick to look and to give signs of life."""
     ports = ClientPorts(ledger=ledger, live=live, checker=FakeChecker(), clock=clock, ids=ids)

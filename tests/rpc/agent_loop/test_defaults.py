@@ -14,16 +14,16 @@ from pawl.agent_loop.domain.options import RunDefaults
 from pawl.agent_loop.rpc import convert
 from pawl.agent_loop.rpc.servicer import AgentServicer
 from pawl.event.v1 import run_pb2
-from tests.fakes.public_ledger import FakeLedger
 from tests.rpc.agent_loop.conftest import ME
 from tests.rpc.agent_loop.errors import reason
+from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
 
 
 async def test_a_deploy_with_other_defaults_leaves_requests_as_they_are(
-    stub: AgentServiceAsyncStub, servicer: AgentServicer, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, servicer: AgentServicer, ledger: PlayedLedger
 ) -> None:
     """I2: what a request left open is no part of it."""
     asked = run_pb2.RunOptions(temperature=0.5, limits=run_pb2.RunLimits(rounds_max=3))

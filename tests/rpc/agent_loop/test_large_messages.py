@@ -11,15 +11,15 @@ from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.rpc import convert
 from pawl.event.v1 import call_pb2, run_pb2
-from tests.fakes.public_ledger import FakeLedger
 from tests.rpc.agent_loop.conftest import ME
 from tests.rpc.agent_loop.errors import failure
+from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
 
 
-async def test_too_many_results_are_not_looked_at_one_by_one(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_too_many_results_are_not_looked_at_one_by_one(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     """A message full of results must not keep the process busy."""
     await ledger.add_run()
     results = [types_pb2.ToolResult(call_id="a.b", content_json=b"1")] * 1000
@@ -44,12 +44,12 @@ async def test_each_state_of_a_filter_is_looked_at_once(
     assert len(looked_at) == 2
 
 
-async def test_what_waits_fits_into_a_message(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_what_waits_fits_into_a_message(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     """A client with gRPC's own limit of 4 MiB can read every run; the calls left out come as others are settled."""
     await ledger.add_run()
     for number in range(8):
         await ledger.offer(f"call_{number}")
-        ledger.runs["run_1"].calls[f"call_{number}"].arguments_json = b"x" * 500_000
+        ledger.put_call(f"call_{number}", arguments=b"x" * 500_000)
     run = (await stub.GetRun(agent_pb2.GetRunRequest(run_id="run_1"), metadata=ME)).run
     assert [call.call_id for call in run.pending_calls] == [f"call_{number}" for number in range(4)]
 

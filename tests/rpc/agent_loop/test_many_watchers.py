@@ -28,11 +28,11 @@ from tests.fakes import virtual_time
 from tests.fakes.checker import FakeChecker
 from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
-from tests.fakes.public_ledger import ME as CALLER
-from tests.fakes.public_ledger import FakeLedger
 from tests.poll import until
 from tests.rpc.agent_loop.client import Client
 from tests.rpc.agent_loop.conftest import ME, new_server
+from tests.rpc.agent_loop.ledger import ME as CALLER
+from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
@@ -46,7 +46,7 @@ _BURST_TEXT = "x" * 50_000
 class Replicas:
     """Two servers with nothing in common but the ledger and the live events."""
 
-    def __init__(self, ledger: FakeLedger, live: FakeLive, clock: ManualClock, ids: IdSource) -> None:
+    def __init__(self, ledger: PlayedLedger, live: FakeLive, clock: ManualClock, ids: IdSource) -> None:
         self.ledger = ledger
         self.live = live
         self._clock = clock
@@ -66,10 +66,6 @@ class Replicas:
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(server.address, options=options))
         self.watches.append(watches)
         self.stubs.append(AgentServiceStub(channel))
-
-    def hashes(self, after_seq: int) -> str:
-        """What somebody who attached there must have seen in the end."""
-        return _hash(self.ledger.runs["run_1"].events[after_seq:])
 
 
 class Watcher:
@@ -158,7 +154,7 @@ class Watcher:
 
 @pytest.fixture
 async def replicas(
-    ledger: FakeLedger, live: FakeLive, clock: ManualClock, ids: IdSource, tmp_path: Path
+    ledger: PlayedLedger, live: FakeLive, clock: ManualClock, ids: IdSource, tmp_path: Path
 ) -> AsyncIterator[Replicas]:
     async with AsyncExitStack() as stack:
         replicas = Replicas(ledger, live, clock, ids)
@@ -179,7 +175,7 @@ async def test_200_watchers_have_one_sequence_and_leave_nothing_behind(replicas:
 
         def add(count: int) -> Iterable[Watcher]:
             for _ in range(count):
-                after_seq = choose.randint(0, len(ledger.runs["run_1"].events))
+                after_seq = choose.randint(0, ledger.last_seq())
                 watchers.append(Watcher(replicas, random.Random(choose.random()), after_seq))
                 yield watchers[-1]
 
@@ -194,7 +190,8 @@ async def test_200_watchers_have_one_sequence_and_leave_nothing_behind(replicas:
             await asyncio.sleep(choose.random() * 0.02)
         await ledger.finish()
     assert len(watchers) == 200
-    assert [_hash(watcher.seen) for watcher in watchers] == [replicas.hashes(watcher.after_seq) for watcher in watchers]
+    log = ledger.log()
+    assert [_hash(watcher.seen) for watcher in watchers] == [_hash(log[watcher.after_seq :]) for watcher in watchers]
     # Those who still read the past when the burst came go on at their own pace.
     assert sum(watcher.cut_off > 0 for watcher in slow) >= len(slow) // 2
 
@@ -204,12 +201,12 @@ async def test_200_watchers_have_one_sequence_and_leave_nothing_behind(replicas:
     await until(is_forgotten)
 
 
-async def _burst(ledger: FakeLedger, group: asyncio.TaskGroup, slow: list[Watcher]) -> list[Watcher]:
+async def _burst(ledger: PlayedLedger, group: asyncio.TaskGroup, slow: list[Watcher]) -> list[Watcher]:
     """Let these watchers stall, and the run go on so far that none of them can have followed."""
     over = asyncio.Event()
     for watcher in slow:
         # From just before the end: whoever reads the past is not in a hurry, and is not cut off.
-        watcher.go_to(len(ledger.runs["run_1"].events) - 1)
+        watcher.go_to(ledger.last_seq() - 1)
         group.create_task(watcher.stall(over))
     for watcher in slow:
         while not watcher.stalled.is_set():
@@ -234,7 +231,7 @@ def test_a_silent_run_has_a_heartbeat_every_15_seconds() -> None:
 
     async def watch() -> list[float]:
         live = FakeLive()
-        ledger = FakeLedger(ManualClock(), live)
+        ledger = PlayedLedger(ManualClock(), live)
         await ledger.add_run()
         async with Watches(ledger=ledger, live=live) as watches, watches.open(CALLER, "run_1", 1) as watcher:
             loop = asyncio.get_running_loop()

@@ -8,10 +8,10 @@ import grpc
 import pytest
 
 from pawl.agent.v1 import agent_pb2, operator_pb2, session_pb2, types_pb2
-from tests.fakes.public_ledger import FakeLedger
 from tests.fakes.unknown_values import calls_by_method, code_of
 from tests.rpc.agent_loop.client import Client
 from tests.rpc.agent_loop.conftest import ADMIN
+from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
@@ -22,7 +22,9 @@ CALLS = calls_by_method(
 
 
 @pytest.mark.parametrize("method", sorted(CALLS.keys() - {"Session"}))
-async def test_a_value_that_is_unknown_is_refused(stub: AgentServiceAsyncStub, ledger: FakeLedger, method: str) -> None:
+async def test_a_value_that_is_unknown_is_refused(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, method: str
+) -> None:
     await ledger.add_run("x1")
     ended: dict[str, grpc.StatusCode] = {}
     for field, request in CALLS[method]:

@@ -15,11 +15,12 @@ from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent_loop.app.public_values import ResultCommand
 from pawl.chassis.ids import IdSource
 from pawl.event.v1 import call_pb2
+from pawl.job_store.domain.rows import Offer
 from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
-from tests.fakes.public_ledger import FakeLedger
 from tests.rpc.agent_loop.client import ACCEPTED, Client
 from tests.rpc.agent_loop.conftest import client_side, new_server
+from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
@@ -40,18 +41,22 @@ async def attached(stub: AgentServiceAsyncStub, client_id: str = "cli_a", *tools
     return client
 
 
-def holder(ledger: FakeLedger, call_id: str) -> str:
+def expiry(ledger: PlayedLedger, call_id: str) -> int:
+    return ledger.runs["run_1"].calls[call_id].offer.expire_time.seconds
+
+
+def holder(ledger: PlayedLedger, call_id: str) -> str:
     return ledger.runs["run_1"].calls[call_id].offer.client_id
 
 
 @pytest.fixture(autouse=True)
-async def run(ledger: FakeLedger) -> None:
+async def run(ledger: PlayedLedger) -> None:
     await ledger.add_run()
 
 
 @pytest.fixture
 async def other_replica(
-    ledger: FakeLedger, live: FakeLive, clock: ManualClock, ids: IdSource, tmp_path: Path
+    ledger: PlayedLedger, live: FakeLive, clock: ManualClock, ids: IdSource, tmp_path: Path
 ) -> AsyncIterator[AgentServiceAsyncStub]:
     """One more agent-loop at the same ledger."""
     clients = client_side(ledger, live, clock, ids)
@@ -65,7 +70,7 @@ async def other_replica(
 
 @pytest.mark.parametrize("before", [True, False])
 async def test_an_offer_comes_whether_the_call_or_the_client_was_first(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger, clock: ManualClock, before: bool
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock, before: bool
 ) -> None:
     if before:
         await ledger.offer("call_1")
@@ -78,7 +83,7 @@ async def test_an_offer_comes_whether_the_call_or_the_client_was_first(
     assert holder(ledger, "call_1") == "cli_a"
 
 
-async def test_a_result_is_taken_once(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_a_result_is_taken_once(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     client = await attached(stub)
     await ledger.offer("call_1")
     offer = await client.offer()
@@ -91,7 +96,7 @@ async def test_a_result_is_taken_once(stub: AgentServiceAsyncStub, ledger: FakeL
 
 
 async def test_a_refused_result_leaves_the_call_with_the_client(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     client = await attached(stub)
     await ledger.offer("call_1")
@@ -101,7 +106,7 @@ async def test_a_refused_result_leaves_the_call_with_the_client(
     assert (await client.answer(offer)).status == ACCEPTED
 
 
-async def test_two_clients_race_and_one_wins(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_two_clients_race_and_one_wins(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     first, second = await attached(stub, "cli_a"), await attached(stub, "cli_b")
     await ledger.offer("call_1")
     await until(lambda: holder(ledger, "call_1"))
@@ -112,7 +117,9 @@ async def test_two_clients_race_and_one_wins(stub: AgentServiceAsyncStub, ledger
     assert not [kept for kept in loser._kept if kept.HasField("offer")]
 
 
-async def test_a_disconnect_offers_the_call_to_the_next_client(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_a_disconnect_offers_the_call_to_the_next_client(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
+) -> None:
     first = await attached(stub, "cli_a")
     await ledger.offer("call_1")
     old = await first.offer()
@@ -126,7 +133,7 @@ async def test_a_disconnect_offers_the_call_to_the_next_client(stub: AgentServic
 
 
 async def test_a_client_that_was_never_noticed_to_leave_takes_its_calls_back(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """The same client id, the same lease: what it was doing is not lost. As after kill -9 of a replica."""
     first = await attached(stub, "cli_a")
@@ -138,7 +145,7 @@ async def test_a_client_that_was_never_noticed_to_leave_takes_its_calls_back(
     assert not ledger.released
 
 
-async def test_a_client_gets_no_more_than_it_can_run(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_a_client_gets_no_more_than_it_can_run(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     client = await attached(stub, calls_max=2)
     for number in range(1, 5):
         await ledger.offer(f"call_{number}")
@@ -151,7 +158,7 @@ async def test_a_client_gets_no_more_than_it_can_run(stub: AgentServiceAsyncStub
 
 
 async def test_only_tools_and_versions_that_the_client_runs_are_offered(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     client = await attached(stub, "cli_a", "show", calls_max=9, versions=[2, 3])
     await ledger.offer("call_1", "show", version=1)
@@ -162,7 +169,7 @@ async def test_only_tools_and_versions_that_the_client_runs_are_offered(
 
 
 async def test_calls_of_runs_that_are_not_attached_are_not_offered(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     await ledger.add_run("run_2")
     client = await attached(stub, calls_max=9)
@@ -173,7 +180,7 @@ async def test_calls_of_runs_that_are_not_attached_are_not_offered(
     assert (await client.offer()).call.call_id == "call_2"
 
 
-async def test_the_past_is_not_offered(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_the_past_is_not_offered(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     """Replayed events show calls as they were; only what is pending now is offered."""
     await ledger.offer("call_1")
     await ledger.settle("call_1")
@@ -185,7 +192,7 @@ async def test_the_past_is_not_offered(stub: AgentServiceAsyncStub, ledger: Fake
 
 @pytest.mark.parametrize("state", [call_pb2.CALL_STATE_CANCELLED, call_pb2.CALL_STATE_EXPIRED])
 async def test_a_call_that_is_settled_elsewhere_is_revoked(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger, state: call_pb2.CallState.ValueType
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, state: call_pb2.CallState.ValueType
 ) -> None:
     client = await attached(stub)
     await ledger.offer("call_1")
@@ -198,7 +205,7 @@ async def test_a_call_that_is_settled_elsewhere_is_revoked(
     assert (await client.offer()).call.call_id == "call_2"
 
 
-async def test_a_lost_lease_is_revoked_and_taken_anew(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_a_lost_lease_is_revoked_and_taken_anew(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     client = await attached(stub)
     await ledger.offer("call_1")
     old = await client.offer()
@@ -214,15 +221,14 @@ async def test_a_lost_lease_is_revoked_and_taken_anew(stub: AgentServiceAsyncStu
 
 
 async def test_heartbeats_renew_and_silence_does_not(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger, clock: ManualClock
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
 ) -> None:
     first = await attached(stub, "cli_a")
     await ledger.offer("call_1")
     await first.offer()
-    call = ledger.runs["run_1"].calls["call_1"]
     await clock.advance(20)
     await first.heartbeat()
-    await until(lambda: call.offer.expire_time.seconds >= clock.now() + 29)
+    await until(lambda: expiry(ledger, "call_1") >= clock.now() + 29)
     await clock.advance(31)
     second = await attached(stub, "cli_b")
     assert (await second.offer()).offer_epoch == 2
@@ -230,17 +236,17 @@ async def test_heartbeats_renew_and_silence_does_not(
 
 
 async def test_a_heartbeat_after_the_lease_was_lost_unnoticed_revokes(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     client = await attached(stub)
     await ledger.offer("call_1")
     await client.offer()
-    ledger.runs["run_1"].calls["call_1"].offer.client_id = "cli_z"
+    ledger.put_call("call_1", offer=Offer(client_id="cli_z", epoch=2, expire_time=None, lease_seconds=30.0))
     await client.heartbeat()
     assert (await client.next("offer_revoked")).offer_revoked.call_id == "call_1"
 
 
-async def test_a_detach_gives_the_calls_of_that_run_back(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_a_detach_gives_the_calls_of_that_run_back(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await ledger.add_run("run_2")
     client = await attached(stub, calls_max=9)
     await client.attach("run_2")
@@ -253,7 +259,7 @@ async def test_a_detach_gives_the_calls_of_that_run_back(stub: AgentServiceAsync
     assert ledger.runs["run_2"].calls["call_2"].offer.client_id == "cli_a"
 
 
-async def test_a_ledger_that_is_away_only_delays_an_offer(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_a_ledger_that_is_away_only_delays_an_offer(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     client = await attached(stub)
     lease_offer = ledger.lease_offer
     attempts = 0
@@ -275,7 +281,7 @@ async def test_a_ledger_that_is_away_only_delays_an_offer(stub: AgentServiceAsyn
 
 
 async def test_a_stream_that_was_lost_unnoticed_gives_back_nothing_of_its_successor(
-    stub: AgentServiceAsyncStub, other_replica: AgentServiceAsyncStub, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, other_replica: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """The client has come back by another replica, which knows nothing of its first stream."""
     await ledger.offer("call_1")

@@ -10,9 +10,9 @@ from pawl.agent.v1 import agent_pb2, operator_pb2
 from pawl.agent_loop.app.public_values import Caller, CancelCommand, RedriveCommand
 from pawl.agent_loop.domain.run import RunState, StopCause
 from pawl.event.v1 import call_pb2, run_pb2
-from tests.fakes.public_ledger import FakeLedger
 from tests.rpc.agent_loop.conftest import ADMIN, BOSS, FOREIGN_BOSS, ME, STRANGERS
 from tests.rpc.agent_loop.errors import failure, reason
+from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
@@ -40,14 +40,13 @@ def on(operators: OperatorServiceAsyncStub, run_id: str = "run_1", **fields: str
 
 @pytest.mark.parametrize("metadata", [BOSS, ADMIN])
 async def test_an_operator_sees_the_runs_of_all_users_that_need_attention_and_nothing_of_what_they_say(
-    operators: OperatorServiceAsyncStub, ledger: FakeLedger, metadata: Any
+    operators: OperatorServiceAsyncStub, ledger: PlayedLedger, metadata: Any
 ) -> None:
     await ledger.add_run("run_1")
     await ledger.add_run("run_2", Caller(store_id="local", user_id="you"))
     await ledger.add_run("run_3")
     await ledger.add_run("run_4", Caller(store_id="elsewhere", user_id="me"))
-    ledger.runs["run_2"].run.output_text = "a secret"
-    ledger.runs["run_2"].run.crash_count = 3
+    ledger.put_run("run_2", output=run_pb2.Run(output_text="a secret").SerializeToString(), crashes=3)
     await ledger.need_attention(QUARANTINED, "run_2")
     await ledger.need_attention(UNKNOWN_OUTCOME, "run_3")
     await ledger.need_attention(QUARANTINED, "run_4")
@@ -63,7 +62,7 @@ async def test_an_operator_sees_the_runs_of_all_users_that_need_attention_and_no
     assert not (await operators.ListAttention(calm, metadata=metadata)).runs
 
 
-async def test_a_quarantined_run_goes_on_once(operators: OperatorServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_a_quarantined_run_goes_on_once(operators: OperatorServiceAsyncStub, ledger: PlayedLedger) -> None:
     """I2"""
     await ledger.add_run()
     await ledger.need_attention(QUARANTINED)
@@ -77,7 +76,7 @@ async def test_a_quarantined_run_goes_on_once(operators: OperatorServiceAsyncStu
 
 @pytest.mark.parametrize("why", [QUARANTINED, UNKNOWN_OUTCOME])
 async def test_a_run_that_needs_attention_is_ended_once(
-    operators: OperatorServiceAsyncStub, ledger: FakeLedger, why: run_pb2.AttentionReason.ValueType
+    operators: OperatorServiceAsyncStub, ledger: PlayedLedger, why: run_pb2.AttentionReason.ValueType
 ) -> None:
     """I2, I12"""
     await ledger.add_run()
@@ -92,7 +91,7 @@ async def test_a_run_that_needs_attention_is_ended_once(
 
 
 async def test_what_is_not_needed_is_refused_and_changes_nothing(
-    operators: OperatorServiceAsyncStub, ledger: FakeLedger
+    operators: OperatorServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     await ledger.add_run()
     error = await failure(operators.RedriveRun(redrive(), metadata=BOSS))
@@ -104,7 +103,7 @@ async def test_what_is_not_needed_is_refused_and_changes_nothing(
 
 
 async def test_a_request_id_with_another_payload_is_refused(
-    operators: OperatorServiceAsyncStub, stub: AgentServiceAsyncStub, ledger: FakeLedger
+    operators: OperatorServiceAsyncStub, stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """I2: by whichever method it comes."""
     await ledger.add_run()
@@ -129,7 +128,7 @@ async def test_a_request_id_with_another_payload_is_refused(
 
 @pytest.mark.parametrize("metadata", [ME, *STRANGERS])
 async def test_who_is_no_operator_is_told_so_whether_or_not_the_run_exists(
-    operators: OperatorServiceAsyncStub, ledger: FakeLedger, metadata: Any
+    operators: OperatorServiceAsyncStub, ledger: PlayedLedger, metadata: Any
 ) -> None:
     """I13"""
     await ledger.add_run()
@@ -141,7 +140,7 @@ async def test_who_is_no_operator_is_told_so_whether_or_not_the_run_exists(
 
 
 async def test_an_operator_of_another_store_finds_nothing(
-    operators: OperatorServiceAsyncStub, stub: AgentServiceAsyncStub, ledger: FakeLedger
+    operators: OperatorServiceAsyncStub, stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """I13: exactly as if the run did not exist."""
     await ledger.add_run()
@@ -164,7 +163,9 @@ async def test_an_operator_of_another_store_finds_nothing(
     assert not ledger.commands
 
 
-async def test_an_operator_of_the_store_is_no_user_of_its_runs(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_an_operator_of_the_store_is_no_user_of_its_runs(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
+) -> None:
     """Settled point 7: others' runs are seen through OperatorService alone."""
     await ledger.add_run()
     assert await reason(stub.GetRun(agent_pb2.GetRunRequest(run_id="run_1"), metadata=BOSS)) == "RUN_NOT_FOUND"
@@ -182,7 +183,7 @@ async def test_an_operator_of_the_store_is_no_user_of_its_runs(stub: AgentServic
     ],
 )
 async def test_bad_requests_are_refused(
-    operators: OperatorServiceAsyncStub, ledger: FakeLedger, fields: dict[str, str], expected: str
+    operators: OperatorServiceAsyncStub, ledger: PlayedLedger, fields: dict[str, str], expected: str
 ) -> None:
     await ledger.add_run()
     await ledger.need_attention(QUARANTINED)
@@ -205,7 +206,7 @@ async def test_bad_pages_are_refused(
     assert await reason(operators.ListAttention(request, metadata=BOSS)) == expected
 
 
-async def test_without_the_ledger_it_is_unavailable(operators: OperatorServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_without_the_ledger_it_is_unavailable(operators: OperatorServiceAsyncStub, ledger: PlayedLedger) -> None:
     await ledger.add_run()
     ledger.down = True
     for method, request in [*on(operators), (operators.ListAttention, operator_pb2.ListAttentionRequest())]:

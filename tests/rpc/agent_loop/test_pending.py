@@ -18,9 +18,9 @@ from pawl.agent_loop.rpc.servicer import AgentServicer
 from pawl.chassis.clock import SystemClock
 from pawl.event.v1 import call_pb2, run_pb2
 from tests.fakes.manual_clock import ManualClock
-from tests.fakes.public_ledger import FakeLedger
 from tests.rpc.agent_loop.conftest import ADMIN, ME
 from tests.rpc.agent_loop.errors import reason
+from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
@@ -30,7 +30,7 @@ OF_STORE = agent_pb2.PendingFilter(scope=agent_pb2.PENDING_SCOPE_STORE)
 
 
 @pytest.fixture(autouse=True)
-def pending(servicer: AgentServicer, ledger: FakeLedger) -> None:
+def pending(servicer: AgentServicer, ledger: PlayedLedger) -> None:
     """Let time pass while the list is watched."""
     servicer._pending = Pending(ledger=ledger, clock=SystemClock(), poll_seconds=0.02)
 
@@ -55,7 +55,7 @@ async def test_who_may_not_ask_or_asks_for_nothing_that_there_is_is_refused(
 
 
 async def test_an_admin_sees_what_awaits_an_approval_of_all_users(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     await ledger.add_run()
     await ledger.add_call("call_1", AWAITING)
@@ -65,7 +65,7 @@ async def test_an_admin_sees_what_awaits_an_approval_of_all_users(
 
 
 async def test_a_stream_is_complete_when_it_says_so_and_shows_life(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """An empty response is a life sign; nothing is told twice."""
     await ledger.add_run()
@@ -97,12 +97,10 @@ async def test_an_inbox_with_nothing_in_it_is_complete_at_once(stub: AgentServic
 
 
 async def test_a_run_that_waits_for_tokens_is_in_the_inbox_until_it_goes_on(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
-    stored = await ledger.add_run()
-    stored.run.waits.append(run_pb2.WAIT_KIND_BUDGET)
-    stored.run.token_budget = 100
-    await ledger.change("run_1", RunState.WAITING)
+    await ledger.add_run()
+    await ledger.change("run_1", RunState.WAITING, waits=(run_pb2.WAIT_KIND_BUDGET,), token_budget=100)
     listed = await stub.ListPending(agent_pb2.ListPendingRequest(), metadata=ME)
     assert [(run.run_id, run.token_budget) for run in listed.runs] == [("run_1", 100)]
     of_store = await stub.ListPending(agent_pb2.ListPendingRequest(filter=OF_STORE), metadata=ADMIN)
@@ -110,12 +108,11 @@ async def test_a_run_that_waits_for_tokens_is_in_the_inbox_until_it_goes_on(
     async with asyncio.timeout(30):
         stream: Any = stub.WatchPending(agent_pb2.WatchPendingRequest(), metadata=ME)
         assert [run.run_id for run in (await stream.read()).runs] == ["run_1"]
-        stored.run.token_budget = 150
+        ledger.put_run("run_1", token_budget=150)
         while not (response := await stream.read()).runs:
             assert not response.gone_run_ids
         assert response.runs[0].token_budget == 150
-        stored.run.ClearField("waits")
-        await ledger.change("run_1", RunState.RUNNING)
+        await ledger.change("run_1", RunState.RUNNING, waits=())
         while not (response := await stream.read()).gone_run_ids:
             assert not response.runs
         assert (list(response.gone_run_ids), list(response.gone_call_ids)) == (["run_1"], [])
@@ -126,7 +123,7 @@ class Thing:
     """The document of a call, large in earnest."""
 
 
-class LargeInbox(FakeLedger):
+class LargeInbox(PlayedLedger):
     """Pages of four calls; notes what was read, and knows which documents are still there."""
 
     def __init__(self, pages: int, steps: list[str]) -> None:

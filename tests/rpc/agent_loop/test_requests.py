@@ -17,9 +17,9 @@ from pawl.chassis.rpc_server import RpcServer
 from pawl.errors import InvalidArguments, InvalidField
 from pawl.event.v1 import call_pb2, run_pb2
 from tests.fakes.live_events import FakeLive
-from tests.fakes.public_ledger import FakeLedger
-from tests.rpc.agent_loop.conftest import ME, OPERATOR, STRANGERS
+from tests.rpc.agent_loop.conftest import APPROVER, ME, OPERATOR, STRANGERS
 from tests.rpc.agent_loop.errors import failure, reason
+from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
@@ -123,7 +123,7 @@ async def test_a_bad_message_is_refused_with_the_field_that_is_wrong(
 
 
 async def test_a_busy_conversation_refuses_where_that_was_asked(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     await ledger.add_run()
     request = agent_pb2.SendMessageRequest(
@@ -161,7 +161,7 @@ def calls_on(stub: AgentServiceAsyncStub, run_id: str, call_id: str) -> list[Any
 
 @pytest.mark.parametrize("stranger", STRANGERS)
 async def test_what_belongs_to_others_looks_exactly_like_nothing(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger, stranger: Any
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, stranger: Any
 ) -> None:
     """I13: not found, with the same words as for an id that does not exist."""
     await ledger.add_run()
@@ -185,7 +185,7 @@ async def test_ids_of_another_form_are_refused(stub: AgentServiceAsyncStub, run_
 
 
 async def test_results_get_a_receipt_each_and_a_bad_one_does_not_stop_the_others(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """FE-3, I11"""
     await ledger.add_run()
@@ -227,7 +227,7 @@ async def test_results_get_a_receipt_each_and_a_bad_one_does_not_stop_the_others
     ],
 )
 async def test_a_result_that_is_not_strict_json_is_refused(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger, content: bytes, expected: str
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, content: bytes, expected: str
 ) -> None:
     await ledger.add_run()
     await ledger.offer("call_1")
@@ -240,7 +240,7 @@ async def test_a_result_that_is_not_strict_json_is_refused(
 
 
 @pytest.mark.parametrize("count", [0, 65])
-async def test_1_to_64_results_come_at_once(stub: AgentServiceAsyncStub, ledger: FakeLedger, count: int) -> None:
+async def test_1_to_64_results_come_at_once(stub: AgentServiceAsyncStub, ledger: PlayedLedger, count: int) -> None:
     await ledger.add_run()
     results = [types_pb2.ToolResult(call_id=f"call_{number}", content_json=b"1") for number in range(count)]
     request = agent_pb2.SubmitToolResultsRequest(run_id="run_1", results=results)
@@ -248,7 +248,7 @@ async def test_1_to_64_results_come_at_once(stub: AgentServiceAsyncStub, ledger:
 
 
 async def test_a_result_of_another_run_than_the_requests_is_refused(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     await ledger.add_run()
     result = types_pb2.ToolResult(run_id="run_2", call_id="call_1", content_json=b"1")
@@ -269,27 +269,27 @@ REJECT = call_pb2.DECISION_KIND_REJECT
 ANSWER = call_pb2.DECISION_KIND_ANSWER
 
 
-async def test_a_decision_is_taken_once(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_a_decision_is_taken_once(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     """HITL-3, I9"""
     await ledger.add_run()
     await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
     request = decide("r1", kind=APPROVE)
-    first = await stub.Decide(request, metadata=ME)
+    first = await stub.Decide(request, metadata=APPROVER)
     assert first.receipt.status == types_pb2.RECEIPT_STATUS_ACCEPTED
     assert not first.run.pending_calls
-    again = await stub.Decide(request, metadata=ME)
+    again = await stub.Decide(request, metadata=APPROVER)
     assert again.receipt.status == types_pb2.RECEIPT_STATUS_DUPLICATE
-    assert await reason(stub.Decide(decide("r2", kind=REJECT), metadata=ME)) == "CALL_NOT_PENDING"
-    assert await reason(stub.Decide(decide("r1", kind=REJECT), metadata=ME)) == "REQUEST_ID_REUSED"
+    assert await reason(stub.Decide(decide("r2", kind=REJECT), metadata=APPROVER)) == "ALREADY_DECIDED"
+    assert await reason(stub.Decide(decide("r1", kind=REJECT), metadata=APPROVER)) == "REQUEST_ID_REUSED"
 
 
 async def test_an_answer_that_does_not_fit_is_refused_and_the_question_stays_open(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     await ledger.add_run()
-    for call_id in ("call_1", "call_2"):
-        await ledger.add_call(call_id, call_pb2.CALL_STATE_ASKED)
-    ledger.runs["run_1"].calls["call_1"].question.answer_schema_json = b'{"type":"object"}'
+    question = call_pb2.Question(answer_schema_json=b'{"type":"object"}')
+    await ledger.add_call("call_1", call_pb2.CALL_STATE_ASKED, spec=call_pb2.Call(question=question))
+    await ledger.add_call("call_2", call_pb2.CALL_STATE_ASKED)
     error = await failure(stub.Decide(decide(kind=ANSWER, digest="", answer="bad"), metadata=ME))
     assert isinstance(error, InvalidArguments)
     assert error.message == "the answer does not fit: it must be a number"
@@ -303,15 +303,17 @@ async def test_an_answer_that_does_not_fit_is_refused_and_the_question_stays_ope
     assert len(ledger.commands) == 1
 
 
-async def test_edited_arguments_are_checked_and_made_canonical(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_edited_arguments_are_checked_and_made_canonical(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
+) -> None:
     """HITL-3: an edit is validated and re-checked before it is taken, and gets a digest of its own."""
     await ledger.add_run()
     await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
-    error = await failure(stub.Decide(decide(kind=EDIT, arguments_json=b'{"to": "bad"}'), metadata=ME))
+    error = await failure(stub.Decide(decide(kind=EDIT, arguments_json=b'{"to": "bad"}'), metadata=APPROVER))
     assert isinstance(error, InvalidArguments)
     assert error.message == "to: not an address; subject: missing"
     assert not ledger.commands
-    await stub.Decide(decide(kind=EDIT, arguments_json=b'{"to": "ann"}', reason="typo"), metadata=ME)
+    await stub.Decide(decide(kind=EDIT, arguments_json=b'{"to": "ann"}', reason="typo"), metadata=APPROVER)
     assert ledger.commands == [
         DecisionCommand(
             call_id="call_1",
@@ -321,7 +323,7 @@ async def test_edited_arguments_are_checked_and_made_canonical(stub: AgentServic
             edited_digest="ef" * 32,
             reason="typo",
             answer="",
-            right=DecisionRight.QUESTIONS,
+            right=DecisionRight.STORE,
         )
     ]
 
@@ -350,29 +352,29 @@ async def test_edited_arguments_are_checked_and_made_canonical(stub: AgentServic
     ],
 )
 async def test_a_bad_decision_changes_nothing(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger, request_: agent_pb2.DecideRequest, expected: str
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, request_: agent_pb2.DecideRequest, expected: str
 ) -> None:
     await ledger.add_run()
     await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
-    assert await reason(stub.Decide(request_, metadata=ME)) == expected
+    assert await reason(stub.Decide(request_, metadata=APPROVER)) == expected
     assert ledger.runs["run_1"].calls["call_1"].state == call_pb2.CALL_STATE_AWAITING_APPROVAL
 
 
-async def test_an_edit_of_a_call_of_another_run_is_not_found(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_an_edit_of_a_call_of_another_run_is_not_found(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await ledger.add_run()
     await ledger.add_run("run_2")
     await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL, run_id="run_2")
     assert await reason(stub.Decide(decide(kind=EDIT, arguments_json=b"{}"), metadata=ME)) == "CALL_NOT_FOUND"
 
 
-async def test_a_decision_about_a_run_that_ended_is_too_late(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_a_decision_about_a_run_that_ended_is_too_late(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await ledger.add_run()
     await ledger.finish()
     assert await reason(stub.Decide(decide(kind=APPROVE), metadata=ME)) == "CALL_NOT_PENDING"
 
 
 async def test_cancelling_again_or_too_late_shows_the_run_as_it_is(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """I12, EVT-4"""
     await ledger.add_run()
@@ -400,7 +402,7 @@ def resolve(resolution: agent_pb2.Resolution.ValueType, content: bytes = b"") ->
 )
 async def test_only_an_operator_says_what_became_of_a_call(
     stub: AgentServiceAsyncStub,
-    ledger: FakeLedger,
+    ledger: PlayedLedger,
     request_: agent_pb2.ResolveCallRequest,
     metadata: Any,
     expected: str,
@@ -410,7 +412,7 @@ async def test_only_an_operator_says_what_became_of_a_call(
 
 
 async def test_getting_a_run_waits_until_it_rests(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger, live: FakeLive
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive
 ) -> None:
     """FE-3: one call, no polling by the client."""
     await ledger.add_run()
@@ -428,7 +430,7 @@ async def test_getting_a_run_waits_until_it_rests(
         await asyncio.sleep(0)
 
 
-async def test_getting_a_run_waits_no_longer_than_asked(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_getting_a_run_waits_no_longer_than_asked(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await ledger.add_run()
     response = await stub.GetRun(agent_pb2.GetRunRequest(run_id="run_1", wait_seconds=0.05), metadata=ME)
     assert response.run.state == run_pb2.RUN_STATE_QUEUED
@@ -436,14 +438,14 @@ async def test_getting_a_run_waits_no_longer_than_asked(stub: AgentServiceAsyncS
 
 @pytest.mark.parametrize("seconds", [-1, 60.1, float("nan"), float("inf")])
 async def test_nobody_waits_for_longer_than_a_minute(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger, seconds: float
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, seconds: float
 ) -> None:
     await ledger.add_run()
     request = agent_pb2.GetRunRequest(run_id="run_1", wait_seconds=seconds)
     assert await reason(stub.GetRun(request, metadata=ME)) == "INVALID_FIELD"
 
 
-async def test_lists_pass_through(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_lists_pass_through(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await ledger.add_run()
     await ledger.add_run("run_2")
     await ledger.offer("call_1")
@@ -454,12 +456,14 @@ async def test_lists_pass_through(stub: AgentServiceAsyncStub, ledger: FakeLedge
     assert [call.call_id for call in calls.calls] == ["call_1"]
     pending = await stub.ListPending(agent_pb2.ListPendingRequest(), metadata=ME)
     assert [call.call_id for call in pending.calls] == ["call_1"]
-    messages = await stub.ListMessages(agent_pb2.ListMessagesRequest(conversation_id="conv_1"), metadata=ME)
+    run = (await stub.StartRun(agent_pb2.StartRunRequest(text="Hello"), metadata=ME)).run
+    request = agent_pb2.ListMessagesRequest(conversation_id=run.conversation_id)
+    messages = await stub.ListMessages(request, metadata=ME)
     assert [message.text for message in messages.messages] == ["Hello"]
 
 
 @pytest.mark.parametrize("fields", [{"page_size": 201}, {"page_token": "made up"}])
-async def test_bad_pages_are_refused(stub: AgentServiceAsyncStub, ledger: FakeLedger, fields: Any) -> None:
+async def test_bad_pages_are_refused(stub: AgentServiceAsyncStub, ledger: PlayedLedger, fields: Any) -> None:
     await ledger.add_run()
     expected = "INVALID_FIELD" if "page_size" in fields else "INVALID_PAGE_TOKEN"
     calls: list[Any] = [
@@ -478,7 +482,7 @@ async def test_an_unknown_state_in_a_filter_is_refused(stub: AgentServiceAsyncSt
         assert await reason(stub.ListRuns(request, metadata=ME)) == "INVALID_FIELD"
 
 
-async def test_a_ledger_that_is_away_is_unavailable(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_a_ledger_that_is_away_is_unavailable(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await ledger.add_run()
     ledger.down = True
     for method, request in calls_on(stub, "run_1", "call_1"):

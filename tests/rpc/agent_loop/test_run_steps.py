@@ -10,20 +10,20 @@ import pytest
 
 from pawl.agent.v1 import steps_pb2
 from pawl.event.v1 import call_pb2, event_pb2
-from tests.fakes.public_ledger import FakeLedger
 from tests.rpc.agent_loop.conftest import ME, STRANGERS
 from tests.rpc.agent_loop.errors import reason
+from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
 
 
 @pytest.fixture(autouse=True)
-async def run(ledger: FakeLedger) -> None:
+async def run(ledger: PlayedLedger) -> None:
     await ledger.add_run()
 
 
-async def think(ledger: FakeLedger, *pieces: str) -> None:
+async def think(ledger: PlayedLedger, *pieces: str) -> None:
     for piece in pieces:
         await ledger.tell(event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(round=1, reasoning=piece)))
 
@@ -41,7 +41,7 @@ async def listed(stub: AgentServiceAsyncStub, page_size: int = 0) -> list[steps_
 
 
 async def test_steps_are_listed_while_the_run_goes_on_and_after(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     await think(ledger, "First ", "I look.")
     [step] = await listed(stub)
@@ -55,7 +55,7 @@ async def test_steps_are_listed_while_the_run_goes_on_and_after(
 
 
 async def test_a_watcher_gets_reasoning_as_it_is_written_and_goes_on_where_it_was(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     await think(ledger, "First ")
     stream = stub.WatchSteps(steps_pb2.WatchStepsRequest(run_id="run_1"), metadata=ME)

@@ -18,10 +18,10 @@ from pawl.agent_loop.app.watch import Watches
 from pawl.chassis.rpc_server import RpcServer
 from pawl.event.v1 import call_pb2, run_pb2
 from tests.fakes.live_events import FakeLive
-from tests.fakes.public_ledger import FakeLedger
 from tests.rpc.agent_loop.client import ACCEPTED, REFUSED, Client
-from tests.rpc.agent_loop.conftest import STRANGERS
+from tests.rpc.agent_loop.conftest import APPROVER, STRANGERS
 from tests.rpc.agent_loop.errors import failure, reason
+from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
@@ -120,7 +120,9 @@ async def test_bytes_that_are_no_frame_end_the_stream(server: RpcServer) -> None
         assert await reason(end()) == "MALFORMED_REQUEST"
 
 
-async def test_a_started_run_is_attached_from_its_first_event(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_a_started_run_is_attached_from_its_first_event(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
+) -> None:
     client = Client(stub)
     await client.hello()
     await client.send(start=session_pb2.Start(text="Hello"))
@@ -128,14 +130,14 @@ async def test_a_started_run_is_attached_from_its_first_event(stub: AgentService
     assert (first.receipt.frame_id, first.receipt.status, first.receipt.run_id) == ("f2", ACCEPTED, "run_1")
     await ledger.append(count=3)
     await ledger.finish()
-    assert await client.events(5) == [1, 2, 3, 4, 5]
+    assert await client.events(6) == [1, 2, 3, 4, 5, 6]
     assert (await client.next("end")).end == session_pb2.End(
-        run_id="run_1", last_seq=5, state=run_pb2.RUN_STATE_COMPLETED
+        run_id="run_1", last_seq=6, state=run_pb2.RUN_STATE_COMPLETED
     )
 
 
 async def test_a_frame_sent_again_after_a_reconnect_takes_effect_once(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """I2: the frame id under the client id is what makes it the same."""
     start = session_pb2.Start(text="Hello")
@@ -154,7 +156,7 @@ async def test_a_frame_sent_again_after_a_reconnect_takes_effect_once(
     assert (await other.ask("again", start=start)).run_id == "run_2"
 
 
-async def test_a_frame_id_used_for_something_else_is_refused(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_a_frame_id_used_for_something_else_is_refused(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     client = Client(stub)
     await client.hello()
     await client.ask("same", start=session_pb2.Start(text="Hello"))
@@ -162,7 +164,7 @@ async def test_a_frame_id_used_for_something_else_is_refused(stub: AgentServiceA
     assert (receipt.status, receipt.reason) == (REFUSED, "REQUEST_ID_REUSED")
 
 
-async def test_several_runs_at_once_each_in_order(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_several_runs_at_once_each_in_order(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     client = Client(stub)
     await client.hello()
     runs = [f"run_{number}" for number in range(1, 6)]
@@ -185,7 +187,7 @@ async def test_several_runs_at_once_each_in_order(stub: AgentServiceAsyncStub, l
             seen[response.event.run_id].append(response.event.seq)
 
 
-async def test_attaching_again_moves_the_position(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_attaching_again_moves_the_position(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await ledger.add_run()
     await ledger.append(count=4)
     client = Client(stub)
@@ -199,7 +201,7 @@ async def test_attaching_again_moves_the_position(stub: AgentServiceAsyncStub, l
 
 
 async def test_a_log_that_was_trimmed_is_shown_as_a_gap_then_the_rest_and_the_end(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """EVT-1: the same as WatchRun shows."""
     await ledger.add_run()
@@ -218,7 +220,7 @@ async def test_a_log_that_was_trimmed_is_shown_as_a_gap_then_the_rest_and_the_en
 
 
 async def test_after_a_detach_nothing_more_comes(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger, watches: Watches
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, watches: Watches
 ) -> None:
     await ledger.add_run()
     client = Client(stub)
@@ -232,7 +234,7 @@ async def test_after_a_detach_nothing_more_comes(
     assert not [kept for kept in client._kept if kept.HasField("event")]
 
 
-async def test_a_run_that_has_ended_is_shown_and_ended(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_a_run_that_has_ended_is_shown_and_ended(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await ledger.add_run()
     await ledger.finish()
     client = Client(stub)
@@ -276,7 +278,7 @@ async def test_a_run_that_has_ended_is_shown_and_ended(stub: AgentServiceAsyncSt
     ],
 )  # fmt: skip
 async def test_a_bad_frame_gets_a_receipt_and_the_stream_goes_on(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger, frame: Any, status: Any, expected: str
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, frame: Any, status: Any, expected: str
 ) -> None:
     await ledger.add_run()
     client = Client(stub)
@@ -288,7 +290,7 @@ async def test_a_bad_frame_gets_a_receipt_and_the_stream_goes_on(
 
 @pytest.mark.parametrize("stranger", STRANGERS)
 async def test_what_belongs_to_others_is_unknown(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger, stranger: Any
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, stranger: Any
 ) -> None:
     """I13"""
     await ledger.add_run()
@@ -307,10 +309,10 @@ async def test_what_belongs_to_others_is_unknown(
     assert not ledger.commands
 
 
-async def test_decisions_messages_and_stops_go_through(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_decisions_messages_and_stops_go_through(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await ledger.add_run()
     await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
-    client = Client(stub)
+    client = Client(stub, metadata=APPROVER)
     await client.hello()
     approve = types_pb2.CallDecision(
         run_id="run_1", call_id="call_1", kind=call_pb2.DECISION_KIND_APPROVE, digest="digest of call_1"
@@ -318,14 +320,14 @@ async def test_decisions_messages_and_stops_go_through(stub: AgentServiceAsyncSt
     assert (await client.ask("d1", decision=approve)).status == ACCEPTED
     assert (await client.ask("d1", decision=approve)).status == DUPLICATE
     late = await client.ask("d2", decision=approve)
-    assert (late.status, late.reason, late.call_id) == (LATE, "CALL_NOT_PENDING", "call_1")
+    assert (late.status, late.reason, late.call_id) == (LATE, "ALREADY_DECIDED", "call_1")
     message = await client.ask(message=session_pb2.UserMessage(conversation_id="conv_1", text="And then?"))
     assert (message.status, message.run_id) == (ACCEPTED, "run_2")
     assert (await client.ask(cancel=session_pb2.Cancel(run_id="run_1", reason="enough"))).status == ACCEPTED
-    assert [type(command) for command in ledger.commands] == [DecisionCommand, DecisionCommand, CancelCommand]
+    assert [type(command) for command in ledger.commands] == [DecisionCommand, CancelCommand]
 
 
-async def test_progress_is_passed_on(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_progress_is_passed_on(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await ledger.add_run()
     await ledger.offer("call_1")
     client = Client(stub)
@@ -342,7 +344,7 @@ async def test_progress_is_passed_on(stub: AgentServiceAsyncStub, ledger: FakeLe
 
 
 async def test_a_ledger_that_is_away_ends_the_stream_without_a_receipt(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """A receipt is final; where nothing final can be said, the client sends the frame again."""
     await ledger.add_run()
@@ -355,7 +357,7 @@ async def test_a_ledger_that_is_away_ends_the_stream_without_a_receipt(
 
 
 async def test_a_client_that_has_closed_its_side_still_gets_everything(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     await ledger.add_run()
     client = Client(stub)
@@ -371,7 +373,7 @@ async def test_a_client_that_has_closed_its_side_still_gets_everything(
 
 
 async def test_a_client_that_vanishes_leaves_nothing_behind(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger, watches: Watches, live: FakeLive, server: RpcServer
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, watches: Watches, live: FakeLive, server: RpcServer
 ) -> None:
     """C12, I19"""
     await ledger.add_run()
@@ -385,7 +387,7 @@ async def test_a_client_that_vanishes_leaves_nothing_behind(
     assert len(server._interceptor.streams) == 0
 
 
-async def test_a_stopping_server_says_so(stub: AgentServiceAsyncStub, server: RpcServer, ledger: FakeLedger) -> None:
+async def test_a_stopping_server_says_so(stub: AgentServiceAsyncStub, server: RpcServer, ledger: PlayedLedger) -> None:
     await ledger.add_run()
     client = Client(stub)
     await client.hello()
@@ -395,7 +397,7 @@ async def test_a_stopping_server_says_so(stub: AgentServiceAsyncStub, server: Rp
 
 
 async def test_a_client_that_does_not_read_is_cut_off_with_the_place_to_resume(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """EVT-3"""
     await ledger.add_run()
@@ -458,7 +460,7 @@ async def test_a_second_stream_of_a_client_ends_the_first(stub: AgentServiceAsyn
     assert (await second.ask(detach=session_pb2.Detach(run_id="run_1"))).status == ACCEPTED
 
 
-async def test_frames_are_answered_in_order_each_once(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_frames_are_answered_in_order_each_once(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await ledger.add_run()
     client = Client(stub)
     await client.hello()

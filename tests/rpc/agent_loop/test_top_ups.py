@@ -9,9 +9,9 @@ import pytest
 from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.agent_loop.app.public_values import TopUpCommand
 from pawl.agent_loop.domain.limits import TOKENS_MAX
-from tests.fakes.public_ledger import FakeLedger
 from tests.rpc.agent_loop.conftest import BOSS, ME, STRANGERS
 from tests.rpc.agent_loop.errors import failure, reason
+from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
@@ -21,13 +21,12 @@ def top_up(tokens: int = 500, request_id: str = "", run_id: str = "run_1") -> ag
     return agent_pb2.TopUpRunRequest(request_id=request_id, run_id=run_id, tokens=tokens)
 
 
-async def add_run(ledger: FakeLedger, *, budget: int = 1000, ceiling: int = 0) -> None:
-    stored = await ledger.add_run()
-    stored.run.token_budget = budget
-    stored.run.options.limits.topped_up_tokens_max = ceiling
+async def add_run(ledger: PlayedLedger, *, budget: int = 1000, ceiling: int = 0) -> None:
+    await ledger.add_run()
+    ledger.put_run("run_1", token_budget=budget, token_ceiling=ceiling)
 
 
-async def test_a_top_up_counts_once(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_a_top_up_counts_once(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     """I2"""
     await add_run(ledger)
     first = await stub.TopUpRun(top_up(request_id="r1"), metadata=ME)
@@ -39,7 +38,7 @@ async def test_a_top_up_counts_once(stub: AgentServiceAsyncStub, ledger: FakeLed
     assert (error.reason, error.kind.value) == ("REQUEST_ID_REUSED", "ALREADY_EXISTS")
 
 
-async def test_one_that_counted_is_told_so_after_the_end_too(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_one_that_counted_is_told_so_after_the_end_too(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await add_run(ledger)
     await stub.TopUpRun(top_up(request_id="r1"), metadata=ME)
     await ledger.finish()
@@ -49,13 +48,13 @@ async def test_one_that_counted_is_told_so_after_the_end_too(stub: AgentServiceA
     assert (error.reason, error.kind.value) == ("RUN_ENDED", "FAILED_PRECONDITION")
 
 
-async def test_a_run_without_a_budget_needs_none(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_a_run_without_a_budget_needs_none(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await add_run(ledger, budget=0)
     error = await failure(stub.TopUpRun(top_up(), metadata=ME))
     assert (error.reason, error.kind.value) == ("NO_TOKEN_BUDGET", "FAILED_PRECONDITION")
 
 
-async def test_no_budget_passes_its_ceiling(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_no_budget_passes_its_ceiling(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await add_run(ledger, ceiling=1600)
     assert (await stub.TopUpRun(top_up(600), metadata=ME)).run.token_budget == 1600
     error = await failure(stub.TopUpRun(top_up(1, request_id="r1"), metadata=ME))
@@ -76,7 +75,7 @@ async def test_no_budget_passes_its_ceiling(stub: AgentServiceAsyncStub, ledger:
     ],
 )
 async def test_bad_top_ups_are_refused(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger, request_: agent_pb2.TopUpRunRequest, expected: str
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, request_: agent_pb2.TopUpRunRequest, expected: str
 ) -> None:
     await add_run(ledger)
     assert await reason(stub.TopUpRun(request_, metadata=ME)) == expected
@@ -85,7 +84,7 @@ async def test_bad_top_ups_are_refused(
 
 @pytest.mark.parametrize("metadata", [BOSS, *STRANGERS])
 async def test_nobody_tops_up_the_run_of_another(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger, metadata: Any
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, metadata: Any
 ) -> None:
     """I13: not found, as if it did not exist; operators have no part in budgets."""
     await add_run(ledger)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,9 +10,9 @@ import pytest
 from pawl.agent.v1 import undo_pb2
 from pawl.agent_loop.domain.undo import undo_call_id
 from pawl.event.v1 import call_pb2, run_pb2
-from tests.fakes.public_ledger import FakeLedger
 from tests.rpc.agent_loop.conftest import ADMIN, FOREIGN_BOSS, ME, OPERATOR, STRANGERS
 from tests.rpc.agent_loop.errors import reason
+from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
@@ -20,28 +21,37 @@ RUN = undo_pb2.UndoRunRequest(run_id="run_1")
 
 
 @pytest.fixture(autouse=True)
-async def run(ledger: FakeLedger) -> None:
+async def run(ledger: PlayedLedger) -> None:
     """A run that has ended, with a call that can be undone and two that cannot."""
     await ledger.add_run()
     for number, name in enumerate(("write", "mail", "look"), 1):
-        await ledger.add_call(f"call_{number}", call_pb2.CALL_STATE_SUCCEEDED, tool_name=name)
-        call = ledger.runs["run_1"].calls[f"call_{number}"]
-        call.result.content_json = b"null"
-        call.end_time.seconds = number
+        result = call_pb2.CallResult(content_json=b"null")
         if name == "write":
-            call.result.inverse.tool_name = "unwrite"
-            call.result.inverse.arguments_json = b'{"n":1}'
-            call.result.inverse.summary = "Take it back"
-        if name == "look":
-            call.effect_class = call_pb2.EFFECT_CLASS_READ_ONLY
+            result.inverse.tool_name = "unwrite"
+            result.inverse.arguments_json = b'{"n":1}'
+            result.inverse.summary = "Take it back"
+        reads = call_pb2.Call(effect_class=call_pb2.EFFECT_CLASS_READ_ONLY)
+        await ledger.add_call(
+            f"call_{number}",
+            call_pb2.CALL_STATE_SUCCEEDED,
+            tool_name=name,
+            spec=reads if name == "look" else None,
+            result=result.SerializeToString(),
+            end_time=datetime.fromtimestamp(number, UTC),
+        )
     await ledger.finish()
 
 
-async def tried(ledger: FakeLedger, state: call_pb2.CallState.ValueType, run_id: str = "run_2") -> None:
+async def tried(ledger: PlayedLedger, state: call_pb2.CallState.ValueType, run_id: str = "run_2") -> None:
     """Let a run have made the call that undoes the first one."""
-    await ledger.add_call(undo_call_id("call_1", 1), state, run_id=run_id, tool_name="unwrite")
-    if state >= call_pb2.CALL_STATE_SUCCEEDED:
-        ledger.runs[run_id].calls[undo_call_id("call_1", 1)].result.content_json = b"null"
+    result = call_pb2.CallResult(content_json=b"null").SerializeToString()
+    await ledger.add_call(
+        undo_call_id("call_1", 1),
+        state,
+        run_id=run_id,
+        tool_name="unwrite",
+        result=result if state >= call_pb2.CALL_STATE_SUCCEEDED else None,
+    )
 
 
 async def preview(stub: AgentServiceAsyncStub) -> list[tuple[str, str]]:
@@ -50,7 +60,7 @@ async def preview(stub: AgentServiceAsyncStub) -> list[tuple[str, str]]:
 
 
 async def test_a_preview_says_for_each_call_what_an_undo_would_do(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     assert await preview(stub) == [
         ("call_3", "NOTHING_TO_UNDO"),
@@ -87,7 +97,7 @@ async def test_the_same_request_id_makes_one_undo(stub: AgentServiceAsyncStub) -
     assert await reason(stub.UndoCall(other, metadata=ME)) == "REQUEST_ID_REUSED"
 
 
-async def test_a_run_that_has_not_ended_cannot_be_undone(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_a_run_that_has_not_ended_cannot_be_undone(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await ledger.add_run("run_5", conversation_id="conv_5")
     request = undo_pb2.UndoRunRequest(run_id="run_5")
 
@@ -122,9 +132,9 @@ async def test_an_admin_undoes_in_the_name_of_the_user_and_the_run_says_so(stub:
     assert len(report.calls) == 3
 
 
-async def test_an_operator_is_no_admin(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_an_operator_is_no_admin(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await ledger.add_run("run_7", conversation_id="conv_7")
-    ledger.runs["run_7"].run.user_id = "you"
+    ledger.put_run("run_7", user_id="you")
     await ledger.finish("run_7")
 
     assert await reason(stub.UndoRun(undo_pb2.UndoRunRequest(run_id="run_7"), metadata=OPERATOR)) == "RUN_NOT_FOUND"
@@ -141,7 +151,7 @@ async def test_an_operator_is_no_admin(stub: AgentServiceAsyncStub, ledger: Fake
     ],
 )
 async def test_a_report_says_what_became_of_each_call(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger, state: call_pb2.CallState.ValueType, told: str, later: str
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, state: call_pb2.CallState.ValueType, told: str, later: str
 ) -> None:
     undoing = (await stub.UndoRun(RUN, metadata=ME)).run.run_id
     await tried(ledger, state, undoing)
@@ -161,17 +171,18 @@ async def test_only_an_undo_has_a_report(stub: AgentServiceAsyncStub) -> None:
 
 
 async def test_an_admin_undoes_with_the_roles_of_the_user_whose_run_it_is(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """Else no inverse runs whose tool is for some roles only, and tools that the user may not call do."""
-    ledger.runs["run_1"].run.user_roles.extend(["finance", "member"])
+    ledger.put_run("run_1", options=run_pb2.Run(user_roles=["finance", "member"]).SerializeToString())
     undoing = (await stub.UndoRun(RUN, metadata=ADMIN)).run
 
     assert (undoing.user_id, list(undoing.user_roles)) == ("me", ["finance", "member"])
 
 
 async def test_an_undo_needs_as_many_people_as_the_run_that_it_undoes(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
-    ledger.runs["run_1"].run.options.approvals_required = 3
+    options = run_pb2.RunOptions(approvals_required=3)
+    ledger.put_run("run_1", options=run_pb2.Run(options=options).SerializeToString())
     assert (await stub.UndoRun(RUN, metadata=ME)).run.options.approvals_required == 3

@@ -18,10 +18,10 @@ from pawl.chassis.rpc_server import RpcServer
 from pawl.errors import DeadlineExceeded, Internal, Overloaded, PawlError, SeqBeyondEnd, SlowConsumer
 from pawl.event.v1 import event_pb2
 from tests.fakes.live_events import FakeLive
-from tests.fakes.public_ledger import ME as CALLER
-from tests.fakes.public_ledger import PAGE_EVENTS, FakeLedger
 from tests.rpc.agent_loop.conftest import ME, STRANGERS
 from tests.rpc.agent_loop.errors import failure, reason
+from tests.rpc.agent_loop.ledger import ME as CALLER
+from tests.rpc.agent_loop.ledger import PAGE_EVENTS, PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
@@ -33,8 +33,8 @@ async def watch(stub: AgentServiceAsyncStub, after_seq: int = 0) -> list[bytes]:
     return [event.SerializeToString() async for response in stream for event in response.events]
 
 
-def log(ledger: FakeLedger, after_seq: int = 0) -> list[bytes]:
-    return [event.SerializeToString() for event in ledger.runs["run_1"].events[after_seq:]]
+def log(ledger: PlayedLedger, after_seq: int = 0) -> list[bytes]:
+    return [event.SerializeToString() for event in ledger.log()[after_seq:]]
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -43,7 +43,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 async def test_a_finished_run_is_shown_whole_and_the_stream_ends(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     await ledger.add_run()
     await ledger.append(count=50)
@@ -53,7 +53,7 @@ async def test_a_finished_run_is_shown_whole_and_the_stream_ends(
     assert await watch(stub, 52) == []
 
 
-async def test_live_events_follow_the_past(stub: AgentServiceAsyncStub, ledger: FakeLedger, live: FakeLive) -> None:
+async def test_live_events_follow_the_past(stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive) -> None:
     await ledger.add_run()
     await ledger.append(count=5)
     watching = asyncio.create_task(watch(stub, 3))
@@ -67,7 +67,7 @@ async def test_live_events_follow_the_past(stub: AgentServiceAsyncStub, ledger: 
 
 @pytest.mark.parametrize("seed", range(5))
 async def test_20_watchers_from_anywhere_see_the_same_bytes(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger, live: FakeLive, watches: Watches, seed: int
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive, watches: Watches, seed: int
 ) -> None:
     """I7: attached at random times and places, while some live events are lost."""
     choose = random.Random(seed)
@@ -75,7 +75,7 @@ async def test_20_watchers_from_anywhere_see_the_same_bytes(
     await ledger.add_run()
     watching: list[tuple[int, asyncio.Task[list[bytes]]]] = []
     while len(watching) < 20:
-        after_seq = choose.randint(0, len(ledger.runs["run_1"].events))
+        after_seq = choose.randint(0, ledger.last_seq())
         watching.append((after_seq, asyncio.create_task(watch(stub, after_seq))))
         await ledger.append(count=choose.randint(0, 9))
         if choose.random() < 0.3:
@@ -87,7 +87,7 @@ async def test_20_watchers_from_anywhere_see_the_same_bytes(
 
 
 async def test_watchers_of_one_run_share_one_subscription(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger, live: FakeLive, watches: Watches
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive, watches: Watches
 ) -> None:
     await ledger.add_run()
     watching = [asyncio.create_task(watch(stub)) for _ in range(10)]
@@ -100,7 +100,7 @@ async def test_watchers_of_one_run_share_one_subscription(
 
 
 async def test_without_nats_watching_is_slower_not_wrong(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger, live: FakeLive
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive
 ) -> None:
     live.connected = False
     await ledger.add_run()
@@ -112,7 +112,7 @@ async def test_without_nats_watching_is_slower_not_wrong(
 
 
 async def test_a_last_event_that_was_lost_is_found(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger, live: FakeLive
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive
 ) -> None:
     await ledger.add_run()
     watching = asyncio.create_task(watch(stub))
@@ -124,7 +124,7 @@ async def test_a_last_event_that_was_lost_is_found(
 
 
 async def test_live_events_out_of_order_and_doubled_are_put_right(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger, live: FakeLive
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive
 ) -> None:
     held: list[event_pb2.RunEvent] = []
     publish = live.publish
@@ -145,7 +145,7 @@ async def test_live_events_out_of_order_and_doubled_are_put_right(
     assert await watching == log(ledger)
 
 
-async def test_a_gap_is_filled_at_once_not_at_the_next_poll(ledger: FakeLedger, live: FakeLive) -> None:
+async def test_a_gap_is_filled_at_once_not_at_the_next_poll(ledger: PlayedLedger, live: FakeLive) -> None:
     live.lose = lambda seq: seq == 2
     await ledger.add_run()
     async with (
@@ -161,7 +161,7 @@ async def test_a_gap_is_filled_at_once_not_at_the_next_poll(ledger: FakeLedger, 
 
 @pytest.mark.parametrize("error", [Overloaded, Internal, DeadlineExceeded])
 async def test_a_ledger_that_fails_for_a_while_does_not_end_a_stream(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger, live: FakeLive, error: type[PawlError]
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive, error: type[PawlError]
 ) -> None:
     await ledger.add_run()
     watching = asyncio.create_task(watch(stub))
@@ -181,7 +181,7 @@ async def test_a_ledger_that_fails_for_a_while_does_not_end_a_stream(
 
 
 async def test_a_ledger_that_is_away_for_a_while_only_delays(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger, live: FakeLive
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive
 ) -> None:
     await ledger.add_run()
     watching = asyncio.create_task(watch(stub))
@@ -196,7 +196,7 @@ async def test_a_ledger_that_is_away_for_a_while_only_delays(
     assert await watching == log(ledger)
 
 
-async def test_a_silent_run_has_heartbeats(stub: AgentServiceAsyncStub, ledger: FakeLedger) -> None:
+async def test_a_silent_run_has_heartbeats(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await ledger.add_run()
     stream = stub.WatchRun(agent_pb2.WatchRunRequest(run_id="run_1"), metadata=ME)
     responses: list[Any] = [await stream.read() for _ in range(3)]
@@ -205,7 +205,7 @@ async def test_a_silent_run_has_heartbeats(stub: AgentServiceAsyncStub, ledger: 
 
 
 async def test_a_position_beyond_the_end_is_refused(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger, watches: Watches
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, watches: Watches
 ) -> None:
     await ledger.add_run()
     stream = stub.WatchRun(agent_pb2.WatchRunRequest(run_id="run_1", after_seq=2), metadata=ME)
@@ -219,7 +219,7 @@ async def test_a_position_beyond_the_end_is_refused(
 
 @pytest.mark.parametrize("stranger", STRANGERS)
 async def test_runs_of_others_cannot_be_watched(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger, watches: Watches, stranger: Any
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, watches: Watches, stranger: Any
 ) -> None:
     await ledger.add_run()
     mine = asyncio.create_task(watch(stub))
@@ -232,7 +232,7 @@ async def test_runs_of_others_cannot_be_watched(
 
 @pytest.mark.parametrize(("count", "text"), [(BEHIND_EVENTS_MAX + 60, "x"), (30, "x" * 64 * 1024)])
 async def test_a_watcher_that_falls_behind_is_cut_off_in_the_middle_of_a_write(
-    ledger: FakeLedger, watches: Watches, count: int, text: str
+    ledger: PlayedLedger, watches: Watches, count: int, text: str
 ) -> None:
     """EVT-3: by events and by bytes; the others go on."""
     await ledger.add_run()
@@ -269,7 +269,7 @@ async def test_a_watcher_that_falls_behind_is_cut_off_in_the_middle_of_a_write(
     assert watches.feed_count == 0
 
 
-async def test_a_watcher_of_the_past_is_never_cut_off(ledger: FakeLedger, watches: Watches) -> None:
+async def test_a_watcher_of_the_past_is_never_cut_off(ledger: PlayedLedger, watches: Watches) -> None:
     """Whoever reads the past reads pages at its own pace, however fast the run goes on."""
     await ledger.add_run()
     await ledger.append(count=100)
@@ -286,7 +286,7 @@ async def test_a_watcher_of_the_past_is_never_cut_off(ledger: FakeLedger, watche
 
 
 async def test_a_log_that_was_trimmed_is_shown_as_a_gap_and_the_rest(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """EVT-1, I7: wherever one attaches, and the same for everybody."""
     await ledger.add_run()
@@ -298,7 +298,7 @@ async def test_a_log_that_was_trimmed_is_shown_as_a_gap_and_the_rest(
         request = agent_pb2.WatchRunRequest(run_id="run_1", after_seq=after_seq)
         return [answer async for answer in stub.WatchRun(request, metadata=ME)]
 
-    events = ledger.runs["run_1"].events
+    events = ledger.log()
     rest = [agent_pb2.WatchRunResponse(events=events[4:])]
     for after_seq in range(4):
         gap = agent_pb2.WatchRunResponse(gap=ledger.gap("run_1", after_seq))
@@ -307,7 +307,7 @@ async def test_a_log_that_was_trimmed_is_shown_as_a_gap_and_the_rest(
     assert await answers(5) == [agent_pb2.WatchRunResponse(events=events[5:])]
 
 
-async def test_a_watcher_on_its_way_when_the_log_is_trimmed_gets_a_gap(ledger: FakeLedger, watches: Watches) -> None:
+async def test_a_watcher_on_its_way_when_the_log_is_trimmed_gets_a_gap(ledger: PlayedLedger, watches: Watches) -> None:
     """Between two pages of the past."""
     await ledger.add_run()
     await ledger.append(count=3 * PAGE_EVENTS)
@@ -327,7 +327,7 @@ async def test_a_watcher_on_its_way_when_the_log_is_trimmed_gets_a_gap(ledger: F
 
 
 async def test_watchers_who_missed_the_end_until_the_log_was_trimmed_get_a_gap(
-    ledger: FakeLedger, live: FakeLive, watches: Watches
+    ledger: PlayedLedger, live: FakeLive, watches: Watches
 ) -> None:
     """Their replica was cut off from everything meanwhile: none hangs, none gets a hole."""
     await ledger.add_run()
@@ -356,7 +356,7 @@ async def test_watchers_who_missed_the_end_until_the_log_was_trimmed_get_a_gap(
 
 
 async def test_a_client_that_leaves_takes_its_feed_with_it(
-    stub: AgentServiceAsyncStub, ledger: FakeLedger, watches: Watches, live: FakeLive
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, watches: Watches, live: FakeLive
 ) -> None:
     """I19, C12: no listener, task or subscription outlives its viewer."""
     await ledger.add_run()
@@ -369,7 +369,7 @@ async def test_a_client_that_leaves_takes_its_feed_with_it(
 
 @pytest.mark.parametrize("pauses", range(4))
 async def test_a_client_that_leaves_in_the_last_moment_takes_its_feed_with_it(
-    ledger: FakeLedger, watches: Watches, live: FakeLive, pauses: int
+    ledger: PlayedLedger, watches: Watches, live: FakeLive, pauses: int
 ) -> None:
     """I19: its stream ends, and is cancelled while the feed is being stopped."""
     await ledger.add_run()
@@ -390,7 +390,7 @@ async def test_a_client_that_leaves_in_the_last_moment_takes_its_feed_with_it(
 
 
 async def test_a_stopping_server_says_so_to_watchers(
-    stub: AgentServiceAsyncStub, server: RpcServer, ledger: FakeLedger
+    stub: AgentServiceAsyncStub, server: RpcServer, ledger: PlayedLedger
 ) -> None:
     await ledger.add_run()
     stream = aiter(stub.WatchRun(agent_pb2.WatchRunRequest(run_id="run_1"), metadata=ME))

@@ -1,0 +1,355 @@
+"""The ledger in memory, as what serves clients sees it: job-store as it is, over the rows of the simulation.
+
+A test plays the worker by calling `append`, `offer`, `settle` and `finish`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Self
+
+from msgspec.structs import replace
+
+from pawl.agent_loop.adapters.public_ledger import LedgerClient
+from pawl.agent_loop.app.public_values import (
+    Caller,
+    ClientSession,
+    DecisionCommand,
+    Outcome,
+    PublicCommand,
+    Reply,
+    ResultCommand,
+)
+from pawl.agent_loop.domain.call import DecisionKind
+from pawl.agent_loop.domain.run import RunState
+from pawl.chassis.ids import IdSource
+from pawl.errors import DependencyUnavailable
+from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
+from pawl.job_store import wiring
+from pawl.job_store.app.ports import LiveEvent
+from pawl.job_store.domain import states
+from pawl.job_store.domain.events import CallChanged, EventBody, OwnerEvent, RunChanged
+from pawl.job_store.domain.log import write
+from pawl.job_store.domain.places import PlaceLimits
+from pawl.job_store.domain.rows import Attention, CallRow, ConversationRow, Offer, RunRow
+from pawl.job_store.domain.unit_of_work import UnitOfWork
+from pawl.job_store.rpc import messages
+from tests.fakes.live_events import FakeLive
+from tests.fakes.manual_clock import ManualClock
+from tests.simulation.chance import Chance
+from tests.simulation.history import History
+from tests.simulation.job_store import Channel, answer, ports_on
+from tests.simulation.store import Database, Tables, store
+
+ME = Caller(store_id="local", user_id="me", roles=frozenset({"member"}))
+PAGE_EVENTS = 20
+_LIMITS = wiring.Limits(
+    crashes_max=3, queue_max=10, store_queue_max=1000, places=PlaceLimits(per_store=1000, per_user=1000)
+)
+
+
+class _PromptDatabase(Database):
+    """Rows in memory that answer at once, by the clock of the test."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(Tables(), Chance(0, calm=True), History(), "test")
+        self._clock = clock
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self._clock.now(), UTC)
+
+    async def reach(self, *, writes: bool = False) -> None:
+        return
+
+    async def answer(self) -> None:
+        return
+
+
+class _NumberedIds(IdSource):
+    """Ids that count: each prefix for itself, runs with those that the test has named."""
+
+    def __init__(self, clock: ManualClock, tables: Tables) -> None:
+        super().__init__(clock)
+        self._tables = tables
+        self._numbers: Counter[str] = Counter()
+
+    def new(self, prefix: str) -> str:
+        last = len(self._tables.runs) if prefix in {"run", "conv"} else self._numbers[prefix]
+        self._numbers[prefix] = last + 1
+        return f"{prefix}_{last + 1}"
+
+
+class _Announcer:
+    """Announces live events to a `FakeLive`."""
+
+    def __init__(self, live: FakeLive) -> None:
+        self._live = live
+
+    async def publish(self, events: Sequence[LiveEvent]) -> None:
+        for event in events:
+            await self._live.publish(event_pb2.RunEvent.FromString(event.payload))
+
+    async def wake(self, wakeups: object) -> None: ...
+
+    async def work_ready(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A run as it stands, with its calls."""
+
+    run: run_pb2.Run
+    calls: dict[str, call_pb2.Call]
+
+
+class PlayedLedger(LedgerClient):
+    """A `PublicLedger`; an async context manager. `down = True` makes every method unavailable."""
+
+    def __init__(self, clock: ManualClock, live: FakeLive) -> None:
+        channel: Any = Channel(self._call)
+        super().__init__(channel)
+        self.down = False
+        self.reads = 0
+        self.commands: list[PublicCommand] = []
+        self.released: list[tuple[str, str]] = []
+        self._database = _PromptDatabase(clock)
+        self._tables = self._database.tables
+        self._ids = _NumberedIds(clock, self._tables)
+        self._announcer = _Announcer(live)
+        ports = ports_on(self._database, _LIMITS, ids=self._ids, announcer=self._announcer)
+        self._reads: Any = ports.reads
+        self._job_store = wiring.wire(ports, _LIMITS)
+
+    async def __aenter__(self) -> Self:
+        await self._job_store.group_commit.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._job_store.group_commit.__aexit__(*error)
+
+    @property
+    def runs(self) -> dict[str, StoredRun]:
+        """All runs as they stand, by id."""
+        return {
+            row.run_id: StoredRun(
+                run=messages.run(row),
+                calls={call.call_id: messages.call(call) for call in self._tables.calls_of(row.key)},
+            )
+            for row in self._tables.runs.values()
+        }
+
+    def last_seq(self) -> int:
+        """Return the end of the log of `run_1`."""
+        return self._row("run_1").last_seq
+
+    def log(self) -> list[event_pb2.RunEvent]:
+        """Return the log of `run_1`."""
+        return [event_pb2.RunEvent.FromString(event) for event in self._tables.events[self._row("run_1").key]]
+
+    # What the worker and the ledger itself do.
+
+    async def add_run(self, run_id: str = "run_1", caller: Caller = ME, conversation_id: str = "conv_1") -> None:
+        """Let a user have started a run that a worker has."""
+        now = self._database.now()
+        conversation = ConversationRow(
+            store_id=caller.store_id,
+            conversation_id=conversation_id,
+            user_id=caller.user_id,
+            active_run_id=run_id,
+            queue=(),
+            last_number=0,
+            create_time=now,
+            update_time=now,
+        )
+        self._tables.conversations[caller.store_id, conversation_id] = conversation
+        run = RunRow(
+            store_id=caller.store_id,
+            run_id=run_id,
+            conversation_id=conversation_id,
+            user_id=caller.user_id,
+            state=states.RunState.QUEUED,
+            waits=(),
+            stop_cause=None,
+            epoch=1,
+            worker_id="worker",
+            claim_at=now + timedelta(days=1),
+            crashes=0,
+            attention=None,
+            last_seq=0,
+            command_count=0,
+            round=0,
+            active_seconds=0.0,
+            token_budget=0,
+            token_ceiling=0,
+            last_commit=None,
+            queued_message=None,
+            options=b"",
+            tools=b"",
+            usage=b"",
+            failure=b"",
+            output=b"",
+            create_time=now,
+            start_time=None,
+            end_time=None,
+        )
+        await self._log(run, RunChanged(from_state=None, run=run))
+
+    async def append(self, run_id: str = "run_1", count: int = 1, text: str = "x") -> None:
+        """Append output deltas."""
+        for _ in range(count):
+            await self.tell(event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text=text)), run_id)
+
+    async def tell(self, event: event_pb2.RunEvent, run_id: str = "run_1") -> None:
+        """Append an event of the owner."""
+        await self._log(self._row(run_id), OwnerEvent(type="event", body=event.SerializeToString()))
+
+    async def change(self, run_id: str, state: RunState, **fields: Any) -> None:
+        """Let the run change its state."""
+        before = self._row(run_id)
+        run = replace(before, state=states.RunState[state], **fields)
+        if run.state.is_terminal:
+            run = replace(run, worker_id=None, claim_at=None, end_time=self._database.now())
+            key = (run.store_id, run.conversation_id)
+            self._tables.conversations[key] = replace(self._tables.conversations[key], active_run_id=None)
+        await self._log(run, RunChanged(from_state=before.state, run=run))
+
+    async def need_attention(self, reason: run_pb2.AttentionReason.ValueType, run_id: str = "run_1") -> None:
+        """Let the run need an operator."""
+        attention = Attention(reason=states.AttentionReason(reason), since_time=self._database.now())
+        await self.change(run_id, RunState.NEEDS_ATTENTION, attention=attention)
+
+    async def finish(self, run_id: str = "run_1") -> None:
+        """Let the run complete."""
+        await self.change(run_id, RunState.COMPLETED, attention=None)
+
+    def put_run(self, run_id: str, **fields: Any) -> None:
+        """Let a run have been something else."""
+        run = self._row(run_id)
+        self._tables.runs[run.key] = replace(run, **fields)
+
+    def put_call(self, call_id: str, **fields: Any) -> None:
+        """Let a call have been something else."""
+        call = self._call_row(call_id)
+        self._tables.calls[call.key] = replace(call, **fields)
+
+    def trim(self, run_id: str = "run_1", to_seq: int = 0) -> None:
+        """Remove the events up to `to_seq`, or all but the last."""
+        run = self._row(run_id)
+        self._tables.trimmed[run.key] = to_seq or run.last_seq - 1
+
+    def gap(self, run_id: str, after_seq: int) -> gap_pb2.Gap:
+        """Return what stands for the removed events after `after_seq`."""
+        return messages.gap(self._reads.gap(self._row(run_id), after_seq))
+
+    async def offer(self, call_id: str, tool_name: str = "show", *, run_id: str = "run_1", version: int = 1) -> None:
+        """Let the model have asked for a front-end call."""
+        await self.add_call(call_id, call_pb2.CALL_STATE_OFFERED, run_id=run_id, tool_name=tool_name, version=version)
+
+    async def add_call(
+        self,
+        call_id: str,
+        state: call_pb2.CallState.ValueType,
+        *,
+        run_id: str = "run_1",
+        tool_name: str = "show",
+        version: int = 1,
+        spec: call_pb2.Call | None = None,
+        **fields: Any,
+    ) -> None:
+        """Let the model have asked for a call; `spec` is what the ledger does not look into."""
+        run = self._row(run_id)
+        is_offered = state == call_pb2.CALL_STATE_OFFERED
+        call = CallRow(
+            store_id=run.store_id,
+            call_id=call_id,
+            run_id=run_id,
+            conversation_id=run.conversation_id,
+            user_id=run.user_id,
+            round=1,
+            index=len(self._tables.calls_of(run.key)),
+            state=states.CallState(state),
+            tool_name=tool_name,
+            tool_version=version,
+            fallback_tool_name="",
+            arguments=b"",
+            attempt=0,
+            digest=f"digest of {call_id}" if state == call_pb2.CALL_STATE_AWAITING_APPROVAL else "",
+            decision=None,
+            deadline_time=None,
+            offer=Offer(client_id="", epoch=0, expire_time=None, lease_seconds=0.0) if is_offered else None,
+            reserved_by="",
+            result=None,
+            spec=spec.SerializeToString() if spec else b"",
+            create_time=self._database.now(),
+            start_time=None,
+            end_time=None,
+        )
+        await self._call_changed(replace(call, **fields), None)
+
+    async def settle(self, call_id: str, state: call_pb2.CallState.ValueType = call_pb2.CALL_STATE_CANCELLED) -> None:
+        """Let a call leave OFFERED."""
+        call = self._call_row(call_id)
+        await self._call_changed(replace(call, state=states.CallState(state), reserved_by=""), call.state)
+
+    async def lose_lease(self, call_id: str) -> None:
+        """Let the lease of a call run out, as the ledger's sweep does."""
+        call = self._call_row(call_id)
+        assert call.offer is not None
+        await self._call_changed(replace(call, offer=replace(call.offer, client_id="", expire_time=None)), call.state)
+
+    # The port, where a test looks at it.
+
+    async def send_command(
+        self, caller: Caller, run_id: str, command_id: str, command: PublicCommand, *, as_operator: bool = False
+    ) -> Reply:
+        reply = await super().send_command(caller, run_id, command_id, command, as_operator=as_operator)
+        if reply.outcome is Outcome.ACCEPTED:
+            self.commands.append(command)
+            match command:
+                case ResultCommand():
+                    await self.settle(command.call_id, call_pb2.CALL_STATE_SUCCEEDED)
+                case DecisionCommand():
+                    rejected = command.kind is DecisionKind.REJECT
+                    state = call_pb2.CALL_STATE_REJECTED if rejected else call_pb2.CALL_STATE_RUNNABLE
+                    await self.settle(command.call_id, state)
+                case _:
+                    pass
+        return reply
+
+    async def release_offers(self, caller: Caller, client: ClientSession, run_id: str = "") -> None:
+        await super().release_offers(caller, client, run_id)
+        self.released.append((client.client_id, run_id))
+
+    async def _call(self, method: str, request: Any) -> list[Any]:
+        if method == "ListEvents":
+            self.reads += 1
+            request.events_max = PAGE_EVENTS
+        if self.down:
+            raise DependencyUnavailable
+        return await answer(self._job_store.servicer, method, request)
+
+    def _row(self, run_id: str) -> RunRow:
+        return next(row for row in self._tables.runs.values() if row.run_id == run_id)
+
+    def _call_row(self, call_id: str) -> CallRow:
+        return next(row for row in self._tables.calls.values() if row.call_id == call_id)
+
+    async def _call_changed(self, call: CallRow, from_state: states.CallState | None) -> None:
+        await self._log(self._row(call.run_id), CallChanged(from_state=from_state, call=call), call=call)
+
+    async def _log(self, run: RunRow, body: EventBody, *, call: CallRow | None = None) -> None:
+        unit, now = UnitOfWork(), self._database.now()
+        if call is not None:
+            unit.put_call(call)
+        write(unit, run, [body], now=now, ids=self._ids)
+        events = [(event, messages.encode_event(event)) for event in unit.events.rows]
+        store(self._tables, unit, events)
+        await self._announcer.publish(
+            [
+                LiveEvent(store_id=event.store_id, run_id=event.run_id, type=event.type, payload=payload)
+                for event, payload in events
+            ]
+        )
