@@ -12,6 +12,8 @@ import pytest
 
 from tests.tidy import tree
 
+pytestmark = pytest.mark.long
+
 PROGRAM = """
 import asyncio
 import services
