@@ -29,11 +29,10 @@ from pawl.job_store.app.reading import Leases, Reads
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.rpc.messages import encode_event
 from tests.fakes.manual_clock import ManualClock
-from tests.simulation.chance import Chance
 from tests.simulation.history import History
 from tests.simulation.job_store import Unmetered
 from tests.simulation.reads import MemoryAttentionRepository, MemoryLeases, MemoryReads
-from tests.simulation.store import Database, MemoryJournal, MemoryOfferRepository, Tables
+from tests.simulation.store import MemoryJournal, MemoryOfferRepository, PromptDatabase, Tables
 
 # The statements are made from constants.
 # ruff: noqa: S608
@@ -115,23 +114,6 @@ class Announcements:
         """Too often is no fault."""
 
 
-class _StillDatabase(Database):
-    """The simulated database without its faults, at a time of its own."""
-
-    def __init__(self, history: History) -> None:
-        super().__init__(Tables(), Chance(0, calm=True), history, "test")
-        self.time = BEGIN
-
-    def now(self) -> datetime:
-        return self.time
-
-    async def reach(self, *, writes: bool = False) -> None:
-        return
-
-    async def answer(self) -> None:
-        return
-
-
 class _QuietHistory(History):
     def tell(self, line: str) -> None:
         return
@@ -143,7 +125,8 @@ class MemoryStore(Store):
     def __init__(self, limits: Mapping[str, int]) -> None:
         super().__init__(limits)
         self.history = _QuietHistory()
-        self.database = _StillDatabase(self.history)
+        self.time = BEGIN
+        self.database = PromptDatabase(lambda: self.time, self.history)
         self.journal = MemoryJournal(self.database, IdSource(ManualClock()))
         self.leases = MemoryLeases(self.database, _places(limits), crashes_max=limits["crashes"])
         self.reads = MemoryReads(self.database)
@@ -151,10 +134,10 @@ class MemoryStore(Store):
         self.attention_repository = MemoryAttentionRepository(self.database)
 
     async def now(self) -> datetime:
-        return self.database.time
+        return self.time
 
     async def pass_time(self, seconds: float) -> None:
-        self.database.time += timedelta(seconds=seconds)
+        self.time += timedelta(seconds=seconds)
         runs = self.database.tables.runs
         together = defaultdict(list)
         for key in sorted(runs):

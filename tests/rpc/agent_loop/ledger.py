@@ -30,7 +30,7 @@ from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
 from pawl.job_store import wiring
 from pawl.job_store.app.ports import LiveEvent
-from pawl.job_store.domain import states
+from pawl.job_store.domain import states, turn
 from pawl.job_store.domain.events import CallChanged, EventBody, OwnerEvent, RunChanged
 from pawl.job_store.domain.log import write
 from pawl.job_store.domain.places import PlaceLimits
@@ -39,33 +39,15 @@ from pawl.job_store.domain.unit_of_work import UnitOfWork
 from pawl.job_store.rpc import messages
 from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
-from tests.simulation.chance import Chance
 from tests.simulation.history import History
 from tests.simulation.job_store import Channel, answer, ports_on
-from tests.simulation.store import Database, Tables, store
+from tests.simulation.store import PromptDatabase, Tables, store
 
 ME = Caller(store_id="local", user_id="me", roles=frozenset({"member"}))
 PAGE_EVENTS = 20
 _LIMITS = wiring.Limits(
     crashes_max=3, queue_max=10, store_queue_max=1000, places=PlaceLimits(per_store=1000, per_user=1000)
 )
-
-
-class _PromptDatabase(Database):
-    """Rows in memory that answer at once, by the clock of the test."""
-
-    def __init__(self, clock: ManualClock) -> None:
-        super().__init__(Tables(), Chance(0, calm=True), History(), "test")
-        self._clock = clock
-
-    def now(self) -> datetime:
-        return datetime.fromtimestamp(self._clock.now(), UTC)
-
-    async def reach(self, *, writes: bool = False) -> None:
-        return
-
-    async def answer(self) -> None:
-        return
 
 
 class _NumberedIds(IdSource):
@@ -115,7 +97,7 @@ class PlayedLedger(LedgerClient):
         self.reads = 0
         self.commands: list[PublicCommand] = []
         self.released: list[tuple[str, str]] = []
-        self._database = _PromptDatabase(clock)
+        self._database = PromptDatabase(lambda: datetime.fromtimestamp(clock.now(), UTC), History())
         self._tables = self._database.tables
         self._ids = _NumberedIds(clock, self._tables)
         self._announcer = _Announcer(live)
@@ -165,36 +147,8 @@ class PlayedLedger(LedgerClient):
             update_time=now,
         )
         self._tables.conversations[caller.store_id, conversation_id] = conversation
-        run = RunRow(
-            store_id=caller.store_id,
-            run_id=run_id,
-            conversation_id=conversation_id,
-            user_id=caller.user_id,
-            state=states.RunState.QUEUED,
-            waits=(),
-            stop_cause=None,
-            epoch=1,
-            worker_id="worker",
-            claim_at=now + timedelta(days=1),
-            crashes=0,
-            attention=None,
-            last_seq=0,
-            command_count=0,
-            round=0,
-            active_seconds=0.0,
-            token_budget=0,
-            token_ceiling=0,
-            last_commit=None,
-            queued_message=None,
-            options=b"",
-            tools=b"",
-            usage=b"",
-            failure=b"",
-            output=b"",
-            create_time=now,
-            start_time=None,
-            end_time=None,
-        )
+        queued = turn.queued(conversation, run_id, b"", b"", (0, 0), now=now)
+        run = replace(queued, queued_message=None, worker_id="worker", epoch=1, claim_at=now + timedelta(days=1))
         await self._log(run, RunChanged(from_state=None, run=run))
 
     async def append(self, run_id: str = "run_1", count: int = 1, text: str = "x") -> None:

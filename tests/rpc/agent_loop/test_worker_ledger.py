@@ -1,7 +1,7 @@
 """The worker's side of the ledger over gRPC: the real drive, the real job store, a real database.
 
-The same run goes through the ledger in memory too: what that fake says is what
-the real one says, so tests that use it can be believed.
+The same run goes over rows in memory too and leaves the same log, so tests that
+use those can be believed.
 """
 
 from __future__ import annotations
