@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pawl.agent.v1 import agent_pb2
-from pawl.agent_loop.app.pending import Pending
+from pawl.agent_loop.app.pending import Pending, PendingPart
 from pawl.agent_loop.app.public_values import Caller, CallView, Page, PendingFilter, RunView
 from pawl.agent_loop.domain.call import CallState
 from pawl.agent_loop.domain.run import RunState
@@ -198,3 +199,17 @@ async def test_a_stream_keeps_no_more_of_a_large_inbox_than_a_page_and_reads_a_p
     assert len(ledger.documents) <= 4
     listening.cancel()
     await asyncio.gather(listening, return_exceptions=True)
+
+
+async def test_a_sign_of_life_says_whether_more_waits_now_than_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes and goes beyond the calls that are told is no news of its own."""
+    monkeypatch.setattr("pawl.agent_loop.app.pending.ITEMS_MAX", 4)
+    ledger = LargeInbox(2, [])
+    watching = Pending(ledger=ledger, clock=SystemClock(), poll_seconds=0.001).watch(
+        Caller(store_id="local", user_id="me"), PendingFilter(), silence_seconds=0
+    )
+    async with asyncio.timeout(30), aclosing(watching):
+        part = await anext(watching)
+        assert (len(part.items), part.complete, part.truncated) == (4, True, True)
+        for ledger.pages in (1, 2):
+            assert await anext(watching) == PendingPart(truncated=ledger.pages == 2)

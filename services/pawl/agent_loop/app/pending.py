@@ -73,21 +73,15 @@ class Pending:
             DependencyUnavailable: the ledger cannot be read now.
         """
         known: Known = {}
-        is_first, truncated = True, False
+        is_first = True
         spoke_at = self._clock.monotonic()
         while True:
-            said = False
             async with aclosing(self._news(caller, wanted, known, is_first=is_first)) as news:
                 async for part in news:
-                    said, truncated = True, part.truncated
-                    yield part
+                    if part.items or part.complete or self._clock.monotonic() - spoke_at >= silence_seconds:
+                        yield part
+                        spoke_at = self._clock.monotonic()
             is_first = False
-            now = self._clock.monotonic()
-            if said:
-                spoke_at = now
-            elif now - spoke_at >= silence_seconds:
-                spoke_at = now
-                yield PendingPart(truncated=truncated)
             await self._clock.sleep(self._poll_seconds)
 
     async def _news(
@@ -95,7 +89,7 @@ class Pending:
     ) -> AsyncGenerator[PendingPart, None]:
         """Yield what is not as `known` has it, and bring that up to date.
 
-        In parts of a size that can be sent, the last one complete; the first time there is at least one.
+        In parts of a size that can be sent, the last one complete; an empty one, which is not, if there is no news.
         """
         seen: Known = {}
         part: list[Item] = []
@@ -116,14 +110,13 @@ class Pending:
         gone = known.keys() - seen.keys()
         known.clear()
         known |= seen
-        if part or gone or is_first:
-            yield PendingPart(
-                items=tuple(part),
-                gone_call_ids=tuple(name for kind, name in gone if kind is CallView),
-                gone_run_ids=tuple(name for kind, name in gone if kind is RunView),
-                complete=True,
-                truncated=truncated,
-            )
+        yield PendingPart(
+            items=tuple(part),
+            gone_call_ids=tuple(name for kind, name in gone if kind is CallView),
+            gone_run_ids=tuple(name for kind, name in gone if kind is RunView),
+            complete=bool(part or gone or is_first),
+            truncated=truncated,
+        )
 
     async def _items(self, caller: Caller, wanted: PendingFilter, *, paced: bool) -> AsyncGenerator[Item, None]:
         """Yield what waits, page by page; `paced`, with a pause between the pages."""
