@@ -16,8 +16,10 @@ from pawl.agent_loop.app.drive import Drive, Left
 from pawl.agent_loop.app.ports import Claim
 from pawl.agent_loop.domain.command import Cancel, Steer
 from pawl.agent_loop.domain.event import TAKEOVER, OutputDelta, RoundRetrying
+from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.message import Role
 from pawl.agent_loop.domain.run import (
+    RunOptions,
     RunState,
     StopCause,
 )
@@ -339,6 +341,22 @@ def test_the_registry_may_be_away_or_fail_for_a_while(error: type[PawlError]) ->
         await drive
 
         check_whole(world, key)
+
+    virtual_time.run(main())
+
+
+def test_a_run_that_never_reached_the_registry_says_so() -> None:
+    async def main() -> None:
+        world = everything()
+        key = world.ledger.submit("hello", RunOptions(limits=Limits(run_timeout_seconds=20)))
+        world.registry.unreachable = 10**6
+
+        await world.finish(key)
+
+        failure = world.ledger.run(key).failure
+        assert failure is not None
+        assert failure.reason == "RUN_TIMEOUT"
+        assert "see whether tool-registry can be reached" in failure.message
 
     virtual_time.run(main())
 

@@ -39,7 +39,7 @@ from pawl.agent_loop.domain.run import (
     RunState,
     WaitKind,
 )
-from pawl.agent_loop.domain.state import MODEL, State, check_of, stop_of
+from pawl.agent_loop.domain.state import BEGIN, MODEL, State, check_of, stop_of
 
 _WAITS: Final = {
     CallState.OFFERED: WaitKind.TOOL_RESULT,
@@ -132,6 +132,8 @@ def _limit_reached(state: State) -> RunFailure | None:
     limits = state.run.options.limits
     if state.active_seconds >= limits.run_timeout_seconds:
         message = f"The run was active for more than {limits.run_timeout_seconds:g} seconds."
+        if BEGIN in state.under_way:
+            message += " It waited for its tools all the time: see whether tool-registry can be reached."
         return RunFailure(failure_class=FailureClass.LIMIT, reason="RUN_TIMEOUT", message=message)
     if _is_in_round(state) and state.round_active_seconds >= limits.round_timeout_seconds:
         message = f"A round was active for more than {limits.round_timeout_seconds:g} seconds."
