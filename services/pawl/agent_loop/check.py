@@ -206,6 +206,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("url", help="base URL, for example http://127.0.0.1:8000/v1")
     parser.add_argument("--model", default="", help="default: the first one that it lists")
     given = parser.parse_args(arguments)
+    if not given.url.startswith(("http://", "https://")):
+        parser.error(f"a URL begins with http:// or https://, and {given.url!r} does not")
     report = asyncio.run(check(given.url.rstrip("/"), os.environ.get("OPENAI_API_KEY", ""), given.model))
     print("\n".join(report.lines))
     if report.settings:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pawl.agent_loop.check import Report, check
+from pawl.agent_loop.check import Report, check, main
 from pawl.model_server.script import parse_script
 from pawl.model_server.server import ModelServer
 from tests.rpc.agent_loop.model.model_http import Exchange, model_http
@@ -77,3 +77,9 @@ async def test_a_server_that_is_not_there_is_said() -> None:
     report = await found("http://127.0.0.1:9/v1", "")
     assert not report.works
     assert "cannot be reached" in report.lines[0]
+
+
+def test_a_url_without_a_scheme_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["127.0.0.1:7622"])
+    assert "a URL begins with http:// or https://" in capsys.readouterr().err
