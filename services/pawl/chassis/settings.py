@@ -32,6 +32,8 @@ def split_address(address: str) -> tuple[str, int]:
         ValueError: the text has another form, or the port is over 65535.
     """
     host, _, port = address.rpartition(":")
+    if "://" in address:
+        raise ValueError("must be host:port without a scheme, for example 127.0.0.1:7601")
     if not (host and port.isascii() and port.isdecimal() and int(port) <= _PORT_MAX):
         raise ValueError("must be host:port, for example 127.0.0.1:7601")
     return host.removeprefix("[").removesuffix("]"), int(port)

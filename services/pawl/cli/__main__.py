@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -47,6 +48,12 @@ app = typer.Typer(
 )
 
 
+def _show_version(wanted: bool) -> None:  # noqa: FBT001  # typer gives it so
+    if wanted:
+        typer.echo(f"pawl {version('pawl')}")
+        raise typer.Exit
+
+
 @app.callback()
 def flags(
     context: typer.Context,
@@ -63,6 +70,9 @@ def flags(
     user: Annotated[
         str | None, typer.Option(help="Act as this user; only with the key of a suite on this machine.")
     ] = None,
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
+    ] = False,
 ) -> None:
     """Remember which suite to talk to, and as whom. The key comes from PAWL_API_KEY or the data folder."""
     context.obj = Flags(address=address, data=data, store=store, user=user)

@@ -10,13 +10,13 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import typer
 from rich.console import Console
 
 from pawl.chassis.start import StartError
-from pawl.cli.failure import CommandError, explain
+from pawl.cli.failure import Asks, CommandError, explain
 from pawl.cli.target import Target, find
 
 EXIT_UNSUCCESSFUL: Final = 1
@@ -24,9 +24,6 @@ EXIT_UNSUCCESSFUL: Final = 1
 EXIT_IMPOSSIBLE: Final = 2
 """The command could not be carried out; a sentence on standard error says why."""
 EXIT_INTERRUPTED: Final = 130
-
-Asks: TypeAlias = Literal["agent", "tools", "notifications"]
-"""The service that a command talks to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +78,7 @@ def perform(
         sys.stdout = None
         code = EXIT_UNSUCCESSFUL
     except Exception as error:  # noqa: BLE001  # people get a sentence, never a traceback
-        code = fail(error, addresses)
+        code = fail(error, addresses, asks)
     raise typer.Exit(code)
 
 
@@ -103,8 +100,8 @@ def is_sure(question: str, *, yes: bool) -> bool:
     return typer.confirm(question)
 
 
-def fail(error: Exception, addresses: list[str]) -> int:
+def fail(error: Exception, addresses: list[str], asks: Asks = "agent") -> int:
     """Tell on standard error why a command could not be carried out; returns the exit code."""
     shown = CommandError(str(error)) if isinstance(error, StartError) else error
-    Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(explain(shown, addresses))
+    Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(explain(shown, addresses, asks))
     return EXIT_IMPOSSIBLE

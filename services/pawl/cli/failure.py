@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 import grpc
 
@@ -10,6 +10,10 @@ from pawl.chassis.status import from_rpc_error
 from pawl.cli.client import Refused
 from pawl.errors import PawlError, by_reason
 
+Asks: TypeAlias = Literal["agent", "tools", "notifications"]
+"""The service that a command talks to."""
+
+_SERVICES: Final = {"tools": "tool-registry", "notifications": "notifier"}
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 
 _NEXT: Final = {
@@ -43,8 +47,8 @@ class CommandError(Exception):
     """A command cannot be carried out; the message is for people and says what to do next."""
 
 
-def explain(error: Exception, addresses: list[str]) -> str:
-    """Return what to tell about an error of a call to `addresses`."""
+def explain(error: Exception, addresses: list[str], asks: Asks = "agent") -> str:
+    """Return what to tell about an error of a call to `addresses` of a service."""
     if isinstance(error, CommandError):
         return str(error)
     if isinstance(error, Refused):
@@ -52,13 +56,24 @@ def explain(error: Exception, addresses: list[str]) -> str:
         return _sentence(known.restore(str(error), error.receipt.reason, {}))
     if isinstance(error, grpc.aio.AioRpcError):
         if _unreachable(error):
-            return f"No Pawl suite answers at {', '.join(addresses)}. Start one with `pawl up`."
+            return _silent(addresses, asks)
         return _sentence(from_rpc_error(error))
     if isinstance(error, PawlError):
         return _sentence(error)
     if isinstance(error, ConnectionError | TimeoutError):
-        return f"No Pawl suite answers at {', '.join(addresses)}. Start one with `pawl up`."
+        return _silent(addresses, asks)
     return f"This should not have happened: {type(error).__name__}: {error}"
+
+
+def _silent(addresses: list[str], asks: Asks) -> str:
+    where = ", ".join(addresses)
+    if asks == "agent":
+        return f"No Pawl suite answers at {where}. Start one with `pawl up`."
+    log = f"logs/{_SERVICES[asks]}.log in its data folder"
+    return (
+        f"{_SERVICES[asks]} does not answer at {where}. If the suite runs, {log} says why;"
+        " else start one with `pawl up`."
+    )
 
 
 def _unreachable(error: grpc.aio.AioRpcError) -> bool:

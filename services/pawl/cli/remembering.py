@@ -78,7 +78,7 @@ async def remembered(
             first = explain(error, list(target.agent)) if isinstance(error, Exception) else "It was interrupted."
             raise CommandError(
                 f"{first} And the rule {made.rule_id}, which was made for it, is still in force:"
-                f" {explain(failure, list(target.tools))} End it with `pawl rules revoke {made.rule_id}`."
+                f" {explain(failure, list(target.tools), 'tools')} End it with `pawl rules revoke {made.rule_id}`."
             ) from None
         raise
 

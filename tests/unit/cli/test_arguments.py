@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 
@@ -162,6 +163,31 @@ def test_without_a_key_of_ones_own_the_one_of_the_data_folder_goes_to_its_suite_
 def test_an_address_of_another_form_is_refused(address: str, tmp_path: Path) -> None:
     with pytest.raises(CommandError):
         find(address=address, data=tmp_path, store=None, user=None, environment={})
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:7601", "https://pawl.example"])
+def test_an_address_has_no_scheme(address: str) -> None:
+    assert invoke("--address", address, "runs") == (
+        2,
+        f"The address '{address}' must be host:port without a scheme, for example 127.0.0.1:7601.\n",
+    )
+
+
+def test_the_version_is_told() -> None:
+    assert invoke("--version") == (0, f"pawl {version('pawl')}\n")
+
+
+@pytest.mark.parametrize(("command", "service"), [("tools", "tool-registry"), ("notifications", "notifier")])
+def test_a_service_that_does_not_answer_is_named(command: str, service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAWL_TOOL_REGISTRY_ADDRESS", NOBODY)
+    monkeypatch.setenv("PAWL_NOTIFIER_ADDRESS", NOBODY)
+    assert invoke(command) == (
+        2,
+        (
+            f"{service} does not answer at {NOBODY}. If the suite runs, logs/{service}.log in its data folder says why;"
+            " else start one with `pawl up`.\n"
+        ),
+    )
 
 
 @pytest.mark.parametrize(
