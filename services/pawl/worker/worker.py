@@ -33,6 +33,11 @@ _BACKOFF_SECONDS: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
 _UNSENT_MAX: Final = 1000
 # It goes on where the same hello may be taken later; any other error is for whoever runs the worker.
 _PASSING: Final = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "UNKNOWN"}
+_NEXT: Final = {
+    "UNAUTHENTICATED": "See PAWL_API_KEY, or `api_key` of the Worker.",
+    "PERMISSION_DENIED": "See PAWL_API_KEY, or `api_key` of the Worker: the key must have the role of a worker.",
+    "UNIMPLEMENTED": "The address must be that of tool-registry, for example 127.0.0.1:7602.",
+}
 # A suite that starts listens a moment before it says where.
 _KEYLESS_MAX: Final = 5
 
@@ -48,6 +53,21 @@ class _Running:
     task: asyncio.Task[dict[str, Any]]
     context: CallContext
     function: Function
+
+
+class AttachError(grpc.aio.AioRpcError):
+    """The refusal of a worker, in one sentence."""
+
+    def __init__(self, error: grpc.aio.AioRpcError, address: str, group_name: str) -> None:
+        code, details = error.code(), error.details()
+        super().__init__(code, error.initial_metadata(), error.trailing_metadata(), details)
+        self._sentence = (
+            f"{address} does not take the worker {group_name!r}: {details or code.name}"
+            f" ({code.name}). {_NEXT.get(code.name, 'See its tools and its name.')}"
+        )
+
+    def __str__(self) -> str:
+        return self._sentence
 
 
 class Worker:
@@ -106,7 +126,7 @@ class Worker:
         """Run calls until `drain`; a broken stream is opened again, and keeps its calls.
 
         Raises:
-            grpc.aio.AioRpcError: the registry does not want this worker: its key, its tools.
+            AttachError: the registry does not want this worker: its key, its tools.
         """
         loop, failures = asyncio.get_running_loop(), 0
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -120,7 +140,7 @@ class Worker:
                         await self._attach(WorkerServiceStub(channel).AttachWorker(metadata=self._credential()))
                     except grpc.aio.AioRpcError as error:
                         if not self._is_passing(error.code()):
-                            raise
+                            raise AttachError(error, self._address, self._group_name) from None
                         self._log_broken(error.code().name, error.details() or "")
                     except TimeoutError:
                         self._log_broken("SILENT", "the registry says nothing any more")

@@ -24,6 +24,7 @@ from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
 from pawl.tool_registry.app.workers.workers import WorkerOptions
 from pawl.worker import DID_NOT_HAPPEN, CallContext, ToolError, Worker
+from pawl.worker.worker import AttachError
 from tests.keys import LOCAL_KEY, SERVICE_KEY
 from tests.poll import until
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, running
@@ -236,6 +237,19 @@ async def test_a_worker_that_the_registry_does_not_want_ends(registry: Registry)
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await worker.run()
     assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert str(error.value).startswith(f"{registry.address} does not take the worker 'billing': ")
+    assert "PAWL_API_KEY" in str(error.value)
+
+
+async def test_a_worker_at_another_address_than_the_registry_s_is_told_so() -> None:
+    server = grpc.aio.server()
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        with pytest.raises(AttachError, match=f"{address} does not take .* must be that of tool-registry"):
+            await Worker(address, name="billing", api_key=KEY).run()
+    finally:
+        await server.stop(None)
 
 
 async def test_a_worker_that_cannot_attach_says_where_and_why(registry: Registry) -> None:
