@@ -226,6 +226,13 @@ def test_an_option_of_the_wrong_type_is_refused_where_it_is_written(options: dic
         tool(**options)(everything.function)
 
 
+def test_a_name_that_is_none_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ToolDefinitionError, match=r"category.*; it may be SAFE, SENSITIVE, DESTRUCTIVE$"):
+        tool(category="harmless")(everything.function)  # type: ignore[call-overload]
+    with pytest.raises(ToolDefinitionError, match=r"effect.*; it may be READ_ONLY, "):
+        tool(effect="readonly")(everything.function)  # type: ignore[call-overload]
+
+
 def test_category_and_effect_may_be_named_as_a_worker_names_them() -> None:
     options: dict[str, Any] = {"category": "SAFE", "effect": "READ_ONLY"}
     definition = tool(**options)(everything.function).definition

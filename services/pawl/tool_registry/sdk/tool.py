@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import msgspec
 import pydantic
@@ -31,6 +31,8 @@ R = TypeVar("R")
 Reconcile = Callable[[ToolContext], Awaitable[ReconcileResult]]
 Preview = Callable[..., str]
 BulkCount = Callable[..., int]
+
+_NAMED: Final = {"$.category": Category, "$.effect": EffectClass}
 
 
 class Parameters(Protocol):
@@ -217,7 +219,9 @@ def _define(**fields: Any) -> ToolDefinition:
     try:
         return msgspec.convert(fields, ToolDefinition)
     except msgspec.ValidationError as error:
-        raise ToolDefinitionError(f"{fields['name']}: {error}") from None
+        known = next((kind for path, kind in _NAMED.items() if path in str(error)), ())
+        hint = f"; it may be {', '.join(known)}" if known else ""
+        raise ToolDefinitionError(f"{fields['name']}: {error}{hint}") from None
 
 
 def _check(made: Tool[P, R]) -> None:
