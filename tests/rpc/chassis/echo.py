@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, Final
 
 import grpc
 from google.protobuf.wrappers_pb2 import StringValue
@@ -14,6 +14,8 @@ from pawl.chassis.auth import current_principal
 from pawl.chassis.rpc_interceptor import count_as_stream, current_request_id
 from pawl.chassis.rpc_server import RpcServer
 from pawl.errors import RunNotFound
+
+_TRIES: Final = 5
 
 SERVICE = "test.v1.EchoService"
 
@@ -174,6 +176,16 @@ class EchoStub:
     async def send(self, kind: str, request: Any, **kwargs: Any) -> list[str]:
         """Like `call`, with the request as it is."""
         method = getattr(self, kind)
+        for _ in range(_TRIES - 1):
+            try:
+                return await self._send(method, kind, request, **kwargs)
+            except grpc.aio.AioRpcError as error:
+                # gRPC's client may say so, in place of the status, if a server ends a call while its request goes out.
+                if error.details() != "Internal error from Core":
+                    raise
+        return await self._send(method, kind, request, **kwargs)
+
+    async def _send(self, method: Any, kind: str, request: Any, **kwargs: Any) -> list[str]:
         if kind in {"collect", "talk", "read_and_write"}:
             request = _once(request)
         if kind in {"unary", "collect"}:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import grpc
 import pytest
 import pytest_asyncio
 
@@ -113,7 +114,7 @@ async def test_a_quarantined_run_is_ended_by_an_operator_or_by_its_user(
     suite, model = suite_and_model
     model.antidote = False
     async with Agent(suite.endpoints.services["agent-loop"][0].grpc, user="eve") as eve:
-        runs = [await eve.start(f"say {POISON}") for _ in range(2)]
+        runs = [await _started(eve, number) for number in range(2)]
         for run in runs:
             await eve.until(run.run_id, lambda run: run.state == run_pb2.RUN_STATE_NEEDS_ATTENTION)
         operators = operator_pb2_grpc.OperatorServiceStub(eve.channel)
@@ -130,6 +131,17 @@ async def test_a_quarantined_run_is_ended_by_an_operator_or_by_its_user(
         causes = [(await eve.until_ended(run_id)).stop_cause for run_id in (first, second)]
         assert causes == [run_pb2.STOP_CAUSE_OPERATOR, run_pb2.STOP_CAUSE_USER]
         assert "No run needs attention" in await _pawl(suite, "attention")
+
+
+async def _started(agent: Agent, number: int) -> run_pb2.Run:
+    """The first run may have killed agent-loop by the time that the second is started."""
+    while True:
+        try:
+            return await agent.start(f"say {POISON}", request_id=f"poison-{number}")
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+            await asyncio.sleep(0.1)
 
 
 async def _pawl(suite: Suite, *arguments: str) -> str:
