@@ -30,6 +30,8 @@ from pawl.errors import DependencyUnavailable
 _CONNECT_TIMEOUT_SECONDS: Final = 3
 _BACKOFF_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 _PING_INTERVAL_SECONDS: Final = 5
+# After three PINGs without a PONG nats-py gives a connection up.
+_PONG_SECONDS_MAX: Final = 10 * _PING_INTERVAL_SECONDS
 _FLUSH_TIMEOUT_SECONDS: Final = 1.0
 _CRASH_PAUSE_SECONDS: Final = 1.0
 # The server counts the headers of a message too.
@@ -46,11 +48,16 @@ async def flush(client: Client) -> None:
     """Return when the server has taken all that was sent before: messages, and interest in subjects.
 
     nats-py's own `flush` writes its PING ahead of what the client still gathers, so what was sent just before may
-    reach the server after the PONG, or never.
+    reach the server after the PONG, or never. And a PONG that nobody waits for any more ends its reading: so the
+    waiting goes on when the caller's ends, until the PONG comes or the connection is given up.
     """
+    await asyncio.shield(asyncio.get_running_loop().create_task(_flushed(client), name="bus.flush"))
+
+
+async def _flushed(client: Client) -> None:
     while client.pending_data_size:
-        await client.flush()
-    await client.flush()
+        await client.flush(_PONG_SECONDS_MAX)
+    await client.flush(_PONG_SECONDS_MAX)
 
 
 class Bus:

@@ -72,14 +72,16 @@ async def test_what_was_published_before_the_stop_goes_out(nats_url: str, metric
 
 
 @asynccontextmanager
-async def server_that_notes(told: list[str]) -> AsyncIterator[str]:
-    """The URL of a server that writes down the first word of each line that it is sent."""
+async def server_that_notes(told: list[str], answers: asyncio.Event | None = None) -> AsyncIterator[str]:
+    """The URL of a server that writes down the first word of each line that it is sent, and waits with its answers."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b'INFO {"max_payload": 1048576, "headers": true}\r\n')
         while line := (await reader.readline()).decode():
             told.extend(line.split()[:1])
             if told[-1:] == ["PING"]:
+                if answers is not None:
+                    await answers.wait()
                 writer.write(b"PONG\r\n")
         writer.close()
 
@@ -110,6 +112,23 @@ async def test_what_is_published_together_is_with_the_server_when_it_is_said_to_
         told.clear()
         await bus.publish_all([("some.subject", b"payload", {})] * 3)
         assert told[: _last(told, "PING")].count("payload") == 3
+
+
+async def test_a_server_that_answers_late_is_heard_as_before(metrics: Metrics) -> None:
+    told, answers = list[str](), asyncio.Event()
+    answers.set()
+    async with server_that_notes(told, answers) as url, bus_to(url, metrics) as bus:
+        await bus.wait_connected()
+        answers.clear()
+        told.clear()
+        with pytest.raises(DependencyUnavailable):
+            await bus.publish_all([("some.subject", b"late", {})], timeout_seconds=0.01)
+        while "PING" not in told:
+            await asyncio.sleep(0.001)
+        answers.set()
+        told.clear()
+        await bus.publish_all([("some.subject", b"payload", {})])
+        assert "payload" in told[: _last(told, "PING")]
 
 
 def _last(items: list[str], item: str) -> int:
