@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,10 +24,12 @@ class LogFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._began = 0
 
     def open(self) -> BinaryIO:
         """Opens it for a new process to append to."""
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._began = os.fstat(descriptor).st_size
         return os.fdopen(descriptor, "wb")
 
     def rotate(self) -> None:
@@ -38,6 +42,15 @@ class LogFile:
                 older.replace(self.path.with_name(f"{self.path.name}.{generation + 1}"))
         shutil.copy2(self.path, self.path.with_name(f"{self.path.name}.1"))
         os.truncate(self.path, 0)
+
+    def told(self, event: str) -> Iterator[dict[str, Any]]:
+        """Yield the JSON log lines of that event that the newest process has written."""
+        with self.path.open("rb") as file:
+            file.seek(self._began)
+            for line in file:
+                if event.encode() in line:
+                    with contextlib.suppress(msgspec.MsgspecError):
+                        yield msgspec.json.decode(line, type=dict[str, Any])
 
     def last_line(self) -> str:
         """The last line that was written, its message only if it is a JSON log line, or a note that there is none."""

@@ -109,6 +109,12 @@ class Suite:
         )
 
     @property
+    def broken_tools(self) -> list[str]:
+        """The modules of PAWL_TOOLS that could not be loaded, with the error of each."""
+        told = (entry for process in self._processes.values() for entry in process.log.told("tool.module_broken"))
+        return list(dict.fromkeys(f"{entry.get('tool_module')}: error: {entry.get('error')}" for entry in told))
+
+    @property
     def database_url(self) -> str:
         """The URL by which the services reach PostgreSQL, password included."""
         return self._secret_files.get("database.url")

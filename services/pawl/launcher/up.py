@@ -43,6 +43,8 @@ async def _run(suite: Suite) -> None:
         if starting.done():
             starting.result()
             screen.show(suite.endpoints)
+            for line in suite.broken_tools:
+                print(f"PAWL_TOOLS: {line}", flush=True)
             await told
             print("Stopping.", flush=True)
     finally:

@@ -1,7 +1,8 @@
 """A service with nothing in it, for tests of the launcher: settings from the environment, addresses, gRPC health.
 
 What it was given it shows as a metric page would: it writes its environment next to its address file. Faults are asked
-for by STAND_IN: `usage` ends with exit code 2, `mute` never becomes ready, `stubborn` ignores SIGTERM.
+for by STAND_IN: `usage` ends with exit code 2, `mute` never becomes ready, `stubborn` ignores SIGTERM, `broken`
+logs a module of tools that cannot be loaded.
 """
 
 from __future__ import annotations
@@ -44,4 +45,7 @@ if __name__ == "__main__":
     if os.environ.get("STAND_IN") == "usage":
         sys.stderr.write("PAWL_NONSENSE: is required\n")
         sys.exit(2)
+    if os.environ.get("STAND_IN") == "broken":
+        line = {"event": "tool.module_broken", "tool_module": "shop", "error": "shop.py:1: SyntaxError"}
+        sys.stderr.write(json.dumps(line) + "\n")
     asyncio.run(main(Path(os.environ["PAWL_ADDRESS_FILE"])))

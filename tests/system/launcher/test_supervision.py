@@ -137,6 +137,14 @@ async def test_what_cannot_work_as_told_ends_the_start_with_its_own_words(option
     assert (suite.folder.run / "stopped").read_text().split() == ["first"]
 
 
+async def test_tools_that_could_not_be_loaded_are_told_for_the_newest_start_only(options: Options) -> None:
+    broken = {"STAND_IN": "broken"}
+    async with Suite(options(service_environment={"first": broken, "second": broken})) as suite:
+        assert suite.broken_tools == ["shop: error: shop.py:1: SyntaxError"]
+    async with Suite(options()) as suite:
+        assert suite.broken_tools == []
+
+
 async def test_what_does_not_become_ready_ends_the_start(options: Options) -> None:
     suite = Suite(
         options(ready_seconds=0.5, stages=options().stages[1:], service_environment={"second": {"STAND_IN": "mute"}})
