@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from pawl.agent_loop.domain.failure import FailureClass
 from pawl.agent_loop.domain.model import (
     CallPiece,
     Finished,
     ModelError,
     ModelRequest,
     Piece,
+    Problem,
     TextPiece,
     UsageReport,
 )
@@ -43,14 +43,10 @@ def fails(
     reason: str = "HTTP_503", *, retryable: bool = True, after: Script = (), retry_after: float | None = None
 ) -> Script:
     """A call that fails, after what it gave."""
-    error = ModelError(
-        reason=reason,
-        failure_class=FailureClass.PROVIDER,
-        retryable=retryable,
-        message="The model server failed.",
-        retry_after_seconds=retry_after,
+    problem = Problem(
+        reason=reason, retryable=retryable, message="The model server failed.", retry_after_seconds=retry_after
     )
-    return [*after, error]
+    return [*after, ModelError(problem)]
 
 
 _USAGE = UsageReport(input_tokens=10, output_tokens=5)

@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
-from pawl.agent_loop.domain.failure import FailureClass
 from pawl.agent_loop.domain.model import (
     CallPiece,
     Finished,
     ModelError,
     ModelRequest,
     Piece,
+    Problem,
     ReasoningPiece,
     TextPiece,
     UsageReport,
@@ -159,6 +159,4 @@ def _call(index: int, names: list[str], plan: str, draw: random.Random) -> list[
 
 
 def _error(reason: str, *, retryable: bool) -> ModelError:
-    return ModelError(
-        reason=reason, failure_class=FailureClass.PROVIDER, retryable=retryable, message="The model server failed."
-    )
+    return ModelError(Problem(reason=reason, retryable=retryable, message="The model server failed."))

@@ -80,7 +80,7 @@ class Probe:
             await self._limit()
             await self._tools()
         except ModelError as error:
-            self.report.bad(error.message)
+            self.report.bad(error.problem.message)
         return self.report
 
     async def _stream(self) -> None:
@@ -107,7 +107,7 @@ class Probe:
             try:
                 answer = await self._answer(replace(_ask(""), messages=_LONG, output_tokens_max=_FEW_TOKENS))
             except ModelError as error:
-                if error.retryable:
+                if error.problem.retryable:
                     raise
                 continue
             if answer.cut_off:
@@ -133,8 +133,8 @@ class Probe:
             try:
                 last = await self._answer(replace(asking, messages=_with_result(answer, echo)))
             except ModelError as error:
-                if error.retryable or echo == echoes[-1]:
-                    self.report.bad(f"it does not take the result of a call: {error.message}")
+                if error.problem.retryable or echo == echoes[-1]:
+                    self.report.bad(f"it does not take the result of a call: {error.problem.message}")
                     return
                 continue
             self.report.settings["PAWL_REASONING_ECHO"] = str(echo)

@@ -54,8 +54,7 @@ from pawl.agent_loop.domain.fact import (
 )
 from pawl.agent_loop.domain.failure import FailureClass
 from pawl.agent_loop.domain.message import Message, Role
-from pawl.agent_loop.domain.model import UsageReport
-from pawl.agent_loop.domain.retry import Problem
+from pawl.agent_loop.domain.model import Problem, UsageReport
 from pawl.agent_loop.domain.run import ENDED, Run, RunOptions, RunState, StopCause
 from pawl.agent_loop.domain.state import MODEL, State
 from pawl.agent_loop.domain.tool import Disposition, ExecutionResult, Outcome, Stopped, Verdict

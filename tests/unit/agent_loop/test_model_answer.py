@@ -18,6 +18,7 @@ from pawl.agent_loop.domain.model import (
     Finished,
     ModelError,
     Piece,
+    Problem,
     ProviderState,
     ReasoningPiece,
     RefusalPiece,
@@ -58,10 +59,10 @@ def call(index: Any = 0, call_id: Any = None, name: Any = None, arguments: Any =
     return {"index": index, "id": call_id, "function": {"name": name, "arguments": arguments}}
 
 
-def failed(*chunks: Any) -> ModelError:
+def failed(*chunks: Any) -> Problem:
     with pytest.raises(ModelError) as caught:
         read(*chunks)
-    return caught.value
+    return caught.value.problem
 
 
 @pytest.mark.parametrize(
@@ -236,7 +237,7 @@ def test_faults_are_typed(chunks: list[Any], reason: str, failure_class: Failure
 def test_the_server_s_own_words_are_kept(data: bytes, said: str) -> None:
     with pytest.raises(ModelError) as caught:
         feed(data)
-    assert caught.value.message.endswith(said)
+    assert caught.value.problem.message.endswith(said)
 
 
 def test_numbers_that_json_does_not_have_cost_nothing() -> None:
@@ -293,7 +294,7 @@ def test_a_stream_cut_inside_a_chunk_is_truncated_not_garbled() -> None:
     data = event(delta(content="Hi")) + event(delta(content="there"))[:-20]
     with pytest.raises(ModelError) as caught:
         feed(data)
-    assert caught.value.reason == "STREAM_TRUNCATED"
+    assert caught.value.problem.reason == "STREAM_TRUNCATED"
 
 
 @pytest.mark.parametrize("fault", [event({"error": "overloaded"}), event(b"{garbage")])
@@ -310,7 +311,7 @@ def test_an_endless_answer_is_refused_for_good() -> None:
     with pytest.raises(ModelError) as caught:
         for _ in range(ANSWER_BYTES_MAX // len(chunk) + 1):
             list(answer.feed(chunk))
-    assert (caught.value.reason, caught.value.retryable) == ("STREAM_TOO_LARGE", False)
+    assert (caught.value.problem.reason, caught.value.problem.retryable) == ("STREAM_TOO_LARGE", False)
 
 
 MIXTURE = b"".join(

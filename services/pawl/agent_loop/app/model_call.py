@@ -30,7 +30,6 @@ from pawl.agent_loop.domain.model import (
     TextPiece,
     UsageReport,
 )
-from pawl.agent_loop.domain.retry import Problem
 from pawl.agent_loop.domain.run import ToolChoice, ToolChoiceMode
 from pawl.agent_loop.domain.state import State
 from pawl.agent_loop.domain.tool import Tool
@@ -79,17 +78,11 @@ class ModelCall:
                 async for piece in pieces:
                     self._take(piece)
         except ModelError as error:
-            if not self._output_bytes and (error.reason == NETWORK or error.reason.startswith("HTTP_")):
+            reason = error.problem.reason
+            if not self._output_bytes and (reason == NETWORK or reason.startswith("HTTP_")):
                 # The model never saw the prompt.
                 self._prompt_bytes = 0
-            problem = Problem(
-                reason=error.reason,
-                failure_class=error.failure_class,
-                retryable=error.retryable,
-                message=error.message,
-                retry_after_seconds=error.retry_after_seconds,
-            )
-            return ModelFailed(error=problem, answer=self.answer(), jitter=random())
+            return ModelFailed(error=error.problem, answer=self.answer(), jitter=random())
         answer = self.answer()
         wrong = budget.cut_short(self._state, answer, request.output_tokens_max) or retry.of_nothing(answer)
         return ModelFailed(error=wrong, answer=answer, jitter=random()) if wrong else answer

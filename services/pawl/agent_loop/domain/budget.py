@@ -11,8 +11,8 @@ from pawl.agent_loop.domain import history
 from pawl.agent_loop.domain.assembly import ModelAnswer
 from pawl.agent_loop.domain.decision import Decision, Fail, Finish, Park
 from pawl.agent_loop.domain.failure import FailureClass
-from pawl.agent_loop.domain.model import UsageReport
-from pawl.agent_loop.domain.retry import BUDGET_EXHAUSTED, Problem
+from pawl.agent_loop.domain.model import Problem, UsageReport
+from pawl.agent_loop.domain.retry import BUDGET_EXHAUSTED
 from pawl.agent_loop.domain.run import RunFailure, RunState, TokenBudgetPolicy, Usage, WaitKind
 from pawl.agent_loop.domain.state import State
 
@@ -27,7 +27,6 @@ _CUT_SHORT: Final = frozenset({"length", "max_tokens"})
 TOO_LITTLE: Final = Problem(
     reason=BUDGET_EXHAUSTED,
     failure_class=FailureClass.LIMIT,
-    retryable=True,
     message="What is left of the token budget is less than the request costs.",
 )
 
@@ -116,7 +115,6 @@ def cut_short(state: State, answer: ModelAnswer, output_tokens_max: int | None) 
     return Problem(
         reason=BUDGET_EXHAUSTED,
         failure_class=FailureClass.LIMIT,
-        retryable=True,
         message=f"The answer did not fit into what was left of the budget of {tokens(state)} tokens.",
     )
 

@@ -10,7 +10,7 @@ from msgspec import field
 
 from pawl.agent_loop.domain.assembly import ModelAnswer
 from pawl.agent_loop.domain.call import Call
-from pawl.agent_loop.domain.retry import Problem
+from pawl.agent_loop.domain.model import Problem
 from pawl.agent_loop.domain.run import PinnedTool, RunFailure
 from pawl.agent_loop.domain.tool import ExecutionResult, Stopped, Verdict
 from pawl.agent_loop.domain.undo import UndoPlan

@@ -88,15 +88,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
 
 Piece: TypeAlias = TextPiece | ReasoningPiece | CallPiece | RefusalPiece | ProviderState | UsageReport | Finished
 
-HEADERS_TIMEOUT: Final = "HEADERS_TIMEOUT"
-IDLE_TIMEOUT: Final = "IDLE_TIMEOUT"
 ROUND_TIMEOUT: Final = "ROUND_TIMEOUT"
 NETWORK: Final = "NETWORK"
-STREAM_TRUNCATED: Final = "STREAM_TRUNCATED"
-STREAM_GARBLED: Final = "STREAM_GARBLED"
-STREAM_ERROR: Final = "STREAM_ERROR"
-STREAM_TOO_LARGE: Final = "STREAM_TOO_LARGE"
-EMPTY_STREAM: Final = "EMPTY_STREAM"
 CONTENT_FILTER: Final = "CONTENT_FILTER"
 EMPTY_ANSWER: Final = "EMPTY_ANSWER"
 
@@ -104,40 +97,25 @@ CUT_OFF: Final = frozenset({"length", "max_tokens", "model_length", "max_output_
 """Finish reasons, in small letters, of an answer that reached a limit before its end."""
 
 
-class ModelError(Exception):
-    """A model call failed.
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """The failure of a model call, which is made again, if `retryable`, after at least `retry_after_seconds`.
 
-    `reason` is one of the constants above or `HTTP_<status>`, and goes into
-    RoundRetrying. `message` is one sentence for the user and holds no secret.
-    Nothing is retried below this error: whoever catches it decides, by
-    `retryable`, and waits at least `retry_after_seconds`.
+    `reason` goes into RoundRetrying. `message` is one sentence for the user and holds no secret.
     """
 
-    def __init__(
-        self,
-        *,
-        reason: str,
-        failure_class: FailureClass,
-        retryable: bool,
-        message: str,
-        retry_after_seconds: float | None = None,
-    ) -> None:
-        self.reason = reason
-        self.failure_class = failure_class
-        self.retryable = retryable
-        self.message = message
-        self.retry_after_seconds = retry_after_seconds
-        super().__init__(f"{reason}: {message}")
+    reason: str
+    message: str
+    failure_class: FailureClass = FailureClass.PROVIDER
+    retryable: bool = True
+    retry_after_seconds: float | None = None
 
-    def saying(self, message: str) -> ModelError:
-        """Return the same error with another message."""
-        return ModelError(
-            reason=self.reason,
-            failure_class=self.failure_class,
-            retryable=self.retryable,
-            message=message,
-            retry_after_seconds=self.retry_after_seconds,
-        )
+
+class ModelError(Exception):
+    """A model call failed. Nothing is retried below this error: whoever catches it decides, by its problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        super().__init__(f"{problem.reason}: {problem.message}")
 
 
 class ModelPort(Protocol):

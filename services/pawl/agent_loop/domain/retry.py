@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-import msgspec
-
 from pawl.agent_loop.domain.assembly import ModelAnswer
 from pawl.agent_loop.domain.failure import FailureClass
-from pawl.agent_loop.domain.model import CONTENT_FILTER, EMPTY_ANSWER, ROUND_TIMEOUT
+from pawl.agent_loop.domain.model import CONTENT_FILTER, EMPTY_ANSWER, ROUND_TIMEOUT, Problem
 from pawl.agent_loop.domain.run import RunFailure
 
 _FIRST_DELAY_SECONDS: Final = 1.0
@@ -26,16 +24,6 @@ _REASONS: Final = {
 }
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """The failure of a model call; see ModelError."""
-
-    reason: str
-    failure_class: FailureClass
-    retryable: bool
-    message: str
-    retry_after_seconds: float | None = None
-
-
 def of_nothing(answer: ModelAnswer) -> Problem | None:
     """Return what is wrong with an answer that has neither text nor a call; None if it has."""
     if not answer.empty or answer.finish_reason.lower() == CONTENT_FILTER.lower():
@@ -43,12 +31,7 @@ def of_nothing(answer: ModelAnswer) -> Problem | None:
     said = "The model's answer had neither text nor a call."
     if answer.cut_off:
         said = "The model reached its output limit before it gave any text or call."
-    return Problem(
-        reason=EMPTY_ANSWER,
-        failure_class=FailureClass.PROVIDER,
-        retryable=True,
-        message=said,
-    )
+    return Problem(reason=EMPTY_ANSWER, message=said)
 
 
 def delay(problem: Problem, *, failures: int, attempts_max: int, left: float, jitter: float) -> float | None:

@@ -14,7 +14,7 @@ import trustme
 
 from pawl.agent_loop.adapters.model import direct
 from pawl.agent_loop.adapters.model.client import OpenAiModel
-from pawl.agent_loop.domain.model import Finished, ModelError, ModelRequest, Piece, TextPiece
+from pawl.agent_loop.domain.model import Finished, ModelError, ModelRequest, Piece, Problem, TextPiece
 from tests.rpc.agent_loop.model.model_http import Exchange, answer, model_http
 
 ANSWER = [TextPiece(text="Hi"), Finished(reason="stop")]
@@ -26,10 +26,10 @@ async def collect(model: OpenAiModel) -> list[Piece]:
         return [piece async for piece in pieces]
 
 
-async def fail(model: OpenAiModel) -> ModelError:
+async def fail(model: OpenAiModel) -> Problem:
     with pytest.raises(ModelError) as caught:
         await collect(model)
-    return caught.value
+    return caught.value.problem
 
 
 def fields(exchange: Exchange) -> dict[str, str]:

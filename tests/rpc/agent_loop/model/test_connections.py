@@ -38,7 +38,7 @@ async def collect(model: OpenAiModel, request: ModelRequest = REQUEST) -> list[P
 async def reason(model: OpenAiModel, request: ModelRequest = REQUEST) -> str:
     with pytest.raises(ModelError) as caught:
         await collect(model, request)
-    return caught.value.reason
+    return caught.value.problem.reason
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -350,6 +350,6 @@ async def test_a_lost_connection_can_be_closed_and_used_in_vain() -> None:
         await until(lambda: server.left == 1)
         with pytest.raises(ModelError) as caught:
             await connection.send(b"POST / HTTP/1.1\r\n\r\n")
-        assert caught.value.reason == failure.network().reason
+        assert caught.value.problem == failure.NETWORK
         connections.give(connection)
         await connections.close()

@@ -12,7 +12,7 @@ import pytest
 
 from pawl.agent_loop.adapters.model.client import OpenAiModel
 from pawl.agent_loop.domain.failure import FailureClass
-from pawl.agent_loop.domain.model import CallPiece, Finished, ModelError, ModelRequest, Piece, TextPiece
+from pawl.agent_loop.domain.model import CallPiece, Finished, ModelError, ModelRequest, Piece, Problem, TextPiece
 from tests.rpc.agent_loop.model.model_http import HI, STOP, Exchange, Script, answer, model_http
 
 NOW = 1_800_000_000.0
@@ -38,10 +38,10 @@ async def call(script: Script, **fields: Any) -> list[Piece]:
         return await collect(model, request(**fields))
 
 
-async def fail(script: Script, **fields: Any) -> ModelError:
+async def fail(script: Script, **fields: Any) -> Problem:
     with pytest.raises(ModelError) as caught:
         await call(script, **fields)
-    return caught.value
+    return caught.value.problem
 
 
 async def test_the_request_carries_what_was_asked_and_nothing_else() -> None:
@@ -146,7 +146,7 @@ async def test_the_status_code_alone_says_what_failed(
         with pytest.raises(ModelError) as caught:
             await collect(model)
         assert len(server.exchanges) == 1
-    error = caught.value
+    error = caught.value.problem
     assert (error.reason, error.failure_class, error.retryable) == (f"HTTP_{status}", failure_class, retryable)
     assert "sk-secret" not in error.message
 
@@ -219,7 +219,7 @@ async def test_a_server_that_cannot_be_reached_is_a_network_failure() -> None:
     async with client("http://127.0.0.1:9/v1") as model:
         with pytest.raises(ModelError) as caught:
             await collect(model)
-    assert (caught.value.reason, caught.value.retryable) == ("NETWORK", True)
+    assert (caught.value.problem.reason, caught.value.problem.retryable) == ("NETWORK", True)
 
 
 async def test_a_connection_closed_before_the_headers_is_a_network_failure() -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from pawl.agent_loop.adapters.model import chunk, failure, words
 from pawl.agent_loop.adapters.model.sse import EventTooLargeError, SseDecoder
-from pawl.agent_loop.domain.model import Finished, ModelError, Piece, TextPiece, UsageReport
+from pawl.agent_loop.domain.model import Finished, ModelError, Piece, Problem, TextPiece, UsageReport
 
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 """Most bytes of one answer."""
@@ -48,7 +48,7 @@ class Answer:
         """
         self._bytes += len(data)
         if self._bytes > ANSWER_BYTES_MAX:
-            raise failure.too_large()
+            raise ModelError(failure.TOO_LARGE)
         if self._start is not None:
             # A server that does not stream answers with an object, whatever its content type.
             self._start += data
@@ -65,7 +65,7 @@ class Answer:
         try:
             events = self._events.feed(data)
         except EventTooLargeError:
-            raise failure.too_large() from None
+            raise ModelError(failure.TOO_LARGE) from None
         for event in events:
             yield from self._take(event)
 
@@ -77,16 +77,16 @@ class Answer:
         """
         pieces = self._last_pieces()
         if self._finish_reason is None and not (self.done and self._has_output):
-            raise failure.truncated() if self._has_output else self._nothing()
+            raise ModelError(failure.TRUNCATED if self._has_output else self._nothing())
         if self._finish_reason == "content_filter":
-            raise failure.content_filter()
+            raise ModelError(failure.CONTENT_FILTER)
         if self._finish_reason == "error":
-            raise failure.reported({})
+            raise ModelError(failure.reported({}))
         return [*pieces, Finished(reason=self._finish_reason or "")]
 
-    def _nothing(self) -> ModelError:
+    def _nothing(self) -> Problem:
         lines = [line for line in self._lead.splitlines() if line.strip() and not line.startswith(_OF_A_STREAM)]
-        return failure.garbled(b"\n".join(lines)) if lines and not self._has_event else failure.empty()
+        return failure.garbled(b"\n".join(lines)) if lines and not self._has_event else failure.EMPTY
 
     def _last_pieces(self) -> list[Piece]:
         if self._json is not None:
@@ -95,7 +95,7 @@ class Answer:
             event = None if self.done else self._events.flush()
             return [] if event is None else self._take(event)
         except (EventTooLargeError, ModelError):
-            raise failure.truncated() from None
+            raise ModelError(failure.TRUNCATED) from None
 
     def _take(self, event: bytes, *, whole: bool = False) -> list[Piece]:
         text = event.strip()

@@ -18,6 +18,7 @@ from pawl.agent_loop.domain import fields
 from pawl.agent_loop.domain.model import (
     CallPiece,
     Finished,
+    ModelError,
     Piece,
     ProviderState,
     ReasoningPiece,
@@ -111,9 +112,9 @@ def pieces(data: bytes, *, whole: bool = False) -> list[Piece]:
             return [text_piece]
         found = [piece for choice in chunk.choices or () for piece in _choice(choice, whole=whole)]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise failure.garbled(data) from None
+        raise ModelError(failure.garbled(data)) from None
     if _is_error(chunk):
-        raise failure.reported(msgspec.to_builtins(chunk))
+        raise ModelError(failure.reported(msgspec.to_builtins(chunk)))
     return found + _usage(chunk.usage)
 
 

@@ -87,7 +87,9 @@ class OpenAiModel:
                 yield piece
             await _drain(response)
         except ModelError as error:
-            raise error.saying(self._without_key(error.message)) from None
+            problem = error.problem
+            message = self._without_key(problem.message)
+            raise ModelError(msgspec.structs.replace(problem, message=message)) from None
         finally:
             if response is not None:
                 await response.close()
@@ -103,14 +105,14 @@ class OpenAiModel:
                 return await self._direct.post(body) or HttpxResponse(await self._post(body))
         except TimeoutError:
             if request.deadline_seconds <= request.headers_timeout_seconds:
-                raise failure.round_timeout() from None
-            raise failure.headers_timeout(request.headers_timeout_seconds) from None
+                raise ModelError(failure.ROUND_TIMEOUT) from None
+            raise ModelError(failure.headers_timeout(request.headers_timeout_seconds)) from None
         except RefusedError as error:
             raise self._refused(error.response) from None
         except openai.APIStatusError as error:
             raise self._refused(error.response) from None
         except openai.APIConnectionError:
-            raise failure.network() from None
+            raise ModelError(failure.NETWORK) from None
 
     async def _post(self, body: bytes) -> httpx2.Response:
         # Asked for a raw response, the client gives one, whatever its overloads say.
@@ -142,11 +144,12 @@ class OpenAiModel:
         return body
 
     def _refused(self, response: httpx2.Response) -> ModelError:
-        return failure.http_status(
+        problem = failure.http_status(
             response.status_code,
             error=words.error_of(self._without_key(response.text)),
             retry_after_seconds=failure.retry_after_seconds(response.headers, now=self._now()),
         )
+        return ModelError(problem)
 
 
 async def _read(response: Response, answer: Answer, request: ModelRequest, deadline: float) -> bytes | None:
@@ -159,7 +162,7 @@ async def _read(response: Response, answer: Answer, request: ModelRequest, deadl
     try:
         return await response.read(until=min(silent_at, deadline))
     except TimeoutError:
-        fault = failure.round_timeout() if deadline <= silent_at else failure.idle_timeout(patience)
+        fault = ModelError(failure.ROUND_TIMEOUT if deadline <= silent_at else failure.idle_timeout(patience))
     except ModelError as error:
         fault = error
     if answer.finished:

@@ -14,7 +14,7 @@ from typing import Final, cast
 import httptools
 
 from pawl.agent_loop.adapters.model import failure
-from pawl.agent_loop.domain.model import ModelError
+from pawl.agent_loop.domain.model import ModelError, Problem
 
 HEAD_BYTES_MAX: Final = 128 * 1024
 """Most bytes in a row that are no body: a head with those before it, the trailers, the size of a chunk."""
@@ -50,7 +50,7 @@ class Connection(asyncio.Protocol):
         self._timer_at = 0.0
         self._wait_until: float | None = None
         self._closed = False
-        self._fault: ModelError | None = None
+        self._fault: Problem | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -87,11 +87,11 @@ class Connection(asyncio.Protocol):
         if self._complete:
             self._begin()
         if self._transport is None or self._closed:
-            raise failure.network()
+            raise ModelError(failure.NETWORK)
         self._transport.write(request)
         while not self._has_head:
             if self._fault is not None:
-                raise failure.network()
+                raise ModelError(failure.NETWORK)
             await self._wait(None)
 
     async def read(self, *, until: float | None = None) -> bytes | None:
@@ -105,7 +105,7 @@ class Connection(asyncio.Protocol):
             if self._complete:
                 return None
             if self._fault is not None:
-                raise self._fault
+                raise ModelError(self._fault)
             await self._wait(until)
         body, self._body = self._body, []
         self._body_bytes = 0
@@ -172,9 +172,9 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._break(failure.truncated())
+            self._break(failure.TRUNCATED)
         if self._bytes_without_body > HEAD_BYTES_MAX:
-            self._break(failure.truncated())
+            self._break(failure.TRUNCATED)
         if self._body_bytes > _UNREAD_BYTES_MAX and not self._paused and not self._closed:
             self._paused = True
             cast("asyncio.Transport", self._transport).pause_reading()
@@ -188,7 +188,7 @@ class Connection(asyncio.Protocol):
         """Say so to whoever waits."""
         if error is None:
             self._end()
-        self._break(failure.network())
+        self._break(failure.NETWORK)
         self._wake()
         self._transport = None
         self._on_lost(self)
@@ -196,10 +196,10 @@ class Connection(asyncio.Protocol):
     def _end(self) -> None:
         if self._has_head and self._ends_with_connection:
             self._complete = True
-        self._break(failure.truncated())
+        self._break(failure.TRUNCATED)
         self._wake()
 
-    def _break(self, fault: ModelError) -> None:
+    def _break(self, fault: Problem) -> None:
         """Give the connection up; a response that is whole, or a fault that came before, stays as it is."""
         self._fault = self._fault or fault
         self.close()

@@ -11,15 +11,36 @@ from typing import Any, Final
 from pawl.agent_loop.adapters.model import words
 from pawl.agent_loop.domain import model
 from pawl.agent_loop.domain.failure import FailureClass
-from pawl.agent_loop.domain.model import ModelError
+from pawl.agent_loop.domain.model import Problem
 
 _AUTH: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 # Those that say that the same request may be taken later.
 _LATER: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT)
 
+TRUNCATED: Final = Problem(reason="STREAM_TRUNCATED", message="The model server's answer broke off.")
+EMPTY: Final = Problem(reason="EMPTY_STREAM", message="The model server's answer was empty.")
+NETWORK: Final = Problem(reason=model.NETWORK, message="The model server cannot be reached.")
+"""The connection could not be made, or was lost."""
+TOO_LARGE: Final = Problem(
+    reason="STREAM_TOO_LARGE", message="The model server's answer is too large.", retryable=False
+)
+"""Asking again would give the like."""
+ROUND_TIMEOUT: Final = Problem(
+    reason=model.ROUND_TIMEOUT,
+    failure_class=FailureClass.LIMIT,
+    retryable=False,
+    message="The round took longer than it may.",
+)
+CONTENT_FILTER: Final = Problem(
+    reason=model.CONTENT_FILTER,
+    failure_class=FailureClass.CONTENT_FILTER,
+    retryable=False,
+    message="The model server withheld the answer (content filter).",
+)
 
-def http_status(status: int, *, error: Any = "", retry_after_seconds: float | None = None) -> ModelError:
-    """Return the error for a response that is not a success; `error` is what it says, in any form.
+
+def http_status(status: int, *, error: Any = "", retry_after_seconds: float | None = None) -> Problem:
+    """Return the problem of a response that is not a success; `error` is what it says, in any form.
 
     408, 409, 429 and 5xx are worth another attempt. A code that says that the
     credential is wrong counts more than the status.
@@ -38,7 +59,7 @@ def http_status(status: int, *, error: Any = "", retry_after_seconds: float | No
         retryable, message = True, f"The model server failed (HTTP {status})"
     elif status in _LATER:
         retryable, message = True, f"The model server could not take the request now (HTTP {status})"
-    return ModelError(
+    return Problem(
         reason=f"HTTP_{int(status)}",
         failure_class=group,
         retryable=retryable,
@@ -47,8 +68,8 @@ def http_status(status: int, *, error: Any = "", retry_after_seconds: float | No
     )
 
 
-def reported(error: Any) -> ModelError:
-    """Return the error for one that the server reports inside a stream.
+def reported(error: Any) -> Problem:
+    """Return the problem of an error that the server reports inside a stream.
 
     A code that is an HTTP status, or stands for one, counts like it; anything
     else is a failure of the server.
@@ -57,68 +78,23 @@ def reported(error: Any) -> ModelError:
     if status is not None:
         return http_status(status, error=error)
     said = words.on_one_line(words.of_json(error))
-    return _provider(model.STREAM_ERROR, f"The model server reported an error{said}.")
+    return Problem(reason="STREAM_ERROR", message=f"The model server reported an error{said}.")
 
 
-def garbled(data: bytes = b"") -> ModelError:
-    """Return the error for bytes that are no chunk; plain text among them is what the server says."""
+def garbled(data: bytes = b"") -> Problem:
+    """Return the problem of bytes that are no chunk; plain text among them is what the server says."""
     said = words.on_one_line(words.of_json(words.error_of(data.decode(errors="replace"))))
-    return _provider(model.STREAM_GARBLED, f"The model server sent data that cannot be read{said}.")
+    return Problem(reason="STREAM_GARBLED", message=f"The model server sent data that cannot be read{said}.")
 
 
-def truncated() -> ModelError:
-    """Return the error for a stream without its end."""
-    return _provider(model.STREAM_TRUNCATED, "The model server's answer broke off.")
+def headers_timeout(seconds: float) -> Problem:
+    """Return the problem of a server that does not begin to answer."""
+    return Problem(reason="HEADERS_TIMEOUT", message=f"The model server did not answer within {seconds:g} s.")
 
 
-def empty() -> ModelError:
-    """Return the error for a stream with nothing in it."""
-    return _provider(model.EMPTY_STREAM, "The model server's answer was empty.")
-
-
-def network() -> ModelError:
-    """Return the error for a connection that could not be made, or was lost."""
-    return _provider(model.NETWORK, "The model server cannot be reached.")
-
-
-def too_large() -> ModelError:
-    """Return the error for an answer that does not fit; asking again would give the like."""
-    return ModelError(
-        reason=model.STREAM_TOO_LARGE,
-        failure_class=FailureClass.PROVIDER,
-        retryable=False,
-        message="The model server's answer is too large.",
-    )
-
-
-def headers_timeout(seconds: float) -> ModelError:
-    """Return the error for a server that does not begin to answer."""
-    return _provider(model.HEADERS_TIMEOUT, f"The model server did not answer within {seconds:g} s.")
-
-
-def idle_timeout(seconds: float) -> ModelError:
-    """Return the error for a stream that fell silent."""
-    return _provider(model.IDLE_TIMEOUT, f"The model server was silent for {seconds:g} s.")
-
-
-def round_timeout() -> ModelError:
-    """Return the error for an answer that took all that the round had left."""
-    return ModelError(
-        reason=model.ROUND_TIMEOUT,
-        failure_class=FailureClass.LIMIT,
-        retryable=False,
-        message="The round took longer than it may.",
-    )
-
-
-def content_filter() -> ModelError:
-    """Return the error for an answer that the server withheld."""
-    return ModelError(
-        reason=model.CONTENT_FILTER,
-        failure_class=FailureClass.CONTENT_FILTER,
-        retryable=False,
-        message="The model server withheld the answer (content filter).",
-    )
+def idle_timeout(seconds: float) -> Problem:
+    """Return the problem of a stream that fell silent."""
+    return Problem(reason="IDLE_TIMEOUT", message=f"The model server was silent for {seconds:g} s.")
 
 
 def retry_after_seconds(headers: Mapping[str, str], *, now: float) -> float | None:
@@ -145,7 +121,3 @@ def _seconds(value: str | None, *, per_second: int, now: float | None) -> float 
         except ValueError:
             return None
     return max(seconds, 0.0) if math.isfinite(seconds) else None
-
-
-def _provider(reason: str, message: str) -> ModelError:
-    return ModelError(reason=reason, failure_class=FailureClass.PROVIDER, retryable=True, message=message)

@@ -13,6 +13,7 @@ import aiohappyeyeballs
 
 from pawl.agent_loop.adapters.model import failure
 from pawl.agent_loop.adapters.model.connection import Connection
+from pawl.agent_loop.domain.model import ModelError
 
 CONNECTIONS_MAX: Final = 1000
 """Most connections in use; who wants one more waits."""
@@ -107,7 +108,7 @@ class Pool:
                 connected.close()
                 raise
         except OSError:
-            raise failure.network() from None
+            raise ModelError(failure.NETWORK) from None
         self._open.add(connection)
         return connection
 

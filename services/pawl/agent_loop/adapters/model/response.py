@@ -11,6 +11,7 @@ import httpx2
 from pawl.agent_loop.adapters.model import failure
 from pawl.agent_loop.adapters.model.connection import Connection
 from pawl.agent_loop.adapters.model.pool import Pool
+from pawl.agent_loop.domain.model import ModelError
 
 
 class Response(Protocol):
@@ -52,11 +53,11 @@ class HttpxResponse:
             async with asyncio.timeout_at(until):
                 return await anext(self._chunks, None)
         except httpx2.RemoteProtocolError:
-            raise failure.truncated() from None
+            raise ModelError(failure.TRUNCATED) from None
         except httpx2.DecodingError:
-            raise failure.garbled() from None
+            raise ModelError(failure.garbled()) from None
         except httpx2.HTTPError:
-            raise failure.network() from None
+            raise ModelError(failure.NETWORK) from None
 
     async def close(self) -> None:
         await self._chunks.aclose()
