@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import grpc
 
-from pawl.chassis.auth import require_user
 from pawl.chassis.translate import Exceptions, timestamp
 from pawl.errors import InvalidField, InvalidPageToken, PermissionDenied
 from pawl.tool.v1 import audit_pb2, audit_pb2_grpc
@@ -17,12 +14,9 @@ from pawl.tool_registry.app.policy.ports import AuditFilter, AuditLog
 from pawl.tool_registry.app.policy.verifying import Verified, verify
 from pawl.tool_registry.domain.audit import AuditEntry, AuditKind, Head, ToolFigures
 from pawl.tool_registry.domain.roles import ADMIN, OPERATOR
-from pawl.tool_registry.rpc.convert import WIRE
+from pawl.tool_registry.rpc.convert import WIRE, calling_user
+from pawl.tool_registry.rpc.pages import cut, page_size, page_token, place_of
 
-PAGE_SIZE_DEFAULT: Final = 100
-PAGE_SIZE_MAX: Final = 1000
-
-_PAGE_OF: Final = "audit:"
 _ROLES: Final = frozenset({ADMIN, OPERATOR})
 _SEQ_MAX: Final = 2**63 - 1
 
@@ -53,9 +47,7 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
 
     async def ListAudit(self, request: audit_pb2.ListAuditRequest, context: Context) -> audit_pb2.ListAuditResponse:
         store_id = _require_operator()
-        if request.page_size > PAGE_SIZE_MAX:
-            raise InvalidField(f"page_size: at most {PAGE_SIZE_MAX}", field="page_size")
-        size = request.page_size or PAGE_SIZE_DEFAULT
+        size = page_size(request.page_size, default=100, most=1000)
         wanted = AuditFilter(
             store_id=store_id,
             run_id=_text(request.run_id, "run_id"),
@@ -67,8 +59,7 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
             before_us=_time(request, "before_time"),
         )
         found = await self._log.listed(wanted, before_seq=_seq_of(request.page_token), rows_max=size + 1)
-        page = found[:size]
-        token = _token_of(page[-1].seq) if len(found) > size else ""
+        page, token = cut(found, size, lambda entry: page_token("audit", entry.seq))
         return audit_pb2.ListAuditResponse(entries=map(_ENTRY.fields, page), next_page_token=token)
 
     async def VerifyAudit(
@@ -94,7 +85,7 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
 
 
 def _require_operator() -> str:
-    user = require_user()
+    user = calling_user()
     if not user.roles & _ROLES:
         raise PermissionDenied("this needs the role operator or admin")
     return user.store_id
@@ -116,19 +107,14 @@ def _time(request: Any, field: str) -> int | None:
     return int(getattr(request, field).ToMicroseconds())
 
 
-def _token_of(seq: int) -> str:
-    return base64.urlsafe_b64encode(f"{_PAGE_OF}{seq}".encode()).decode()
-
-
 def _seq_of(token: str) -> int | None:
     if not token:
         return None
     try:
-        text = base64.b64decode(token.encode(), altchars=b"-_", validate=True).decode()
-        seq = int(text.removeprefix(_PAGE_OF))
-    except (binascii.Error, ValueError):
+        seq = int(place_of("audit", token))
+    except ValueError:
         raise InvalidPageToken from None
-    if not text.startswith(_PAGE_OF) or not 0 <= seq <= _SEQ_MAX:
+    if not 0 <= seq <= _SEQ_MAX:
         raise InvalidPageToken
     return seq
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+from pawl.chassis.auth import require_user
 from pawl.chassis.ids import check_id
 from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
 from pawl.chassis.translate import Exceptions, Translator, Unknown
@@ -121,6 +122,16 @@ def tool_message(entry: ToolVersion) -> tool_pb2.Tool:
             _messages.clear()
         message = _messages[key] = _TOOL.write(entry)
     return message
+
+
+def calling_user() -> Caller:
+    """Return the user whose credential came with the request.
+
+    Raises:
+        PermissionDenied: a service called.
+    """
+    user = require_user()
+    return Caller(store_id=user.store_id, user_id=user.user_id, roles=user.roles)
 
 
 def caller_from(context: execution_pb2.CallContext) -> Caller:

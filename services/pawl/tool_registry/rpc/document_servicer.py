@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from typing import Any, Final
 
 import grpc
 
-from pawl.chassis.auth import require_user
 from pawl.chassis.translate import Exceptions
 from pawl.errors import InvalidField, InvalidPageToken
 from pawl.tool.v1 import document_pb2, document_pb2_grpc
-from pawl.tool_registry.app.documents.documents import DocumentCaller, Documents
+from pawl.tool_registry.app.documents.documents import Documents
 from pawl.tool_registry.domain.document import PLAIN_LANGUAGE, Document
-from pawl.tool_registry.rpc.convert import WIRE
-
-PAGE_SIZE_DEFAULT: Final = 50
-PAGE_SIZE_MAX: Final = 200
-
-_PAGE_OF: Final = "documents:"
+from pawl.tool_registry.rpc.convert import WIRE, calling_user
+from pawl.tool_registry.rpc.pages import cut, page_size, page_token, place_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -43,7 +36,7 @@ class DocumentServicer(document_pb2_grpc.DocumentServiceServicer):
         self, request: document_pb2.PutDocumentRequest, context: Context
     ) -> document_pb2.PutDocumentResponse:
         document, created = await self._documents.put(
-            _caller(),
+            calling_user(),
             shared=_is_shared(request.owner),
             name=request.name,
             text=request.text,
@@ -54,33 +47,25 @@ class DocumentServicer(document_pb2_grpc.DocumentServiceServicer):
     async def DeleteDocument(
         self, request: document_pb2.DeleteDocumentRequest, context: Context
     ) -> document_pb2.DeleteDocumentResponse:
-        await self._documents.delete(_caller(), shared=_is_shared(request.owner), name=request.name)
+        await self._documents.delete(calling_user(), shared=_is_shared(request.owner), name=request.name)
         return document_pb2.DeleteDocumentResponse()
 
     async def ListDocuments(
         self, request: document_pb2.ListDocumentsRequest, context: Context
     ) -> document_pb2.ListDocumentsResponse:
-        if request.page_size > PAGE_SIZE_MAX:
-            raise InvalidField(f"page_size: at most {PAGE_SIZE_MAX}", field="page_size")
-        size = request.page_size or PAGE_SIZE_DEFAULT
-        caller = _caller()
+        size = page_size(request.page_size)
+        caller = calling_user()
         shared, name = _place(request.page_token)
         after_owner = None if shared is None else "" if shared else caller.user_id
         found = await self._documents.page(caller, after_name=name, after_owner=after_owner, most=size + 1)
-        page = found[:size]
-        token = _token(page[-1]) if len(found) > size else ""
+        page, token = cut(found, size, _token)
         return document_pb2.ListDocumentsResponse(documents=map(_DOCUMENT.fields, page), next_page_token=token)
 
     async def GetDocument(
         self, request: document_pb2.GetDocumentRequest, context: Context
     ) -> document_pb2.GetDocumentResponse:
-        document, text = await self._documents.get(_caller(), shared=_is_shared(request.owner), name=request.name)
+        document, text = await self._documents.get(calling_user(), shared=_is_shared(request.owner), name=request.name)
         return document_pb2.GetDocumentResponse(document=_DOCUMENT.fields(document), text=text)
-
-
-def _caller() -> DocumentCaller:
-    user = require_user()
-    return DocumentCaller(store_id=user.store_id, user_id=user.user_id, roles=user.roles)
 
 
 def _is_shared(owner: int) -> bool:
@@ -90,19 +75,14 @@ def _is_shared(owner: int) -> bool:
 
 
 def _token(document: Document) -> str:
-    owner = "store" if document.is_shared else "user"
-    return base64.urlsafe_b64encode(f"{_PAGE_OF}{owner}:{document.name}".encode()).decode()
+    return page_token("documents", f"{'store' if document.is_shared else 'user'}:{document.name}")
 
 
 def _place(token: str) -> tuple[bool | None, str]:
     """Return whether the last document of the page before was the store's, and its name; None for the first page."""
     if not token:
         return None, ""
-    try:
-        text = base64.b64decode(token.encode(), altchars=b"-_", validate=True).decode()
-    except (binascii.Error, UnicodeError):
-        raise InvalidPageToken from None
-    owner, colon, name = text.removeprefix(_PAGE_OF).partition(":")
-    if not text.startswith(_PAGE_OF) or not colon or owner not in {"store", "user"} or "\0" in name:
+    owner, colon, name = place_of("documents", token).partition(":")
+    if not colon or owner not in {"store", "user"} or "\0" in name:
         raise InvalidPageToken
     return owner == "store", name

@@ -7,19 +7,16 @@ from typing import Any, Final
 
 import grpc
 
-from pawl.chassis.auth import require_user
 from pawl.chassis.ids import check_id, is_id
 from pawl.chassis.strict_json import loads
 from pawl.chassis.translate import Exceptions, seconds, timestamp
 from pawl.errors import InvalidField, InvalidJson, InvalidPageToken, RuleNotFound, TooLarge
 from pawl.tool.v1 import rule_pb2, rule_pb2_grpc
-from pawl.tool_registry.app.policy.rules import ListedRule, Person, Rules
+from pawl.tool_registry.app.policy.rules import ListedRule, Rules
 from pawl.tool_registry.domain.patterns import ArgumentPattern, canonical_value
 from pawl.tool_registry.domain.rules import PATTERN_BYTES_MAX, Rule, RuleEffect, RuleScope
-from pawl.tool_registry.rpc.convert import WIRE
-
-PAGE_SIZE_DEFAULT: Final = 50
-PAGE_SIZE_MAX: Final = 200
+from pawl.tool_registry.rpc.convert import WIRE, calling_user
+from pawl.tool_registry.rpc.pages import cut, page_size
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -47,37 +44,28 @@ class RuleServicer(rule_pb2_grpc.RuleServiceServicer):
 
     async def CreateRule(self, request: rule_pb2.CreateRuleRequest, context: Context) -> rule_pb2.CreateRuleResponse:
         request_id = check_id(request.request_id, "request_id") if request.request_id else ""
-        made = await self._rules.create(_person(), _rule_from(request.rule), request_id)
+        made = await self._rules.create(calling_user(), _rule_from(request.rule), request_id)
         return rule_pb2.CreateRuleResponse(rule=_message(made))
 
     async def RevokeRule(self, request: rule_pb2.RevokeRuleRequest, context: Context) -> rule_pb2.RevokeRuleResponse:
-        person = _person()
+        person = calling_user()
         if not is_id(request.rule_id):
             raise RuleNotFound
         return rule_pb2.RevokeRuleResponse(rule=_message(await self._rules.revoke(person, request.rule_id)))
 
     async def ListRules(self, request: rule_pb2.ListRulesRequest, context: Context) -> rule_pb2.ListRulesResponse:
-        if request.page_size > PAGE_SIZE_MAX:
-            raise InvalidField(f"page_size: at most {PAGE_SIZE_MAX}", field="page_size")
+        size = page_size(request.page_size)
         if request.page_token and not is_id(request.page_token):
             raise InvalidPageToken
-        size = request.page_size or PAGE_SIZE_DEFAULT
         found = await self._rules.list(
-            _person(),
+            calling_user(),
             include_ended=request.include_ended,
             all_users=request.all_users,
             before=request.page_token,
             most=size + 1,
         )
-        page = found[:size]
-        return rule_pb2.ListRulesResponse(
-            rules=map(_message, page), next_page_token=page[-1].rule.rule_id if len(found) > size else ""
-        )
-
-
-def _person() -> Person:
-    user = require_user()
-    return Person(store_id=user.store_id, user_id=user.user_id, roles=user.roles)
+        page, token = cut(found, size, lambda listed: listed.rule.rule_id)
+        return rule_pb2.ListRulesResponse(rules=map(_message, page), next_page_token=token)
 
 
 def _rule_from(message: rule_pb2.Rule) -> Rule:

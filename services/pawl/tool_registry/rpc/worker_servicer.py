@@ -9,15 +9,14 @@ from typing import Any, Final
 
 import grpc
 
-from pawl.chassis.auth import require_user
 from pawl.errors import DeadlineExceeded, PermissionDenied
 from pawl.tool.v1 import worker_pb2, worker_pb2_grpc
 from pawl.tool_registry.app.workers.link import RegistryFrame
 from pawl.tool_registry.app.workers.tools import WorkerTools
 from pawl.tool_registry.app.workers.workers import WorkerHub
-from pawl.tool_registry.domain.definition import Caller
 from pawl.tool_registry.domain.workers import ROLES
 from pawl.tool_registry.rpc import convert_worker
+from pawl.tool_registry.rpc.convert import calling_user
 
 _HELLO_SECONDS_MAX: Final = 15.0
 
@@ -34,10 +33,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     async def AttachWorker(  # type: ignore[override]  # a coroutine that writes for itself, as gRPC allows
         self, requests: AsyncIterator[worker_pb2.AttachWorkerRequest], context: Context
     ) -> None:
-        user = require_user()
-        if not user.roles & ROLES:
+        caller = calling_user()
+        if not caller.roles & ROLES:
             raise PermissionDenied("a worker needs the role worker or admin")
-        caller = Caller(store_id=user.store_id, user_id=user.user_id, roles=user.roles)
         try:
             async with asyncio.timeout(_HELLO_SECONDS_MAX):
                 hello = await convert_worker.hello_of(aiter(requests))

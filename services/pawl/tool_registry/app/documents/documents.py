@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from pawl.errors import DocumentNotFound, PermissionDenied
+from pawl.tool_registry.domain.definition import Caller
 from pawl.tool_registry.domain.document import STORE_OWNER, Document, Hit, check_document, check_name
 from pawl.tool_registry.domain.roles import ADMIN
 
@@ -42,24 +42,13 @@ class DocumentRepository(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DocumentCaller:
-    """The user who asks."""
-
-    store_id: str
-    user_id: str
-    roles: frozenset[str]
-
-
 class Documents:
     """The use cases of users with documents; the tools only read them, through the repository."""
 
     def __init__(self, repository: DocumentRepository) -> None:
         self._repository = repository
 
-    async def put(
-        self, caller: DocumentCaller, *, shared: bool, name: str, text: str, language: str
-    ) -> tuple[Document, bool]:
+    async def put(self, caller: Caller, *, shared: bool, name: str, text: str, language: str) -> tuple[Document, bool]:
         """Write a document, idempotently; returns it, and whether it is new.
 
         Raises:
@@ -70,7 +59,7 @@ class Documents:
         check_document(name, text, language)
         return await self._repository.put(caller.store_id, owner_id, name, text, language)
 
-    async def delete(self, caller: DocumentCaller, *, shared: bool, name: str) -> None:
+    async def delete(self, caller: Caller, *, shared: bool, name: str) -> None:
         """Remove a document.
 
         Raises:
@@ -83,7 +72,7 @@ class Documents:
         if not await self._repository.delete(caller.store_id, owner_id, name):
             raise DocumentNotFound
 
-    async def get(self, caller: DocumentCaller, *, shared: bool, name: str) -> tuple[Document, str]:
+    async def get(self, caller: Caller, *, shared: bool, name: str) -> tuple[Document, str]:
         """Return a document with its text.
 
         Raises:
@@ -98,14 +87,12 @@ class Documents:
                     return document, text
         raise DocumentNotFound
 
-    async def page(
-        self, caller: DocumentCaller, *, after_name: str, after_owner: str | None, most: int
-    ) -> Sequence[Document]:
+    async def page(self, caller: Caller, *, after_name: str, after_owner: str | None, most: int) -> Sequence[Document]:
         """Return documents that the caller sees, by name, the store's first."""
         return await self._repository.after(caller.store_id, caller.user_id, after_name, after_owner, most)
 
 
-def _changed_owner(caller: DocumentCaller, *, shared: bool) -> str:
+def _changed_owner(caller: Caller, *, shared: bool) -> str:
     if not shared:
         return caller.user_id
     if ADMIN not in caller.roles:

@@ -33,20 +33,6 @@ _STORES_MAX: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Person:
-    """The person who makes and revokes rules."""
-
-    store_id: str
-    user_id: str
-    roles: frozenset[str]
-
-    @property
-    def may_approve(self) -> bool:
-        """True if decisions about their own runs are theirs: without any role they are, as for everybody's own runs."""
-        return may_approve(self.roles)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ListedRule:
     """A rule, and whether its tool has changed since."""
 
@@ -80,7 +66,7 @@ class Rules:
         self._clock = clock
         self._kept: dict[str, tuple[float, Sequence[Rule]]] = {}
 
-    async def create(self, person: Person, rule: Rule, request_id: str) -> ListedRule:
+    async def create(self, person: Caller, rule: Rule, request_id: str) -> ListedRule:
         """Make a rule; `rule` has what the person said.
 
         Raises:
@@ -92,15 +78,13 @@ class Rules:
         """
         if rule.scope is RuleScope.STORE and ADMIN not in person.roles:
             raise PermissionDenied("a rule for the whole store needs the role admin")
-        if not person.may_approve:
+        if not may_approve(person.roles):
             raise PermissionDenied("a rule decides as an approver does: that needs the role approver or admin")
         now = self._clock.now()
         check_rule(rule, now)
         version = 0
         if rule.effect is RuleEffect.ALLOW and rule.is_for_one_tool:
-            caller = Caller(store_id=person.store_id, user_id=person.user_id, roles=person.roles)
-            entry = await self._catalog.get(caller, rule.tool_name, 0)
-            version = entry.version
+            version = (await self._catalog.get(person, rule.tool_name, 0)).version
         await self._check_origin(person, rule)
         is_repetition = request_id and await self._repository.is_made(person.store_id, person.user_id, request_id)
         if not is_repetition:
@@ -118,7 +102,7 @@ class Rules:
         self._kept.pop(person.store_id, None)
         return ListedRule(rule=made, is_suspended=False)
 
-    async def _check_origin(self, person: Person, rule: Rule) -> None:
+    async def _check_origin(self, person: Caller, rule: Rule) -> None:
         """Return if the run that a rule is for, and the call whose approval makes it, are the person's."""
         whose = {"store_id": person.store_id, "user_id": person.user_id}
         if rule.scope is RuleScope.RUN and not await self._runs.has_run(**whose, run_id=rule.scope_id):
@@ -131,7 +115,7 @@ class Rules:
         if rule.is_for_one_tool and rule.tool_name != tool_name:
             raise InvalidField(f"call_id: is a call of {tool_name}, not of {rule.tool_name}", field="rule.call_id")
 
-    async def revoke(self, person: Person, rule_id: str) -> ListedRule:
+    async def revoke(self, person: Caller, rule_id: str) -> ListedRule:
         """Revoke a rule for good. Idempotent.
 
         Raises:
@@ -152,7 +136,7 @@ class Rules:
         return await self._listed(revoked)
 
     async def list(
-        self, person: Person, *, include_ended: bool, all_users: bool, before: str, most: int
+        self, person: Caller, *, include_ended: bool, all_users: bool, before: str, most: int
     ) -> Sequence[ListedRule]:
         """Return rules by descending id, those below `before` if it is given.
 

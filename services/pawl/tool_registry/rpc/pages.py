@@ -1,0 +1,48 @@
+"""Pages of lists: their size, and the tokens that say where the next one begins."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from pawl.errors import InvalidField, InvalidPageToken
+
+T = TypeVar("T")
+
+
+def page_size(asked: int, *, default: int = 50, most: int = 200) -> int:
+    """Return the size of a page for one of which so much is asked, 0 for the default.
+
+    Raises:
+        InvalidField: it is more than `most`.
+    """
+    if asked > most:
+        raise InvalidField(f"page_size: at most {most}", field="page_size")
+    return asked or default
+
+
+def cut(found: Sequence[T], size: int, token_of: Callable[[T], str]) -> tuple[Sequence[T], str]:
+    """Return a page of what was found, and the token of its last item; no token if nothing comes after it."""
+    return found[:size], token_of(found[size - 1]) if len(found) > size else ""
+
+
+def page_token(kind: str, place: object) -> str:
+    """Return the token of a place in a list of that kind."""
+    return base64.urlsafe_b64encode(f"{kind}:{place}".encode()).decode()
+
+
+def place_of(kind: str, token: str) -> str:
+    """Return the place that a token names; an empty one for the first page.
+
+    Raises:
+        InvalidPageToken: it is not of such a list.
+    """
+    try:
+        text = base64.b64decode(token.encode(), altchars=b"-_", validate=True).decode()
+    except (binascii.Error, UnicodeError):
+        raise InvalidPageToken from None
+    if token and not text.startswith(f"{kind}:"):
+        raise InvalidPageToken
+    return text.removeprefix(f"{kind}:")
