@@ -5,61 +5,21 @@ class of its kind. The chassis maps a kind to a gRPC code in one place, and turn
 a reason that comes from a peer back into the same class.
 
     PawlError
-      InvalidArgument
-        MalformedRequest
-        InvalidField
-        InvalidId
-        InvalidJson
-        InvalidSchema
-        InvalidArguments
-        InvalidPageToken
-        DigestRequired
-        HelloRequired
-      NotFound
-        RunNotFound
-        ConversationNotFound
-        CallNotFound
-        ToolNotFound
-        SourceNotFound
-        RuleNotFound
-        DocumentNotFound
-        NotificationNotFound
-      Unimplemented
-        MethodNotFound
-      AlreadyExists
-        RequestIdReused
-        ToolExists
-        SourceExists
-      FailedPrecondition
-        RunEnded
-        RunNotEnded
-        CallNotPending
-        AlreadyDecided
-        DigestMismatch
-        IllegalTransition
-        ConversationBusy
-        DeadlinePassed
-        ApprovalRequired
-        AttentionNotNeeded
-        SourceChanged
-        NoTokenBudget
-      OutOfRange
-        SeqBeyondEnd
-      Aborted
-        LeaseLost
-        InboxChanged
-      ResourceExhausted
-        TooLarge
-        Overloaded
-        QueueFull
-        TokenCeiling
-        SlowConsumer
+      InvalidArgument: MalformedRequest, InvalidField, InvalidId, InvalidJson, InvalidSchema, InvalidArguments,
+        InvalidPageToken, DigestRequired, HelloRequired
+      NotFound: RunNotFound, ConversationNotFound, CallNotFound, ToolNotFound, SourceNotFound, RuleNotFound,
+        DocumentNotFound, NotificationNotFound
+      Unimplemented: MethodNotFound
+      AlreadyExists: RequestIdReused, ToolExists, SourceExists
+      FailedPrecondition: RunEnded, RunNotEnded, CallNotPending, AlreadyDecided, DigestMismatch,
+        IllegalTransition, ConversationBusy, DeadlinePassed, ApprovalRequired, AttentionNotNeeded,
+        SourceChanged, NoTokenBudget
+      OutOfRange: SeqBeyondEnd
+      Aborted: LeaseLost, InboxChanged
+      ResourceExhausted: TooLarge, Overloaded, QueueFull, TokenCeiling, SlowConsumer
       Unauthenticated
       PermissionDenied
-      Unavailable
-        DependencyUnavailable
-        SourceUnreachable
-        ShuttingDown
+      Unavailable: DependencyUnavailable, SourceUnreachable, ShuttingDown
       DeadlineExceeded
       Cancelled
       Internal
@@ -103,7 +63,8 @@ class PawlError(Exception):
 
     `kind` fixes the gRPC code, `reason` is what programs branch on, `metadata`
     are the values that the reason promises (`InvalidField(..., field="name")`).
-    The reason of a class below a kind is its name: RUN_NOT_FOUND of RunNotFound.
+    A class below this one is a kind and has its name: NOT_FOUND is NotFound. The
+    reason of a class below a kind is its name: RUN_NOT_FOUND of RunNotFound.
     """
 
     kind: ClassVar[Kind]
@@ -113,8 +74,11 @@ class PawlError(Exception):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if cls.__base__ is not PawlError:
-            cls.reason = _WORDS_MEET.sub("_", cls.__name__).upper()
+        name = _WORDS_MEET.sub("_", cls.__name__).upper()
+        if cls.__base__ is PawlError:
+            cls.kind = Kind(name)
+        else:
+            cls.reason = name
 
     def __init__(self, message: str = "", /, **metadata: str | int) -> None:
         self.message = message or _first_sentence(type(self))
@@ -136,8 +100,6 @@ def _first_sentence(error: type[PawlError]) -> str:
 
 class InvalidArgument(PawlError):
     """The request is wrong whatever the state is; sending it again does not help."""
-
-    kind = Kind.INVALID_ARGUMENT
 
 
 class MalformedRequest(InvalidArgument):
@@ -179,8 +141,6 @@ class HelloRequired(InvalidArgument):
 class NotFound(PawlError):
     """There is no such thing, or none that the caller may see."""
 
-    kind = Kind.NOT_FOUND
-
 
 class RunNotFound(NotFound):
     """No such run, or none that the caller may see."""
@@ -217,8 +177,6 @@ class NotificationNotFound(NotFound):
 class Unimplemented(PawlError):
     """The service does not have the method."""
 
-    kind = Kind.UNIMPLEMENTED
-
 
 class MethodNotFound(Unimplemented):
     """No such method."""
@@ -226,8 +184,6 @@ class MethodNotFound(Unimplemented):
 
 class AlreadyExists(PawlError):
     """The name or request id is taken by something else."""
-
-    kind = Kind.ALREADY_EXISTS
 
 
 class RequestIdReused(AlreadyExists):
@@ -244,8 +200,6 @@ class SourceExists(AlreadyExists):
 
 class FailedPrecondition(PawlError):
     """The state does not allow the request; read it again before another attempt."""
-
-    kind = Kind.FAILED_PRECONDITION
 
 
 class RunEnded(FailedPrecondition):
@@ -302,8 +256,6 @@ class SourceChanged(FailedPrecondition):
 class OutOfRange(PawlError):
     """A position lies beyond the end."""
 
-    kind = Kind.OUT_OF_RANGE
-
 
 class SeqBeyondEnd(OutOfRange):
     """The position is beyond the end of the log. Metadata `last_seq` says where the log ends."""
@@ -311,8 +263,6 @@ class SeqBeyondEnd(OutOfRange):
 
 class Aborted(PawlError):
     """The caller works on an old view; it must read again or stop."""
-
-    kind = Kind.ABORTED
 
 
 class LeaseLost(Aborted):
@@ -328,8 +278,6 @@ class InboxChanged(Aborted):
 
 class ResourceExhausted(PawlError):
     """A limit is reached."""
-
-    kind = Kind.RESOURCE_EXHAUSTED
 
 
 class TooLarge(ResourceExhausted):
@@ -355,21 +303,17 @@ class SlowConsumer(ResourceExhausted):
 class Unauthenticated(PawlError):
     """No credential, or one that is not known."""
 
-    kind = Kind.UNAUTHENTICATED
     reason = "UNAUTHENTICATED"
 
 
 class PermissionDenied(PawlError):
     """The credential does not allow the method."""
 
-    kind = Kind.PERMISSION_DENIED
     reason = "PERMISSION_DENIED"
 
 
 class Unavailable(PawlError):
     """Nothing was changed, or the same request id is safe to send again, later."""
-
-    kind = Kind.UNAVAILABLE
 
 
 class DependencyUnavailable(Unavailable):
@@ -390,21 +334,18 @@ class ShuttingDown(Unavailable):
 class DeadlineExceeded(PawlError):
     """The deadline left too little time to do the work."""
 
-    kind = Kind.DEADLINE_EXCEEDED
     reason = "DEADLINE_EXCEEDED"
 
 
 class Cancelled(PawlError):
     """The caller cancelled the request."""
 
-    kind = Kind.CANCELLED
     reason = "CANCELLED"
 
 
 class Internal(PawlError):
     """Internal error. Metadata `error_id` finds it in the log."""
 
-    kind = Kind.INTERNAL
     reason = "INTERNAL"
 
 

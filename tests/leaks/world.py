@@ -12,7 +12,6 @@ from typing import Final
 import msgspec
 
 from pawl.agent_loop.__main__ import main as agent_loop
-from pawl.chassis.lifecycle import Stop
 from pawl.event.v1 import call_pb2
 from pawl.job_store.__main__ import main as job_store
 from pawl.launcher.suite import Suite
@@ -22,7 +21,7 @@ from pawl.tool_registry.__main__ import main as tool_registry
 from tests.keys import LOCAL_KEY, keyed_channel
 
 _START_SECONDS_MAX: Final = 30.0
-_SERVICES: Final[Mapping[str, Callable[[Stop], Awaitable[None]]]] = {
+_SERVICES: Final[Mapping[str, Callable[[asyncio.Event], Awaitable[None]]]] = {
     "job_store": job_store,
     "tool_registry": tool_registry,
     "notifier": notifier,
@@ -54,14 +53,14 @@ async def running(suite: Suite, folder: Path) -> AsyncIterator[Services]:
 
 @contextlib.asynccontextmanager
 async def _one(
-    name: str, main: Callable[[Stop], Awaitable[None]], environment: Mapping[str, str], folder: Path
+    name: str, main: Callable[[asyncio.Event], Awaitable[None]], environment: Mapping[str, str], folder: Path
 ) -> AsyncIterator[str]:
     address_file = folder / f"{name}.addresses"
     address_file.unlink(missing_ok=True)
     for variable in [variable for variable in os.environ if variable.startswith(("PAWL_", "OPENAI_"))]:
         del os.environ[variable]
     os.environ.update(environment, PAWL_ADDRESS_FILE=str(address_file))
-    stop = Stop()
+    stop = asyncio.Event()
     task = asyncio.ensure_future(main(stop))
     try:
         async with asyncio.timeout(_START_SECONDS_MAX):
@@ -71,7 +70,7 @@ async def _one(
                 await asyncio.sleep(0.01)
         yield msgspec.json.decode(address_file.read_bytes(), type=dict[str, str])["grpc"]
     finally:
-        stop.set("the test is over")
+        stop.set()
         await task
 
 

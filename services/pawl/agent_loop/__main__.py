@@ -19,12 +19,12 @@ from pawl.agent_loop.app.worker import WorkerLimits
 from pawl.agent_loop.domain.history import Dialect
 from pawl.agent_loop.settings import AgentLoopSettings
 from pawl.agent_loop.wiring import ClientPorts, ClientSide, wire_worker
-from pawl.chassis.lifecycle import Stop, run_service
+from pawl.chassis.lifecycle import run_service
 from pawl.chassis.service import Service
 from pawl.chassis.settings import load
 
 
-async def main(stop: Stop) -> None:
+async def main(stop: asyncio.Event) -> None:
     """Serve and drive runs until `stop`."""
     settings = load(AgentLoopSettings)
     async with Service("agent_loop", settings) as service:
@@ -80,7 +80,7 @@ async def main(stop: Stop) -> None:
         await _beside(service.serve(server, stop), stop, worker.hand_over)
 
 
-async def _beside(serving: Awaitable[None], stop: Stop, hand_over: Callable[[], Awaitable[None]]) -> None:
+async def _beside(serving: Awaitable[None], stop: asyncio.Event, hand_over: Callable[[], Awaitable[None]]) -> None:
     """Serve; as soon as the process shall end, hand the runs over while clients are being drained."""
 
     async def hand_over_in_time() -> None:

@@ -13,9 +13,8 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final, Protocol
+from typing import Annotated, Final
 
 import msgspec
 
@@ -25,24 +24,17 @@ from pawl.chassis.start import StartError
 from pawl.errors import PermissionDenied, Unauthenticated
 
 
-class PrincipalKind(StrEnum):
-    """The kinds of caller that a credential stands for."""
-
-    USER = "user"
-    SERVICE = "service"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
     """An authenticated caller. `store_id` and `user_id` are empty for a service."""
 
-    kind: PrincipalKind
+    is_service: bool = False
     store_id: str = ""
     user_id: str = ""
     roles: frozenset[str] = frozenset()
 
 
-SERVICE = Principal(kind=PrincipalKind.SERVICE)
+SERVICE = Principal(is_service=True)
 ALL_ROLES: Final = frozenset({"admin", "approver", "member", "operator", "viewer", "worker"})
 
 _current: ContextVar[Principal] = ContextVar("pawl_principal")
@@ -72,33 +64,15 @@ def require_user() -> Principal:
         PermissionDenied: a service called.
     """
     principal = current_principal()
-    if principal.kind is not PrincipalKind.USER:
+    if principal.is_service:
         raise PermissionDenied("this method acts for a user: call it with a user's key")
     return principal
 
 
-class Authenticator(Protocol):
-    """Turns the metadata of a request into a Principal."""
-
-    def authenticate(self, metadata: Mapping[str, str], *, service_only: bool) -> Principal:
-        """Return who calls; `service_only` says that the method is not for users.
-
-        Raises:
-            Unauthenticated: no credential, or one that is not known.
-            PermissionDenied: a user calls a method that is for services.
-            InvalidId: the metadata names a store or user that cannot exist.
-        """
-
-
-def bearer_key(metadata: Mapping[str, str]) -> str | None:
-    """Return the key of `authorization: Bearer <key>`.
-
-    Raises:
-        Unauthenticated: there is a header of another form.
-    """
+def _bearer_key(metadata: Mapping[str, str]) -> str:
     header = metadata.get("authorization")
     if header is None:
-        return None
+        raise Unauthenticated("send metadata `authorization: Bearer <key>`")
     scheme, _, key = header.partition(" ")
     if scheme.lower() != "bearer" or not key.strip():
         raise Unauthenticated("the authorization metadata must be `Bearer <key>`")
@@ -130,7 +104,6 @@ class KeyAuthenticator:
     ) -> None:
         self._principals = {
             _digest(entry.key): Principal(
-                kind=PrincipalKind.USER,
                 store_id=entry.store_id,
                 user_id=entry.user_id,
                 roles=frozenset(entry.roles),
@@ -144,9 +117,14 @@ class KeyAuthenticator:
         self._digests: dict[str, bytes] = {}
 
     def authenticate(self, metadata: Mapping[str, str], *, service_only: bool) -> Principal:
-        key = bearer_key(metadata)
-        if key is None:
-            raise Unauthenticated("send metadata `authorization: Bearer <key>`")
+        """Return who calls by the metadata of a request; `service_only` says that the method is not for users.
+
+        Raises:
+            Unauthenticated: no credential, or one that is not known.
+            PermissionDenied: a user calls a method that is for services.
+            InvalidId: the metadata names a store or user that cannot exist.
+        """
+        key = _bearer_key(metadata)
         digest = self._digests.get(key) or _digest(key)
         principal = self._principals.get(digest)
         if principal is None:
@@ -154,14 +132,13 @@ class KeyAuthenticator:
                 raise Unauthenticated("the key is not known")
             principal = _named_in(metadata)
         self._digests[key] = digest
-        if service_only and principal.kind is not PrincipalKind.SERVICE:
+        if service_only and not principal.is_service:
             raise PermissionDenied("this method is for Pawl's own services")
         return principal
 
 
 def _named_in(metadata: Mapping[str, str]) -> Principal:
     return Principal(
-        kind=PrincipalKind.USER,
         store_id=check_id(metadata.get("pawl-store", "local"), "pawl-store"),
         user_id=check_id(metadata.get("pawl-user", "me"), "pawl-user"),
         roles=ALL_ROLES,
@@ -189,7 +166,7 @@ def read_keys(path: Path) -> list[ApiKey]:
     return keys
 
 
-def authenticator(settings: ServiceSettings) -> Authenticator:
+def authenticator(settings: ServiceSettings) -> KeyAuthenticator:
     """Return what the settings ask for: the keys of the key file, or the local key.
 
     Raises:

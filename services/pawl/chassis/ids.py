@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
+from pawl.chassis.clock import Clock
 from pawl.errors import InvalidId
 
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
@@ -15,13 +16,6 @@ _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _DIGITS: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _RANDOM_BITS: Final = 80
 _LENGTH: Final = 26
-
-
-class TimeOfDay(Protocol):
-    """The part of a clock that ids need."""
-
-    def now(self) -> float:
-        """Return the time of day, in seconds since 1970, UTC."""
 
 
 def is_id(value: str) -> bool:
@@ -48,7 +42,7 @@ class IdSource:
     when the clock steps back. Not safe to share between threads.
     """
 
-    def __init__(self, clock: TimeOfDay, random_bits: Callable[[int], int] = secrets.randbits) -> None:
+    def __init__(self, clock: Clock, random_bits: Callable[[int], int] = secrets.randbits) -> None:
         self._clock = clock
         self._random_bits = random_bits
         self._last = 0

@@ -26,32 +26,10 @@ _NEW_OBJECTS: Final = 10_000
 _log = logs.get_logger(__name__)
 
 
-class Stop:
-    """Says when the process shall end, to everybody who waits for it."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-        self.reason = ""
-
-    def set(self, reason: str) -> None:
-        """Ask the process to end; the first reason stays. Idempotent."""
-        if not self._event.is_set():
-            self.reason = reason
-            self._event.set()
-
-    def is_set(self) -> bool:
-        """Return whether the process was asked to end."""
-        return self._event.is_set()
-
-    async def wait(self) -> None:
-        """Return when the process was asked to end."""
-        await self._event.wait()
-
-
-def run_service(main: Callable[[Stop], Awaitable[None]]) -> None:
+def run_service(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     """Run `main` on uvloop until it returns, then end the process.
 
-    SIGTERM and SIGINT set the Stop that `main` gets; a second one ends the
+    SIGTERM and SIGINT set the event that `main` gets; a second one ends the
     process at once. Exit code 0 if `main` returned and no task failed unseen, 1
     if it raised, 2 if that was a StartError: whoever starts it again unchanged
     need not hope. A StartError, or a dependency that is missing at start, is
@@ -70,16 +48,18 @@ def _calm_collector() -> None:
     gc.set_threshold(_NEW_OBJECTS)
 
 
-async def _run(main: Callable[[Stop], Awaitable[None]]) -> int:
-    stop = Stop()
+async def _run(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
+    stop, reason = asyncio.Event(), ""
     loop = asyncio.get_running_loop()
     failed_unseen = False
 
     def on_signal(number: signal.Signals) -> None:
+        nonlocal reason
         if stop.is_set():
             os._exit(128 + number)
         _log.info("process.stopping", signal=number.name)
-        stop.set(number.name)
+        reason = number.name
+        stop.set()
 
     def on_unseen(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         nonlocal failed_unseen
@@ -97,7 +77,7 @@ async def _run(main: Callable[[Stop], Awaitable[None]]) -> int:
     except Exception:  # noqa: BLE001  # the last place that can log it
         _log.critical("process.failed", exc_info=True)
         return 1
-    _log.info("process.stopped", reason=stop.reason)
+    _log.info("process.stopped", reason=reason)
     return int(failed_unseen)
 
 

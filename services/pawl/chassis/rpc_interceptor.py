@@ -27,7 +27,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import grpc
 
 from pawl.chassis import auth, logs, status
-from pawl.chassis.auth import Authenticator, Principal, PrincipalKind
+from pawl.chassis.auth import KeyAuthenticator, Principal
 from pawl.chassis.ids import IdSource, is_id
 from pawl.chassis.metrics import RpcMetrics
 from pawl.chassis.rpc_kinds import Behaviour, Context, read_raw
@@ -93,7 +93,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
     def __init__(
         self,
         *,
-        authenticator: Authenticator,
+        authenticator: KeyAuthenticator,
         ids: IdSource,
         metrics: RpcMetrics,
         limits: Limits,
@@ -148,7 +148,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
         if self.stopping and not is_carried:
             raise ShuttingDown
         call.take(self.streams if call.method.is_stream else self._unary_calls, principal)
-        if call.method.reads_many and principal.kind is PrincipalKind.USER:
+        if call.method.reads_many and not principal.is_service:
             call.take(self.request_streams, principal)
 
     def enter_stranger(self, call: _ActiveCall, connection: str) -> None:
@@ -363,7 +363,7 @@ def _refuse_ambiguity(context: Context) -> None:
 
 
 def _caller(principal: Principal) -> dict[str, str]:
-    if principal.kind is PrincipalKind.SERVICE:
+    if principal.is_service:
         return {"caller": "service"}
     return {"store": principal.store_id, "user": principal.user_id}
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import grpc
 
@@ -37,7 +37,18 @@ def read_raw(handler: Handler, receive: Receive, *, bytes_max: int) -> Behaviour
         MalformedRequest: bytes are not a message of the method's type.
     """
     parse = parser(handler.request_deserializer, bytes_max)
-    return _KINDS[handler.request_streaming, handler.response_streaming](handler, parse, receive)
+    call: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    answer = _send if handler.response_streaming else _return
+
+    async def take_one(_: AsyncIterator[bytes], context: Context) -> Any:
+        request = parse(await receive(context))
+        return await answer(lambda: call(request, context), context)
+
+    async def take_many(raw: AsyncIterator[bytes], context: Context) -> Any:
+        async with _Requests(raw, parse) as requests:
+            return await answer(lambda: call(requests, _ParsingContext(context, parse)), context)
+
+    return take_many if handler.request_streaming else take_one
 
 
 def parser(deserialize: Parser | None, bytes_max: int) -> Parser:
@@ -98,6 +109,11 @@ class _ParsingContext:
         return raw if raw is grpc.aio.EOF else self._parse(raw)
 
 
+async def _return(call: Callable[[], Any], _: Context) -> Any:
+    """Return the one response of a servicer's method."""
+    return await call()
+
+
 async def _send(call: Callable[[], Any], context: Context) -> None:
     """Call a servicer's method and write what an async generator yields; a coroutine writes for itself.
 
@@ -117,50 +133,3 @@ async def _send(call: Callable[[], Any], context: Context) -> None:
     async with aclosing(responses):
         async for response in responses:
             await context.write(response)
-
-
-def _unary_unary(handler: Handler, parse: Parser, receive: Receive) -> Behaviour:
-    inner: Any = handler.unary_unary
-
-    async def run(_: AsyncIterator[bytes], context: Context) -> Any:
-        return await inner(parse(await receive(context)), context)
-
-    return run
-
-
-def _unary_stream(handler: Handler, parse: Parser, receive: Receive) -> Behaviour:
-    inner: Any = handler.unary_stream
-
-    async def run(_: AsyncIterator[bytes], context: Context) -> None:
-        request = parse(await receive(context))
-        await _send(lambda: inner(request, context), context)
-
-    return run
-
-
-def _stream_unary(handler: Handler, parse: Parser, _: Receive) -> Behaviour:
-    inner: Any = handler.stream_unary
-
-    async def run(raw: AsyncIterator[bytes], context: Context) -> Any:
-        async with _Requests(raw, parse) as requests:
-            return await inner(requests, _ParsingContext(context, parse))
-
-    return run
-
-
-def _stream_stream(handler: Handler, parse: Parser, _: Receive) -> Behaviour:
-    inner: Any = handler.stream_stream
-
-    async def run(raw: AsyncIterator[bytes], context: Context) -> None:
-        async with _Requests(raw, parse) as requests:
-            await _send(lambda: inner(requests, _ParsingContext(context, parse)), context)
-
-    return run
-
-
-_KINDS: Final[dict[tuple[bool, bool], Callable[[Handler, Parser, Receive], Behaviour]]] = {
-    (False, False): _unary_unary,
-    (False, True): _unary_stream,
-    (True, False): _stream_unary,
-    (True, True): _stream_stream,
-}

@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 
 import grpc
 
-from pawl.chassis.auth import Principal, PrincipalKind
+from pawl.chassis.auth import Principal
 from pawl.errors import DeadlineExceeded, MalformedRequest, Overloaded, PawlError
 
 _ARRIVING_MAX: Final = 64
@@ -89,7 +89,7 @@ class Places:
 
 
 def _keys(principal: Principal) -> dict[str, tuple[str, ...]]:
-    if principal.kind is PrincipalKind.SERVICE:
+    if principal.is_service:
         return {"server": ()}
     store_id, user_id = principal.store_id, principal.user_id
     return {"user": (store_id, user_id), "store": (store_id,), "server": ()}
@@ -145,7 +145,7 @@ class Arrivals:
             DeadlineExceeded: it did not arrive in time.
             MalformedRequest: there is none.
         """
-        if principal.kind is PrincipalKind.SERVICE:
+        if principal.is_service:
             return await read_one(context)
         store, user = (principal.store_id,), (principal.store_id, principal.user_id)
         async with self._turn(user, _ARRIVING_OF_ONE_MAX), self._turn(store, _ARRIVING_OF_STORE_MAX), self._all:

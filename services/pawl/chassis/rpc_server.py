@@ -11,7 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from pawl.batch.v1.batch_pb2_grpc import add_BatchServiceServicer_to_server
 from pawl.chassis import logs, rpc_reflection
-from pawl.chassis.auth import Authenticator
+from pawl.chassis.auth import KeyAuthenticator
 from pawl.chassis.ids import IdSource
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_batch_server import BatchServicer
@@ -43,7 +43,7 @@ class RpcServer:
         self,
         listen: str,
         *,
-        authenticator: Authenticator,
+        authenticator: KeyAuthenticator,
         ids: IdSource,
         metrics: Metrics,
         message_bytes_max: int = 4 * 1024 * 1024,

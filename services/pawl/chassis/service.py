@@ -1,6 +1,6 @@
 """The parts that the main functions of all services have in common.
 
-async def main(stop: Stop) -> None:
+async def main(stop: asyncio.Event) -> None:
     settings = load(JobStoreSettings)
     async with Service("job_store", settings) as service:
         database = await service.open_database()
@@ -16,6 +16,7 @@ if __name__ == "__main__":
 
 from __future__ import annotations
 
+import asyncio
 import os
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
@@ -33,7 +34,7 @@ from pawl.chassis.durability import require_durable
 from pawl.chassis.health import HealthMonitor
 from pawl.chassis.http_server import HttpServer, Response
 from pawl.chassis.ids import IdSource
-from pawl.chassis.lifecycle import Background, Stop
+from pawl.chassis.lifecycle import Background
 from pawl.chassis.metrics import CONTENT_TYPE, Metrics
 from pawl.chassis.rpc_client import PEER_MESSAGE_BYTES_MAX, open_channel, ping
 from pawl.chassis.rpc_server import RpcServer
@@ -144,7 +145,7 @@ class Service:
             drain_seconds=self._settings.drain_seconds,
         )
 
-    async def serve(self, server: RpcServer, stop: Stop) -> None:
+    async def serve(self, server: RpcServer, stop: asyncio.Event) -> None:
         """Answer calls until `stop`, then drain; the loops of `background` go on meanwhile."""
         pages = {
             "/metrics": lambda: Response(body=self.metrics.text(), content_type=CONTENT_TYPE),

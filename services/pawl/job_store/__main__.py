@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 
-from pawl.chassis.lifecycle import Stop, run_service
+from pawl.chassis.lifecycle import run_service
 from pawl.chassis.service import Service
 from pawl.chassis.settings import load
 from pawl.job_store.app.sweeps import RetentionPeriods
@@ -13,7 +14,7 @@ from pawl.job_store.settings import UNSENT_HOURS_MIN, JobStoreSettings
 from pawl.job_store.wiring import Limits, on_postgres
 
 
-async def main(stop: Stop) -> None:
+async def main(stop: asyncio.Event) -> None:
     """Serve until `stop`."""
     settings = load(JobStoreSettings)
     limits = Limits(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pawl.chassis.lifecycle import Stop, run_service
+import asyncio
+
+from pawl.chassis.lifecycle import run_service
 from pawl.chassis.service import Service
 from pawl.chassis.settings import load
 from pawl.notifier.adapters import bus as notifications_bus
@@ -14,7 +16,7 @@ from pawl.notifier.settings import NotifierSettings
 from pawl.notifier.wiring import Ports, wire
 
 
-async def main(stop: Stop) -> None:
+async def main(stop: asyncio.Event) -> None:
     """Run until `stop`."""
     settings = load(NotifierSettings)
     async with Service("notifier", settings) as service:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Any
 
 import httpx2
 
 from pawl.chassis.database import Database
-from pawl.chassis.lifecycle import Stop, run_service
+from pawl.chassis.lifecycle import run_service
 from pawl.chassis.service import Service
 from pawl.chassis.settings import load
 from pawl.tool_registry.adapters.files.folders import FileFolders
@@ -45,7 +46,7 @@ from pawl.tool_registry.settings import ToolRegistrySettings, module_names
 from pawl.tool_registry.wiring import Limits, Ports, Record, wire
 
 
-async def main(stop: Stop) -> None:
+async def main(stop: asyncio.Event) -> None:
     """Serve until `stop`."""
     settings = load(ToolRegistrySettings)
     async with Service("tool_registry", settings) as service:

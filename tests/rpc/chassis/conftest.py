@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pawl.chassis.auth import Authenticator
+from pawl.chassis.auth import KeyAuthenticator
 from pawl.chassis.ids import IdSource
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_server import RpcServer
@@ -34,7 +34,7 @@ def serve(servicer: EchoServicer, ids: IdSource, metrics: Metrics, tmp_path: Pat
     @asynccontextmanager
     async def start(
         *,
-        authenticator: Authenticator | None = None,
+        authenticator: KeyAuthenticator | None = None,
         service_only: bool = False,
         drain_streams: bool = False,
         listen: str = f"unix:{tmp_path}/echo",

@@ -72,7 +72,8 @@ class EchoServicer:
                 return StringValue(value="x" * 100_000)
             case ["who"]:
                 principal = current_principal()
-                return StringValue(value=f"{principal.kind}/{principal.store_id}/{principal.user_id}")
+                kind = "service" if principal.is_service else "user"
+                return StringValue(value=f"{kind}/{principal.store_id}/{principal.user_id}")
             case ["request-id"]:
                 return StringValue(value=current_request_id())
             case ["big", size]:

@@ -92,7 +92,7 @@ async def test_a_follower_that_does_not_read_is_cut_off_and_told_where_to_go_on(
     store: PostgresStore, subscriptions: Subscriptions, draft: Callable[..., Draft]
 ) -> None:
     await store.add([draft("a"), draft("b"), draft("c")])
-    auth.set_principal(auth.Principal(kind=auth.PrincipalKind.USER, store_id="acme", user_id="ann"))
+    auth.set_principal(auth.Principal(store_id="acme", user_id="ann"))
     notify = Notify(store, subscriptions, write_seconds_max=0.05)
     with pytest.raises(SlowConsumer) as caught:
         await notify.Subscribe(notify_pb2.SubscribeRequest(), DeafContext())  # type: ignore[arg-type]

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from pawl.chassis import auth
-from pawl.chassis.auth import ApiKey, KeyAuthenticator, Principal, PrincipalKind, read_keys
+from pawl.chassis.auth import ApiKey, KeyAuthenticator, Principal, read_keys
 from pawl.chassis.start import StartError
 from pawl.errors import PermissionDenied, Unauthenticated
 
-USER = Principal(kind=PrincipalKind.USER, store_id="acme", user_id="ann")
+USER = Principal(store_id="acme", user_id="ann")
 ENTRY = '{"key": "0123456789abcdef", "store_id": "acme", "user_id": "ann", "roles": ["member"]}'
 
 
@@ -22,7 +22,7 @@ async def test_each_task_has_its_own_caller() -> None:
         await asyncio.sleep(0)
         return auth.current_principal()
 
-    principals = [Principal(kind=PrincipalKind.USER, store_id=f"s{n}", user_id="u") for n in range(5)]
+    principals = [Principal(store_id=f"s{n}", user_id="u") for n in range(5)]
     assert await asyncio.gather(*(serve(principal) for principal in principals)) == principals
     with pytest.raises(Unauthenticated):
         auth.current_principal()

@@ -10,7 +10,7 @@ import sys
 import pytest
 import structlog
 
-from pawl.chassis.lifecycle import Background, Stop
+from pawl.chassis.lifecycle import Background
 from pawl.errors import DeadlineExceeded, DependencyUnavailable, Internal, PawlError
 from tests.fakes import virtual_time
 
@@ -98,14 +98,6 @@ def test_a_task_that_fails_unseen_is_logged_and_told_by_the_exit_code() -> None:
 def test_a_main_that_returns_ends_with_code_0() -> None:
     code, _ = run("pass")
     assert code == 0
-
-
-async def test_a_stop_keeps_its_first_reason() -> None:
-    stop = Stop()
-    stop.set("SIGTERM")
-    stop.set("later")
-    await stop.wait()
-    assert (stop.is_set(), stop.reason) == (True, "SIGTERM")
 
 
 async def test_a_loop_that_crashes_is_started_again() -> None:

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from pawl.chassis import rpc_limits
-from pawl.chassis.auth import SERVICE, Principal, PrincipalKind
+from pawl.chassis.auth import SERVICE, Principal
 from pawl.chassis.rpc_limits import Arrivals, Crowd
 from pawl.errors import DeadlineExceeded, MalformedRequest, PawlError
 
@@ -27,7 +27,7 @@ class Slow:
 
 
 def user(name: str, store_id: str = "acme") -> Principal:
-    return Principal(kind=PrincipalKind.USER, store_id=store_id, user_id=name)
+    return Principal(store_id=store_id, user_id=name)
 
 
 async def turn_over() -> None:

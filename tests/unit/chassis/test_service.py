@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from pawl.chassis import logs
-from pawl.chassis.lifecycle import Stop
 from pawl.chassis.rpc_server import RpcServer
 from pawl.chassis.service import Service
 from pawl.chassis.settings import ServiceSettings
@@ -54,8 +53,8 @@ async def test_a_service_ends_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
     stop_serving = RpcServer.__aexit__
     monkeypatch.setattr(RpcServer, "__aexit__", drained)
-    stop = Stop()
-    stop.set("test")
+    stop = asyncio.Event()
+    stop.set()
     async with Service("test", ServiceSettings()) as service:
         await service.enter(Part("database", order))
         await service.enter(Part("bus", order))

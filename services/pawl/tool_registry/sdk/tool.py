@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Final, Generic, ParamSpec, TypeVar, overload
 
 import msgspec
 import pydantic
@@ -23,7 +23,7 @@ from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.hints import ToolDefinitionError
 from pawl.tool_registry.sdk.process import ProcessLimits, check_process
 from pawl.tool_registry.sdk.reconciling import ReconcileResult
-from pawl.tool_registry.sdk.signature import read_signature
+from pawl.tool_registry.sdk.signature import Signature, read_signature
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,17 +33,6 @@ Preview = Callable[..., str]
 BulkCount = Callable[..., int]
 
 _NAMED: Final = {"$.category": Category, "$.effect": EffectClass}
-
-
-class Parameters(Protocol):
-    """The way from the arguments of a call to the parameters of a function."""
-
-    @property
-    def context_parameter(self) -> str:
-        """Name of the parameter that gets the ToolContext; empty if none does."""
-
-    def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parameters, with their types, for arguments that fit the schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +52,7 @@ class Tool(Generic[P, R]):
 
     function: Callable[P, R]
     definition: ToolDefinition
-    signature: Parameters
+    signature: Signature | WholeArguments
     reconcile: Reconcile | None
     _preview: Preview | None
     _bulk_count: BulkCount | None
