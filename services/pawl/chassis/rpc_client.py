@@ -43,6 +43,7 @@ def open_channel(
     addresses: str,
     *,
     service_key: str | None = None,
+    metadata: Callable[[], Sequence[tuple[str, str]]] = tuple,
     message_bytes_max: int = PEER_MESSAGE_BYTES_MAX,
     deadline_seconds: float = DEFAULT_DEADLINE_SECONDS,
     batches: bool = False,
@@ -53,8 +54,8 @@ def open_channel(
     several `ip:port` with commas between. Calls are spread over all of them that
     can be reached and are healthy; lost ones are tried again within 2 s.
 
-    Each call carries `service_key` and the id of the request that is being
-    served. Calls with a unary response end after `deadline_seconds` unless they
+    Each call carries `service_key`, what `metadata` gives when it is made, and the
+    id of the request that is being served. Calls with a unary response end after `deadline_seconds` unless they
     bring their own `timeout`; response streams have no deadline of their own.
     There are no retries beyond those that gRPC makes for calls that were never
     sent.
@@ -73,6 +74,7 @@ def open_channel(
     return _Channel(
         channel,
         service_key=service_key,
+        metadata=metadata,
         deadline_seconds=deadline_seconds,
         streams_max=_replicas(addresses) if batches else 0,
         response_bytes_max=message_bytes_max,
@@ -128,11 +130,13 @@ class _Channel(grpc.aio.Channel):
         channel: grpc.aio.Channel,
         *,
         service_key: str | None,
+        metadata: Callable[[], Sequence[tuple[str, str]]],
         deadline_seconds: float,
         streams_max: int,
         response_bytes_max: int,
     ) -> None:
         self._channel = channel
+        self._asked_metadata = metadata
         self._deadline_seconds = deadline_seconds
         self._metadata: tuple[tuple[str, str], ...] = (
             (("authorization", f"Bearer {service_key}"),) if service_key else ()
@@ -192,7 +196,7 @@ class _Channel(grpc.aio.Channel):
             return method(
                 request,
                 timeout=deadline_seconds if timeout is None else timeout,
-                metadata=(*self._metadata, *_request_id(), *(metadata or ())),
+                metadata=(*self._metadata, *self._asked_metadata(), *_request_id(), *(metadata or ())),
                 **kwargs,
             )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -15,9 +15,6 @@ from pawl.cli.runs import RunId
 from pawl.cli.target import Target
 from pawl.cli.transcript import Transcript, hint
 from pawl.event.v1 import run_pb2
-
-if TYPE_CHECKING:
-    from pawl.agent.v1.operator_pb2_grpc import OperatorServiceAsyncStub
 
 Reason = Annotated[str, typer.Option(help="For the log of the run.")]
 
@@ -35,19 +32,16 @@ async def attention(
     are API keys.
     """
     transcript = Transcript(console)
-    async with target.operators() as operators:
-        runs = await runs_in_need(operators, target, run_id)
+    runs = await runs_in_need(target, run_id)
     if not runs:
         console.print(f"{run_id} needs no attention." if run_id else "No run needs attention.", markup=False)
     for run in runs:
         _show(transcript, run)
 
 
-async def runs_in_need(
-    operators: OperatorServiceAsyncStub, target: Target, run_id: str = ""
-) -> list[operator_pb2.RunInNeed]:
-    """Return the runs of the store that need attention, or the one that is named if it does."""
-    pages = target.pages(operators.ListAttention, operator_pb2.ListAttentionRequest(run_id=run_id))
+async def runs_in_need(target: Target, run_id: str) -> list[operator_pb2.RunInNeed]:
+    """Return the runs of the store that need attention, or the one with this id if it does."""
+    pages = target.pages(target.operators.ListAttention, operator_pb2.ListAttentionRequest(run_id=run_id))
     return [run async for page in pages for run in page.runs]
 
 
@@ -80,8 +74,7 @@ async def redrive(target: Target, console: Console, run_id: RunId, *, reason: Re
     there are API keys.
     """
     request = operator_pb2.RedriveRunRequest(request_id=new_request_id(), run_id=run_id, reason=reason)
-    async with target.operators() as operators:
-        state = (await operators.RedriveRun(request, metadata=target.metadata)).state
+    state = (await target.operators.RedriveRun(request)).state
     console.print(f"{run_id} is {wording.state_name(state)} again.", markup=False)
 
 
@@ -93,6 +86,5 @@ async def end(target: Target, console: Console, run_id: RunId, *, reason: Reason
     where there are API keys.
     """
     request = operator_pb2.EndRunRequest(request_id=new_request_id(), run_id=run_id, reason=reason)
-    async with target.operators() as operators:
-        state = (await operators.EndRun(request, metadata=target.metadata)).state
+    state = (await target.operators.EndRun(request)).state
     console.print(f"{run_id} is {wording.state_name(state)}.", markup=False)

@@ -65,14 +65,13 @@ async def list_(
         request.kind = audit_pb2.AuditKind.Value(f"AUDIT_KIND_{kind.name}")
     _set_span(request, since, before)
     entries: list[audit_pb2.AuditEntry] = []
-    async with target.auditor() as auditor:
-        while len(entries) < count:
-            request.page_size = min(_PAGE, count - len(entries))
-            page = await auditor.ListAudit(request, metadata=target.metadata)
-            entries += page.entries
-            request.page_token = page.next_page_token
-            if not page.next_page_token:
-                break
+    while len(entries) < count:
+        request.page_size = min(_PAGE, count - len(entries))
+        page = await target.auditor.ListAudit(request)
+        entries += page.entries
+        request.page_token = page.next_page_token
+        if not page.next_page_token:
+            break
     entries.reverse()
     if json:
         for entry in entries:
@@ -101,9 +100,8 @@ async def verify(
     if known_head:
         request.known_seq, request.known_hash = _read_head(known_head)
     last = audit_pb2.VerifyAuditResponse()
-    async with target.auditor() as auditor:
-        async for answer in auditor.VerifyAudit(request, metadata=target.metadata):
-            last = answer
+    async for answer in target.auditor.VerifyAudit(request):
+        last = answer
     if last.HasField("problem"):
         problem = wording.clean(last.problem.explanation)
         console.print(f"{last.problem.kind}: {problem}. The entries before it are good.", markup=False, style="red")
@@ -129,8 +127,7 @@ async def stats(
     """
     request = audit_pb2.GetToolAnalyticsRequest(tool_name=tool)
     _set_span(request, since, before)
-    async with target.auditor() as auditor:
-        figures = (await auditor.GetToolAnalytics(request, metadata=target.metadata)).tools
+    figures = (await target.auditor.GetToolAnalytics(request)).tools
     names = ("tool", "runs", "errors", "cached", "p50", "p95", "bytes", "asked", "approved", "edited", "rejected")
     if figures:
         show_table(console, names, [_figures_row(one) for one in figures])

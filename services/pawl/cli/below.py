@@ -41,17 +41,16 @@ class Below:
             await asyncio.wait([task])
 
     async def _look(self) -> None:
-        async with self._target.agents() as agents:
-            while True:
-                request = agent_pb2.GetRunRequest(run_id=self._run_id)
-                try:
-                    run = (await agents.GetRun(request, metadata=self._target.metadata)).run
-                except grpc.aio.AioRpcError:
-                    run = run_pb2.Run()  # Whoever watches says so, or it passes.
-                for call in run.pending_calls:
-                    key = (call.call_id, call.state)
-                    if call.run_id != self._run_id and key not in self._shown:
-                        self._shown.add(key)
-                        self._transcript.pending(call)
-                        self._transcript.command(hint(call, decides=decides(run)))
-                await asyncio.sleep(_POLL_SECONDS)
+        while True:
+            request = agent_pb2.GetRunRequest(run_id=self._run_id)
+            try:
+                run = (await self._target.agents.GetRun(request)).run
+            except grpc.aio.AioRpcError:
+                run = run_pb2.Run()  # Whoever watches says so, or it passes.
+            for call in run.pending_calls:
+                key = (call.call_id, call.state)
+                if call.run_id != self._run_id and key not in self._shown:
+                    self._shown.add(key)
+                    self._transcript.pending(call)
+                    self._transcript.command(hint(call, decides=decides(run)))
+            await asyncio.sleep(_POLL_SECONDS)

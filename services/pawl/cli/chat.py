@@ -75,9 +75,8 @@ async def chat(
     Live text, tool calls, approvals and questions in one place. Lines of a file
     may take the place of the keyboard.
     """
-    async with target.tool_register() as register:
-        request = tool_pb2.RegisterToolRequest(definition=PANEL_TOOL, replace=True)
-        await register.RegisterTool(request, metadata=target.metadata)
+    request = tool_pb2.RegisterToolRequest(definition=PANEL_TOOL, replace=True)
+    await target.tool_register.RegisterTool(request)
     screen = Transcript(console, whole_reasoning=reasoning)
     talk = Chat(target, console, screen, LineReader(), conversation_id=conversation)
     return await talk.run()
@@ -144,8 +143,7 @@ class Chat:
         if not self._conversation_id:
             return
         request = agent_pb2.ListRunsRequest(page_size=_PAGE, conversation_id=self._conversation_id)
-        async with self._target.agents() as agents:
-            page = await agents.ListRuns(request, metadata=self._target.metadata)
+        page = await self._target.agents.ListRuns(request)
         if not page.runs:
             raise CommandError(f"No such conversation: {self._conversation_id}. `pawl runs` shows yours.")
         for run in reversed([run for run in page.runs if run.state in _UNDER_WAY]):
@@ -324,9 +322,8 @@ class Chat:
             case ["/top-up", tokens] if tokens.isascii() and tokens.isdecimal() and len(tokens) <= _DIGITS_MAX:
                 await self._top_up(int(tokens))
             case ["/runs"]:
-                async with self._target.agents() as agents:
-                    request = agent_pb2.ListRunsRequest(page_size=_SHOWN)
-                    page = await agents.ListRuns(request, metadata=self._target.metadata)
+                request = agent_pb2.ListRunsRequest(page_size=_SHOWN)
+                page = await self._target.agents.ListRuns(request)
                 self._screen.end_line()
                 show_runs(self._console, list(page.runs))
             case _:
@@ -336,11 +333,10 @@ class Chat:
         waiting = [run for run in self._held.values() if run_pb2.WAIT_KIND_BUDGET in run.waits]
         if not waiting:
             self._screen.line("No run waits for tokens.", "dim")
-        async with self._target.agents() as agents:
-            for run in waiting:
-                request_id = new_request_id()
-                request = agent_pb2.TopUpRunRequest(request_id=request_id, run_id=run.run_id, tokens=tokens)
-                await agents.TopUpRun(request, metadata=self._target.metadata)
+        for run in waiting:
+            request_id = new_request_id()
+            request = agent_pb2.TopUpRunRequest(request_id=request_id, run_id=run.run_id, tokens=tokens)
+            await self._target.agents.TopUpRun(request)
 
     async def _cancel(self) -> None:
         if not self._active:

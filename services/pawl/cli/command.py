@@ -65,9 +65,9 @@ def perform(
     addresses: list[str] = []
 
     async def run() -> int | None:
-        target = find(address=flags.address, data=flags.data, store=flags.store, user=flags.user)
-        addresses.extend(getattr(target, asks))
-        return await work(target, console)
+        async with find(address=flags.address, data=flags.data, store=flags.store, user=flags.user) as target:
+            addresses.extend(getattr(target, asks))
+            return await work(target, console)
 
     try:
         code = asyncio.run(run()) or 0

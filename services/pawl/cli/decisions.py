@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import grpc
 import typer
@@ -19,9 +19,6 @@ from pawl.cli.target import Target
 from pawl.cli.transcript import Transcript
 from pawl.errors import PermissionDenied, RunNotFound
 from pawl.event.v1 import call_pb2
-
-if TYPE_CHECKING:
-    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
 
 _DECIDABLE = frozenset({call_pb2.CALL_STATE_AWAITING_APPROVAL, call_pb2.CALL_STATE_ASKED, call_pb2.CALL_STATE_OFFERED})
 
@@ -58,22 +55,21 @@ async def approve(
     neither.
     """
     _check_options((edit, reject, answer), remember=remember, lasts=lasts, uses=uses)
-    async with target.agents() as agents:
-        call = await find_pending(agents, target, run_id, call_id)
-        if call.state not in _DECIDABLE:
-            raise CommandError(f"The outcome of {call_id} is unknown. Say what became of it with `pawl resolve`.")
-        Transcript(console).pending(call)
-        decision = _decision(call, edit, reject, answer)
-        if decision.kind == call_pb2.DECISION_KIND_APPROVE and not is_sure("Run it like this?", yes=yes):
-            return EXIT_UNSUCCESSFUL
-        if remember is None:
-            await inbox.decide(agents, target, decision)
-            console.print(answers.done(decision, call), style="green", markup=False)
-            return 0
-        wanted = Remember(reach=remember, lasts=lasts, uses=uses or 0)
-        async with remembered(agents, target, call, wanted) as rule:
-            await inbox.decide(agents, target, decision)
-        console.print(f"{answers.done(decision, call)} {told(rule)}", style="green", markup=False, soft_wrap=True)
+    call = await find_pending(target, run_id, call_id)
+    if call.state not in _DECIDABLE:
+        raise CommandError(f"The outcome of {call_id} is unknown. Say what became of it with `pawl resolve`.")
+    Transcript(console).pending(call)
+    decision = _decision(call, edit, reject, answer)
+    if decision.kind == call_pb2.DECISION_KIND_APPROVE and not is_sure("Run it like this?", yes=yes):
+        return EXIT_UNSUCCESSFUL
+    if remember is None:
+        await inbox.decide(target, decision)
+        console.print(answers.done(decision, call), style="green", markup=False)
+        return 0
+    wanted = Remember(reach=remember, lasts=lasts, uses=uses or 0)
+    async with remembered(target, call, wanted) as rule:
+        await inbox.decide(target, decision)
+    console.print(f"{answers.done(decision, call)} {told(rule)}", style="green", markup=False, soft_wrap=True)
     return 0
 
 
@@ -89,18 +85,18 @@ def _check_options(
         raise CommandError("--for and --uses go with --remember.")
 
 
-async def find_pending(agents: AgentServiceAsyncStub, target: Target, run_id: str, call_id: str) -> call_pb2.Call:
+async def find_pending(target: Target, run_id: str, call_id: str) -> call_pb2.Call:
     """Return a call that waits for somebody; of another user's run one that awaits an approval, for approvers.
 
     Raises:
         CommandError: it does not.
     """
     try:
-        run = (await agents.GetRun(agent_pb2.GetRunRequest(run_id=run_id), metadata=target.metadata)).run
+        run = (await target.agents.GetRun(agent_pb2.GetRunRequest(run_id=run_id))).run
     except grpc.aio.AioRpcError as error:
         if not isinstance(from_rpc_error(error), RunNotFound):
             raise
-        calls = await _of_others(agents, target, run_id)
+        calls = await _of_others(target, run_id)
         if not calls:
             raise
     else:
@@ -111,11 +107,11 @@ async def find_pending(agents: AgentServiceAsyncStub, target: Target, run_id: st
     raise CommandError(f"Call {call_id} of {run_id} does not wait for anybody. `pawl inbox` lists the calls that wait.")
 
 
-async def _of_others(agents: AgentServiceAsyncStub, target: Target, run_id: str) -> list[call_pb2.Call]:
+async def _of_others(target: Target, run_id: str) -> list[call_pb2.Call]:
     """Return the calls of a run that await an approval, if the caller may see those of the store."""
     wanted = agent_pb2.PendingFilter(scope=agent_pb2.PENDING_SCOPE_STORE)
     try:
-        items = await inbox.pending(agents, target, wanted)
+        items = await inbox.pending(target, wanted)
     except grpc.aio.AioRpcError as error:
         if isinstance(from_rpc_error(error), PermissionDenied):
             return []

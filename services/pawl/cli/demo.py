@@ -68,9 +68,10 @@ async def _play(folder: Path, screen: Screen) -> int:
         screen.line(
             f"Ready after {time.monotonic() - started:.1f} s. The agent-loop runs twice: {', '.join(target.agent)}"
         )
-        story = Story(suite, target, screen)
-        await story.play()
-        ledger = await read_ledger(target, story.evidence.run_id, suite.folder.outbox)
+        async with target:
+            story = Story(suite, target, screen)
+            await story.play()
+            ledger = await read_ledger(target, story.evidence.run_id, suite.folder.outbox)
         story.evidence.seconds = time.monotonic() - started
         screen.line()
         screen.line("Read again from the ledger:")

@@ -53,24 +53,16 @@ class NotSo(Exception):
 
 async def read_ledger(target: Target, run_id: str, outbox: Path) -> Ledger:
     """Read everything anew, from the services and the outbox folder."""
-    async with target.agents() as agents, target.notifier() as notifier:
-        run = (await agents.GetRun(agent_pb2.GetRunRequest(run_id=run_id), metadata=target.metadata)).run
-        calls = await agents.ListCalls(
-            agent_pb2.ListCallsRequest(run_id=run_id, page_size=_PAGE), metadata=target.metadata
-        )
-        messages = await agents.ListMessages(
-            agent_pb2.ListMessagesRequest(conversation_id=run.conversation_id, page_size=_PAGE),
-            metadata=target.metadata,
-        )
-        listed = await notifier.ListNotifications(
-            notify_pb2.ListNotificationsRequest(page_size=_PAGE), metadata=target.metadata
-        )
+    agents = target.agents
+    run = (await agents.GetRun(agent_pb2.GetRunRequest(run_id=run_id))).run
+    of_conversation = agent_pb2.ListMessagesRequest(conversation_id=run.conversation_id, page_size=_PAGE)
+    of_user = notify_pb2.ListNotificationsRequest(page_size=_PAGE)
     return Ledger(
         run=run,
-        calls=calls.calls,
-        messages=messages.messages,
+        calls=(await agents.ListCalls(agent_pb2.ListCallsRequest(run_id=run_id, page_size=_PAGE))).calls,
+        messages=(await agents.ListMessages(of_conversation)).messages,
         events=[event async for event in watch(target, run_id) if isinstance(event, event_pb2.RunEvent)],
-        notifications=listed.notifications,
+        notifications=(await target.notifier.ListNotifications(of_user)).notifications,
         mails=await asyncio.to_thread(_mails, outbox),
     )
 

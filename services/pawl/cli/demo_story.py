@@ -78,9 +78,8 @@ class Story:
 
     async def play(self) -> None:
         """Talk until the run has ended and its notification was heard, or should have been."""
-        async with self._target.tool_register() as register:
-            request = tool_pb2.RegisterToolRequest(definition=PANEL_TOOL, replace=True)
-            await register.RegisterTool(request, metadata=self._target.metadata)
+        request = tool_pb2.RegisterToolRequest(definition=PANEL_TOOL, replace=True)
+        await self._target.tool_register.RegisterTool(request)
         subscriber = await nats.connect(self._suite.nats_url())
         try:
             await subscriber.subscribe("pawl.v1.local.user.me.notifications", cb=self._hear)

@@ -28,9 +28,8 @@ OfStore = Annotated[bool, typer.Option("--shared", help="The store's, for all it
 @command(asks="tools")
 async def list_documents(target: Target, console: Console) -> None:
     """List your documents, and those of the store."""
-    async with target.documents() as documents:
-        pages = target.pages(documents.ListDocuments, document_pb2.ListDocumentsRequest())
-        found = [document async for page in pages for document in page.documents]
+    pages = target.pages(target.documents.ListDocuments, document_pb2.ListDocumentsRequest())
+    found = [document async for page in pages for document in page.documents]
     if found or not console.is_terminal:
         show_table(console, ("owner", "bytes", "language", "changed", "name"), [_row(each) for each in found])
     else:
@@ -52,8 +51,7 @@ async def add(
     request = document_pb2.PutDocumentRequest(
         name=name or file.name, text=_read(file), language=language, owner=_owner(shared=shared)
     )
-    async with target.documents() as documents:
-        put = await documents.PutDocument(request, metadata=target.metadata)
+    put = await target.documents.PutDocument(request)
     done = "Added" if put.created else "Replaced"
     console.print(f"{done} {wording.one_line(put.document.name)}.", markup=False, soft_wrap=True)
 
@@ -69,8 +67,7 @@ async def remove(
 ) -> None:
     """Remove a document."""
     request = document_pb2.DeleteDocumentRequest(name=name, owner=_owner(shared=shared))
-    async with target.documents() as documents:
-        await documents.DeleteDocument(request, metadata=target.metadata)
+    await target.documents.DeleteDocument(request)
     console.print(f"Removed {wording.one_line(name)}.", markup=False, soft_wrap=True)
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import grpc
 import typer
 from rich.console import Console
 
 from pawl.agent.v1 import agent_pb2, types_pb2
-from pawl.chassis.status import from_rpc_error
 from pawl.cli import answers, wording
 from pawl.cli.command import command, new_request_id
 from pawl.cli.failure import CommandError, explain
@@ -21,16 +20,10 @@ from pawl.cli.lines import LineReader
 from pawl.cli.remembering import Reach, Remember, remembered, told
 from pawl.cli.target import Target
 from pawl.cli.transcript import Transcript, decides, hint, top_up_hint
-from pawl.errors import SlowConsumer, Unavailable
+from pawl.cli.watching import responses
 from pawl.event.v1 import call_pb2, run_pb2
 
-if TYPE_CHECKING:
-    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
-
 _BATCH: Final = 64
-_SILENCE_SECONDS_MAX: Final = 45.0
-_GIVE_UP_SECONDS: Final = 30.0
-_PAUSE_SECONDS: Final = 0.5
 _TAKEN: Final = frozenset({types_pb2.RECEIPT_STATUS_ACCEPTED, types_pb2.RECEIPT_STATUS_DUPLICATE})
 _ANSWERABLE: Final = frozenset(
     {call_pb2.CALL_STATE_AWAITING_APPROVAL, call_pb2.CALL_STATE_ASKED, call_pb2.CALL_STATE_OFFERED}
@@ -55,28 +48,25 @@ async def inbox(
     scope = agent_pb2.PENDING_SCOPE_STORE if all_users else agent_pb2.PENDING_SCOPE_MINE
     wanted = agent_pb2.PendingFilter(scope=scope)
     keyboard = LineReader() if not only_list and sys.stdin.isatty() else None
-    async with target.agents() as agents:
-        desk = Desk(agents, target, console, keyboard)
-        if watch:
-            await desk.watch(wanted)
-            return
-        waiting = await pending(agents, target, wanted)
-        if not waiting:
-            console.print("Nothing waits for you." if not all_users else "Nothing awaits an approval.")
-            return
-        await desk.go_through(waiting)
+    desk = Desk(target, console, keyboard)
+    if watch:
+        await desk.watch(wanted)
+        return
+    waiting = await pending(target, wanted)
+    if not waiting:
+        console.print("Nothing waits for you." if not all_users else "Nothing awaits an approval.")
+        return
+    await desk.go_through(waiting)
 
 
 Item: TypeAlias = call_pb2.Call | run_pb2.Run
 """A call that waits for somebody, or a run that waits for tokens."""
 
 
-async def pending(
-    agents: AgentServiceAsyncStub, target: Target, wanted: agent_pb2.PendingFilter | None = None
-) -> list[Item]:
+async def pending(target: Target, wanted: agent_pb2.PendingFilter) -> list[Item]:
     """Return everything that waits: calls, oldest first, then runs that wait for tokens."""
     items: list[Item] = []
-    async for page in target.pages(agents.ListPending, agent_pb2.ListPendingRequest(filter=wanted)):
+    async for page in target.pages(target.agents.ListPending, agent_pb2.ListPendingRequest(filter=wanted)):
         items += [*page.calls, *page.runs]
     return items
 
@@ -84,10 +74,7 @@ async def pending(
 class Desk:
     """Puts what waits before a person, one after the other; without a keyboard it only shows it."""
 
-    def __init__(
-        self, agents: AgentServiceAsyncStub, target: Target, console: Console, keyboard: LineReader | None
-    ) -> None:
-        self._agents = agents
+    def __init__(self, target: Target, console: Console, keyboard: LineReader | None) -> None:
         self._target = target
         self._console = console
         self._keyboard = keyboard
@@ -105,11 +92,12 @@ class Desk:
         waiting: dict[str, Item] = {}
         more = asyncio.Event()
 
+        def begin() -> Any:
+            waiting.clear()  # A new stream begins with everything.
+            return self._target.agents.WatchPending(agent_pb2.WatchPendingRequest(filter=wanted))
+
         async def follow() -> None:
-            async for response in _stream(self._agents, self._target, wanted):
-                if response is None:
-                    waiting.clear()
-                    continue
+            async for response in responses(begin, ends=False):
                 waiting.update({call.call_id: call for call in response.calls})
                 waiting.update({run.run_id: run for run in response.runs})
                 for gone_id in [*response.gone_call_ids, *response.gone_run_ids]:
@@ -141,7 +129,7 @@ class Desk:
         """Return whether the person may decide it: in another user's inbox only those see it who may."""
         request = agent_pb2.GetRunRequest(run_id=call.run_id)
         try:
-            return decides((await self._agents.GetRun(request, metadata=self._target.metadata)).run)
+            return decides((await self._target.agents.GetRun(request)).run)
         except grpc.aio.AioRpcError:
             return True
 
@@ -205,22 +193,22 @@ class Desk:
         if call.state == call_pb2.CALL_STATE_OFFERED:
             return await self._return(answers.result_of(line, call))
         decision = answers.decision_of(line, call)
-        await decide(self._agents, self._target, decision)
+        await decide(self._target, decision)
         return answers.done(decision, call)
 
     async def _always(self, call: call_pb2.Call) -> str:
         """Approve a call, and its tool for the rest of the conversation; both or neither."""
         decision = answers.approve(call)
         wanted = Remember(reach=Reach.CONVERSATION)
-        async with remembered(self._agents, self._target, call, wanted) as rule:
-            await decide(self._agents, self._target, decision)
+        async with remembered(self._target, call, wanted) as rule:
+            await decide(self._target, decision)
         return f"{answers.done(decision, call)} {told(rule)}"
 
     async def _return(self, result: types_pb2.ToolResult) -> str:
         request = agent_pb2.SubmitToolResultsRequest(
             request_id=new_request_id(), run_id=result.run_id, results=[result]
         )
-        response = await self._agents.SubmitToolResults(request, metadata=self._target.metadata)
+        response = await self._target.agents.SubmitToolResults(request)
         (receipt,) = response.receipts
         if receipt.status not in _TAKEN:
             raise answers.Unclear(f"It was not taken: {receipt.message or receipt.reason}.")
@@ -236,7 +224,7 @@ class Desk:
         for start in range(0, len(calls), _BATCH):
             decisions = [answers.approve(call) for call in calls[start : start + _BATCH]]
             request = agent_pb2.DecideCallsRequest(request_id=new_request_id(), decisions=decisions)
-            response = await self._agents.DecideCalls(request, metadata=self._target.metadata)
+            response = await self._target.agents.DecideCalls(request)
             for receipt in response.receipts:
                 taken = receipt.status in _TAKEN
                 said = "Approved." if taken else f"Not approved: {receipt.message or receipt.reason}."
@@ -244,14 +232,14 @@ class Desk:
         return False
 
 
-async def decide(agents: AgentServiceAsyncStub, target: Target, decision: types_pb2.CallDecision) -> None:
+async def decide(target: Target, decision: types_pb2.CallDecision) -> None:
     """Send a decision about a call.
 
     Raises:
         grpc.aio.AioRpcError: it was not taken.
     """
     request = agent_pb2.DecideRequest(request_id=new_request_id(), run_id=decision.run_id, decision=decision)
-    await agents.Decide(request, metadata=target.metadata)
+    await target.agents.Decide(request)
 
 
 def _shown(item: Item) -> tuple[object, ...]:
@@ -259,35 +247,3 @@ def _shown(item: Item) -> tuple[object, ...]:
         return (wording.budget_text(item),)
     call, approval = item, item.approval
     return call.state, approval.digest, len(approval.approvals), approval.escalated
-
-
-async def _stream(
-    agents: AgentServiceAsyncStub, target: Target, wanted: agent_pb2.PendingFilter
-) -> AsyncIterator[agent_pb2.WatchPendingResponse | None]:
-    """Yield what the inbox streams, over reconnects; None before it begins anew.
-
-    Raises:
-        grpc.aio.AioRpcError: an error that does not pass, or no replica answered for 30 s.
-    """
-    loop = asyncio.get_running_loop()
-    last_answer = loop.time()
-    while True:
-        stream: Any = agents.WatchPending(agent_pb2.WatchPendingRequest(filter=wanted), metadata=target.metadata)
-        try:
-            yield None
-            while True:
-                async with asyncio.timeout(_SILENCE_SECONDS_MAX):
-                    response = await stream.read()
-                if response is grpc.aio.EOF:
-                    break
-                last_answer = loop.time()
-                yield response
-        except TimeoutError:
-            pass  # A new stream begins with everything.
-        except grpc.aio.AioRpcError as error:
-            passing = isinstance(from_rpc_error(error), Unavailable | SlowConsumer)
-            if not passing or loop.time() - last_answer > _GIVE_UP_SECONDS:
-                raise
-        finally:
-            stream.cancel()
-        await asyncio.sleep(_PAUSE_SECONDS)

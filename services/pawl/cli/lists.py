@@ -22,9 +22,8 @@ def tools(context: typer.Context) -> None:
         return
 
     async def work(target: Target, console: Console) -> int:
-        async with target.tool_register() as register:
-            pages = target.pages(register.ListTools, tool_pb2.ListToolsRequest())
-            rows = [_tool_row(tool) async for page in pages for tool in page.tools]
+        pages = target.pages(target.tool_register.ListTools, tool_pb2.ListToolsRequest())
+        rows = [_tool_row(tool) async for page in pages for tool in page.tools]
         show_table(console, ("tool", "version", "runs in", "category", "effect", "what it does"), rows)
         return 0
 
@@ -54,24 +53,23 @@ async def notifications(
     count: Annotated[int, typer.Option("--count", "-n", help="At most so many.", min=1, max=200)] = 20,
 ) -> None:
     """List your notifications, the newest last."""
-    async with target.notifier() as notifier:
-        request = notify_pb2.ListNotificationsRequest(page_size=count, only_unread=unread)
-        page = await notifier.ListNotifications(request, metadata=target.metadata)
-        listed = list(reversed(page.notifications))
-        for notification in listed:
-            _show(console, notification)
-        if read and listed:
-            ids = [notification.notification_id for notification in listed]
-            acknowledge = notify_pb2.AcknowledgeNotificationsRequest(notification_ids=ids)
-            await notifier.AcknowledgeNotifications(acknowledge, metadata=target.metadata)
-        if not listed and not follow:
-            console.print("You have no notifications." if not unread else "You have no unread notifications.")
-        if follow:
-            last = max((notification.number for notification in page.notifications), default=0)
-            subscribe = notify_pb2.SubscribeRequest(after_number=last, only_new=last == 0)
-            async for response in notifier.Subscribe(subscribe, metadata=target.metadata):
-                if response.HasField("notification"):
-                    _show(console, response.notification)
+    request = notify_pb2.ListNotificationsRequest(page_size=count, only_unread=unread)
+    page = await target.notifier.ListNotifications(request)
+    listed = list(reversed(page.notifications))
+    for notification in listed:
+        _show(console, notification)
+    if read and listed:
+        ids = [notification.notification_id for notification in listed]
+        acknowledge = notify_pb2.AcknowledgeNotificationsRequest(notification_ids=ids)
+        await target.notifier.AcknowledgeNotifications(acknowledge)
+    if not listed and not follow:
+        console.print("You have no notifications." if not unread else "You have no unread notifications.")
+    if follow:
+        last = max((notification.number for notification in page.notifications), default=0)
+        subscribe = notify_pb2.SubscribeRequest(after_number=last, only_new=last == 0)
+        async for response in target.notifier.Subscribe(subscribe):
+            if response.HasField("notification"):
+                _show(console, response.notification)
 
 
 def _show(console: Console, notification: notify_pb2.Notification) -> None:

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import grpc
 
@@ -19,9 +18,6 @@ from pawl.cli.target import Target
 from pawl.errors import RunNotFound
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import rule_pb2
-
-if TYPE_CHECKING:
-    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
 
 
 class Reach(StrEnum):
@@ -44,9 +40,7 @@ class Remember:
 
 
 @asynccontextmanager
-async def remembered(
-    agents: AgentServiceAsyncStub, target: Target, call: call_pb2.Call, wanted: Remember
-) -> AsyncIterator[rule_pb2.Rule]:
+async def remembered(target: Target, call: call_pb2.Call, wanted: Remember) -> AsyncIterator[rule_pb2.Rule]:
     """Make the rule, then let the body approve the call; if the body fails, the rule is revoked again.
 
     So if the rule cannot be made nothing has happened, and if the approval is not
@@ -56,7 +50,7 @@ async def remembered(
         CommandError: no rule can stand for this approval; or the approval failed and
             the rule could not be revoked, which then is said with both reasons.
     """
-    await _check(agents, target, call)
+    await _check(target, call)
     rule = rule_pb2.Rule(
         effect=rule_pb2.RULE_EFFECT_ALLOW,
         scope=rule_pb2.RuleScope.Value(f"RULE_SCOPE_{wanted.reach.name}"),
@@ -88,13 +82,13 @@ def told(rule: rule_pb2.Rule) -> str:
     return f"From now on: {rules.says(rule)}. End it with: pawl rules revoke {rule.rule_id}"
 
 
-async def _check(agents: AgentServiceAsyncStub, target: Target, call: call_pb2.Call) -> None:
+async def _check(target: Target, call: call_pb2.Call) -> None:
     if call.state != call_pb2.CALL_STATE_AWAITING_APPROVAL:
         raise CommandError("Only an approval can be remembered, and this call does not wait for one.")
     if call.approval.approvals_required > 1:
         raise CommandError("This call needs two people each time: no rule can stand for them.")
     try:
-        await agents.GetRun(agent_pb2.GetRunRequest(run_id=call.run_id), metadata=target.metadata)
+        await target.agents.GetRun(agent_pb2.GetRunRequest(run_id=call.run_id))
     except grpc.aio.AioRpcError as error:
         if isinstance(from_rpc_error(error), RunNotFound):
             raise CommandError("Rules count for your own runs, and this run is somebody else's.") from None

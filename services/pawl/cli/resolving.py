@@ -37,13 +37,11 @@ async def resolve(
     role operator or admin where there are API keys.
     """
     request = _request(run_id, call_id, happened, run_again=run_again, tell_model=tell_model)
-    async with target.operators() as operators:
-        runs = await runs_in_need(operators, target, run_id)
+    runs = await runs_in_need(target, run_id)
     # Of several large ones only the first is listed; about the others the ledger has the word.
     for call in (call for run in runs for call in run.calls if call.call_id == call_id):
         Transcript(console).pending(call)
-    async with target.agents() as agents:
-        await agents.ResolveCall(request, metadata=target.metadata)
+    await target.agents.ResolveCall(request)
     console.print("Resolved.", style="green", markup=False)
 
 

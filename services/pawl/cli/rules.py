@@ -106,9 +106,8 @@ async def list_rules(
     all_users: Annotated[bool, typer.Option("--all-users", help="Of all users; needs the role admin.")] = False,
 ) -> None:
     """List your rules and those of the store, the newest first."""
-    async with target.rules() as rules:
-        request = rule_pb2.ListRulesRequest(include_ended=ended, all_users=all_users)
-        found = [rule async for page in target.pages(rules.ListRules, request) for rule in page.rules]
+    request = rule_pb2.ListRulesRequest(include_ended=ended, all_users=all_users)
+    found = [rule async for page in target.pages(target.rules.ListRules, request) for rule in page.rules]
     if not found:
         console.print("There are no rules: the category of each tool decides.")
         return
@@ -122,8 +121,7 @@ async def create(target: Target, rule: rule_pb2.Rule, request_id: str) -> rule_p
         grpc.aio.AioRpcError: it was not made.
     """
     request = rule_pb2.CreateRuleRequest(request_id=request_id, rule=rule)
-    async with target.rules() as rules:
-        return (await rules.CreateRule(request, metadata=target.metadata)).rule
+    return (await target.rules.CreateRule(request)).rule
 
 
 async def end(target: Target, rule_id: str) -> None:
@@ -132,8 +130,7 @@ async def end(target: Target, rule_id: str) -> None:
     Raises:
         grpc.aio.AioRpcError: it was not revoked.
     """
-    async with target.rules() as rules:
-        await rules.RevokeRule(rule_pb2.RevokeRuleRequest(rule_id=rule_id), metadata=target.metadata)
+    await target.rules.RevokeRule(rule_pb2.RevokeRuleRequest(rule_id=rule_id))
 
 
 def set_end(rule: rule_pb2.Rule, lasts: str) -> None:

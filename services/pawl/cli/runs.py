@@ -64,8 +64,7 @@ async def run(
     )
     if tokens_max:
         request.options.limits.total_tokens_max = tokens_max
-    async with target.agents() as agents:
-        started = (await agents.StartRun(request, metadata=target.metadata)).run
+    started = (await target.agents.StartRun(request)).run
     if started.queue_position:
         # Not among the events or the id that others read.
         typer.echo(f"queued, place {started.queue_position}", err=True)
@@ -119,9 +118,8 @@ async def follow(
         await below.close()
         transcript.end_line()
     if state not in _ENDED:  # Attached after its last event.
-        async with target.agents() as agents:
-            request = agent_pb2.GetRunRequest(run_id=run_id)
-            state = (await agents.GetRun(request, metadata=target.metadata)).run.state
+        request = agent_pb2.GetRunRequest(run_id=run_id)
+        state = (await target.agents.GetRun(request)).run.state
     return 0 if state == _GOOD else EXIT_UNSUCCESSFUL
 
 
@@ -140,8 +138,7 @@ async def runs(
 ) -> None:
     """List your runs, newest first."""
     request = agent_pb2.ListRunsRequest(page_size=count, conversation_id=conversation)
-    async with target.agents() as agents:
-        page = await agents.ListRuns(request, metadata=target.metadata)
+    page = await target.agents.ListRuns(request)
     if not page.runs:
         console.print('You have no runs. Start one with `pawl run "what is 17 * 23"`.', markup=False)
         return
@@ -194,8 +191,7 @@ async def top_up(
 ) -> None:
     """Add tokens to the budget of a run. It goes on if it waits for them."""
     request = agent_pb2.TopUpRunRequest(request_id=new_request_id(), run_id=run_id, tokens=tokens)
-    async with target.agents() as agents:
-        run = (await agents.TopUpRun(request, metadata=target.metadata)).run
+    run = (await target.agents.TopUpRun(request)).run
     console.print(f"{run_id} {wording.budget_text(run)}.", markup=False)
 
 
@@ -209,6 +205,5 @@ async def cancel(
 ) -> None:
     """Stop a run. One that has ended stays as it is."""
     request = agent_pb2.CancelRunRequest(request_id=new_request_id(), run_id=run_id, reason=reason)
-    async with target.agents() as agents:
-        stopped = (await agents.CancelRun(request, metadata=target.metadata)).run
+    stopped = (await target.agents.CancelRun(request)).run
     console.print(f"{run_id} is {wording.state_name(stopped.state)}.", markup=False)

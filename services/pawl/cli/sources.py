@@ -51,8 +51,7 @@ app = typer.Typer(
 @command(asks="tools")
 async def list_sources(target: Target, console: Console) -> None:
     """List the sources, as they were when they were last asked."""
-    async with target.sources() as service:
-        response = await service.ListSources(source_pb2.ListSourcesRequest(), metadata=target.metadata)
+    response = await target.sources.ListSources(source_pb2.ListSourcesRequest())
     rows = [
         (
             wording.clean(source.config.name),
@@ -181,9 +180,8 @@ def _schema(given: str) -> bytes:
 @command(asks="tools")
 async def check(target: Target, console: Console, name: Name) -> int:
     """Ask a source for its tools, and show how they differ from what was approved."""
-    async with target.sources() as service:
-        request = source_pb2.CheckSourceRequest(name=name)
-        checked = await service.CheckSource(request, metadata=target.metadata, timeout=_SECONDS)
+    request = source_pb2.CheckSourceRequest(name=name)
+    checked = await target.sources.CheckSource(request, timeout=_SECONDS)
     _say(console, f"{name} is {_state(checked.source)}. {checked.source.problem}".rstrip())
     for change in checked.changes:
         for line in _change_lines(change):
@@ -202,9 +200,8 @@ async def approve(
     definitions_hash: Annotated[str, typer.Argument(help="What `pawl sources check` showed.", show_default=False)],
 ) -> None:
     """Take the definitions over that a source has now."""
-    async with target.sources() as service:
-        request = source_pb2.ApproveSourceRequest(name=name, definitions_hash=definitions_hash)
-        approved = await service.ApproveSource(request, metadata=target.metadata, timeout=_SECONDS)
+    request = source_pb2.ApproveSourceRequest(name=name, definitions_hash=definitions_hash)
+    approved = await target.sources.ApproveSource(request, timeout=_SECONDS)
     _show_tools(console, approved.source.tools)
 
 
@@ -212,16 +209,14 @@ async def approve(
 @command(asks="tools")
 async def remove(target: Target, console: Console, name: Name) -> None:
     """Take a source and its tools out."""
-    async with target.sources() as service:
-        request = source_pb2.RemoveSourceRequest(name=name)
-        await service.RemoveSource(request, metadata=target.metadata, timeout=_SECONDS)
+    request = source_pb2.RemoveSourceRequest(name=name)
+    await target.sources.RemoveSource(request, timeout=_SECONDS)
     _say(console, f"{name} and its tools are gone.")
 
 
 async def _add(target: Target, console: Console, config: source_pb2.SourceConfig, *, replace: bool) -> int:
-    async with target.sources() as service:
-        request = source_pb2.AddSourceRequest(config=config, replace=replace)
-        added = await service.AddSource(request, metadata=target.metadata, timeout=_SECONDS)
+    request = source_pb2.AddSourceRequest(config=config, replace=replace)
+    added = await target.sources.AddSource(request, timeout=_SECONDS)
     _show_tools(console, added.source.tools)
     return 0
 

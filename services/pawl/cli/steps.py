@@ -40,10 +40,9 @@ async def steps(
     full: Annotated[bool, typer.Option("--full", help="Show each step whole.")] = False,
 ) -> None:
     """Show what a run did, a line for each step: reasoning, calls, results, questions, answers."""
-    async with target.agents() as agents:
-        async for page in target.pages(agents.ListSteps, steps_pb2.ListStepsRequest(run_id=run_id)):
-            for step in page.steps:
-                show(console, step, full=full)
+    async for page in target.pages(target.agents.ListSteps, steps_pb2.ListStepsRequest(run_id=run_id)):
+        for step in page.steps:
+            show(console, step, full=full)
 
 
 def show(console: Console, step: steps_pb2.Step, *, full: bool) -> None:

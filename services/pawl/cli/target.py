@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
+
+import grpc
 
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub
 from pawl.chassis.local_key import find_key
 from pawl.chassis.rpc_client import open_channel
 from pawl.chassis.settings import split_address
-from pawl.cli.failure import CommandError
+from pawl.cli.failure import Asks, CommandError
 from pawl.launcher.endpoints import read_endpoints
 from pawl.launcher.services import DEFAULT_PORTS
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
@@ -25,18 +26,6 @@ from pawl.tool.v1.document_pb2_grpc import DocumentServiceStub
 from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub
 from pawl.tool.v1.source_pb2_grpc import SourceServiceStub
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
-
-if TYPE_CHECKING:
-    import grpc
-
-    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
-    from pawl.agent.v1.operator_pb2_grpc import OperatorServiceAsyncStub
-    from pawl.notify.v1.notify_pb2_grpc import NotifyServiceAsyncStub
-    from pawl.tool.v1.audit_pb2_grpc import AuditServiceAsyncStub
-    from pawl.tool.v1.document_pb2_grpc import DocumentServiceAsyncStub
-    from pawl.tool.v1.rule_pb2_grpc import RuleServiceAsyncStub
-    from pawl.tool.v1.source_pb2_grpc import SourceServiceAsyncStub
-    from pawl.tool.v1.tool_pb2_grpc import ToolServiceAsyncStub
 
 DEADLINE_SECONDS: Final = 15.0
 _PAGE: Final = 200
@@ -49,12 +38,19 @@ class _Page(Protocol):
 
 Page = TypeVar("Page", bound=_Page)
 Stub = TypeVar("Stub")
-Opened: TypeAlias = AbstractAsyncContextManager[Stub]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def _stub(kind: Callable[[grpc.aio.Channel], Stub], service: Asks) -> cached_property[Stub]:
+    """Return a property of a target: a stub of what a service serves, made when it is first asked for."""
+    return cached_property(lambda target: kind(target.channel(service)))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Target:
-    """The addresses of each public service, every replica of it, and as whom to call."""
+    """The public services of a suite, and as whom to call them. A context manager, which closes what was opened.
+
+    Each field of addresses has every replica of a service; calls carry the metadata of the moment.
+    """
 
     agent: tuple[str, ...]
     tools: tuple[str, ...]
@@ -62,6 +58,23 @@ class Target:
     key: Callable[[], str | None] = lambda: None
     """Looks for the key, for each call: others may listen there by then."""
     names: tuple[tuple[str, str], ...] = ()
+    _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict, init=False)
+
+    agents = _stub(AgentServiceStub, "agent")
+    operators = _stub(OperatorServiceStub, "agent")
+    tool_register = _stub(ToolServiceStub, "tools")
+    rules = _stub(RuleServiceStub, "tools")
+    auditor = _stub(AuditServiceStub, "tools")
+    documents = _stub(DocumentServiceStub, "tools")
+    sources = _stub(SourceServiceStub, "tools")
+    notifier = _stub(NotifyServiceStub, "notifications")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for channel in self._channels.values():
+            await channel.close()
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -69,52 +82,23 @@ class Target:
         key = self.key()
         return ((("authorization", f"Bearer {key}"),) if key else ()) + self.names
 
-    def agents(self) -> Opened[AgentServiceAsyncStub]:
-        """Open AgentService."""
-        return self._open(self.agent, AgentServiceStub)
-
-    def operators(self) -> Opened[OperatorServiceAsyncStub]:
-        """Open OperatorService, which agent-loop serves too."""
-        return self._open(self.agent, OperatorServiceStub)
-
-    def tool_register(self) -> Opened[ToolServiceAsyncStub]:
-        """Open ToolService."""
-        return self._open(self.tools, ToolServiceStub)
-
-    def rules(self) -> Opened[RuleServiceAsyncStub]:
-        """Open RuleService, which tool-registry serves too."""
-        return self._open(self.tools, RuleServiceStub)
-
-    def auditor(self) -> Opened[AuditServiceAsyncStub]:
-        """Open AuditService, which tool-registry serves too."""
-        return self._open(self.tools, AuditServiceStub)
-
-    def documents(self) -> Opened[DocumentServiceAsyncStub]:
-        """Open DocumentService, which tool-registry serves too."""
-        return self._open(self.tools, DocumentServiceStub)
-
-    def sources(self) -> Opened[SourceServiceAsyncStub]:
-        """Open SourceService."""
-        return self._open(self.tools, SourceServiceStub)
-
-    def notifier(self) -> Opened[NotifyServiceAsyncStub]:
-        """Open NotifyService."""
-        return self._open(self.notifications, NotifyServiceStub)
+    def channel(self, service: Asks) -> grpc.aio.Channel:
+        """Return the one channel to a service. Nothing is connected before the first call."""
+        if service not in self._channels:
+            addresses = ",".join(getattr(self, service))
+            channel = open_channel(addresses, metadata=lambda: self.metadata, deadline_seconds=DEADLINE_SECONDS)
+            self._channels[service] = channel
+        return self._channels[service]
 
     async def pages(self, call: Callable[..., Awaitable[Page]], request: Any) -> AsyncIterator[Page]:
         """Yield the pages of a list, from the one that `request` asks for to the last."""
         request.page_size = _PAGE
         while True:
-            page = await call(request, metadata=self.metadata)
+            page = await call(request)
             yield page
             request.page_token = page.next_page_token
             if not request.page_token:
                 return
-
-    @asynccontextmanager
-    async def _open(self, addresses: tuple[str, ...], stub: Callable[[grpc.aio.Channel], Stub]) -> AsyncIterator[Stub]:
-        async with open_channel(",".join(addresses), deadline_seconds=DEADLINE_SECONDS) as channel:
-            yield stub(channel)
 
 
 def find(
@@ -135,35 +119,26 @@ def find(
     Raises:
         CommandError: the address has another form, or no suite runs on `data`.
     """
-    agent = _addresses(address) if address else ()
+    named = _addresses(address) if address else ()
     running = read_endpoints(data or Path(".pawl"))
-    if running is not None and set(agent) <= set(running.addresses("agent-loop")):
-        target = Target(
-            agent=agent or tuple(running.addresses("agent-loop")) or _beside((), "agent-loop"),
-            tools=tuple(running.addresses("tool-registry")) or _beside((), "tool-registry"),
-            notifications=tuple(running.addresses("notifier")) or _beside((), "notifier"),
-        )
-        return _with_credential(target, data, store, user, environment)
-    if not agent and data is not None:
+    if running is not None and not set(named) <= set(running.addresses("agent-loop")):
+        running = None
+    if running is None and not named and data is not None:
         raise CommandError(f"No Pawl suite runs on {data}. Start one with `pawl up --data {shlex.quote(str(data))}`.")
-    agent = agent or _beside((), "agent-loop")
-    tools = environment.get("PAWL_TOOL_REGISTRY_ADDRESS")
-    notifications = environment.get("PAWL_NOTIFIER_ADDRESS")
-    target = Target(
+
+    def of(service: str, given: str | None) -> tuple[str, ...]:
+        if running is not None:
+            return tuple(running.addresses(service)) or _beside((), service)
+        return _addresses(given) if given else _beside(named, service)
+
+    agent = named or of("agent-loop", None)
+    tools = of("tool-registry", environment.get("PAWL_TOOL_REGISTRY_ADDRESS"))
+    notifications = of("notifier", environment.get("PAWL_NOTIFIER_ADDRESS"))
+    return Target(
         agent=agent,
-        tools=_addresses(tools) if tools else _beside(agent, "tool-registry"),
-        notifications=_addresses(notifications) if notifications else _beside(agent, "notifier"),
-    )
-    return _with_credential(target, data, store, user, environment)
-
-
-def _with_credential(
-    target: Target, data: Path | None, store: str | None, user: str | None, environment: Mapping[str, str]
-) -> Target:
-    addresses = (*target.agent, *target.tools, *target.notifications)
-    return replace(
-        target,
-        key=partial(find_key, addresses, data=data, environment=environment),
+        tools=tools,
+        notifications=notifications,
+        key=partial(find_key, (*agent, *tools, *notifications), data=data, environment=environment),
         names=tuple((name, value) for name, value in (("pawl-store", store), ("pawl-user", user)) if value),
     )
 

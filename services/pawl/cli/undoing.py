@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
@@ -14,9 +14,6 @@ from pawl.cli import wording
 from pawl.cli.command import EXIT_UNSUCCESSFUL, command, is_sure, new_request_id
 from pawl.cli.runs import RunId, follow
 from pawl.cli.target import Target
-
-if TYPE_CHECKING:
-    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
 
 _TOLD: Final = {
     undo_pb2.UNDO_STATE_TO_UNDO: ("↶", "to undo", "cyan"),
@@ -55,34 +52,32 @@ async def undo(
     Shows what will be undone, and what cannot be; then does it and reports. What
     needs an approval waits for it. Exit code 0 if all that can be undone is undone.
     """
-    async with target.agents() as agents:
-        request = undo_pb2.PreviewUndoRequest(run_id=run_id, call_id=call)
-        found = (await agents.PreviewUndo(request, metadata=target.metadata)).calls
-        _show(console, found)
-        count = sum(each.state == undo_pb2.UNDO_STATE_TO_UNDO for each in found)
-        if not count:
-            console.print("Nothing can be undone.", markup=False)
-            return 0
-        if preview:
-            return 0
-        if not is_sure(f"Undo {wording.count_text(count, 'call')}?", yes=yes):
-            return EXIT_UNSUCCESSFUL
-        undoing = await _start(agents, target, run_id, call)
+    request = undo_pb2.PreviewUndoRequest(run_id=run_id, call_id=call)
+    found = (await target.agents.PreviewUndo(request)).calls
+    _show(console, found)
+    count = sum(each.state == undo_pb2.UNDO_STATE_TO_UNDO for each in found)
+    if not count:
+        console.print("Nothing can be undone.", markup=False)
+        return 0
+    if preview:
+        return 0
+    if not is_sure(f"Undo {wording.count_text(count, 'call')}?", yes=yes):
+        return EXIT_UNSUCCESSFUL
+    undoing = await _start(target, run_id, call)
     code = await follow(target, console, undoing, 0)
-    async with target.agents() as agents:
-        report = undo_pb2.GetUndoReportRequest(run_id=undoing)
-        found = (await agents.GetUndoReport(report, metadata=target.metadata)).calls
+    report = undo_pb2.GetUndoReportRequest(run_id=undoing)
+    found = (await target.agents.GetUndoReport(report)).calls
     _show(console, found)
     return code or (0 if all(each.state in _GOOD for each in found) else EXIT_UNSUCCESSFUL)
 
 
-async def _start(agents: AgentServiceAsyncStub, target: Target, run_id: str, call_id: str) -> str:
+async def _start(target: Target, run_id: str, call_id: str) -> str:
     request_id = new_request_id()
     if call_id:
         one = undo_pb2.UndoCallRequest(request_id=request_id, run_id=run_id, call_id=call_id)
-        return (await agents.UndoCall(one, metadata=target.metadata)).run.run_id
+        return (await target.agents.UndoCall(one)).run.run_id
     whole = undo_pb2.UndoRunRequest(request_id=request_id, run_id=run_id)
-    return (await agents.UndoRun(whole, metadata=target.metadata)).run.run_id
+    return (await target.agents.UndoRun(whole)).run.run_id
 
 
 def _show(console: Console, found: Iterable[undo_pb2.CallUndo]) -> None:

@@ -1,9 +1,9 @@
-"""Following a run over reconnects."""
+"""Streams of the suite, followed over reconnects."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import grpc
@@ -22,6 +22,25 @@ _PAUSE_SECONDS: Final = 0.5
 async def watch(target: Target, run_id: str, after_seq: int = 0) -> AsyncIterator[event_pb2.RunEvent | gap_pb2.Gap]:
     """Yield the events of a run after `after_seq`, each once, until its last one; a gap for those that are gone.
 
+    Raises:
+        grpc.aio.AioRpcError: as `responses` does.
+    """
+
+    def begin() -> Any:
+        return target.agents.WatchRun(agent_pb2.WatchRunRequest(run_id=run_id, after_seq=after_seq))
+
+    async for response in responses(begin, ends=True):
+        for event in response.events:
+            after_seq = event.seq
+            yield event
+        if response.HasField("gap"):
+            after_seq = response.gap.to_seq
+            yield response.gap
+
+
+async def responses(begin: Callable[[], Any], *, ends: bool) -> AsyncIterator[Any]:
+    """Yield what a stream brings, which begins anew when it is lost; if it never `ends`, also when it does.
+
     Survives what a watcher can survive: a replica that goes away, a stream that is
     silent for too long, being too slow.
 
@@ -30,29 +49,24 @@ async def watch(target: Target, run_id: str, after_seq: int = 0) -> AsyncIterato
     """
     loop = asyncio.get_running_loop()
     last_answer = loop.time()
-    async with target.agents() as agents:
-        while True:
-            request = agent_pb2.WatchRunRequest(run_id=run_id, after_seq=after_seq)
-            stream: Any = agents.WatchRun(request, metadata=target.metadata)
-            try:
-                while True:
-                    async with asyncio.timeout(_SILENCE_SECONDS_MAX):
-                        response = await stream.read()
-                    if response is grpc.aio.EOF:
-                        return
-                    last_answer = loop.time()
-                    for event in response.events:
-                        after_seq = event.seq
-                        yield event
-                    if response.HasField("gap"):
-                        after_seq = response.gap.to_seq
-                        yield response.gap
-            except TimeoutError:
-                stream.cancel()
-            except grpc.aio.AioRpcError as error:
-                passing = isinstance(from_rpc_error(error), Unavailable | SlowConsumer)
-                if not passing or loop.time() - last_answer > _GIVE_UP_SECONDS:
-                    raise
-            finally:
-                stream.cancel()
-            await asyncio.sleep(_PAUSE_SECONDS)
+    while True:
+        stream = begin()
+        try:
+            while True:
+                async with asyncio.timeout(_SILENCE_SECONDS_MAX):
+                    response = await stream.read()
+                if response is grpc.aio.EOF:
+                    break
+                last_answer = loop.time()
+                yield response
+            if ends:
+                return
+        except TimeoutError:
+            pass
+        except grpc.aio.AioRpcError as error:
+            passing = isinstance(from_rpc_error(error), Unavailable | SlowConsumer)
+            if not passing or loop.time() - last_answer > _GIVE_UP_SECONDS:
+                raise
+        finally:
+            stream.cancel()
+        await asyncio.sleep(_PAUSE_SECONDS)

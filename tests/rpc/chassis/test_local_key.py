@@ -117,10 +117,9 @@ def target(folder: Path) -> Target:
 
 
 async def a_command(folder: Path, _: str) -> None:
-    found = target(folder)
-    async with found.agents() as agents:
+    async with target(folder) as found:
         with contextlib.suppress(grpc.aio.AioRpcError):
-            await agents.ListRuns(agent_pb2.ListRunsRequest(), metadata=found.metadata)
+            await found.agents.ListRuns(agent_pb2.ListRunsRequest())
 
 
 async def a_session(folder: Path, address: str) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any, Self
 
 import pytest
@@ -112,23 +110,18 @@ async def test_a_run_that_waits_for_tokens_or_an_operator_is_topped_up_or_cancel
     topped_up: list[tuple[str, int]] = []
 
     class Agents:
-        async def TopUpRun(self, request: agent_pb2.TopUpRunRequest, metadata: object) -> agent_pb2.TopUpRunResponse:
-            del metadata
+        async def TopUpRun(self, request: agent_pb2.TopUpRunRequest) -> agent_pb2.TopUpRunResponse:
             assert request.request_id
             topped_up.append((request.run_id, request.tokens))
             sessions[0].frames.put_nowait(session_pb2.SessionResponse(end=session_pb2.End(run_id=request.run_id)))
             return agent_pb2.TopUpRunResponse()
-
-    @asynccontextmanager
-    async def agents(_: Target) -> AsyncIterator[Agents]:
-        yield Agents()
 
     def session(*_: Any, **__: Any) -> HeldSession:
         sessions.append(HeldSession())
         return sessions[0]
 
     monkeypatch.setattr(chat_module, "SessionClient", session)
-    monkeypatch.setattr(Target, "agents", agents)
+    monkeypatch.setattr(Target, "agents", Agents())
     output = io.StringIO()
     console = Console(file=output, width=200)
     keyboard: Any = Keyboard("spend", "/top-up some", "/top-up 500", "break", "/top-up 7", "/cancel", "break")

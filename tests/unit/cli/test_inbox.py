@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -33,7 +30,7 @@ class Agents:
         self.asked: list[Any] = []
         self._late = late
 
-    async def GetRun(self, request: agent_pb2.GetRunRequest, metadata: Any) -> agent_pb2.GetRunResponse:
+    async def GetRun(self, request: agent_pb2.GetRunRequest) -> agent_pb2.GetRunResponse:
         return agent_pb2.GetRunResponse()
 
     def _receipt(self, call_id: str) -> types_pb2.Receipt:
@@ -46,19 +43,19 @@ class Agents:
             )
         return types_pb2.Receipt(call_id=call_id, status=types_pb2.RECEIPT_STATUS_ACCEPTED)
 
-    async def Decide(self, request: agent_pb2.DecideRequest, metadata: Any) -> agent_pb2.DecideResponse:
+    async def Decide(self, request: agent_pb2.DecideRequest) -> agent_pb2.DecideResponse:
         self.asked.append(request.decision)
         if request.decision.call_id == self._late:
             raise AlreadyDecided("it was decided")
         return agent_pb2.DecideResponse(receipt=self._receipt(request.decision.call_id))
 
-    async def DecideCalls(self, request: agent_pb2.DecideCallsRequest, metadata: Any) -> agent_pb2.DecideCallsResponse:
+    async def DecideCalls(self, request: agent_pb2.DecideCallsRequest) -> agent_pb2.DecideCallsResponse:
         self.asked.append(list(request.decisions))
         receipts = [self._receipt(decision.call_id) for decision in request.decisions]
         return agent_pb2.DecideCallsResponse(receipts=receipts)
 
     async def SubmitToolResults(
-        self, request: agent_pb2.SubmitToolResultsRequest, metadata: Any
+        self, request: agent_pb2.SubmitToolResultsRequest
     ) -> agent_pb2.SubmitToolResultsResponse:
         self.asked.append(request.results[0])
         receipts = [self._receipt(result.call_id) for result in request.results]
@@ -83,37 +80,27 @@ class Rules:
         self.revoked: list[str] = []
         self.refuses_to: set[str] = set()
 
-    async def CreateRule(self, request: rule_pb2.CreateRuleRequest, metadata: Any) -> rule_pb2.CreateRuleResponse:
+    async def CreateRule(self, request: rule_pb2.CreateRuleRequest) -> rule_pb2.CreateRuleResponse:
         if "make" in self.refuses_to:
             raise PermissionDenied("that needs the role approver")
         self.made.append(request.rule)
         request.rule.rule_id = "rule_1"
         return rule_pb2.CreateRuleResponse(rule=request.rule)
 
-    async def RevokeRule(self, request: rule_pb2.RevokeRuleRequest, metadata: Any) -> rule_pb2.RevokeRuleResponse:
+    async def RevokeRule(self, request: rule_pb2.RevokeRuleRequest) -> rule_pb2.RevokeRuleResponse:
         if "revoke" in self.refuses_to:
             raise PermissionDenied("not now")
         self.revoked.append(request.rule_id)
         return rule_pb2.RevokeRuleResponse()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetWithRules(Target):
-    """A suite whose RuleService is the test's own."""
-
-    service: Rules
-
-    @asynccontextmanager
-    async def rules(self) -> AsyncIterator[Any]:
-        yield self.service
-
-
 async def typed(agents: Agents, text: str, *calls: call_pb2.Call | run_pb2.Run, rules: Rules | None = None) -> str:
     """Go through calls with these lines typed; return what was shown."""
     shown = io.StringIO()
-    target = TargetWithRules(agent=("127.0.0.1:1",), tools=("127.0.0.1:2",), notifications=(), service=rules or Rules())
+    target = Target(agent=("127.0.0.1:1",), tools=("127.0.0.1:2",), notifications=())
+    vars(target).update(agents=agents, rules=rules or Rules())
     console = Console(file=shown, width=200, highlight=False)
-    await Desk(agents, target, console, LineReader(io.StringIO(text))).go_through(calls)  # type: ignore[arg-type]
+    await Desk(target, console, LineReader(io.StringIO(text))).go_through(calls)
     return shown.getvalue()
 
 
