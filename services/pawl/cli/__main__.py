@@ -35,7 +35,7 @@ from pawl.launcher.options import read_options
 from pawl.launcher.up import up as run_suite
 
 _FLAGS: Final = ("--address", "--data", "--store", "--user")
-
+_ALL_PASSED_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app = typer.Typer(
     name="pawl",
@@ -118,16 +118,12 @@ app.command()(attention.end)
 app.add_typer(audit.app)
 tools = typer.Typer(invoke_without_command=True)
 tools.callback()(lists.tools)
-tools.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
-    checks.check
-)
+tools.command(add_help_option=False, context_settings=_ALL_PASSED_ON)(checks.check)
 tools.command()(audit.stats)
 app.add_typer(tools, name="tools")
 model = typer.Typer(help="Look at model servers.", no_args_is_help=True)
 model.callback()(lambda: None)
-model.command(
-    "check", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
-)(checks.check_model)
+model.command("check", add_help_option=False, context_settings=_ALL_PASSED_ON)(checks.check_model)
 app.add_typer(model, name="model")
 app.add_typer(documents.commands)
 app.add_typer(sources.app, name="sources")

@@ -22,6 +22,9 @@ APPROVAL_PROMPT: Final = (
 ALWAYS_PROMPT: Final = APPROVAL_PROMPT.replace(" or all", " always to allow the tool in its conversation, or all")
 QUESTION_PROMPT: Final = "number of an option, or your answer (/refuse to give none): "
 RESULT_PROMPT: Final = "the result as JSON, or ! text for an error: "
+DECIDABLE: Final = frozenset(
+    {call_pb2.CALL_STATE_AWAITING_APPROVAL, call_pb2.CALL_STATE_ASKED, call_pb2.CALL_STATE_OFFERED}
+)
 _ARGUMENTS_BYTES_MAX: Final = 256 * 1024
 _RESULT_BYTES_MAX: Final = 1024 * 1024
 
@@ -70,12 +73,22 @@ def result_of(line: str, call: call_pb2.Call) -> types_pb2.ToolResult:
     if line.startswith("!"):
         content, is_error = strict_json.dumps_canonical(line[1:].strip()), True
     else:
-        content, is_error = line.encode(), False
-        try:
-            strict_json.loads(content, bytes_max=_RESULT_BYTES_MAX)
-        except PawlError as error:
-            raise Unclear(f"The result is not JSON: {error.message}. A text stands in quotes.") from None
+        content, is_error = checked_result(line, "A text stands in quotes."), False
     return types_pb2.ToolResult(run_id=call.run_id, call_id=call.call_id, content_json=content, is_error=is_error)
+
+
+def checked_result(text: str, hint: str) -> bytes:
+    """Return the JSON that somebody gave as the result of a call.
+
+    Raises:
+        Unclear: it is none; the message ends with the hint.
+    """
+    content = text.encode()
+    try:
+        strict_json.loads(content, bytes_max=_RESULT_BYTES_MAX)
+    except PawlError as error:
+        raise Unclear(f"The result is not JSON: {error.message}. {hint}") from None
+    return content
 
 
 def done(decision: types_pb2.CallDecision, call: call_pb2.Call) -> str:

@@ -140,7 +140,7 @@ def _row(entry: audit_pb2.AuditEntry) -> tuple[str, ...]:
     return (
         str(entry.seq),
         wording.time_text(entry.time),
-        _kind_name(entry),
+        wording.value_name(audit_pb2.AuditKind, entry.kind),
         wording.clean(entry.tool_name),
         entry.call_id,
         entry.user_id,
@@ -150,34 +150,8 @@ def _row(entry: audit_pb2.AuditEntry) -> tuple[str, ...]:
 
 
 def _document(entry: audit_pb2.AuditEntry) -> dict[str, Any]:
-    return {
-        "seq": entry.seq,
-        "kind": _kind_name(entry),
-        "time": entry.time.ToJsonString(),
-        **{
-            name: getattr(entry, name)
-            for name in (
-                "user_id",
-                "run_id",
-                "call_id",
-                "tool_name",
-                "tool_version",
-                "verdict",
-                "reason",
-                "by_user_id",
-                "arguments_sha256",
-                "result_sha256",
-                "result_bytes",
-                "duration_seconds",
-                "prev_hash",
-                "hash",
-            )
-        },
-    }
-
-
-def _kind_name(entry: audit_pb2.AuditEntry) -> str:
-    return audit_pb2.AuditKind.Name(entry.kind).removeprefix("AUDIT_KIND_").lower()
+    fields = {name: getattr(entry, name) for name in entry.DESCRIPTOR.fields_by_name}
+    return fields | {"kind": wording.value_name(audit_pb2.AuditKind, entry.kind), "time": entry.time.ToJsonString()}
 
 
 def _figures_row(figures: audit_pb2.ToolFigures) -> tuple[str, ...]:

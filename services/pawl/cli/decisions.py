@@ -20,8 +20,6 @@ from pawl.cli.transcript import Transcript
 from pawl.errors import PermissionDenied, RunNotFound
 from pawl.event.v1 import call_pb2
 
-_DECIDABLE = frozenset({call_pb2.CALL_STATE_AWAITING_APPROVAL, call_pb2.CALL_STATE_ASKED, call_pb2.CALL_STATE_OFFERED})
-
 
 @command()
 async def approve(
@@ -56,7 +54,7 @@ async def approve(
     """
     _check_options((edit, reject, answer), remember=remember, lasts=lasts, uses=uses)
     call = await find_pending(target, run_id, call_id)
-    if call.state not in _DECIDABLE:
+    if call.state not in answers.DECIDABLE:
         raise CommandError(f"The outcome of {call_id} is unknown. Say what became of it with `pawl resolve`.")
     Transcript(console).pending(call)
     decision = _decision(call, edit, reject, answer)

@@ -25,9 +25,6 @@ from pawl.event.v1 import call_pb2, run_pb2
 
 _BATCH: Final = 64
 _TAKEN: Final = frozenset({types_pb2.RECEIPT_STATUS_ACCEPTED, types_pb2.RECEIPT_STATUS_DUPLICATE})
-_ANSWERABLE: Final = frozenset(
-    {call_pb2.CALL_STATE_AWAITING_APPROVAL, call_pb2.CALL_STATE_ASKED, call_pb2.CALL_STATE_OFFERED}
-)
 
 
 @command()
@@ -145,7 +142,7 @@ class Desk:
 
     async def _put_call(self, call: call_pb2.Call, others: Sequence[call_pb2.Call]) -> bool:
         self._transcript.pending(call)
-        if self._keyboard is None or call.state not in _ANSWERABLE:
+        if self._keyboard is None or call.state not in answers.DECIDABLE:
             self._console.print(f"  {hint(call, decides=await self._decides(call))}", markup=False, soft_wrap=True)
             return True
         if not self._told:

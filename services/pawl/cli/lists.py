@@ -35,9 +35,9 @@ def _tool_row(tool: tool_pb2.Tool) -> tuple[str, ...]:
     return (
         wording.clean(definition.name),
         str(tool.version),
-        _word(call_pb2.ExecutionContext.Name(definition.context), "EXECUTION_CONTEXT_"),
-        _word(call_pb2.ToolCategory.Name(definition.category), "TOOL_CATEGORY_"),
-        _word(call_pb2.EffectClass.Name(definition.effect_class), "EFFECT_CLASS_"),
+        wording.value_name(call_pb2.ExecutionContext, definition.context),
+        wording.value_name(call_pb2.ToolCategory, definition.category),
+        wording.value_name(call_pb2.EffectClass, definition.effect_class).replace("_", " "),
         wording.one_line(definition.description, 80),
     )
 
@@ -78,7 +78,3 @@ def _show(console: Console, notification: notify_pb2.Notification) -> None:
     time = wording.time_text(notification.create_time)
     line = f"{mark} {notification.number:>4}  {time}  {notification.run_id}  {title}"
     console.print(line, markup=False, soft_wrap=True)
-
-
-def _word(name: str, prefix: str) -> str:
-    return name.removeprefix(prefix).lower().replace("_", " ")

@@ -8,15 +8,12 @@ import typer
 from rich.console import Console
 
 from pawl.agent.v1 import agent_pb2
-from pawl.chassis import strict_json
+from pawl.cli import answers
 from pawl.cli.attention import runs_in_need
 from pawl.cli.command import command, new_request_id
 from pawl.cli.failure import CommandError
 from pawl.cli.target import Target
 from pawl.cli.transcript import Transcript
-from pawl.errors import PawlError
-
-_RESULT_BYTES_MAX = 1024 * 1024
 
 
 @command()
@@ -58,11 +55,5 @@ def _request(
     )
     if happened is not None:
         request.resolution = agent_pb2.RESOLUTION_HAPPENED
-        request.content_json = happened.encode()
-        try:
-            strict_json.loads(request.content_json, bytes_max=_RESULT_BYTES_MAX)
-        except PawlError as error:
-            raise CommandError(
-                f"The result is not JSON: {error.message}. Text needs quotes: --happened '\"sent\"'."
-            ) from None
+        request.content_json = answers.checked_result(happened, "Text needs quotes: --happened '\"sent\"'.")
     return request

@@ -144,7 +144,7 @@ def set_end(rule: rule_pb2.Rule, lasts: str) -> None:
 
 def says(rule: rule_pb2.Rule) -> str:
     """Return what a rule says, on one line."""
-    effect = rule_pb2.RuleEffect.Name(rule.effect).removeprefix("RULE_EFFECT_").lower()
+    effect = wording.value_name(rule_pb2.RuleEffect, rule.effect)
     patterns = [
         f"{pattern.argument}={pattern.equals_json.decode(errors='replace')}"
         if pattern.HasField("equals_json")
@@ -219,7 +219,7 @@ def _where(rule: rule_pb2.Rule) -> str:
 
 
 def _row(rule: rule_pb2.Rule) -> tuple[str, ...]:
-    effect = rule_pb2.RuleEffect.Name(rule.effect).removeprefix("RULE_EFFECT_").lower()
+    effect = wording.value_name(rule_pb2.RuleEffect, rule.effect)
     ended = "revoked" if rule.HasField("revoke_time") else "suspended: the tool has changed" if rule.suspended else ""
     until = ended or (wording.time_text(rule.expire_time) if rule.HasField("expire_time") else "it is revoked")
     patterns = says(rule).partition(" where ")[2].rpartition(", ")[0]

@@ -265,8 +265,8 @@ def _show_tools(console: Console, tools: Sequence[tool_pb2.Tool]) -> None:
         (
             wording.clean(tool.definition.name),
             str(tool.version),
-            call_pb2.ToolCategory.Name(tool.definition.category).removeprefix("TOOL_CATEGORY_").lower(),
-            call_pb2.EffectClass.Name(tool.definition.effect_class).removeprefix("EFFECT_CLASS_").lower(),
+            wording.value_name(call_pb2.ToolCategory, tool.definition.category),
+            wording.value_name(call_pb2.EffectClass, tool.definition.effect_class),
             wording.one_line(tool.definition.description, 80),
         )
         for tool in tools
@@ -302,7 +302,7 @@ def _say(console: Console, line: str) -> None:
 
 
 def _state(source: source_pb2.Source) -> str:
-    return source_pb2.SourceState.Name(source.state).removeprefix("SOURCE_STATE_").lower()
+    return wording.value_name(source_pb2.SourceState, source.state)
 
 
 def _where(config: source_pb2.SourceConfig) -> str:

@@ -217,7 +217,8 @@ class Transcript:
         result = wording.json_line(call.result.content_json)
         if call.result_omitted_bytes:
             result = f"{call.result_omitted_bytes} bytes"
-        how = "" if call.state == call_pb2.CALL_STATE_SUCCEEDED else f" {_state_word(call.state)}"
+        state = wording.value_name(call_pb2.CallState, call.state).replace("_", " ")
+        how = "" if call.state == call_pb2.CALL_STATE_SUCCEEDED else f" {state}"
         duration = f" ({wording.seconds_text(changed.duration_seconds)})" if changed.duration_seconds else ""
         self.line(f"{mark} {wording.clean(call.tool_name)}{how}{duration} → {result}", style)
 
@@ -279,7 +280,3 @@ def hint(call: call_pb2.Call, *, decides: bool = True) -> str:
         command = f"pawl resolve {call.run_id} {call.call_id}"
         return f"find out and say: {command} --happened JSON   (or --run-again, --tell-model)"
     return f'decide with: {command}   (or --edit JSON, --reject "reason")'
-
-
-def _state_word(state: call_pb2.CallState.ValueType) -> str:
-    return call_pb2.CallState.Name(state).removeprefix("CALL_STATE_").lower().replace("_", " ")

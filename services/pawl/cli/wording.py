@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -91,12 +91,18 @@ def _escaped(character: str) -> str:
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
-def state_name(state: run_pb2.RunState.ValueType) -> str:
-    """Return `completed` for RUN_STATE_COMPLETED; a number for a state of a later version."""
+def value_name(kind: Any, value: int) -> str:
+    """Return `read_only` for EFFECT_CLASS_READ_ONLY; a number for a value of a later version."""
     try:
-        return run_pb2.RunState.Name(state).removeprefix("RUN_STATE_").lower().replace("_", " ")
+        name: str = kind.Name(value)
     except ValueError:
-        return str(state)
+        return str(value)
+    return name.removeprefix(kind.Name(0).removesuffix("UNSPECIFIED")).lower()
+
+
+def state_name(state: run_pb2.RunState.ValueType) -> str:
+    """Return `needs attention` for RUN_STATE_NEEDS_ATTENTION."""
+    return value_name(run_pb2.RunState, state).replace("_", " ")
 
 
 def wait_names(waits: Sequence[run_pb2.WaitKind.ValueType]) -> str:
