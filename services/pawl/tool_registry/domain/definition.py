@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
+
+import msgspec
 
 from pawl.chassis.ids import is_id
 from pawl.chassis.strict_json import JsonValue, dumps_canonical
@@ -24,15 +25,30 @@ RESOURCE_KEYS_MAX: Final = 16
 ALLOWED_USERS_MAX: Final = 1000
 ALLOWED_ROLES_MAX: Final = 16
 RATE_PER_MINUTE_MAX: Final = 100_000
-CACHE_SECONDS_MAX: Final = 86400.0
+CACHE_SECONDS_MAX: Final = 86400
 APPROVALS_MAX: Final = 5
 
 # One dot stands between a source and its tool. Such a name has room for the two characters that a model server needs
 # in place of the dot.
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}|(?=.{3,63}\Z)[a-zA-Z0-9_-]+\.[a-zA-Z0-9_-]+", re.ASCII)
 # Tab, line feed and carriage return are text; no other control character is.
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 VERSION_MAX: Final = 2**31 - 1
+
+_MOST: Final = {
+    "result_bytes_max": RESULT_BYTES_MAX,
+    "rate_per_minute": RATE_PER_MINUTE_MAX,
+    "cache_seconds": CACHE_SECONDS_MAX,
+    "approvals_required": APPROVALS_MAX,
+}
+_IDS_MOST: Final = {
+    "allowed_user_ids": (ALLOWED_USERS_MAX, "user ids"),
+    "allowed_roles": (ALLOWED_ROLES_MAX, "names of roles"),
+}
+# What the registry does not run it can neither count nor give again.
+_OF_BACKEND: Final = ("result_bytes_max", "rate_per_minute", "cache_seconds")
+# What came later is written where it says something, so that definitions stay the versions that they are.
+_LATER: Final = ("bulk_count",)
 
 
 class ExecutionContext(StrEnum):
@@ -64,6 +80,12 @@ class EffectClass(StrEnum):
     def is_journaled(self) -> bool:
         """True if executions are written down before they begin."""
         return self in (EffectClass.RECONCILABLE, EffectClass.AT_MOST_ONCE)
+
+
+SEVERITY: Final = tuple(Category)
+"""The categories, the least harmful first."""
+CAUTION: Final = tuple(EffectClass)
+"""The classes, the one that asks for the least caution first."""
 
 
 class OfferFallback(StrEnum):
@@ -165,62 +187,48 @@ def check_definition(definition: ToolDefinition) -> None:
     Raises:
         InvalidField: metadata `field` names the first that is not.
     """
-    _require(
+    require(
         can_exist(definition.name),
         "name",
         "must match ^[a-zA-Z0-9_-]{1,64}$, or with a dot inside have at most 63 characters",
     )
-    _require(
+    require(
         1 <= len(definition.description.encode()) <= DESCRIPTION_BYTES_MAX,
         "description",
         f"must have 1 to {DESCRIPTION_BYTES_MAX} bytes",
     )
-    _require(_CONTROL.search(definition.description) is None, "description", "must not have control characters")
-    _require(
+    require(CONTROL.search(definition.description) is None, "description", "must not have control characters")
+    require(
         definition.timeout_seconds == 0 or TIMEOUT_SECONDS_MIN <= definition.timeout_seconds <= TIMEOUT_SECONDS_MAX,
         "timeout_seconds",
         f"must be 0 or from {TIMEOUT_SECONDS_MIN} to {TIMEOUT_SECONDS_MAX:g}",
     )
-    _require(
-        0 <= definition.result_bytes_max <= RESULT_BYTES_MAX, "result_bytes_max", f"must be 0 to {RESULT_BYTES_MAX}"
-    )
-    _require(
-        len(definition.allowed_user_ids) <= ALLOWED_USERS_MAX and all(map(is_id, definition.allowed_user_ids)),
-        "allowed_user_ids",
-        f"must be at most {ALLOWED_USERS_MAX} user ids",
-    )
-    _require(
-        len(definition.allowed_roles) <= ALLOWED_ROLES_MAX and all(map(is_id, definition.allowed_roles)),
-        "allowed_roles",
-        f"must be at most {ALLOWED_ROLES_MAX} names of roles",
-    )
-    _require(
-        0 <= definition.rate_per_minute <= RATE_PER_MINUTE_MAX, "rate_per_minute", f"must be 0 to {RATE_PER_MINUTE_MAX}"
-    )
-    _require(0 <= definition.cache_seconds <= CACHE_SECONDS_MAX, "cache_seconds", f"must be 0 to {CACHE_SECONDS_MAX:g}")
-    _require(
+    for field, most in _MOST.items():
+        require(0 <= getattr(definition, field) <= most, field, f"must be 0 to {most}")
+    for field, (most, what) in _IDS_MOST.items():
+        ids = getattr(definition, field)
+        require(len(ids) <= most and all(map(is_id, ids)), field, f"must be at most {most} {what}")
+    require(
         not definition.cache_seconds or definition.effect is EffectClass.READ_ONLY,
         "cache_seconds",
         "goes with the effect READ_ONLY, and only with it",
     )
-    _require(0 <= definition.approvals_required <= APPROVALS_MAX, "approvals_required", f"must be 0 to {APPROVALS_MAX}")
-    # What the registry does not run it can neither count nor give again, and a question needs no approval.
-    is_backend = definition.context is ExecutionContext.BACKEND
-    _require(is_backend or not definition.result_bytes_max, "result_bytes_max", "goes with BACKEND tools only")
-    _require(is_backend or not definition.rate_per_minute, "rate_per_minute", "goes with BACKEND tools only")
-    _require(is_backend or not definition.cache_seconds, "cache_seconds", "goes with BACKEND tools only")
-    _require(
+    for field in _OF_BACKEND:
+        is_fit = definition.context is ExecutionContext.BACKEND or not getattr(definition, field)
+        require(is_fit, field, "goes with BACKEND tools only")
+    # A question needs no approval.
+    require(
         definition.context is not ExecutionContext.HUMAN or not definition.approvals_required,
         "approvals_required",
         "does not go with HUMAN tools",
     )
-    _require(len(definition.resource_keys) <= RESOURCE_KEYS_MAX, "resource_keys", f"at most {RESOURCE_KEYS_MAX}")
+    require(len(definition.resource_keys) <= RESOURCE_KEYS_MAX, "resource_keys", f"at most {RESOURCE_KEYS_MAX}")
     for template in definition.resource_keys:
-        _require(_CONTROL.search(template) is None, "resource_keys", "must not have control characters")
+        require(CONTROL.search(template) is None, "resource_keys", "must not have control characters")
         problem = check_template(template, definition.arguments_schema)
-        _require(not problem, "resource_keys", problem)
+        require(not problem, "resource_keys", problem)
     wants_tool = definition.offer_fallback is OfferFallback.BACKEND_TOOL
-    _require(
+    require(
         bool(definition.fallback_tool_name) == wants_tool,
         "fallback_tool_name",
         "goes with the fallback BACKEND_TOOL, and only with it",
@@ -229,9 +237,8 @@ def check_definition(definition: ToolDefinition) -> None:
 
 def is_laxer(new: ToolDefinition, old: ToolDefinition) -> bool:
     """Return whether people are asked less, or more of them may call, by `new` than by `old`."""
-    severity = (Category.SAFE, Category.SENSITIVE, Category.DESTRUCTIVE)
     return (
-        severity.index(new.category) < severity.index(old.category)
+        SEVERITY.index(new.category) < SEVERITY.index(old.category)
         or max(1, new.approvals_required) < max(1, old.approvals_required)
         or (new.effect is EffectClass.READ_ONLY and old.effect is not EffectClass.READ_ONLY)  # It is never bulk then.
         or _is_wider(new.allowed_user_ids, old.allowed_user_ids)
@@ -250,57 +257,31 @@ def _is_wider(new: tuple[str, ...], old: tuple[str, ...]) -> bool:
     return bool(old) and (not new or not set(new) <= set(old))
 
 
-def _require(holds: bool, field: str, rule: str) -> None:  # noqa: FBT001  # reads as the rule it states
+def require(holds: bool, field: str, rule: str) -> None:  # noqa: FBT001  # reads as the rule it states
+    """Return if a rule for a field holds.
+
+    Raises:
+        InvalidField: it does not.
+    """
     if not holds:
         raise InvalidField(f"{field}: {rule}", field=field)
 
 
 def encode_definition(definition: ToolDefinition) -> bytes:
     """Return the one text of a definition; equal definitions give equal bytes."""
-    # What came later is written where it says something, so that definitions stay the versions that they are.
-    later: dict[str, JsonValue] = {"bulk_count": definition.bulk_count} if definition.bulk_count else {}
-    return dumps_canonical(
-        later
-        | {
-            "name": definition.name,
-            "description": definition.description,
-            "arguments_schema": dict(definition.arguments_schema),
-            "context": definition.context.value,
-            "category": definition.category.value,
-            "effect": definition.effect.value,
-            "timeout_seconds": float(definition.timeout_seconds),
-            "parallel": definition.parallel,
-            "resource_keys": list(definition.resource_keys),
-            "result_bytes_max": definition.result_bytes_max,
-            "allowed_user_ids": list(definition.allowed_user_ids),
-            "allowed_roles": list(definition.allowed_roles),
-            "rate_per_minute": definition.rate_per_minute,
-            "cache_seconds": float(definition.cache_seconds),
-            "approvals_required": definition.approvals_required,
-            "offer_fallback": definition.offer_fallback.value,
-            "fallback_tool_name": definition.fallback_tool_name,
-        }
-    )
+    fields: dict[str, JsonValue] = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in msgspec.to_builtins(definition).items()
+        if value or name not in _LATER
+    }
+    fields["timeout_seconds"] = float(definition.timeout_seconds)
+    fields["cache_seconds"] = float(definition.cache_seconds)
+    return dumps_canonical(fields)
 
 
 def decode_definition(fields: JsonValue) -> ToolDefinition:
     """Return the definition of parsed `encode_definition` bytes."""
-    if not isinstance(fields, dict):
-        raise TypeError("a stored definition is an object")
-    names = {field.name for field in dataclasses.fields(ToolDefinition)}
-    known: dict[str, Any] = {name: value for name, value in fields.items() if name in names}
-    return ToolDefinition(
-        **known
-        | {
-            "context": ExecutionContext(known["context"]),
-            "category": Category(known["category"]),
-            "effect": EffectClass(known["effect"]),
-            "resource_keys": tuple(known["resource_keys"]),
-            "allowed_user_ids": tuple(known["allowed_user_ids"]),
-            "allowed_roles": tuple(known["allowed_roles"]),
-            "offer_fallback": OfferFallback(known["offer_fallback"]),
-        }
-    )
+    return msgspec.convert(fields, ToolDefinition)
 
 
 def definition_hash(definition: ToolDefinition) -> str:

@@ -21,7 +21,7 @@ import msgspec
 
 from pawl.chassis.strict_json import JsonValue, loads
 from pawl.errors import InvalidField, InvalidJson, TooLarge
-from pawl.tool_registry.domain.definition import Category, EffectClass, ToolDefinition
+from pawl.tool_registry.domain.definition import Category, EffectClass, ToolDefinition, require
 from pawl.tool_registry.domain.egress import EgressRefused, read_target
 from pawl.tool_registry.domain.http_binding import (
     METHODS,
@@ -92,16 +92,6 @@ def read_config(source: Source) -> OpenApi | HttpEndpoint:
         _check_headers("http_endpoint", endpoint.headers, endpoint.secret_headers)
         return endpoint
     raise InvalidField("config: must have either open_api or http_endpoint", field="config")
-
-
-def require(holds: bool, field: str, rule: str) -> None:  # noqa: FBT001  # reads as the rule it states
-    """Return if a rule holds.
-
-    Raises:
-        InvalidField: it does not.
-    """
-    if not holds:
-        raise InvalidField(f"{field}: {rule}", field=field)
 
 
 def _check_headers(field: str, headers: Mapping[str, str], secret_headers: Mapping[str, str]) -> None:

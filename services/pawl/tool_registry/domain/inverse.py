@@ -28,13 +28,3 @@ def inverse_call(tool_name: str, arguments: bytes, summary: str) -> InverseCall:
     if len(arguments) > ARGUMENTS_BYTES_MAX:
         raise ValueError(f"an inverse may have arguments of {ARGUMENTS_BYTES_MAX} bytes")
     return InverseCall(tool_name=tool_name, arguments=arguments, summary=summary[:SUMMARY_CHARACTERS_MAX])
-
-
-def encode_inverse(inverse: InverseCall) -> bytes:
-    """Return the stored form."""
-    return msgspec.msgpack.encode(inverse)
-
-
-def decode_inverse(stored: bytes) -> InverseCall:
-    """Return the inverse of its stored form."""
-    return msgspec.msgpack.decode(stored, type=InverseCall)

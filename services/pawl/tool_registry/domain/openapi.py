@@ -13,6 +13,7 @@ import msgspec
 
 from pawl.errors import InvalidSchema
 from pawl.tool_registry.domain.definition import (
+    CONTROL,
     DESCRIPTION_BYTES_MAX,
     Category,
     EffectClass,
@@ -32,7 +33,6 @@ _METHODS: Final = ("get", "head", "post", "put", "patch", "delete")
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_-]+")  # a run of them becomes one underscore
 _NOT_IN_ARGUMENTS: Final = re.compile(r"[^A-Za-z0-9_.-]")
 _ARGUMENT_CHARACTERS_MAX: Final = 64
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _PATH: Final = re.compile(r"/[^?#\\\s]*(\?[^?#\\\s]*)?")
 _JSON: Final = re.compile(r"application/(.+\+)?json", re.IGNORECASE)
 _STYLES: Final = {
@@ -328,4 +328,4 @@ def _description(operation: Operation) -> str:
     texts = [operation.content.get("summary"), operation.content.get("description")]
     parts = dict.fromkeys(text.strip() for text in texts if isinstance(text, str) and text.strip())
     text = "\n\n".join(parts) or f"{operation.method} {operation.path}"
-    return _CONTROL.sub("", text).encode()[:DESCRIPTION_BYTES_MAX].decode(errors="ignore")
+    return CONTROL.sub("", text).encode()[:DESCRIPTION_BYTES_MAX].decode(errors="ignore")

@@ -6,7 +6,6 @@ of the tool that its author knew, no bulk and no destruction unless it says so.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -15,7 +14,7 @@ from typing import Final
 from pawl.chassis.ids import is_id
 from pawl.chassis.strict_json import JsonValue, dumps_canonical
 from pawl.errors import InvalidField
-from pawl.tool_registry.domain.definition import Category, can_exist
+from pawl.tool_registry.domain.definition import CONTROL, Category, can_exist
 from pawl.tool_registry.domain.gate import BULK_ITEMS_MIN
 from pawl.tool_registry.domain.patterns import Act, ArgumentKind, ArgumentPattern, Matching, piles_marks
 from pawl.tool_registry.domain.roles import ADMIN, APPROVER
@@ -194,7 +193,6 @@ def is_suspended(rule: Rule, current_version: int) -> bool:
     return rule.effect is RuleEffect.ALLOW and rule.is_for_one_tool and rule.tool_version != current_version
 
 
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _ACT_STEPS: Final = 20
 _OWN_ONLY: Final = frozenset({RuleEffect.ALLOW})
 _PRECEDENCE: Final = {RuleEffect.DENY: 0, RuleEffect.ASK: 1, RuleEffect.ALLOW: 2}
@@ -313,7 +311,7 @@ def check_rule(rule: Rule, now: float) -> None:
         text = pattern.glob or (pattern.equals or b"").decode()
         _require(not piles_marks(text), "arguments", "a pattern has too many combining marks in a row")
     _require(len(rule.reason.encode()) <= REASON_BYTES_MAX, "reason", f"at most {REASON_BYTES_MAX} bytes")
-    _require(_CONTROL.search(rule.reason) is None, "reason", "must not have control characters")
+    _require(CONTROL.search(rule.reason) is None, "reason", "must not have control characters")
     _require(not rule.expire_time or rule.expire_time > now, "expire_time", "must be in the future")
     allows = rule.effect is RuleEffect.ALLOW
     _require(allows or not rule.uses_max, "uses_max", "goes with ALLOW only")

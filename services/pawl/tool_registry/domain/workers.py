@@ -92,13 +92,6 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     arguments_sha256: str
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """A report of a tool while it runs."""
-
-    fraction: float | None
-    message: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCall:
     """A call that some worker of a group is to run."""

@@ -21,7 +21,6 @@ from pawl.tool_registry.domain.workers import (
     AnswerKind,
     Hello,
     Invocation,
-    Progress,
 )
 from pawl.tool_registry.rpc import convert
 
@@ -76,11 +75,10 @@ def _worker_frame(request: worker_pb2.AttachWorkerRequest) -> frames.WorkerFrame
             return frames.Drain()
         case "progress":
             report = request.progress
-            shown = progress(report.fraction if report.HasField("fraction") else None, report.message)
             return frames.ProgressReport(
                 call_id=check_id(report.call_id, "progress.call_id"),
                 lease_epoch=_epoch(report),
-                progress=Progress(fraction=shown.fraction, message=shown.message),
+                progress=progress(report.fraction if report.HasField("fraction") else None, report.message),
             )
         case "result":
             return frames.Result(

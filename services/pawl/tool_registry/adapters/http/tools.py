@@ -19,6 +19,7 @@ from pawl.tool_registry.domain.definition import (
     ToolDefinition,
     ToolVersion,
     decode_definition,
+    require,
 )
 from pawl.tool_registry.domain.egress import EgressRefused, read_target
 from pawl.tool_registry.domain.http_binding import (
@@ -28,7 +29,7 @@ from pawl.tool_registry.domain.http_binding import (
     build,
     may_be_header_value,
 )
-from pawl.tool_registry.domain.http_source import OpenApi, check_base_url, endpoint_tool, read_config, require
+from pawl.tool_registry.domain.http_source import OpenApi, check_base_url, endpoint_tool, read_config
 from pawl.tool_registry.domain.openapi import Service
 from pawl.tool_registry.domain.openapi_document import DOCUMENT_BYTES_MAX, KEPT_BYTES_MAX, UnusableDocument
 from pawl.tool_registry.domain.openapi_extract import extract, read_tools

@@ -13,6 +13,7 @@ from google.protobuf import json_format
 from pawl.errors import InvalidField
 from pawl.tool.v1 import source_pb2
 from pawl.tool_registry.adapters.mcp.program import MEMORY_BYTES_DEFAULT, PROCESSES_DEFAULT
+from pawl.tool_registry.domain.definition import require
 
 COMMAND_MAX: Final = 64
 _TEXT_CHARACTERS_MAX: Final = 8192
@@ -66,19 +67,19 @@ def read_config(config: bytes) -> StdioServer | HttpServer:
 
 def _stdio(config: source_pb2.McpStdioConfig) -> StdioServer:
     where = "config.mcp_stdio"
-    _require(1 <= len(config.command) <= COMMAND_MAX, f"{where}.command", f"must be 1 to {COMMAND_MAX} texts")
-    _require(all(map(_is_argument, config.command)), f"{where}.command", "must not have NUL or be too long")
-    _require(bool(config.command[0].strip()), f"{where}.command", "must begin with a program")
+    require(1 <= len(config.command) <= COMMAND_MAX, f"{where}.command", f"must be 1 to {COMMAND_MAX} texts")
+    require(all(map(_is_argument, config.command)), f"{where}.command", "must not have NUL or be too long")
+    require(bool(config.command[0].strip()), f"{where}.command", "must begin with a program")
     for field, names in (("environment", config.environment), ("secret_environment", config.secret_environment)):
         holds = len(names) <= _ENTRIES_MAX and all(_is_variable(name, value) for name, value in names.items())
-        _require(holds, f"{where}.{field}", f"must be at most {_ENTRIES_MAX} variables, without NUL")
+        require(holds, f"{where}.{field}", f"must be at most {_ENTRIES_MAX} variables, without NUL")
     for field, paths in (("readable_paths", config.readable_paths), ("writable_paths", config.writable_paths)):
         holds = len(paths) <= _ENTRIES_MAX and all(_is_argument(path) and _is_absolute(path) for path in paths)
-        _require(holds, f"{where}.{field}", f"must be at most {_ENTRIES_MAX} absolute paths, without ..")
+        require(holds, f"{where}.{field}", f"must be at most {_ENTRIES_MAX} absolute paths, without ..")
     memory, processes = config.memory_bytes_max, config.processes_max
-    _require(not memory or memory >= _MEMORY_BYTES_MIN, f"{where}.memory_bytes_max", f"at least {_MEMORY_BYTES_MIN}")
-    _require(memory < 2**62, f"{where}.memory_bytes_max", "is more than any machine has")
-    _require(processes <= _PROCESSES_MAX, f"{where}.processes_max", f"at most {_PROCESSES_MAX}")
+    require(not memory or memory >= _MEMORY_BYTES_MIN, f"{where}.memory_bytes_max", f"at least {_MEMORY_BYTES_MIN}")
+    require(memory < 2**62, f"{where}.memory_bytes_max", "is more than any machine has")
+    require(processes <= _PROCESSES_MAX, f"{where}.processes_max", f"at most {_PROCESSES_MAX}")
     return StdioServer(
         command=tuple(config.command),
         environment=dict(config.environment),
@@ -97,11 +98,11 @@ def _http(config: source_pb2.McpHttpConfig) -> HttpServer:
         holds = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
     except ValueError:
         holds = False
-    _require(holds and len(config.url) <= _TEXT_CHARACTERS_MAX, f"{where}.url", "must be an http or https URL")
-    _require("@" not in parts.netloc, f"{where}.url", "must not hold a password: use secret_headers")
+    require(holds and len(config.url) <= _TEXT_CHARACTERS_MAX, f"{where}.url", "must be an http or https URL")
+    require("@" not in parts.netloc, f"{where}.url", "must not hold a password: use secret_headers")
     for field, headers in (("headers", config.headers), ("secret_headers", config.secret_headers)):
         holds = len(headers) <= _ENTRIES_MAX and all(_is_header(name, value) for name, value in headers.items())
-        _require(holds, f"{where}.{field}", f"must be at most {_ENTRIES_MAX} headers in ASCII")
+        require(holds, f"{where}.{field}", f"must be at most {_ENTRIES_MAX} headers in ASCII")
     return HttpServer(url=config.url, headers=dict(config.headers), secrets=dict(config.secret_headers))
 
 
@@ -120,8 +121,3 @@ def _is_absolute(path: str) -> bool:
 def _is_header(name: str, value: str) -> bool:
     is_name = name.isascii() and bool(name) and all(sign.isalnum() or sign in "!#$%&'*+-.^_`|~" for sign in name)
     return is_name and value.isascii() and value.isprintable() and len(value) <= _TEXT_CHARACTERS_MAX
-
-
-def _require(holds: bool, field: str, rule: str) -> None:  # noqa: FBT001  # reads as the rule it states
-    if not holds:
-        raise InvalidField(f"{field}: {rule}", field=field)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from pawl.tool_registry.domain.definition import (
+    CONTROL,
     DESCRIPTION_BYTES_MAX,
     Category,
     EffectClass,
@@ -19,7 +19,6 @@ from pawl.tool_registry.domain.definition import (
 )
 from pawl.tool_registry.domain.source import DiscoveredTool, plain_schema, registered_names
 
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _SAID: Final = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
 
 
@@ -79,7 +78,7 @@ def _discovered(name: str, tool: ServerTool) -> DiscoveredTool:
 
 
 def _description(text: str) -> str:
-    clean = _CONTROL.sub("", text).encode(errors="replace")
+    clean = CONTROL.sub("", text).encode(errors="replace")
     if len(clean) > DESCRIPTION_BYTES_MAX:
         clean = clean[: DESCRIPTION_BYTES_MAX - 3] + b"..."
     return clean.decode(errors="ignore").strip() or "It has no description."

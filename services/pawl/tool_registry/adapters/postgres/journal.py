@@ -16,7 +16,7 @@ from pawl.tool_registry.app.execution import outcome
 from pawl.tool_registry.app.policy.ports import Begun, HeldElsewhere, JournalCall
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import ExecutionResult, Outcome, ended_badly
-from pawl.tool_registry.domain.inverse import decode_inverse, encode_inverse
+from pawl.tool_registry.domain.inverse import InverseCall
 from pawl.tool_registry.domain.journal import Entry, Step, next_step
 from pawl.tool_registry.domain.leases import LeaseWatch
 from pawl.tool_registry.domain.question import Answer, Question
@@ -261,7 +261,7 @@ class PostgresJournal:
             result.error_reason,
             result.note,
             result.duration_seconds,
-            None if result.inverse is None else encode_inverse(result.inverse),
+            None if result.inverse is None else msgspec.msgpack.encode(result.inverse),
         )
         return tag == "UPDATE 1"
 
@@ -281,5 +281,5 @@ def _result(row: asyncpg.Record) -> ExecutionResult | None:
         error_reason=row["error_reason"],
         note=row["note"],
         duration_seconds=row["duration_seconds"],
-        inverse=None if row["inverse"] is None else decode_inverse(row["inverse"]),
+        inverse=None if row["inverse"] is None else msgspec.msgpack.decode(row["inverse"], type=InverseCall),
     )

@@ -12,6 +12,7 @@ import msgspec
 from pawl.chassis.database import Database
 from pawl.tool_registry.adapters.postgres import worker_statements as sql
 from pawl.tool_registry.app.workers.ports import Attached, CallView, Finished, LateCall, Listener, NewsKind
+from pawl.tool_registry.domain.execution import Progress
 from pawl.tool_registry.domain.verdict import CallKey
 from pawl.tool_registry.domain.workers import (
     Answer,
@@ -19,7 +20,6 @@ from pawl.tool_registry.domain.workers import (
     CallState,
     Invocation,
     Origin,
-    Progress,
     Purpose,
     ResultStatus,
     WorkerCall,

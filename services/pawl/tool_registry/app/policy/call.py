@@ -11,7 +11,7 @@ from pawl.tool_registry.app.catalog.catalog import CatalogTool, LoadedTool
 from pawl.tool_registry.app.policy.ports import JournalCall
 from pawl.tool_registry.domain.audit import sha256_hex
 from pawl.tool_registry.domain.check import Accepted
-from pawl.tool_registry.domain.definition import Category, EffectClass, ToolDefinition
+from pawl.tool_registry.domain.definition import CAUTION, SEVERITY, EffectClass, ToolDefinition
 from pawl.tool_registry.domain.digest import call_digest
 from pawl.tool_registry.domain.gate import approval_cause, items_of
 from pawl.tool_registry.domain.patterns import argument_acts, argument_kinds
@@ -23,9 +23,6 @@ from pawl.tool_registry.sdk.tool import Tool
 
 DEFAULT_TIMEOUT_SECONDS: Final = 10.0
 PREVIEW_CHARACTERS_MAX: Final = 4096
-
-_SEVERITY: Final = (Category.SAFE, Category.SENSITIVE, Category.DESTRUCTIVE)
-_CAUTION: Final = (EffectClass.READ_ONLY, EffectClass.IDEMPOTENT, EffectClass.RECONCILABLE, EffectClass.AT_MOST_ONCE)
 
 _log = logs.get_logger(__name__)
 
@@ -135,7 +132,7 @@ class FittingCall:
     @property
     def _definitions(self) -> list[ToolDefinition]:
         """The pinned definition and the one in force, the more severe first."""
-        return sorted(self.tool.definitions, key=lambda each: _SEVERITY.index(each.category), reverse=True)
+        return sorted(self.tool.definitions, key=lambda each: SEVERITY.index(each.category), reverse=True)
 
     def _items(self) -> int:
         """Return how many things the call is about, by the definitions, or by the tool's own count."""
@@ -187,7 +184,7 @@ class Job:
     def of(cls, call: FittingCall, loaded: LoadedTool, request: ExecuteRequest, *, digest: str, is_gated: bool) -> Job:
         """Return what is to be done for a call that fits: of its two definitions the more cautious one counts."""
         definition, running = call.definition, loaded.tool.definition
-        effect = max(definition.effect, running.effect, key=_CAUTION.index)
+        effect = max(definition.effect, running.effect, key=CAUTION.index)
         if effect is EffectClass.RECONCILABLE and loaded.tool.reconcile is None:
             effect = EffectClass.AT_MOST_ONCE
         timeouts = [seconds for seconds in (definition.timeout_seconds, request.timeout_seconds) if seconds > 0]

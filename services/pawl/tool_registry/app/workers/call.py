@@ -12,13 +12,13 @@ from pawl.chassis.clock import Clock
 from pawl.chassis.retry import Retry
 from pawl.tool_registry.app.workers.ports import CallView, WorkerRepository
 from pawl.tool_registry.domain.definition import EffectClass
+from pawl.tool_registry.domain.execution import Progress
 from pawl.tool_registry.domain.verdict import CallKey
 from pawl.tool_registry.domain.workers import (
     AfterLoss,
     Answer,
     AnswerKind,
     CallState,
-    Progress,
     Purpose,
     WorkerCall,
     after_loss,

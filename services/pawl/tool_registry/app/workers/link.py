@@ -11,7 +11,8 @@ from typing import Final, TypeAlias
 
 from pawl.errors import Overloaded, PawlError
 from pawl.tool_registry.app.workers.ports import Attached, WorkerRepository
-from pawl.tool_registry.domain.workers import Answer, Invocation, Progress, ResultStatus
+from pawl.tool_registry.domain.execution import Progress
+from pawl.tool_registry.domain.workers import Answer, Invocation, ResultStatus
 
 _FRAMES_PER_CALL: Final = 4
 _FRAMES_BESIDES: Final = 64

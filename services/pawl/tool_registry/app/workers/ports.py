@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from pawl.tool_registry.domain.execution import Progress
 from pawl.tool_registry.domain.verdict import CallKey
 from pawl.tool_registry.domain.workers import (
     Answer,
     CallState,
     Invocation,
     Origin,
-    Progress,
     Purpose,
     ResultStatus,
     WorkerCall,
