@@ -6,7 +6,6 @@ that user.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pwd
 import shutil
@@ -24,23 +23,15 @@ _FALLBACK = "nobody"
 _log = logs.get_logger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
-    """A system account."""
-
-    uid: int
-    gid: int
-
-
-def database_account() -> Account | None:
-    """The account to switch to, made if need be; None if no switch is needed."""
+def database_account() -> tuple[int, int] | None:
+    """Return the user and group to switch to, made if need be; None if no switch is needed."""
     if os.geteuid() != 0:
         return None
     if not _exists(ACCOUNT) and (useradd := shutil.which("useradd")):
         # Fails where another launcher is just making it, and where there is nothing to write to.
         subprocess.run([useradd, "--system", "--no-create-home", ACCOUNT], capture_output=True, check=False)
     entry = pwd.getpwnam(ACCOUNT if _exists(ACCOUNT) else _FALLBACK)
-    return Account(uid=entry.pw_uid, gid=entry.pw_gid)
+    return entry.pw_uid, entry.pw_gid
 
 
 def let_through(path: Path) -> None:

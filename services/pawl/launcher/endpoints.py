@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import msgspec
+
+from pawl.launcher.secrets import write_private
 
 FILE_NAME = "endpoints.json"
 
@@ -41,12 +42,7 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_endpoints(endpoints: Endpoints) -> None:
     """Writes the file whole or not at all."""
-    path = Path(endpoints.data) / FILE_NAME
-    draft = path.with_name(f".{FILE_NAME}.{os.getpid()}")
-    draft.unlink(missing_ok=True)
-    draft.touch(mode=0o600)
-    draft.write_text(json.dumps(msgspec.to_builtins(endpoints), indent=2) + "\n", encoding="utf-8")
-    draft.replace(path)
+    write_private(Path(endpoints.data) / FILE_NAME, json.dumps(msgspec.to_builtins(endpoints), indent=2) + "\n")
 
 
 def read_endpoints(data: Path) -> Endpoints | None:

@@ -12,39 +12,13 @@ from pawl.launcher.services import ServiceSpec
 
 _OURS: Final = ("PAWL_", "OPENAI_")
 # What any program may need to run at all. Proxies are not among it: their URLs may hold passwords.
-_SYSTEM: Final = frozenset(
-    [
-        "PATH",
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "LANG",
-        "LANGUAGE",
-        "TZ",
-        "TMPDIR",
-        "TEMP",
-        "TMP",
-        "LD_LIBRARY_PATH",
-        "DYLD_LIBRARY_PATH",
-        "SSL_CERT_FILE",
-        "SSL_CERT_DIR",
-        "PYTHONPATH",
-        "PYTHONHOME",
-        "PYTHONUTF8",
-        "PYTHONUNBUFFERED",
-        "PYTHONWARNINGS",
-        "PYTHONDEVMODE",
-        "PYTHONDONTWRITEBYTECODE",
-        "PYTHONPYCACHEPREFIX",
-        "PYTHONASYNCIODEBUG",
-        "PYTHONTRACEMALLOC",
-        "PYTHONMALLOC",
-        "VIRTUAL_ENV",
-        "GRPC_VERBOSITY",
-        "GRPC_TRACE",
-        "GRPC_DNS_RESOLVER",
-    ]
+_SYSTEM_VARIABLES: Final = (
+    "PATH HOME USER LOGNAME LANG LANGUAGE TZ TMPDIR TEMP TMP LD_LIBRARY_PATH DYLD_LIBRARY_PATH SSL_CERT_FILE"
+    " SSL_CERT_DIR PYTHONPATH PYTHONHOME PYTHONUTF8 PYTHONUNBUFFERED PYTHONWARNINGS PYTHONDEVMODE"
+    " PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX PYTHONASYNCIODEBUG PYTHONTRACEMALLOC PYTHONMALLOC VIRTUAL_ENV"
+    " GRPC_VERBOSITY GRPC_TRACE GRPC_DNS_RESOLVER"
 )
+_SYSTEM: Final = frozenset(_SYSTEM_VARIABLES.split())
 _LOCALE: Final = "LC_"
 
 

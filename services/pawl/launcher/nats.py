@@ -18,7 +18,7 @@ from typing import Any
 from pawl.chassis.start import StartError
 from pawl.launcher.ports import HOST, address
 from pawl.launcher.processes import Addresses, Command, ProcessSpec
-from pawl.launcher.secrets import SecretFiles
+from pawl.launcher.secrets import SecretFiles, write_private
 
 LIFECYCLE_STREAM = "PAWL_LIFECYCLE"
 PAYLOAD_BYTES_MAX = 8 * 1024 * 1024
@@ -99,9 +99,7 @@ class Nats:
     def prepare(self) -> None:
         """Writes the configuration anew."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        self._config_path.unlink(missing_ok=True)
-        self._config_path.touch(mode=0o600)
-        self._config_path.write_text(json.dumps(self.config(), indent=2), encoding="utf-8")
+        write_private(self._config_path, json.dumps(self.config(), indent=2))
 
     def wipe(self) -> None:
         """Removes all that JetStream stored. Call it while the server is down."""

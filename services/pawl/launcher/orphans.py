@@ -14,16 +14,15 @@ import signal
 import subprocess
 from pathlib import Path
 
+from pawl.launcher.secrets import write_private
+
 GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 
 
 def note(directory: Path, name: str, pid: int) -> None:
     """Records that this process runs."""
-    draft = directory / f".{name}.{os.getpid()}"
-    draft.touch(mode=0o600)
-    draft.write_text(json.dumps({"pid": pid, "started": started(pid)}), encoding="utf-8")
-    draft.replace(directory / f"{name}.json")
+    write_private(directory / f"{name}.json", json.dumps({"pid": pid, "started": started(pid)}))
 
 
 def forget(directory: Path, name: str) -> None:

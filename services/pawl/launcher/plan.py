@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pawl.chassis.local_key import LOCAL_KEY
 from pawl.launcher.environment import read_by, system_environment
 from pawl.launcher.folder import DataFolder
-from pawl.launcher.health import is_serving, read_addresses
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.ports import address
 from pawl.launcher.processes import Addresses, Command, ProcessSpec
@@ -22,6 +26,7 @@ MODEL_ID = "pawl-scripted"
 SERVICE_KEY = "service-key"
 _KEYS_FILE_VARIABLE = "PAWL_API_KEYS_FILE"
 _LOCAL_KEY_VARIABLE = "PAWL_LOCAL_KEY"
+_HEALTH_SECONDS = 2.0
 
 # Set by the launcher for each process, or true for one process only: not inherited from its own environment.
 _OWN = (
@@ -64,8 +69,8 @@ def service_process(spec: ServiceSpec, replica: int, around: Surroundings) -> Pr
         return Command(arguments=spec.command, environment=_environment(spec, replica, address_file, before, around))
 
     async def probe() -> Addresses | None:
-        found = read_addresses(address_file)
-        return found if found and "grpc" in found and await is_serving(found["grpc"]) else None
+        found = _read_addresses(address_file)
+        return found if found and "grpc" in found and await _is_serving(found["grpc"]) else None
 
     return ProcessSpec(name=name, command=command, probe=probe)
 
@@ -77,19 +82,11 @@ def model_process(around: Surroundings) -> ProcessSpec:
     def command(before: Addresses | None) -> Command:
         address_file.unlink(missing_ok=True)
         listen = before["http"] if before else address(around.options.port("model"))
-        program = (
-            sys.executable,
-            "-m",
-            "pawl.model_server",
-            "--listen",
-            listen,
-            "--address-file",
-            str(address_file),
-        )
+        program = (sys.executable, "-m", "pawl.model_server", "--listen", listen, "--address-file", str(address_file))
         return Command(arguments=(*program, *around.options.model_arguments), environment=_system(around.options))
 
     async def probe() -> Addresses | None:
-        return read_addresses(address_file)
+        return _read_addresses(address_file)
 
     return ProcessSpec(name="model", command=command, probe=probe, grace_seconds=2.0)
 
@@ -102,6 +99,7 @@ def _environment(
         "PAWL_LISTEN": before.get("grpc") or address(options.port(spec.name, replica)),
         "PAWL_METRICS_LISTEN": before.get("metrics") or address(options.port(f"{spec.name}-metrics", replica)),
         "PAWL_ADDRESS_FILE": str(address_file),
+        "PAWL_PRIVATE_DIR": str(around.folder.path),
         "PAWL_DATABASE_URL_FILE": str(around.secrets.path("database.url")),
         "PAWL_NATS_URL_FILE": str(around.secrets.path(nats_url_file(spec.nats_user))),
         **around.peers(spec),
@@ -112,7 +110,6 @@ def _environment(
     if not has_keys(options):
         chosen[f"{_LOCAL_KEY_VARIABLE}_FILE"] = str(around.secrets.path(LOCAL_KEY))
     folders = {"PAWL_OUTBOX_DIR": str(around.folder.outbox), "PAWL_FILES_DIR": str(around.folder.files)}
-    chosen["PAWL_PRIVATE_DIR"] = str(around.folder.path)
     named = options.tool_environment if spec.runs_tools else ()
     return {
         **_system(options),
@@ -134,3 +131,23 @@ def has_keys(options: SuiteOptions) -> bool:
 def nats_url_file(user: str) -> str:
     """The name of the secret that holds the NATS URL of a user, credentials included."""
     return f"nats-{user}.url"
+
+
+def _read_addresses(path: Path) -> dict[str, str] | None:
+    """Return the addresses that a process wrote; None if it has not yet."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return {str(protocol): str(address) for protocol, address in found.items()} if isinstance(found, dict) else None
+
+
+async def _is_serving(address: str) -> bool:
+    """Ask the gRPC health service once."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=_HEALTH_SECONDS)
+        except grpc.aio.AioRpcError:
+            return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

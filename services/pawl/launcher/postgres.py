@@ -19,7 +19,7 @@ import asyncpg
 
 from pawl.chassis.start import StartError
 from pawl.launcher import orphans
-from pawl.launcher.account import Account, database_account, let_through
+from pawl.launcher.account import database_account, let_through
 from pawl.launcher.ports import HOST, address
 from pawl.launcher.processes import Addresses, Command, ProcessSpec, shim
 from pawl.launcher.secrets import SecretFiles
@@ -63,15 +63,11 @@ class Postgres:
     """One cluster. `prepare` it, then let a supervisor run `spec()`."""
 
     folder: Path
+    """The folder of the cluster; it need not exist yet."""
     port: int
     secrets: SecretFiles
-    programs: Path
-    account: Account | None
-
-    @classmethod
-    def at(cls, folder: Path, port: int, secrets: SecretFiles) -> Postgres:
-        """The cluster in that folder, which need not exist yet, to listen on that port."""
-        return cls(folder=folder, port=port, secrets=secrets, programs=binaries(), account=database_account())
+    programs: Path = dataclasses.field(default_factory=binaries)
+    account: tuple[int, int] | None = dataclasses.field(default_factory=database_account)
 
     @property
     def url(self) -> str:
@@ -101,12 +97,8 @@ class Postgres:
             command=lambda _: self._command(),
             probe=self._probe,
             stop_signal=signal.SIGINT,
-            account=self._ids,
+            account=self.account,
         )
-
-    @property
-    def _ids(self) -> tuple[int, int] | None:
-        return None if self.account is None else (self.account.uid, self.account.gid)
 
     def _let_through(self) -> None:
         if self.account is not None:
@@ -132,7 +124,7 @@ class Postgres:
         password.write_text(self.secrets.get("postgres-superuser"), encoding="utf-8")
         if self.account is not None:
             for path in (draft, password):
-                os.chown(path, self.account.uid, self.account.gid)
+                os.chown(path, *self.account)
         try:
             await self._initdb(draft, password)
         finally:
@@ -152,7 +144,7 @@ class Postgres:
             "--no-instructions",
         )
         running = await asyncio.create_subprocess_exec(
-            *shim(self._ids, signal.SIGKILL),
+            *shim(self.account, signal.SIGKILL),
             str(self.programs / "initdb"),
             *words,
             stdin=asyncio.subprocess.DEVNULL,

@@ -7,6 +7,19 @@ import secrets
 from pathlib import Path
 
 
+def write_private(path: Path, text: str, *, durable: bool = False) -> None:
+    """Write a file of mode 0600 whole or not at all; with `durable`, so that a power cut leaves it."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    draft.replace(path)
+
+
 class SecretFiles:
     """A folder with one secret per file: mode 0700 and 0600, whatever it was when found."""
 
@@ -34,12 +47,5 @@ class SecretFiles:
     def put(self, name: str, value: str) -> Path:
         """Writes a secret whole or not at all, and returns where."""
         path = self.path(name)
-        draft = path.with_name(f"{name}.{os.getpid()}")
-        draft.unlink(missing_ok=True)
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(f"{value}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        write_private(path, f"{value}\n", durable=True)
         return path

@@ -214,7 +214,7 @@ class Suite:
         options, secrets = self.options, around.secrets
         if options.database_url is None:
             port = options.port("postgres") or free_port()
-            self._postgres = Postgres.at(self.folder.postgres, port, secrets)
+            self._postgres = Postgres(folder=self.folder.postgres, port=port, secrets=secrets)
             self._add(self._postgres.spec())
         if options.nats_url is None:
             self._nats = Nats(folder=self.folder.nats, port=options.port("nats") or free_port(), secrets=secrets)

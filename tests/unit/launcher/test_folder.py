@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from pawl.chassis.start import StartError
-from pawl.launcher.folder import DataFolder
-from pawl.launcher.lock import DataLock
+from pawl.launcher.folder import DataFolder, DataLock
 from pawl.launcher.secrets import SecretFiles
 
 
