@@ -23,17 +23,6 @@ Call = tuple[str, dict[str, Any]]
 """Name of a tool, and arguments."""
 
 
-def tools_of(intent: Intent) -> tuple[str, ...]:
-    """The tools that an errand uses, the first one first; none for what takes one round."""
-    match intent:
-        case UpdateProject():
-            return ("update_project", "ask_user")
-        case CompleteTasks():
-            return ("list_projects", "complete_tasks")
-        case _:
-            return ()
-
-
 def next_call(intent: Intent, results: Sequence[Result]) -> Call | None:
     """The next call of an errand, given what came of those so far; None if it has come to its end."""
     match intent:

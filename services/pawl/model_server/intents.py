@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pawl.model_server.cities import zone_of
 
@@ -34,6 +34,7 @@ class AddTask:
     title: str
     subtasks: tuple[str, ...]
     project: str = ""
+    tools: ClassVar = ("create_task", "add_subtask")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,7 @@ class UpdateProject:
 
     project: str
     changes: Mapping[str, str]
+    tools: ClassVar = ("update_project", "ask_user")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,7 @@ class CompleteTasks:
     """Completes all tasks of a project, or all there are, in one call."""
 
     project: str = ""
+    tools: ClassVar = ("list_projects", "complete_tasks")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,7 @@ class Say:
 
 
 Intent = UseTool | AddTask | UpdateProject | CompleteTasks | Say
+"""A part of a stage. One with `tools` begins with the first of them."""
 Stage = tuple[Intent, ...]
 
 _THEN = re.compile(r"\s*(?:;|,?\s*\b(?:and\s+)?then\b)[,:]?\s*", re.IGNORECASE)

@@ -11,6 +11,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 ReasoningField = Literal["reasoning_content", "reasoning", "both"]
+NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
 UsagePlace = Literal["end", "first", "every", "finish", "never"]
 
 
@@ -47,38 +50,38 @@ class HangBeforeHeaders(_Value, frozen=True, kw_only=True, tag="hang_before_head
 class Hang(_Value, frozen=True, kw_only=True, tag="hang"):
     """Falls silent after some chunks, with the connection open."""
 
-    after_chunks: int = 1
+    after_chunks: NotNegative = 1
 
 
 class Reset(_Value, frozen=True, kw_only=True, tag="reset"):
     """Aborts the connection (RST) after some chunks; before the headers when `after_chunks` is 0."""
 
-    after_chunks: int = 1
+    after_chunks: NotNegative = 1
 
 
 class Drop(_Value, frozen=True, kw_only=True, tag="drop"):
     """Closes the connection in the middle of the HTTP body."""
 
-    after_chunks: int = 1
+    after_chunks: NotNegative = 1
 
 
 class Truncate(_Value, frozen=True, kw_only=True, tag="truncate"):
     """Ends the HTTP body cleanly, but without finish reason, usage and `[DONE]`."""
 
-    after_chunks: int = 1
+    after_chunks: NotNegative = 1
 
 
 class Garble(_Value, frozen=True, kw_only=True, tag="garble"):
     """Puts a chunk that is not JSON after some chunks and goes on as if nothing had happened."""
 
-    after_chunks: int = 1
+    after_chunks: NotNegative = 1
     data: str = '{"choices": [{"delta": {"content": "…'
 
 
 class ErrorObject(_Value, frozen=True, kw_only=True, tag="error_object"):
     """Sends an error object inside the stream after some chunks, then ends the body."""
 
-    after_chunks: int = 1
+    after_chunks: NotNegative = 1
     error: dict[str, Any] = msgspec.field(
         default_factory=lambda: {
             "message": "The server had an error.",
@@ -102,7 +105,7 @@ class EmptyStream(_Value, frozen=True, kw_only=True, tag="empty_stream"):
 class NullChoices(_Value, frozen=True, kw_only=True, tag="null_choices"):
     """Puts a chunk whose `choices` is null after some chunks and goes on."""
 
-    after_chunks: int = 1
+    after_chunks: NotNegative = 1
 
 
 Fault = (
@@ -126,7 +129,7 @@ class Reply(_Value, frozen=True, kw_only=True):
     Sent in this order: role, reasoning, text, refusal, tool calls, finish reason, usage, `[DONE]`. `finish_reason`
     defaults to what fits the content; any text may be given, and `null` leaves it out. `chunk_characters` is the length
     of each piece of text, and `argument_characters` of each piece of tool-call arguments. `keep_alive_comments` puts an
-    SSE comment before every chunk. Delays are in seconds.
+    SSE comment before every chunk.
     """
 
     text: str = ""
@@ -137,10 +140,10 @@ class Reply(_Value, frozen=True, kw_only=True):
     usage: UsagePlace = "end"
     usage_tokens: dict[str, Any] | None = None
     reasoning_field: ReasoningField | None = None
-    chunk_characters: int = 12
-    argument_characters: int = 8
-    chunk_delay: float = 0.0
-    header_delay: float = 0.0
+    chunk_characters: Positive = 12
+    argument_characters: Positive = 8
+    chunk_delay: Seconds = 0.0
+    header_delay: Seconds = 0.0
     keep_alive_comments: bool = False
     done_marker: bool = True
     fault: Fault | None = None

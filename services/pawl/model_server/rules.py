@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from pawl.model_server.errands import next_call, tools_of
+from pawl.model_server.errands import next_call
 from pawl.model_server.intents import AddTask, CompleteTasks, Say, UpdateProject, UseTool, stages_of
 from pawl.model_server.outcome import describe, failure, note
 from pawl.model_server.reply import Reply, ToolCall
@@ -115,12 +115,10 @@ def _is_for(name: str, intent: Intent) -> bool:
     match intent:
         case UseTool(tool=tool):
             return name.startswith(tool[:-1]) if tool.endswith("*") else name == tool
-        case AddTask():
-            return name in ("create_task", "add_subtask")
-        case UpdateProject() | CompleteTasks():
-            return name in tools_of(intent)
         case Say():
             return False
+        case _:
+            return name in intent.tools
 
 
 def _calls(stage: Stage, request: ChatRequest, so_far: str, results: Sequence[Result]) -> Iterator[ToolCall]:
@@ -233,7 +231,7 @@ def _wish(intent: Intent) -> str:
 
 
 def _not_offered(intent: UseTool | AddTask | UpdateProject | CompleteTasks, request: ChatRequest) -> str:
-    tool = intent.tool if isinstance(intent, UseTool) else next(iter(tools_of(intent)), "create_task")
+    tool = intent.tool if isinstance(intent, UseTool) else intent.tools[0]
     if tool == "ask_user" and isinstance(intent, UseTool):
         return str(intent.values["question"])
     if not request.tools or request.tool_choice == "none":

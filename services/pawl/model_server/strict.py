@@ -13,7 +13,7 @@ from pawl.model_server.request import Message, RefusedRequest, calls_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pawl.model_server.request import ChatRequest
+    from pawl.model_server.request import ChatRequest, Tool
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TOOLS_MAX = 128
@@ -50,25 +50,14 @@ def _check_tools(request: ChatRequest) -> None:
     seen: set[str] = set()
     for number, tool in enumerate(request.tools):
         place = f"tools[{number}].function"
-        if not _NAME.match(tool.name):
-            raise RefusedRequest(
-                f"Invalid '{place}.name': string does not match pattern. Expected '^[a-zA-Z0-9_-]+$'.",
-                param=f"{place}.name",
-                code="invalid_value",
-            )
+        _check_name(tool.name, f"{place}.name")
         if tool.name in seen:
             raise RefusedRequest(f"Tool names must be unique: '{tool.name}'.", param="tools")
         seen.add(tool.name)
-        if tool.parameters and tool.parameters.get("type") != "object":
+        problem = _schema_problem(tool)
+        if problem:
             raise RefusedRequest(
-                f"Invalid schema for function '{tool.name}': schema must be a JSON Schema of 'type: \"object\"'.",
-                param=f"{place}.parameters",
-                code="invalid_function_parameters",
-            )
-        undeclared = [name for name in tool.required if name not in tool.properties]
-        if undeclared:
-            raise RefusedRequest(
-                f"Invalid schema for function '{tool.name}': 'required' names unknown properties: {undeclared}.",
+                f"Invalid schema for function '{tool.name}': {problem}.",
                 param=f"{place}.parameters",
                 code="invalid_function_parameters",
             )
@@ -79,7 +68,23 @@ def _check_tools(request: ChatRequest) -> None:
         )
     if request.forced_tool is not None and request.forced_tool not in seen:
         raise RefusedRequest(
-            f"Tool choice '{request.forced_tool}' not found in 'tools' parameter.", param="tool_choice", code=None
+            f"Tool choice '{request.forced_tool}' not found in 'tools' parameter.", param="tool_choice"
+        )
+
+
+def _schema_problem(tool: Tool) -> str:
+    if tool.parameters and tool.parameters.get("type") != "object":
+        return "schema must be a JSON Schema of 'type: \"object\"'"
+    undeclared = [name for name in tool.required if name not in tool.properties]
+    return f"'required' names unknown properties: {undeclared}" if undeclared else ""
+
+
+def _check_name(name: str, place: str) -> None:
+    if not _NAME.match(name):
+        raise RefusedRequest(
+            f"Invalid '{place}': string does not match pattern. Expected '^[a-zA-Z0-9_-]+$'.",
+            param=place,
+            code="invalid_value",
         )
 
 
@@ -123,12 +128,7 @@ def _check_calls(place: str, message: Message) -> None:
         if identity in ids:
             raise RefusedRequest(f"Duplicate value for 'tool_call_id' of '{identity}' in {place}.", param=f"{at}.id")
         ids.add(identity)
-        if not _NAME.match(name):
-            raise RefusedRequest(
-                f"Invalid '{at}.function.name': string does not match pattern. Expected '^[a-zA-Z0-9_-]+$'.",
-                param=f"{at}.function.name",
-                code="invalid_value",
-            )
+        _check_name(name, f"{at}.function.name")
         if not isinstance(calls[position]["function"].get("arguments"), str):
             raise RefusedRequest(
                 f"Missing required parameter: '{at}.function.arguments'.", param=f"{at}.function.arguments"
