@@ -20,7 +20,7 @@ from pawl.job_store.domain.commit import Committed
 from pawl.job_store.domain.offers import Leased, ReleaseOffers, RenewOffers
 from pawl.job_store.domain.rows import CallRow, RunRow
 from pawl.job_store.domain.submit import Submitted
-from pawl.job_store.domain.unit_of_work import Ids, RowKeys, UnitOfWork
+from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
 from tests.ledger.model import Model, Row
 from tests.ledger.operations import operation
 from tests.ledger.stores import Store
@@ -55,8 +55,9 @@ class _Tagged(Generic[T]):
     def row_keys(self) -> RowKeys:
         return self.operation.row_keys
 
-    def apply(self, unit: UnitOfWork, now: datetime, _: Ids) -> T:
-        return self.operation.apply(unit, now, _Ids(self.tag))
+    def apply(self, unit: UnitOfWork) -> T:
+        unit.ids = _Ids(self.tag)
+        return self.operation.apply(unit)
 
 
 class Product:

@@ -52,14 +52,14 @@ MUTANTS = (
     Mutant(
         name="callers_sleep_on",
         module="pawl.job_store.domain.stop",
-        text="    turn.wake(unit, inbox.accept(unit, parent, incoming, now=now), now=now)",
-        instead="    inbox.accept(unit, parent, incoming, now=now)",
+        text="    turn.wake(unit, inbox.accept(unit, parent, incoming))",
+        instead="    inbox.accept(unit, parent, incoming)",
         checker="runs_end",
     ),
     Mutant(
         name="agents_outlive_their_callers",
         module="pawl.job_store.domain.delegation",
-        text="    stop.request(unit, inbox.accept(unit, run, incoming, now=now), StopCause.PARENT, now=now, ids=ids)",
+        text="    stop.request(unit, inbox.accept(unit, run, incoming), StopCause.PARENT)",
         instead="",
         checker="callers_wait_for_their_agents",
     ),
@@ -108,15 +108,15 @@ MUTANTS = (
     Mutant(
         name="parked_runs_sleep_on",
         module=_COMMIT,
-        text="claim_at = now if unread else self.wake_time",
+        text="claim_at = unit.now if unread else self.wake_time",
         instead="claim_at = None",
         checker="runs_end",
     ),
     Mutant(
         name="the_next_run_gets_no_turn",
         module="pawl.job_store.domain.turn",
-        text="run = replace(run, queued_message=None, claim_at=now)",
-        instead="run = replace(run, queued_message=None, claim_at=None if before == () else now)",
+        text="run = replace(run, queued_message=None, claim_at=unit.now)",
+        instead="run = replace(run, queued_message=None, claim_at=None if before == () else unit.now)",
         checker="runs_end",
     ),
     Mutant(
@@ -156,7 +156,7 @@ MUTANTS = (
         module="tests.simulation.store",
         text="        store(tables, unit, events)\n",
         instead="        store(tables, unit, [])\n"
-        "        asyncio.get_running_loop().call_later(0.5, store, tables, UnitOfWork(), events)\n",
+        "        asyncio.get_running_loop().call_later(0.5, store, tables, UnitOfWork(self._ids), events)\n",
         checker="durable_before_visible",
     ),
     Mutant(
@@ -184,8 +184,8 @@ MUTANTS = (
     Mutant(
         name="stops_are_taken_and_forgotten",
         module=_COMMAND,
-        text="return stop.request(unit, run, command.cause, now=now, ids=ids)",
-        instead="return inbox.accept(unit, run, incoming, now=now, consumed=True)",
+        text="return stop.request(unit, run, command.cause)",
+        instead="return inbox.accept(unit, run, incoming, consumed=True)",
         checker="accepted_cancels_stop",
     ),
     Mutant(
@@ -284,8 +284,7 @@ MUTANTS = (
     Mutant(
         name="refusals_are_not_kept",
         module=_COMMAND,
-        text="run = inbox.refuse(unit, run, incoming, self.inbox_limits, "
-        "outcome=refusal.outcome, error=error, now=now)",
+        text="run = inbox.refuse(unit, run, incoming, self.inbox_limits, outcome=refusal.outcome, error=error)",
         instead="pass",
         checker=REFERENCE_MODEL,
     ),
@@ -306,7 +305,7 @@ MUTANTS = (
     Mutant(
         name="older_streams_take_calls_back",
         module="pawl.job_store.domain.offers",
-        text="if offer.is_held(now) and self.session_id < offer.session_id:",
+        text="if offer.is_held(unit.now) and self.session_id < offer.session_id:",
         instead="if False:",
         checker=REFERENCE_MODEL,
     ),

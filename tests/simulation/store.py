@@ -45,7 +45,7 @@ from pawl.job_store.domain.rows import (
     RunRow,
 )
 from pawl.job_store.domain.states import CallState
-from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
+from pawl.job_store.domain.unit_of_work import Ids, RowKeys, UnitOfWork
 from pawl.job_store.rpc.messages import encode_event
 from tests.simulation.chance import Chance
 from tests.simulation.history import History
@@ -162,14 +162,15 @@ class MemoryJournal:
 
     def apply(self, operations: Sequence[Operation[Any]]) -> Written:
         """Carry out operations at once."""
-        tables, time = self._database.tables, self._database.now()
-        unit = load(tables, [operation.row_keys for operation in operations])
+        tables = self._database.tables
+        unit = load(tables, self._ids, [operation.row_keys for operation in operations])
+        unit.now = self._database.now()
         outcomes: list[Any] = []
         for operation in operations:
             before = _fenced_row(unit, operation)
             try:
                 with unit.attempt():
-                    outcomes.append(operation.apply(unit, time, self._ids))
+                    outcomes.append(operation.apply(unit))
             except PawlError as error:
                 outcomes.append(error)
             except Exception as error:  # noqa: BLE001  # as the real one does; here it is a finding
@@ -212,9 +213,9 @@ def _fenced_row(unit: UnitOfWork, operation: Operation[Any]) -> RunRow | None:
     return unit.runs.get((operation.store_id, operation.run_id)) if isinstance(operation, Commit) else None
 
 
-def load(tables: Tables, named: Sequence[RowKeys]) -> UnitOfWork:
+def load(tables: Tables, ids: Ids, named: Sequence[RowKeys]) -> UnitOfWork:
     """Return a unit with all rows that are named, as `adapters.loading` finds them."""
-    unit = UnitOfWork()
+    unit = UnitOfWork(ids)
     requests = _put(named, lambda keys: keys.requests, tables.requests, unit.requests.load)
     of_runs = [tables.runs[key] for key in _keys(named, lambda n: (*n.conversations_of, *n.ends)) if key in tables.runs]
     submitted = _keys(named, lambda keys: keys.conversations)

@@ -295,10 +295,11 @@ class PlayedLedger(LedgerClient):
         await self._log(self._row(call.run_id), CallChanged(from_state=from_state, call=call), call=call)
 
     async def _log(self, run: RunRow, body: EventBody, *, call: CallRow | None = None) -> None:
-        unit, now = UnitOfWork(), self._database.now()
+        unit = UnitOfWork(self._ids)
+        unit.now = self._database.now()
         if call is not None:
             unit.put_call(call)
-        write(unit, run, [body], now=now, ids=self._ids)
+        write(unit, run, [body])
         events = [(event, messages.encode_event(event)) for event in unit.events.rows]
         store(self._tables, unit, events)
         await self._announcer.publish(

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from pawl.errors import DependencyUnavailable, LeaseLost, Overloaded, PawlError,
 from pawl.job_store.app import group_commit
 from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.ports import GroupConflict, LiveEvent, Operation, Written
-from pawl.job_store.domain.unit_of_work import Ids, RowKeys, UnitOfWork, Wakeup
+from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork, Wakeup
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Named:
     name: str
     row_keys: RowKeys = field(default_factory=RowKeys)
 
-    def apply(self, unit: UnitOfWork, now: datetime, ids: Ids) -> str:
+    def apply(self, unit: UnitOfWork) -> str:
         return self.name
 
 

@@ -40,15 +40,15 @@ class World:
     """Applies operations to one unit, as if each were stored at once."""
 
     def __init__(self) -> None:
-        self.unit = UnitOfWork()
-        self.ids = CountingIds()
+        self.unit = UnitOfWork(CountingIds())
         self.now = datetime(2026, 5, 1, tzinfo=UTC)
         self._numbers = itertools.count(1)
         self.unit.queues.load(STORE, Queue(queued=0, active=0, places=0))
 
     def apply(self, operation: Any) -> Any:
+        self.unit.now = self.now
         with self.unit.attempt():
-            return operation.apply(self.unit, self.now, self.ids)
+            return operation.apply(self.unit)
 
     def advance(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)

@@ -60,12 +60,12 @@ class PostgresJournal:
             raise GroupConflict from error
 
     async def _write(self, connection: Connection, operations: Sequence[Operation[Any]]) -> Written:
-        unit, now = await load(connection, [operation.row_keys for operation in operations])
+        unit = await load(connection, self._ids, [operation.row_keys for operation in operations])
         outcomes: list[Any] = []
         for operation in operations:
             try:
                 with unit.attempt():
-                    outcomes.append(operation.apply(unit, now, self._ids))
+                    outcomes.append(operation.apply(unit))
             except PawlError as error:
                 outcomes.append(error)
             except Exception as error:  # noqa: BLE001  # it changed nothing, and the others are none of its business

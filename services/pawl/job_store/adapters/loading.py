@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
 from typing import Any, Final, TypeAlias
 
 from pawl.chassis.database import Connection
 from pawl.job_store.adapters import tables
 from pawl.job_store.domain.rows import ConversationKey, ConversationRow, Queue, RequestRow, RunKey
-from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
+from pawl.job_store.domain.unit_of_work import Ids, RowKeys, UnitOfWork
 
 # The statements are made from constants of this package only.
 # ruff: noqa: S608
@@ -104,9 +103,9 @@ _QueueLimits: TypeAlias = Mapping[str, tuple[int, int]]
 _QUEUED_AT_ONCE_MAX: Final = 4096
 
 
-async def load(connection: Connection, named: Sequence[RowKeys]) -> tuple[UnitOfWork, datetime]:
-    """Return a unit with all rows that are named, locked until the end of the transaction, and the time."""
-    unit = UnitOfWork()
+async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> UnitOfWork:
+    """Return a unit with all rows that are named, locked until the end of the transaction."""
+    unit = UnitOfWork(ids)
     limits = {store: (most, places) for store, most, places in _distinct(named, lambda keys: keys.queues)}
     queues = await _lock_queues(connection, limits) if limits else {}
     requests = await _load_requests(connection, unit, named)
@@ -115,7 +114,8 @@ async def load(connection: Connection, named: Sequence[RowKeys]) -> tuple[UnitOf
     await _load_calls(connection, unit, named)
     await _load_queues(connection, unit, limits, queues)
     # After the locks: the time is later than all that those who held them before have written.
-    return unit, await _load_commands(connection, unit, named, entered)
+    await _load_commands(connection, unit, named, entered)
+    return unit
 
 
 async def _load_requests(connection: Connection, unit: UnitOfWork, named: Sequence[RowKeys]) -> list[RequestRow]:
@@ -232,16 +232,15 @@ async def _count_queued(connection: Connection, limits: _QueueLimits) -> dict[st
 
 async def _load_commands(
     connection: Connection, unit: UnitOfWork, named: Sequence[RowKeys], entered: Sequence[RunKey]
-) -> datetime:
-    """Load the commands; returns the time."""
+) -> None:
+    """Load the commands and the time."""
     runs = [*_distinct(named, lambda keys: keys.commands_of), *entered]
     commands = _distinct(named, lambda keys: keys.commands)
     records = await connection.fetch(_COMMANDS, *_columns(runs, 2), *_columns(commands, 3))
     for record in records:
         if record["command_id"] is not None:
             unit.load_command(tables.command(record))
-    now: datetime = records[0]["now"]
-    return now
+    unit.now = records[0]["now"]
 
 
 def _distinct(named: Sequence[RowKeys], pick: Callable[[RowKeys], Iterable[Any]]) -> list[Any]:

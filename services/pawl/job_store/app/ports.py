@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from pawl.errors import PawlError
 from pawl.job_store.app.reading import Page, RunView
 from pawl.job_store.domain.rows import CallKey, RunKey
-from pawl.job_store.domain.unit_of_work import Ids, RowKeys, UnitOfWork, Wakeup
+from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork, Wakeup
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -22,7 +22,7 @@ class Operation(Protocol[T_co]):
     def row_keys(self) -> RowKeys:
         """The rows it needs."""
 
-    def apply(self, unit: UnitOfWork, now: datetime, ids: Ids) -> T_co:
+    def apply(self, unit: UnitOfWork) -> T_co:
         """Change the unit and return the answer, or raise PawlError and change nothing."""
 
 

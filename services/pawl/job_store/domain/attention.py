@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
 import msgspec
@@ -21,7 +21,7 @@ from pawl.job_store.domain import log, run_table
 from pawl.job_store.domain.events import RunChanged
 from pawl.job_store.domain.rows import Attention, RunKey, RunRow
 from pawl.job_store.domain.states import AttentionReason, RunState
-from pawl.job_store.domain.unit_of_work import Ids, RowKeys, UnitOfWork
+from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
 
 CRASH_PAUSE: Final = timedelta(seconds=2)
 """So long a run rests whose worker said that it cannot drive it: what is wrong may pass."""
@@ -68,15 +68,15 @@ class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
         """The rows it needs."""
         return RowKeys(runs=tuple(self.runs))
 
-    def apply(self, unit: UnitOfWork, now: datetime, ids: Ids) -> int:
+    def apply(self, unit: UnitOfWork) -> int:
         """Return how many were put there."""
         count = 0
         for key in self.runs:
             run = unit.runs.get(key)
-            if run is None or run.worker_id is None or run.claim_at is None or run.claim_at > now - GRACE:
+            if run is None or run.worker_id is None or run.claim_at is None or run.claim_at > unit.now - GRACE:
                 continue
             if run.crashes + 1 >= self.crashes_max:
-                _crash(unit, run, self.crashes_max, now=now, ids=ids)
+                _crash(unit, run, self.crashes_max)
                 count += 1
         return count
 
@@ -94,7 +94,7 @@ class ReportCrash(msgspec.Struct, frozen=True, kw_only=True):
         """The rows it needs."""
         return RowKeys(runs=((self.store_id, self.run_id),))
 
-    def apply(self, unit: UnitOfWork, now: datetime, ids: Ids) -> bool:
+    def apply(self, unit: UnitOfWork) -> bool:
         """Count the crash; return whether the run is quarantined now.
 
         Raises:
@@ -108,10 +108,10 @@ class ReportCrash(msgspec.Struct, frozen=True, kw_only=True):
             raise RunEnded
         if run.epoch != self.epoch or run.worker_id is None:
             raise LeaseLost
-        return _crash(unit, run, self.crashes_max, now=now, ids=ids).is_quarantined
+        return _crash(unit, run, self.crashes_max).is_quarantined
 
 
-def redrive(unit: UnitOfWork, run: RunRow, *, now: datetime, ids: Ids) -> RunRow:
+def redrive(unit: UnitOfWork, run: RunRow) -> RunRow:
     """Let a quarantined run go on from where it was, as if no worker of it had died; returns it.
 
     A run that was being stopped is being stopped again. Any other one is QUEUED, and
@@ -119,20 +119,20 @@ def redrive(unit: UnitOfWork, run: RunRow, *, now: datetime, ids: Ids) -> RunRow
     """
     state = RunState.QUEUED if run.stop_cause is None else RunState.CANCELLING
     run_table.check(run.state, state)
-    free = replace(run, state=state, attention=None, crashes=0, claim_at=now)
+    free = replace(run, state=state, attention=None, crashes=0, claim_at=unit.now)
     unit.work_ready = True
-    return log.write(unit, free, [RunChanged(from_state=run.state, run=free)], now=now, ids=ids)
+    return log.write(unit, free, [RunChanged(from_state=run.state, run=free)])
 
 
-def _crash(unit: UnitOfWork, run: RunRow, crashes_max: int, *, now: datetime, ids: Ids) -> RunRow:
+def _crash(unit: UnitOfWork, run: RunRow, crashes_max: int) -> RunRow:
     """Take a run from its worker, of which nothing is to be expected any more."""
-    free = replace(run, crashes=run.crashes + 1, worker_id=None, claim_at=now + CRASH_PAUSE)
+    free = replace(run, crashes=run.crashes + 1, worker_id=None, claim_at=unit.now + CRASH_PAUSE)
     if free.crashes < crashes_max:
         return unit.put_run(free)
     # The epoch rises, because the worker may only have been away for long: it must not write any more.
-    attention = Attention(reason=AttentionReason.QUARANTINED, since_time=now)
+    attention = Attention(reason=AttentionReason.QUARANTINED, since_time=unit.now)
     state = RunState.NEEDS_ATTENTION
     held = replace(free, state=state, waits=(), attention=attention, epoch=run.epoch + 1, claim_at=None)
     if run.state is not state:
         run_table.check(run.state, state)
-    return log.write(unit, held, [RunChanged(from_state=run.state, run=held)], now=now, ids=ids)
+    return log.write(unit, held, [RunChanged(from_state=run.state, run=held)])

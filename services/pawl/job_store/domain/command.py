@@ -41,7 +41,7 @@ from pawl.job_store.domain.states import (
     RunState,
     StopCause,
 )
-from pawl.job_store.domain.unit_of_work import Ids, RowKeys, UnitOfWork
+from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
 
 PROGRESS_PAUSE: Final = timedelta(seconds=0.1)
 """The log tells the progress of a call at most once in this time."""
@@ -175,7 +175,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
             commands=((self.store_id, self.run_id, self.command_id),),
         )
 
-    def apply(self, unit: UnitOfWork, now: datetime, ids: Ids) -> Receipt:
+    def apply(self, unit: UnitOfWork) -> Receipt:
         """Take or refuse the command; the same one again is a DUPLICATE, or refused again.
 
         Of what changes nothing a run keeps so many receipts; without one the same command is judged anew.
@@ -198,14 +198,14 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
             payload=self.payload,
         )
         try:
-            run = self._take(unit, run, incoming, now, ids)
+            run = self._take(unit, run, incoming)
         except _Replaced as refusal:
             return _receipt(unit, run, refusal.outcome, refusal.error.reason, refusal.error.message)
         except _Refused as refusal:
             error = refusal.error
             if refusal.outcome is CommandOutcome.UNKNOWN:
                 return _unknown(error)
-            run = inbox.refuse(unit, run, incoming, self.inbox_limits, outcome=refusal.outcome, error=error, now=now)
+            run = inbox.refuse(unit, run, incoming, self.inbox_limits, outcome=refusal.outcome, error=error)
             return _receipt(unit, run, refusal.outcome, error.reason, error.message)
         return _receipt(unit, run, CommandOutcome.ACCEPTED)
 
@@ -225,52 +225,50 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         outcome = CommandOutcome.DUPLICATE if is_taken else earlier.outcome
         return _receipt(unit, run, outcome, earlier.reason, earlier.message)
 
-    def _take(self, unit: UnitOfWork, run: RunRow, incoming: inbox.IncomingCommand, now: datetime, ids: Ids) -> RunRow:
+    def _take(self, unit: UnitOfWork, run: RunRow, incoming: inbox.IncomingCommand) -> RunRow:
         command = self.command
         if (run.state.is_terminal or run.is_stopping) and isinstance(command, Decide):
             _check_undecided(run, unit.calls.get((run.store_id, command.call_id)))
         if run.state.is_terminal:
             raise _Refused(CommandOutcome.LATE, RunEnded())
         if isinstance(command, Cancel):
-            return self._cancel(unit, run, incoming, command, now=now, ids=ids)
+            return self._cancel(unit, run, incoming, command)
         if isinstance(command, TopUp):
-            return self._top_up(unit, run, incoming, command, now=now, ids=ids)
+            return self._top_up(unit, run, incoming, command)
         if isinstance(command, Redrive):
             if not run.is_quarantined:
                 raise _Refused(CommandOutcome.REFUSED, AttentionNotNeeded("the run is not quarantined"))
-            run = inbox.accept(unit, run, incoming, now=now, consumed=True)
-            run = self._tell(unit, run, OperatorAct.REDRIVEN, now=now, ids=ids, reason=command.reason)
-            return attention.redrive(unit, run, now=now, ids=ids)
+            run = inbox.accept(unit, run, incoming, consumed=True)
+            run = self._tell(unit, run, OperatorAct.REDRIVEN, reason=command.reason)
+            return attention.redrive(unit, run)
         if run.is_stopping:
             raise _Refused(CommandOutcome.LATE, CallNotPending("the run is being stopped"))
         if isinstance(command, Steer):
             incoming = replace(incoming, text_bytes=command.text_bytes)
-            return turn.wake(unit, inbox.accept_message(unit, run, incoming, self.inbox_limits, now=now), now=now)
+            return turn.wake(unit, inbox.accept_message(unit, run, incoming, self.inbox_limits))
         call = unit.calls.get((run.store_id, command.call_id))
         if call is None or call.run_id != run.run_id:
             raise _Refused(CommandOutcome.UNKNOWN, CallNotFound())
         match command:
             case ToolResult():
-                _check_result(call, command, self.session_id, now)
+                _check_result(call, command, self.session_id, unit.now)
             case Decide():
-                call = self._decide(call, command, now)
+                call = self._decide(call, command, unit.now)
                 if call.decision is None and call.state is not CallState.ASKED:
-                    return _count(unit, run, call, incoming, now=now, ids=ids)
+                    return _count(unit, run, call, incoming)
             case Resolve():
                 _check_resolve(run, call)
-                run = self._tell(unit, run, OperatorAct.RESOLVED, now=now, ids=ids, call_id=call.call_id)
+                run = self._tell(unit, run, OperatorAct.RESOLVED, call_id=call.call_id)
             case Progress():
                 _check_progress(call, command, self.session_id)
-                return _progress(unit, run, call, command, incoming=incoming, now=now, ids=ids)
+                return _progress(unit, run, call, command, incoming)
             case _:
                 assert_never(command)
         unit.put_call(replace(call, reserved_by=incoming.command_id))
-        run = inbox.accept(unit, run, replace(incoming, call_id=call.call_id), now=now)
-        return turn.wake(unit, run, now=now)
+        run = inbox.accept(unit, run, replace(incoming, call_id=call.call_id))
+        return turn.wake(unit, run)
 
-    def _top_up(
-        self, unit: UnitOfWork, run: RunRow, incoming: inbox.IncomingCommand, command: TopUp, *, now: datetime, ids: Ids
-    ) -> RunRow:
+    def _top_up(self, unit: UnitOfWork, run: RunRow, incoming: inbox.IncomingCommand, command: TopUp) -> RunRow:
         """Raise the budget at once, so that no two top-ups together pass the ceiling; the owner goes on by it."""
         if run.is_stopping:
             raise _Refused(CommandOutcome.LATE, RunEnded("the run is being stopped"))
@@ -280,43 +278,24 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         if budget > ceiling:
             left = max(0, ceiling - run.token_budget)
             raise _Refused(CommandOutcome.REFUSED, TokenCeiling(f"at most {left} tokens can still be added"))
-        run = inbox.accept_top_up(unit, replace(run, token_budget=budget), incoming, self.inbox_limits, now=now)
+        run = inbox.accept_top_up(unit, replace(run, token_budget=budget), incoming, self.inbox_limits)
         body = ToppedUp(tokens=command.tokens, token_budget=budget, user_id=incoming.user_id)
-        return turn.wake(unit, log.write(unit, run, [body], now=now, ids=ids), now=now)
+        return turn.wake(unit, log.write(unit, run, [body]))
 
-    def _cancel(
-        self,
-        unit: UnitOfWork,
-        run: RunRow,
-        incoming: inbox.IncomingCommand,
-        command: Cancel,
-        *,
-        now: datetime,
-        ids: Ids,
-    ) -> RunRow:
+    def _cancel(self, unit: UnitOfWork, run: RunRow, incoming: inbox.IncomingCommand, command: Cancel) -> RunRow:
         if run.state is RunState.CANCELLING:
             # Somebody stopped it before: to the caller it is as if this did.
-            return inbox.accept_idle(unit, run, incoming, self.inbox_limits, now=now)
-        run = inbox.accept(unit, run, incoming, now=now)
-        run = self._tell(unit, run, OperatorAct.ENDED, now=now, ids=ids, reason=command.reason)
-        return stop.request(unit, run, command.cause, now=now, ids=ids)
+            return inbox.accept_idle(unit, run, incoming, self.inbox_limits)
+        run = inbox.accept(unit, run, incoming)
+        run = self._tell(unit, run, OperatorAct.ENDED, reason=command.reason)
+        return stop.request(unit, run, command.cause)
 
-    def _tell(
-        self,
-        unit: UnitOfWork,
-        run: RunRow,
-        act: OperatorAct,
-        *,
-        now: datetime,
-        ids: Ids,
-        call_id: str = "",
-        reason: str = "",
-    ) -> RunRow:
+    def _tell(self, unit: UnitOfWork, run: RunRow, act: OperatorAct, *, call_id: str = "", reason: str = "") -> RunRow:
         """Say in the log of the run what an operator does about it."""
         if not self.as_operator:
             return run
         acted = OperatorActed(user_id=self.user_id, act=act, call_id=call_id, reason=reason)
-        return log.write(unit, run, [acted], now=now, ids=ids)
+        return log.write(unit, run, [acted])
 
     def _decide(self, call: CallRow, command: Decide, now: datetime) -> CallRow:
         """Return the call with the decision, if it can be taken; without, if more people have to approve it."""
@@ -432,14 +411,12 @@ def _check_approver(call: CallRow, command: Decide, user_id: str) -> None:
         raise _Refused(CommandOutcome.LATE, AlreadyDecided(message))
 
 
-def _count(
-    unit: UnitOfWork, run: RunRow, call: CallRow, incoming: inbox.IncomingCommand, *, now: datetime, ids: Ids
-) -> RunRow:
+def _count(unit: UnitOfWork, run: RunRow, call: CallRow, incoming: inbox.IncomingCommand) -> RunRow:
     """Keep an approval that is not the last one that the call needs, and say so; its owner has it audited."""
     unit.put_call(call)
-    run = inbox.accept(unit, run, incoming, now=now, consumed=True)
-    run = log.write(unit, run, [CallChanged(from_state=call.state, call=call)], now=now, ids=ids)
-    return turn.wake(unit, run, now=now)
+    run = inbox.accept(unit, run, incoming, consumed=True)
+    run = log.write(unit, run, [CallChanged(from_state=call.state, call=call)])
+    return turn.wake(unit, run)
 
 
 def _check_resolve(run: RunRow, call: CallRow) -> None:
@@ -450,25 +427,18 @@ def _check_resolve(run: RunRow, call: CallRow) -> None:
 
 
 def _progress(
-    unit: UnitOfWork,
-    run: RunRow,
-    call: CallRow,
-    command: Progress,
-    *,
-    incoming: inbox.IncomingCommand,
-    now: datetime,
-    ids: Ids,
+    unit: UnitOfWork, run: RunRow, call: CallRow, command: Progress, incoming: inbox.IncomingCommand
 ) -> RunRow:
     """Write the progress to the log at once; it renews the client's lease and needs no owner.
 
     What comes too soon after the last one is left out of the log, and leaves no receipt.
     """
-    call = offers.renewed(call, now=now)
-    if call.progress_time is not None and now < call.progress_time + PROGRESS_PAUSE:
+    call = offers.renewed(call, now=unit.now)
+    if call.progress_time is not None and unit.now < call.progress_time + PROGRESS_PAUSE:
         unit.put_call(call)
         return run
-    call = replace(call, progress_time=now)
+    call = replace(call, progress_time=unit.now)
     unit.put_call(call)
     body = ToolProgressed(call=call, fraction=command.fraction, message=command.message)
-    run = inbox.accept(unit, run, incoming, now=now, consumed=True)
-    return log.write(unit, run, [body], now=now, ids=ids)
+    run = inbox.accept(unit, run, incoming, consumed=True)
+    return log.write(unit, run, [body])

@@ -16,7 +16,7 @@ from pawl.job_store.domain.delegation import Delegation
 from pawl.job_store.domain.events import EventBody, MessageAdded, OwnerEvent, RunChanged
 from pawl.job_store.domain.rows import Attention, CommandRow, LastCommit, MessageRow, RunRow
 from pawl.job_store.domain.states import AttentionReason, CallState, LeaseAction, RunState, StopCause
-from pawl.job_store.domain.unit_of_work import Ids, RowKeys, UnitOfWork
+from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
 
 ROUND_STARTED: Final = "round.started"
 
@@ -100,7 +100,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             commands=tuple((self.store_id, self.run_id, command_id) for command_id in self.consumed),
         )
 
-    def apply(self, unit: UnitOfWork, now: datetime, ids: Ids) -> Committed:
+    def apply(self, unit: UnitOfWork) -> Committed:
         """Write the step; the last step of a run again gets the same answer.
 
         Raises:
@@ -124,27 +124,27 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             raise LeaseLost
         if last is not None and last.epoch == self.epoch and self.commit_id < last.commit_id:
             raise IllegalTransition("a later step of this owner was written before: this is a late copy")
-        return self._write(unit, run, now, ids)
+        return self._write(unit, run)
 
-    def _write(self, unit: UnitOfWork, before: RunRow, now: datetime, ids: Ids) -> Committed:
+    def _write(self, unit: UnitOfWork, before: RunRow) -> Committed:
         if self.after_seq is not None and self.after_seq != before.last_seq:
             raise InboxChanged(f"the log ends at seq {before.last_seq}")
         self._consume(unit, before)
         self._check_stopping(unit, before)
         steps: list[EventBody] = [event for event in self.events if event.type != ROUND_STARTED]
-        steps += self._append_messages(unit, before, now, ids)
-        steps += self._change_calls(unit, before, now, ids)
-        self._delegate(unit, before, now, ids)
+        steps += self._append_messages(unit, before)
+        steps += self._change_calls(unit, before)
+        self._delegate(unit, before)
         steps += [event for event in self.events if event.type == ROUND_STARTED]
         run = self._with_figures(before)
         unread = unit.inbox(run)
         ends = self.state is not None and self.state.is_terminal
         if not ends:
-            run = self._with_state(run, steps, now)
-            run = self._with_lease(unit, run, unread, now)
-        run = log.write(unit, run, steps, now=now, ids=ids, attempt=self.epoch)
+            run = self._with_state(run, steps, unit.now)
+            run = self._with_lease(unit, run, unread)
+        run = log.write(unit, run, steps, attempt=self.epoch)
         if self.state is not None and self.state.is_terminal:
-            run = self._end(unit, run, self.state, unread=unread, now=now, ids=ids)
+            run = self._end(unit, run, self.state, unread=unread)
         if self.loop_state is not None:
             unit.loop_states.put(run.key, self.loop_state)
         last = LastCommit(
@@ -153,7 +153,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             first_seq=before.last_seq + 1 if run.last_seq > before.last_seq else 0,
             last_seq=run.last_seq,
             commands_pending=bool(unread) and not ends,
-            time=now,
+            time=unit.now,
         )
         unit.put_run(replace(run, last_commit=last))
         return _answer(last)
@@ -184,7 +184,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             raise InboxChanged
         raise IllegalTransition("the run is being stopped: nothing new starts")
 
-    def _append_messages(self, unit: UnitOfWork, run: RunRow, now: datetime, ids: Ids) -> Iterable[EventBody]:
+    def _append_messages(self, unit: UnitOfWork, run: RunRow) -> Iterable[EventBody]:
         if not self.messages:
             return []
         conversation = unit.conversation_of(run)
@@ -193,35 +193,35 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
                 store_id=run.store_id,
                 conversation_id=run.conversation_id,
                 number=number,
-                message_id=message.message_id or ids.new("msg"),
+                message_id=message.message_id or unit.ids.new("msg"),
                 run_id=run.run_id,
                 summarised_to=message.summarised_to,
                 body=message.body,
-                create_time=now,
+                create_time=unit.now,
             )
             for number, message in enumerate(self.messages, conversation.last_number + 1)
         ]
         unit.messages.add(rows)
-        unit.put_conversation(replace(conversation, last_number=rows[-1].number, update_time=now))
+        unit.put_conversation(replace(conversation, last_number=rows[-1].number, update_time=unit.now))
         return [MessageAdded(message=row) for row in rows]
 
-    def _change_calls(self, unit: UnitOfWork, run: RunRow, now: datetime, ids: Ids) -> Iterable[EventBody]:
+    def _change_calls(self, unit: UnitOfWork, run: RunRow) -> Iterable[EventBody]:
         bodies = []
         for change in self.calls:
             before = unit.calls.get((run.store_id, change.call_id))
             if before is not None and before.run_id != run.run_id:
                 raise InvalidField(f"call {change.call_id} belongs to another run", field="calls.call_id")
             if before is None:
-                call = calls.create(run, change, now=now)
+                call = calls.create(run, change, now=unit.now)
             else:
-                call = calls.move(before, change, self.consumed, now=now)
+                call = calls.move(before, change, self.consumed, now=unit.now)
             unit.put_call(call)
             if before is not None and call.state is CallState.CANCELLED:
-                delegation.give_up(unit, before, self.give_up, now=now, ids=ids)
+                delegation.give_up(unit, before, self.give_up)
             bodies.append(calls.changed(before, call))
         return bodies
 
-    def _delegate(self, unit: UnitOfWork, run: RunRow, now: datetime, ids: Ids) -> None:
+    def _delegate(self, unit: UnitOfWork, run: RunRow) -> None:
         """Create the runs that do the calls which this step delegates."""
         delegated = {
             change.call_id: change.child_run_id for change in self.calls if change.state is CallState.DELEGATED
@@ -229,7 +229,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         if {each.call_id: each.run_id for each in self.delegations} != delegated:
             raise InvalidField("a run is created for each call that is delegated", field="delegations")
         for each in self.delegations:
-            delegation.begin(unit, run, each, now=now, ids=ids)
+            delegation.begin(unit, run, each)
 
     def _with_figures(self, run: RunRow) -> RunRow:
         steers = [message.steer_bytes for message in self.messages if message.steer_bytes is not None]
@@ -277,25 +277,23 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         steps.insert(0 if self.state is RunState.RUNNING else len(steps), RunChanged(from_state=run.state, run=moved))
         return moved
 
-    def _with_lease(self, unit: UnitOfWork, run: RunRow, unread: list[CommandRow], now: datetime) -> RunRow:
+    def _with_lease(self, unit: UnitOfWork, run: RunRow, unread: list[CommandRow]) -> RunRow:
         match self.lease:
             case LeaseAction.KEEP:
                 return run
             case LeaseAction.PARK:
                 if self.wake_time is None and run.state not in _MAY_SLEEP:
                     raise InvalidField(f"a run that is {run.state.name} needs a time to go on", field="wake_time")
-                claim_at = now if unread else self.wake_time
+                claim_at = unit.now if unread else self.wake_time
             case LeaseAction.RELEASE:
-                claim_at = now
+                claim_at = unit.now
             case _:
                 assert_never(self.lease)
-        if claim_at is not None and claim_at <= now:
+        if claim_at is not None and claim_at <= unit.now:
             unit.work_ready = True
         return replace(run, worker_id=None, claim_at=claim_at)
 
-    def _end(
-        self, unit: UnitOfWork, run: RunRow, state: RunState, *, unread: list[CommandRow], now: datetime, ids: Ids
-    ) -> RunRow:
+    def _end(self, unit: UnitOfWork, run: RunRow, state: RunState, *, unread: list[CommandRow]) -> RunRow:
         if state is RunState.FAILED and not run.failure:
             raise InvalidField("a run that failed says why", field="failure")
         if state is RunState.CANCELLED and run.stop_cause is None:
@@ -309,7 +307,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             raise InboxChanged
         if still_open:
             raise IllegalTransition(f"call {still_open[0].call_id} is open: settle it first")
-        return stop.end(unit, run, state, now=now, ids=ids, attempt=self.epoch)
+        return stop.end(unit, run, state, attempt=self.epoch)
 
 
 def _answer(last: LastCommit) -> Committed:

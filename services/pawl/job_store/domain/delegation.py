@@ -5,8 +5,6 @@ The end of such a run is told by `stop.end`.
 
 from __future__ import annotations
 
-from datetime import datetime
-
 import msgspec
 from msgspec.structs import replace
 
@@ -15,7 +13,7 @@ from pawl.job_store.domain import inbox, stop, turn
 from pawl.job_store.domain.events import RunChanged
 from pawl.job_store.domain.rows import CallRow, ConversationRow, RunRow
 from pawl.job_store.domain.states import CallState, RunState, StopCause
-from pawl.job_store.domain.unit_of_work import Ids, UnitOfWork
+from pawl.job_store.domain.unit_of_work import UnitOfWork
 
 
 class Delegation(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +27,7 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     token_ceiling: int = 0
 
 
-def begin(unit: UnitOfWork, parent: RunRow, delegation: Delegation, *, now: datetime, ids: Ids) -> None:
+def begin(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
     """Create the run, of the same user, in a conversation of its own; workers may claim it.
 
     Raises:
@@ -40,22 +38,22 @@ def begin(unit: UnitOfWork, parent: RunRow, delegation: Delegation, *, now: date
     conversation = unit.put_conversation(
         ConversationRow(
             store_id=parent.store_id,
-            conversation_id=ids.new("conv"),
+            conversation_id=unit.ids.new("conv"),
             user_id=parent.user_id,
             active_run_id=None,
             queue=(),
             last_number=0,
-            create_time=now,
-            update_time=now,
+            create_time=unit.now,
+            update_time=unit.now,
         )
     )
     budget = (delegation.token_budget, delegation.token_ceiling)
-    run = turn.queued(conversation, delegation.run_id, delegation.message, delegation.options, budget, now=now)
+    run = turn.queued(conversation, delegation.run_id, delegation.message, delegation.options, budget, now=unit.now)
     run = replace(run, parent_run_id=parent.run_id, parent_call_id=delegation.call_id)
-    turn.give(unit, conversation, run, now=now, ids=ids, before=(RunChanged(from_state=None, run=run),))
+    turn.give(unit, conversation, run, before=(RunChanged(from_state=None, run=run),))
 
 
-def give_up(unit: UnitOfWork, call: CallRow, cancel: bytes, *, now: datetime, ids: Ids) -> None:
+def give_up(unit: UnitOfWork, call: CallRow, cancel: bytes) -> None:
     """Stop the run that does `call`, which its caller settles without waiting for it.
 
     `cancel` is what its owner reads of it: what it does now would else go on to its end.
@@ -65,6 +63,6 @@ def give_up(unit: UnitOfWork, call: CallRow, cancel: bytes, *, now: datetime, id
     if is_done or run is None or run.state.is_terminal or run.state is RunState.CANCELLING:
         return
     incoming = inbox.IncomingCommand(
-        command_id=ids.new("cmd"), user_id=run.user_id, name=inbox.CANCEL, fingerprint=b"", payload=cancel
+        command_id=unit.ids.new("cmd"), user_id=run.user_id, name=inbox.CANCEL, fingerprint=b"", payload=cancel
     )
-    stop.request(unit, inbox.accept(unit, run, incoming, now=now), StopCause.PARENT, now=now, ids=ids)
+    stop.request(unit, inbox.accept(unit, run, incoming), StopCause.PARENT)

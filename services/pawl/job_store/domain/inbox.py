@@ -8,7 +8,6 @@ it stands in the conversation, wherever its owner keeps it meanwhile.
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Final
 
 import msgspec
@@ -55,9 +54,7 @@ class IncomingCommand(msgspec.Struct, frozen=True, kw_only=True):
     text_bytes: int = 0
 
 
-def accept_message(
-    unit: UnitOfWork, run: RunRow, incoming: IncomingCommand, limits: Limits, *, now: datetime
-) -> RunRow:
+def accept_message(unit: UnitOfWork, run: RunRow, incoming: IncomingCommand, limits: Limits) -> RunRow:
     """Put a message into the inbox of `run`; returns the run.
 
     Raises:
@@ -68,10 +65,10 @@ def accept_message(
         waiting = f"{run.steers_waiting} messages with {run.steer_bytes_waiting} bytes wait to be read by this run"
         raise QueueFull(f"{waiting}: send this one again when it has read some, or queue it")
     run = replace(run, steers_waiting=run.steers_waiting + 1, steer_bytes_waiting=size_bytes)
-    return accept(unit, run, incoming, now=now)
+    return accept(unit, run, incoming)
 
 
-def accept_top_up(unit: UnitOfWork, run: RunRow, incoming: IncomingCommand, limits: Limits, *, now: datetime) -> RunRow:
+def accept_top_up(unit: UnitOfWork, run: RunRow, incoming: IncomingCommand, limits: Limits) -> RunRow:
     """Put a top-up into the inbox of `run`; returns the run.
 
     Raises:
@@ -79,14 +76,12 @@ def accept_top_up(unit: UnitOfWork, run: RunRow, incoming: IncomingCommand, limi
     """
     if sum(command.name == TOP_UP for command in unit.inbox(run)) >= limits.commands_max:
         raise QueueFull(f"{limits.commands_max} top-ups wait to be read by this run: send this one again later")
-    return accept(unit, run, incoming, now=now)
+    return accept(unit, run, incoming)
 
 
-def accept(
-    unit: UnitOfWork, run: RunRow, incoming: IncomingCommand, *, now: datetime, consumed: bool = False
-) -> RunRow:
+def accept(unit: UnitOfWork, run: RunRow, incoming: IncomingCommand, *, consumed: bool = False) -> RunRow:
     """Put a command into the inbox of `run`, or only its receipt if it is `consumed` at once; returns the run."""
-    row = _row(run, incoming, now)
+    row = _row(unit, run, incoming)
     if consumed:
         row = replace(row, payload=b"", consumed=True)
     return _put(unit, run, row)
@@ -100,16 +95,15 @@ def refuse(
     *,
     outcome: CommandOutcome,
     error: PawlError,
-    now: datetime,
 ) -> RunRow:
     """Remember that a command was refused, so that it is refused for ever, unless too many were; returns the run."""
-    row = replace(_row(run, incoming, now), outcome=outcome, reason=error.reason, message=error.message)
+    row = replace(_row(unit, run, incoming), outcome=outcome, reason=error.reason, message=error.message)
     return _put_idle(unit, run, row, limits)
 
 
-def accept_idle(unit: UnitOfWork, run: RunRow, incoming: IncomingCommand, limits: Limits, *, now: datetime) -> RunRow:
+def accept_idle(unit: UnitOfWork, run: RunRow, incoming: IncomingCommand, limits: Limits) -> RunRow:
     """Remember a command that asked for what was done already, unless too many did; returns the run."""
-    return _put_idle(unit, run, _row(run, incoming, now), limits)
+    return _put_idle(unit, run, _row(unit, run, incoming), limits)
 
 
 def _put_idle(unit: UnitOfWork, run: RunRow, row: CommandRow, limits: Limits) -> RunRow:
@@ -120,14 +114,14 @@ def _put_idle(unit: UnitOfWork, run: RunRow, row: CommandRow, limits: Limits) ->
     return _put(unit, run, replace(row, payload=b"", consumed=True))
 
 
-def _row(run: RunRow, incoming: IncomingCommand, now: datetime) -> CommandRow:
+def _row(unit: UnitOfWork, run: RunRow, incoming: IncomingCommand) -> CommandRow:
     return CommandRow(
         store_id=run.store_id,
         run_id=run.run_id,
         command_id=incoming.command_id,
         number=run.command_count + 1,
         user_id=incoming.user_id,
-        time=now,
+        time=unit.now,
         name=incoming.name,
         call_id=incoming.call_id,
         fingerprint=incoming.fingerprint,

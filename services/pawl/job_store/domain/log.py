@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import assert_never
 
 from msgspec.structs import replace
@@ -22,12 +21,10 @@ from pawl.job_store.domain.events import (
 )
 from pawl.job_store.domain.rows import RunRow
 from pawl.job_store.domain.states import CallState
-from pawl.job_store.domain.unit_of_work import Ids, UnitOfWork
+from pawl.job_store.domain.unit_of_work import UnitOfWork
 
 
-def write(
-    unit: UnitOfWork, run: RunRow, bodies: Sequence[EventBody], *, now: datetime, ids: Ids, attempt: int = 0
-) -> RunRow:
+def write(unit: UnitOfWork, run: RunRow, bodies: Sequence[EventBody], *, attempt: int = 0) -> RunRow:
     """Append `bodies` to the log of `run`, in order, and put the run; returns it with its new `last_seq`.
 
     The run inside a RunChanged is put up to date with the seq of its event.
@@ -44,9 +41,9 @@ def write(
                 conversation_id=run.conversation_id,
                 run_id=run.run_id,
                 seq=seq,
-                time=now,
+                time=unit.now,
                 attempt=attempt,
-                event_id=ids.new("evt"),
+                event_id=unit.ids.new("evt"),
                 type=type_of(body),
                 body=body,
             )

@@ -11,7 +11,7 @@ from pawl.job_store.domain import call_table, log
 from pawl.job_store.domain.events import CallChanged
 from pawl.job_store.domain.rows import CallKey, CallRow, Offer, RunKey, RunRow
 from pawl.job_store.domain.states import CallState, RunState
-from pawl.job_store.domain.unit_of_work import Ids, RowKeys, UnitOfWork
+from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
 
 
 def is_pending(run: RunRow, call: CallRow) -> bool:
@@ -60,7 +60,7 @@ class LeaseOffer(msgspec.Struct, frozen=True, kw_only=True):
         """The rows it needs."""
         return RowKeys(runs=((self.store_id, self.run_id),), calls=((self.store_id, self.call_id),))
 
-    def apply(self, unit: UnitOfWork, now: datetime, ids: Ids) -> Leased:
+    def apply(self, unit: UnitOfWork) -> Leased:
         """Grant the lease if the call waits and nobody else holds it. Then the client executes it, and the log says so.
 
         To the client that holds it, it is granted again with the same epoch, and
@@ -71,22 +71,22 @@ class LeaseOffer(msgspec.Struct, frozen=True, kw_only=True):
         call = unit.calls.get((self.store_id, self.call_id))
         if run is None or call is None or call.run_id != run.run_id or run.user_id != self.user_id:
             return Leased(granted=False, call=None)
-        is_over = call.deadline_time is not None and call.deadline_time <= now
+        is_over = call.deadline_time is not None and call.deadline_time <= unit.now
         if call.state is not CallState.OFFERED or is_over or not is_pending(run, call):
             return Leased(granted=False, call=call)
         offer = call.offer or Offer(client_id="", epoch=0, expire_time=None, lease_seconds=0.0)
         if offer.client_id == self.client_id:
-            if offer.is_held(now) and self.session_id < offer.session_id:
+            if offer.is_held(unit.now) and self.session_id < offer.session_id:
                 return Leased(granted=False, call=call, replaced=True)
             call = replace(call, offer=replace(offer, session_id=self.session_id))
-            call = renewed(call, now=now, lease_seconds=self.lease_seconds)
+            call = renewed(call, now=unit.now, lease_seconds=self.lease_seconds)
             unit.put_call(call)
             return Leased(granted=True, call=call)
-        if offer.is_held(now):
+        if offer.is_held(unit.now):
             return Leased(granted=False, call=call)
         offer = replace(offer, client_id=self.client_id, session_id=self.session_id, epoch=offer.epoch + 1)
-        call = renewed(replace(call, offer=offer, start_time=now), now=now, lease_seconds=self.lease_seconds)
-        _change(unit, run, [call], now, ids)
+        call = renewed(replace(call, offer=offer, start_time=unit.now), now=unit.now, lease_seconds=self.lease_seconds)
+        _change(unit, run, [call])
         return Leased(granted=True, call=call)
 
 
@@ -103,12 +103,12 @@ class RenewOffers(msgspec.Struct, frozen=True, kw_only=True):
         """The rows it needs."""
         return _row_keys(self.calls)
 
-    def apply(self, unit: UnitOfWork, now: datetime, ids: Ids) -> tuple[CallRow, ...]:
+    def apply(self, unit: UnitOfWork) -> tuple[CallRow, ...]:
         """Return the calls that the session holds."""
         held = []
         for _, call in _held(unit, self.calls):
             if call.offer is not None and _holder(call.offer) == (self.client_id, self.session_id):
-                held.append(renewed(call, now=now, lease_seconds=self.lease_seconds))
+                held.append(renewed(call, now=unit.now, lease_seconds=self.lease_seconds))
                 unit.put_call(held[-1])
         return tuple(held)
 
@@ -129,16 +129,16 @@ class ReleaseOffers(msgspec.Struct, frozen=True, kw_only=True):
         """The rows it needs."""
         return _row_keys(self.calls)
 
-    def apply(self, unit: UnitOfWork, now: datetime, ids: Ids) -> int:
+    def apply(self, unit: UnitOfWork) -> int:
         """Return how many calls are offered again."""
         released = 0
         for run, call in _held(unit, self.calls):
             offer = call.offer
-            if offer is None or not self._gives_back(offer, now):
+            if offer is None or not self._gives_back(offer, unit.now):
                 continue
             offer = replace(offer, client_id="", session_id="", expire_time=None)
             call = replace(call, offer=offer, start_time=None)  # noqa: PLW2901  # same call
-            _change(unit, unit.runs.get(run.key) or run, [call], now, ids)
+            _change(unit, unit.runs.get(run.key) or run, [call])
             released += 1
         return released
 
@@ -168,9 +168,9 @@ def _held(unit: UnitOfWork, keys: tuple[tuple[RunKey, CallKey], ...]) -> list[tu
     return held
 
 
-def _change(unit: UnitOfWork, run: RunRow, calls: list[CallRow], now: datetime, ids: Ids) -> None:
+def _change(unit: UnitOfWork, run: RunRow, calls: list[CallRow]) -> None:
     """Put calls whose holder changed, and say so in the log."""
     for call in calls:
         unit.put_call(call)
     bodies = [CallChanged(from_state=CallState.OFFERED, call=call) for call in calls]
-    log.write(unit, run, bodies, now=now, ids=ids)
+    log.write(unit, run, bodies)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Final
 
 import msgspec
@@ -12,7 +11,7 @@ from pawl.job_store.domain import inbox, log, run_table, turn
 from pawl.job_store.domain.events import RunChanged
 from pawl.job_store.domain.rows import RunRow
 from pawl.job_store.domain.states import CallState, RunState, StopCause
-from pawl.job_store.domain.unit_of_work import Ids, UnitOfWork
+from pawl.job_store.domain.unit_of_work import UnitOfWork
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +36,7 @@ def read_ending(payload: bytes) -> Ending:
     return _read(payload)
 
 
-def request(unit: UnitOfWork, run: RunRow, cause: StopCause, *, now: datetime, ids: Ids) -> RunRow:
+def request(unit: UnitOfWork, run: RunRow, cause: StopCause) -> RunRow:
     """Stop `run`, which must be open and not CANCELLING: from now on nothing new starts (I12).
 
     A run that no worker has begun is CANCELLED at once, unless messages entered
@@ -45,34 +44,34 @@ def request(unit: UnitOfWork, run: RunRow, cause: StopCause, *, now: datetime, i
     and any other one, becomes CANCELLING, and its owner, or the next one,
     settles what is open. A quarantined one gets workers again for that.
     """
-    stopped, superseded = _stop(unit, run, cause, now=now, ids=ids)
-    _supersede(unit, superseded, now=now, ids=ids)
+    stopped, superseded = _stop(unit, run, cause)
+    _supersede(unit, superseded)
     return stopped
 
 
-def end(unit: UnitOfWork, run: RunRow, state: RunState, *, now: datetime, ids: Ids, attempt: int = 0) -> RunRow:
+def end(unit: UnitOfWork, run: RunRow, state: RunState, *, attempt: int = 0) -> RunRow:
     """Put `run` into a terminal state: its last event, its inbox closed, its turn given to the next run."""
-    ended, superseded = _end(unit, run, state, now=now, ids=ids, attempt=attempt)
-    _supersede(unit, superseded, now=now, ids=ids)
+    ended, superseded = _end(unit, run, state, attempt=attempt)
+    _supersede(unit, superseded)
     return ended
 
 
-def _supersede(unit: UnitOfWork, run: RunRow | None, *, now: datetime, ids: Ids) -> None:
+def _supersede(unit: UnitOfWork, run: RunRow | None) -> None:
     """Stop a run, and those whose turn comes by that, as if its turn had come before the message that interrupts it."""
     while run is not None:
-        _, run = _stop(unit, run, StopCause.SUPERSEDED, now=now, ids=ids)
+        _, run = _stop(unit, run, StopCause.SUPERSEDED)
 
 
-def _stop(unit: UnitOfWork, run: RunRow, cause: StopCause, *, now: datetime, ids: Ids) -> tuple[RunRow, RunRow | None]:
+def _stop(unit: UnitOfWork, run: RunRow, cause: StopCause) -> tuple[RunRow, RunRow | None]:
     """Do what `request` says; return the run, and the one that is superseded now that it has the turn."""
     has_begun = run.last_commit is not None or run.worker_id is not None
     crashes = 0 if run.is_quarantined else run.crashes
     if not has_begun and not _was_steered(unit, run):
-        return _end(unit, replace(run, stop_cause=cause), RunState.CANCELLED, now=now, ids=ids)
+        return _end(unit, replace(run, stop_cause=cause), RunState.CANCELLED)
     run_table.check(run.state, RunState.CANCELLING)
     stopping = replace(run, state=RunState.CANCELLING, waits=(), stop_cause=cause, attention=None, crashes=crashes)
-    stopping = log.write(unit, stopping, [RunChanged(from_state=run.state, run=stopping)], now=now, ids=ids)
-    return turn.wake(unit, stopping, now=now), None
+    stopping = log.write(unit, stopping, [RunChanged(from_state=run.state, run=stopping)])
+    return turn.wake(unit, stopping), None
 
 
 def _was_steered(unit: UnitOfWork, run: RunRow) -> bool:
@@ -80,21 +79,19 @@ def _was_steered(unit: UnitOfWork, run: RunRow) -> bool:
     return has_turn and any(command.name == inbox.STEER for command in unit.inbox(run))
 
 
-def _end(
-    unit: UnitOfWork, run: RunRow, state: RunState, *, now: datetime, ids: Ids, attempt: int = 0
-) -> tuple[RunRow, RunRow | None]:
+def _end(unit: UnitOfWork, run: RunRow, state: RunState, *, attempt: int = 0) -> tuple[RunRow, RunRow | None]:
     """Do what `end` says; return the run, and the one that is superseded now that it has the turn."""
     run_table.check(run.state, state)
-    ended = replace(run, state=state, waits=(), attention=None, worker_id=None, claim_at=None, end_time=now)
-    ended = log.write(unit, ended, [RunChanged(from_state=run.state, run=ended)], now=now, ids=ids, attempt=attempt)
+    ended = replace(run, state=state, waits=(), attention=None, worker_id=None, claim_at=None, end_time=unit.now)
+    ended = log.write(unit, ended, [RunChanged(from_state=run.state, run=ended)], attempt=attempt)
     for command in unit.inbox(ended):
         unit.put_command(replace(command, consumed=True))
-    superseded = turn.leave(unit, ended, now=now, ids=ids)
-    _report(unit, ended, now=now, ids=ids)
+    superseded = turn.leave(unit, ended)
+    _report(unit, ended)
     return ended, superseded
 
 
-def _report(unit: UnitOfWork, run: RunRow, *, now: datetime, ids: Ids) -> None:
+def _report(unit: UnitOfWork, run: RunRow) -> None:
     """Tell the run whose call this one did, in the same transaction: its call is settled with this and nothing else.
 
     Of a call that was given up, and of a run that is not there any more, nobody
@@ -106,7 +103,7 @@ def _report(unit: UnitOfWork, run: RunRow, *, now: datetime, ids: Ids) -> None:
         return
     ending = Ending(run_id=run.run_id, state=run.state, usage=run.usage, failure=run.failure, output=run.output)
     incoming = inbox.IncomingCommand(
-        command_id=ids.new("cmd"),
+        command_id=unit.ids.new("cmd"),
         user_id=run.user_id,
         name=inbox.AGENT_ENDED,
         fingerprint=b"",
@@ -114,4 +111,4 @@ def _report(unit: UnitOfWork, run: RunRow, *, now: datetime, ids: Ids) -> None:
         call_id=call.call_id,
     )
     unit.put_call(replace(call, reserved_by=incoming.command_id))
-    turn.wake(unit, inbox.accept(unit, parent, incoming, now=now), now=now)
+    turn.wake(unit, inbox.accept(unit, parent, incoming))

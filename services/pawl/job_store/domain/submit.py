@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import assert_never
 
 import msgspec
@@ -14,7 +13,7 @@ from pawl.job_store.domain.events import RunChanged
 from pawl.job_store.domain.log import write
 from pawl.job_store.domain.rows import ConversationRow, RequestRow, RunRow
 from pawl.job_store.domain.states import MessagePolicy, RunState, StopCause
-from pawl.job_store.domain.unit_of_work import Ids, RowKeys, UnitOfWork
+from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +68,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
             queues=((self.store_id, self.store_queue_max, self.store_places),),
         )
 
-    def apply(self, unit: UnitOfWork, now: datetime, ids: Ids) -> Submitted:
+    def apply(self, unit: UnitOfWork) -> Submitted:
         """Create or enter a run; the same request again gets the same run.
 
         Raises:
@@ -82,8 +81,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         earlier = unit.requests.get((self.store_id, self.user_id, self.request_id)) if self.request_id else None
         if earlier is not None:
             return _placed(unit, self._repeat(unit, earlier))
-        conversation = self._conversation(unit, now, ids)
-        submitted = self._deliver(unit, conversation, now, ids)
+        conversation = self._conversation(unit)
+        submitted = self._deliver(unit, conversation)
         if self.request_id:
             request = RequestRow(
                 store_id=self.store_id,
@@ -92,7 +91,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
                 fingerprint=self.fingerprint,
                 run_id=submitted.run.run_id,
                 steered=submitted.steered,
-                create_time=now,
+                create_time=unit.now,
             )
             unit.requests.put(request.key, request)
         return _placed(unit, submitted)
@@ -105,7 +104,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
             raise RunNotFound
         return Submitted(run=run, steered=earlier.steered)
 
-    def _conversation(self, unit: UnitOfWork, now: datetime, ids: Ids) -> ConversationRow:
+    def _conversation(self, unit: UnitOfWork) -> ConversationRow:
         found = unit.conversations.get((self.store_id, self.conversation_id)) if self.conversation_id else None
         if found is not None and found.user_id == self.user_id:
             return found
@@ -114,64 +113,62 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         return unit.put_conversation(
             ConversationRow(
                 store_id=self.store_id,
-                conversation_id=self.conversation_id or ids.new("conv"),
+                conversation_id=self.conversation_id or unit.ids.new("conv"),
                 user_id=self.user_id,
                 active_run_id=None,
                 queue=(),
                 last_number=0,
-                create_time=now,
-                update_time=now,
+                create_time=unit.now,
+                update_time=unit.now,
             )
         )
 
-    def _deliver(self, unit: UnitOfWork, conversation: ConversationRow, now: datetime, ids: Ids) -> Submitted:
+    def _deliver(self, unit: UnitOfWork, conversation: ConversationRow) -> Submitted:
         active = unit.runs.get((self.store_id, conversation.active_run_id)) if conversation.active_run_id else None
         if active is None:
-            return self._create(unit, conversation, now, ids)
+            return self._create(unit, conversation)
         match self.policy:
             case MessagePolicy.REJECT:
                 raise ConversationBusy
             case MessagePolicy.QUEUE:
-                return self._create(unit, conversation, now, ids)
+                return self._create(unit, conversation)
             case MessagePolicy.STEER:
                 if active.is_stopping:
                     # What enters a run that is being stopped would be lost.
-                    return self._create(unit, conversation, now, ids)
-                incoming = self._incoming(inbox.STEER, self.steer, ids)
-                active = inbox.accept_message(unit, active, incoming, self.inbox_limits, now=now)
-                return Submitted(run=turn.wake(unit, active, now=now), steered=True)
+                    return self._create(unit, conversation)
+                incoming = self._incoming(inbox.STEER, self.steer, unit)
+                active = inbox.accept_message(unit, active, incoming, self.inbox_limits)
+                return Submitted(run=turn.wake(unit, active), steered=True)
             case MessagePolicy.INTERRUPT:
-                submitted = self._create(unit, conversation, now, ids, first=True)
+                submitted = self._create(unit, conversation, first=True)
                 if active.state is not RunState.CANCELLING:
-                    active = inbox.accept(unit, active, self._incoming(inbox.CANCEL, self.interrupt, ids), now=now)
-                    stop.request(unit, active, StopCause.SUPERSEDED, now=now, ids=ids)
+                    active = inbox.accept(unit, active, self._incoming(inbox.CANCEL, self.interrupt, unit))
+                    stop.request(unit, active, StopCause.SUPERSEDED)
                 return replace(submitted, run=unit.runs.get(submitted.run.key) or submitted.run)
             case _:
                 assert_never(self.policy)
 
-    def _create(
-        self, unit: UnitOfWork, conversation: ConversationRow, now: datetime, ids: Ids, *, first: bool = False
-    ) -> Submitted:
+    def _create(self, unit: UnitOfWork, conversation: ConversationRow, *, first: bool = False) -> Submitted:
         if len(conversation.queue) >= self.queue_max:
             raise QueueFull(f"{self.queue_max} messages wait in this conversation already")
         of_store = unit.queues.get(self.store_id)
         if of_store is not None and of_store.waiting >= self.store_queue_max:
             raise QueueFull(f"{self.store_queue_max} runs wait in this store already: try again when some have begun")
         budget = (self.token_budget, self.token_ceiling)
-        run = turn.queued(conversation, ids.new("run"), self.message, self.options, budget, now=now)
+        run = turn.queued(conversation, unit.ids.new("run"), self.message, self.options, budget, now=unit.now)
         created = RunChanged(from_state=None, run=run)
         if conversation.active_run_id is None:
-            return Submitted(run=turn.give(unit, conversation, run, now=now, ids=ids, before=(created,)), steered=False)
+            return Submitted(run=turn.give(unit, conversation, run, before=(created,)), steered=False)
         queue, interrupting = conversation.queue, conversation.interrupting
         place = sum(waiting in interrupting for waiting in queue) if first else len(queue)
         queue = (*queue[:place], run.run_id, *queue[place:])
         interrupting = (*interrupting, run.run_id) if first else interrupting
-        unit.put_conversation(replace(conversation, queue=queue, interrupting=interrupting, update_time=now))
-        return Submitted(run=write(unit, run, [created], now=now, ids=ids), steered=False)
+        unit.put_conversation(replace(conversation, queue=queue, interrupting=interrupting, update_time=unit.now))
+        return Submitted(run=write(unit, run, [created]), steered=False)
 
-    def _incoming(self, name: str, payload: bytes, ids: Ids) -> inbox.IncomingCommand:
+    def _incoming(self, name: str, payload: bytes, unit: UnitOfWork) -> inbox.IncomingCommand:
         return inbox.IncomingCommand(
-            command_id=ids.new("cmd"),
+            command_id=unit.ids.new("cmd"),
             user_id=self.user_id,
             name=name,
             fingerprint=self.fingerprint,

@@ -10,7 +10,7 @@ from pawl.errors import Internal
 from pawl.job_store.domain import log, run_table
 from pawl.job_store.domain.events import EventBody, MessageAdded
 from pawl.job_store.domain.rows import ConversationRow, MessageRow, RunRow
-from pawl.job_store.domain.unit_of_work import Ids, UnitOfWork, Wakeup
+from pawl.job_store.domain.unit_of_work import UnitOfWork, Wakeup
 
 
 def queued(
@@ -60,8 +60,6 @@ def give(
     conversation: ConversationRow,
     run: RunRow,
     *,
-    now: datetime,
-    ids: Ids,
     before: tuple[EventBody, ...] = (),
 ) -> RunRow:
     """Give the turn to `run`: its first message enters the conversation, and workers may claim it.
@@ -74,40 +72,40 @@ def give(
         store_id=run.store_id,
         conversation_id=run.conversation_id,
         number=conversation.last_number + 1,
-        message_id=ids.new("msg"),
+        message_id=unit.ids.new("msg"),
         run_id=run.run_id,
         summarised_to=0,
         body=run.queued_message,
-        create_time=now,
+        create_time=unit.now,
     )
     unit.messages.add([message])
-    conversation = conversation.without(run.run_id, now=now)
+    conversation = conversation.without(run.run_id, now=unit.now)
     unit.put_conversation(replace(conversation, active_run_id=run.run_id, last_number=message.number))
     unit.work_ready = True
-    run = replace(run, queued_message=None, claim_at=now)
-    return log.write(unit, run, [*before, MessageAdded(message=message)], now=now, ids=ids)
+    run = replace(run, queued_message=None, claim_at=unit.now)
+    return log.write(unit, run, [*before, MessageAdded(message=message)])
 
 
-def leave(unit: UnitOfWork, run: RunRow, *, now: datetime, ids: Ids) -> RunRow | None:
+def leave(unit: UnitOfWork, run: RunRow) -> RunRow | None:
     """Take an ended run out of its conversation; the next one that waits gets the turn.
 
     Return that one if another one that came to interrupt waits behind it.
     """
     conversation = unit.conversation_of(run)
     if conversation.active_run_id != run.run_id:
-        unit.put_conversation(conversation.without(run.run_id, now=now))
+        unit.put_conversation(conversation.without(run.run_id, now=unit.now))
         return None
     if not conversation.queue:
-        unit.put_conversation(replace(conversation, active_run_id=None, update_time=now))
+        unit.put_conversation(replace(conversation, active_run_id=None, update_time=unit.now))
         return None
     following = unit.runs.get((run.store_id, conversation.queue[0]))
     if following is None:
         raise Internal("the next run of a conversation is not in the unit")
-    following = give(unit, conversation, following, now=now, ids=ids)
+    following = give(unit, conversation, following)
     return following if unit.conversation_of(following).interrupting else None
 
 
-def wake(unit: UnitOfWork, run: RunRow, *, now: datetime) -> RunRow:
+def wake(unit: UnitOfWork, run: RunRow) -> RunRow:
     """Make somebody look at the inbox of `run`: its worker, or whoever claims it now.
 
     A run that waits for its turn is left alone: it reads its inbox when it runs. So
@@ -118,7 +116,7 @@ def wake(unit: UnitOfWork, run: RunRow, *, now: datetime) -> RunRow:
     if run.worker_id is not None:
         unit.wakeups.add([Wakeup(worker_id=run.worker_id, store_id=run.store_id, run_id=run.run_id)])
         return run
-    if run.queued_message is not None or (run.claim_at is not None and run.claim_at <= now):
+    if run.queued_message is not None or (run.claim_at is not None and run.claim_at <= unit.now):
         return run
     unit.work_ready = True
-    return unit.put_run(replace(run, claim_at=now))
+    return unit.put_run(replace(run, claim_at=unit.now))

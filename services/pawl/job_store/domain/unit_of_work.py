@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -18,12 +18,15 @@ from msgspec.structs import replace
 from pawl.errors import Internal
 from pawl.job_store.domain.events import Event
 from pawl.job_store.domain.rows import (
+    CallKey,
     CallRow,
     CommandKey,
     CommandRow,
+    ConversationKey,
     ConversationRow,
     MessageRow,
     Queue,
+    RequestKey,
     RequestRow,
     RunKey,
     RunRow,
@@ -40,24 +43,8 @@ class Ids(Protocol):
         """Return a fresh id that starts with `prefix` and an underscore."""
 
 
-class Undo:
-    """The way back to the state before the operation that is being applied."""
-
-    def __init__(self) -> None:
-        self._steps: list[Callable[[], None]] = []
-
-    def add(self, step: Callable[[], None]) -> None:
-        """Remember how to undo a change that was just made."""
-        self._steps.append(step)
-
-    def forget(self) -> None:
-        """Keep all changes made so far."""
-        self._steps.clear()
-
-    def run(self) -> None:
-        """Undo all changes since the last `forget`, the newest first."""
-        while self._steps:
-            self._steps.pop()()
+Undo: TypeAlias = list[Callable[[], None]]
+"""The way back to the state before the operation that is being applied: the newest change is the last."""
 
 
 class Table(Generic[K, R]):
@@ -81,9 +68,9 @@ class Table(Generic[K, R]):
         """Create or change a row."""
         rows = self._rows
         if key in rows:
-            self._undo.add(partial(rows.__setitem__, key, rows[key]))
+            self._undo.append(partial(rows.__setitem__, key, rows[key]))
         else:
-            self._undo.add(partial(rows.__delitem__, key))
+            self._undo.append(partial(rows.__delitem__, key))
         rows[key] = row
 
     def items(self) -> Iterable[tuple[K, R]]:
@@ -111,7 +98,7 @@ class Entries(Generic[R]):
         """Append rows, in order."""
         length = len(self.rows)
         self.rows.extend(rows)
-        self._undo.add(partial(self.rows.__delitem__, slice(length, None)))
+        self._undo.append(partial(self.rows.__delitem__, slice(length, None)))
 
 
 class Wakeup(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,63 +122,57 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     queues come along.
     """
 
-    requests: tuple[tuple[str, str, str], ...] = ()
-    conversations: tuple[tuple[str, str], ...] = ()
+    requests: tuple[RequestKey, ...] = ()
+    conversations: tuple[ConversationKey, ...] = ()
     runs: tuple[RunKey, ...] = ()
     conversations_of: tuple[RunKey, ...] = ()
     ends: tuple[RunKey, ...] = ()
     calls_of: tuple[RunKey, ...] = ()
-    calls: tuple[tuple[str, str], ...] = ()
+    calls: tuple[CallKey, ...] = ()
     commands_of: tuple[RunKey, ...] = ()
     commands: tuple[CommandKey, ...] = ()
     queues: tuple[tuple[str, int, int], ...] = ()
 
 
-@dataclass(slots=True)
 class UnitOfWork:
     """All rows that a group of operations names, and what the operations made of them.
 
+    `now` is the time of their transaction, `ids` gives them new ids.
     `loop_states` are new states of workers by run, `wakeups` the workers to be told
     of a command, `work_ready` says that a run became claimable. `queues` has the
     stores whose queue was loaded.
     """
 
-    _undo: Undo = field(default_factory=Undo)
-    requests: Table[tuple[str, str, str], RequestRow] = field(init=False)
-    conversations: Table[tuple[str, str], ConversationRow] = field(init=False)
-    runs: Table[RunKey, RunRow] = field(init=False)
-    calls: Table[tuple[str, str], CallRow] = field(init=False)
-    commands: Table[CommandKey, CommandRow] = field(init=False)
-    loop_states: Table[RunKey, bytes] = field(init=False)
-    queues: Table[str, Queue] = field(init=False)
-    messages: Entries[MessageRow] = field(init=False)
-    events: Entries[Event] = field(init=False)
-    wakeups: Entries[Wakeup] = field(init=False)
-    work_ready: bool = False
-    _calls_of: dict[RunKey, dict[str, None]] = field(default_factory=dict)
-    _commands_of: dict[RunKey, dict[str, None]] = field(default_factory=dict)
+    now: datetime
 
-    def __post_init__(self) -> None:
-        self.requests = Table(self._undo)
-        self.conversations = Table(self._undo)
-        self.runs = Table(self._undo)
-        self.calls = Table(self._undo)
-        self.commands = Table(self._undo)
-        self.loop_states = Table(self._undo)
-        self.queues = Table(self._undo)
-        self.messages = Entries(self._undo)
-        self.events = Entries(self._undo)
-        self.wakeups = Entries(self._undo)
+    def __init__(self, ids: Ids) -> None:
+        undo: Undo = []
+        self.ids = ids
+        self.requests: Table[RequestKey, RequestRow] = Table(undo)
+        self.conversations: Table[ConversationKey, ConversationRow] = Table(undo)
+        self.runs: Table[RunKey, RunRow] = Table(undo)
+        self.calls: Table[CallKey, CallRow] = Table(undo)
+        self.commands: Table[CommandKey, CommandRow] = Table(undo)
+        self.loop_states: Table[RunKey, bytes] = Table(undo)
+        self.queues: Table[str, Queue] = Table(undo)
+        self.messages: Entries[MessageRow] = Entries(undo)
+        self.events: Entries[Event] = Entries(undo)
+        self.wakeups: Entries[Wakeup] = Entries(undo)
+        self.work_ready = False
+        self._undo = undo
+        self._calls_of: dict[RunKey, dict[str, None]] = {}
+        self._commands_of: dict[RunKey, dict[str, None]] = {}
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
         """Apply one operation: all of it, or nothing if an exception passes."""
-        self._undo.forget()
+        self._undo.clear()
         work_ready = self.work_ready
         try:
             yield
         except BaseException:
-            self._undo.run()
+            while self._undo:
+                self._undo.pop()()
             self.work_ready = work_ready
             raise
 
