@@ -284,14 +284,14 @@ MUTANTS = (
     Mutant(
         name="refusals_are_not_kept",
         module=_COMMAND,
-        text="run = inbox.refuse(unit, run, incoming, self.inbox_limits, outcome=refusal.outcome, error=error)",
+        text="run = inbox.keep_receipt(unit, run, incoming, self.inbox_limits)",
         instead="pass",
         checker=REFERENCE_MODEL,
     ),
     Mutant(
         name="clients_need_no_lease",
         module=_COMMAND,
-        text="if offer is None or (offer.client_id, offer.epoch) != (client_id, offer_epoch):",
+        text="if offer is None or (offer.client_id, offer.epoch) != (command.client_id, command.offer_epoch):",
         instead="if offer is None:",
         checker=REFERENCE_MODEL,
     ),

@@ -190,45 +190,46 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         earlier = unit.commands.get((self.store_id, self.run_id, self.command_id))
         if earlier is not None:
             return self._repeat(unit, run, earlier)
-        incoming = inbox.IncomingCommand(
+        incoming = inbox.arrived(
+            unit,
+            run,
+            name=self.command.name,
+            payload=self.payload,
             command_id=self.command_id,
             user_id=self.user_id,
-            name=self.command.name,
             fingerprint=self.fingerprint,
-            payload=self.payload,
         )
         try:
             run = self._take(unit, run, incoming)
-        except _Replaced as refusal:
-            return _receipt(unit, run, refusal.outcome, refusal.error.reason, refusal.error.message)
         except _Refused as refusal:
             error = refusal.error
             if refusal.outcome is CommandOutcome.UNKNOWN:
                 return _unknown(error)
-            run = inbox.refuse(unit, run, incoming, self.inbox_limits, outcome=refusal.outcome, error=error)
-            return _receipt(unit, run, refusal.outcome, error.reason, error.message)
-        return _receipt(unit, run, CommandOutcome.ACCEPTED)
+            incoming = replace(incoming, outcome=refusal.outcome, reason=error.reason, message=error.message)
+            if not isinstance(refusal, _Replaced):
+                run = inbox.keep_receipt(unit, run, incoming, self.inbox_limits)
+        return _receipt(unit, run, incoming)
 
     def _approves(self, unit: UnitOfWork, run: RunRow) -> bool:
         """Return whether somebody who may approve for the whole store decides a call of the run that needs it."""
         command = self.command
         if not isinstance(command, Decide) or command.right is not DecisionRight.STORE:
             return False
-        call = unit.calls.get((run.store_id, command.call_id))
-        is_of_run = call is not None and call.run_id == run.run_id
-        return call is not None and is_of_run and call.digest != "" and call.state is not CallState.ASKED
+        call = _call_of_run(unit, run, command.call_id)
+        return call is not None and call.digest != "" and call.state is not CallState.ASKED
 
     def _repeat(self, unit: UnitOfWork, run: RunRow, earlier: CommandRow) -> Receipt:
         if (earlier.fingerprint, earlier.user_id) != (self.fingerprint, self.user_id):
             raise RequestIdReused
         is_taken = earlier.outcome is CommandOutcome.ACCEPTED
         outcome = CommandOutcome.DUPLICATE if is_taken else earlier.outcome
-        return _receipt(unit, run, outcome, earlier.reason, earlier.message)
+        return _receipt(unit, run, replace(earlier, outcome=outcome))
 
-    def _take(self, unit: UnitOfWork, run: RunRow, incoming: inbox.IncomingCommand) -> RunRow:
+    def _take(self, unit: UnitOfWork, run: RunRow, incoming: CommandRow) -> RunRow:
         command = self.command
         if (run.state.is_terminal or run.is_stopping) and isinstance(command, Decide):
-            _check_undecided(run, unit.calls.get((run.store_id, command.call_id)))
+            # Whoever comes after somebody else's decision is told of it, also when the run has ended by then.
+            _check_undecided(_call_of_run(unit, run, command.call_id))
         if run.state.is_terminal:
             raise _Refused(CommandOutcome.LATE, RunEnded())
         if isinstance(command, Cancel):
@@ -244,10 +245,11 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         if run.is_stopping:
             raise _Refused(CommandOutcome.LATE, CallNotPending("the run is being stopped"))
         if isinstance(command, Steer):
-            incoming = replace(incoming, text_bytes=command.text_bytes)
-            return turn.wake(unit, inbox.accept_message(unit, run, incoming, self.inbox_limits))
-        call = unit.calls.get((run.store_id, command.call_id))
-        if call is None or call.run_id != run.run_id:
+            text_bytes = command.text_bytes
+            run = inbox.accept_message(unit, run, incoming, self.inbox_limits, text_bytes=text_bytes)
+            return turn.wake(unit, run)
+        call = _call_of_run(unit, run, command.call_id)
+        if call is None:
             raise _Refused(CommandOutcome.UNKNOWN, CallNotFound())
         match command:
             case ToolResult():
@@ -260,7 +262,8 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
                 _check_resolve(run, call)
                 run = self._tell(unit, run, OperatorAct.RESOLVED, call_id=call.call_id)
             case Progress():
-                _check_progress(call, command, self.session_id)
+                _check_offered(call)
+                _check_holder(call, command, self.session_id)
                 return _progress(unit, run, call, command, incoming)
             case _:
                 assert_never(command)
@@ -268,7 +271,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         run = inbox.accept(unit, run, replace(incoming, call_id=call.call_id))
         return turn.wake(unit, run)
 
-    def _top_up(self, unit: UnitOfWork, run: RunRow, incoming: inbox.IncomingCommand, command: TopUp) -> RunRow:
+    def _top_up(self, unit: UnitOfWork, run: RunRow, incoming: CommandRow, command: TopUp) -> RunRow:
         """Raise the budget at once, so that no two top-ups together pass the ceiling; the owner goes on by it."""
         if run.is_stopping:
             raise _Refused(CommandOutcome.LATE, RunEnded("the run is being stopped"))
@@ -282,10 +285,10 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         body = ToppedUp(tokens=command.tokens, token_budget=budget, user_id=incoming.user_id)
         return turn.wake(unit, log.write(unit, run, [body]))
 
-    def _cancel(self, unit: UnitOfWork, run: RunRow, incoming: inbox.IncomingCommand, command: Cancel) -> RunRow:
+    def _cancel(self, unit: UnitOfWork, run: RunRow, incoming: CommandRow, command: Cancel) -> RunRow:
         if run.state is RunState.CANCELLING:
             # Somebody stopped it before: to the caller it is as if this did.
-            return inbox.accept_idle(unit, run, incoming, self.inbox_limits)
+            return inbox.keep_receipt(unit, run, incoming, self.inbox_limits)
         run = inbox.accept(unit, run, incoming)
         run = self._tell(unit, run, OperatorAct.ENDED, reason=command.reason)
         return stop.request(unit, run, command.cause)
@@ -330,22 +333,32 @@ def _unknown(error: PawlError) -> Receipt:
     return Receipt(outcome=CommandOutcome.UNKNOWN, reason=error.reason, message=error.message)
 
 
-def _receipt(unit: UnitOfWork, run: RunRow, outcome: CommandOutcome, reason: str = "", message: str = "") -> Receipt:
+def _call_of_run(unit: UnitOfWork, run: RunRow, call_id: str) -> CallRow | None:
+    call = unit.calls.get((run.store_id, call_id))
+    return call if call is not None and call.run_id == run.run_id else None
+
+
+def _receipt(unit: UnitOfWork, run: RunRow, command: CommandRow) -> Receipt:
     pending = tuple(call for call in unit.open_calls(run) if offers.is_pending(run, call))
     run = unit.runs.get(run.key) or run
-    return Receipt(outcome=outcome, reason=reason, message=message, run=run, pending=pending)
+    return Receipt(outcome=command.outcome, reason=command.reason, message=command.message, run=run, pending=pending)
 
 
 def _check_open(call: CallRow) -> None:
     if call.state.is_terminal or call.reserved_by:
-        decided = call.decision is not None
-        raise _Refused(CommandOutcome.LATE, AlreadyDecided() if decided else CallNotPending())
+        _check_undecided(call)
+        raise _Refused(CommandOutcome.LATE, CallNotPending())
 
 
-def _check_undecided(run: RunRow, call: CallRow | None) -> None:
-    """Tell whoever comes after somebody else's decision of it, also when the run has ended by then."""
-    if call is not None and call.run_id == run.run_id and call.decision is not None:
+def _check_undecided(call: CallRow | None) -> None:
+    if call is not None and call.decision is not None:
         raise _Refused(CommandOutcome.LATE, AlreadyDecided())
+
+
+def _check_offered(call: CallRow) -> None:
+    _check_open(call)
+    if call.state is not CallState.OFFERED:
+        raise _Refused(CommandOutcome.REFUSED, CallNotPending())
 
 
 def _check_deadline(call: CallRow, now: datetime) -> None:
@@ -354,26 +367,17 @@ def _check_deadline(call: CallRow, now: datetime) -> None:
 
 
 def _check_result(call: CallRow, command: ToolResult, session_id: str, now: datetime) -> None:
-    _check_open(call)
-    if call.state is not CallState.OFFERED:
-        raise _Refused(CommandOutcome.REFUSED, CallNotPending())
+    _check_offered(call)
     _check_deadline(call, now)
     if command.client_id:
-        _check_holder(call, command.client_id, command.offer_epoch, session_id)
+        _check_holder(call, command, session_id)
     elif call.offer is not None and call.offer.is_held(now):
         raise _Refused(CommandOutcome.WRONG_HOLDER, CallNotPending("a client runs the call"))
 
 
-def _check_progress(call: CallRow, command: Progress, session_id: str) -> None:
-    _check_open(call)
-    if call.state is not CallState.OFFERED:
-        raise _Refused(CommandOutcome.REFUSED, CallNotPending())
-    _check_holder(call, command.client_id, command.offer_epoch, session_id)
-
-
-def _check_holder(call: CallRow, client_id: str, offer_epoch: int, session_id: str) -> None:
+def _check_holder(call: CallRow, command: ToolResult | Progress, session_id: str) -> None:
     offer = call.offer
-    if offer is None or (offer.client_id, offer.epoch) != (client_id, offer_epoch):
+    if offer is None or (offer.client_id, offer.epoch) != (command.client_id, command.offer_epoch):
         raise _Refused(CommandOutcome.WRONG_HOLDER, CallNotPending("the client does not hold the call"))
     if session_id and session_id != offer.session_id:
         raise _Replaced(CommandOutcome.WRONG_HOLDER, CallNotPending("another stream of the client holds the call"))
@@ -385,11 +389,8 @@ def _check_decidable(call: CallRow, command: Decide, user_id: str, now: datetime
         if command.kind not in {DecisionKind.ANSWER, DecisionKind.REJECT}:
             raise _Refused(CommandOutcome.REFUSED, CallNotPending("a question is answered or refused"))
     elif call.state is not CallState.AWAITING_APPROVAL:
-        decided = call.decision is not None
-        raise _Refused(
-            CommandOutcome.LATE if decided else CommandOutcome.REFUSED,
-            AlreadyDecided() if decided else CallNotPending(),
-        )
+        _check_undecided(call)
+        raise _Refused(CommandOutcome.REFUSED, CallNotPending())
     else:
         _check_approver(call, command, user_id)
     _check_deadline(call, now)
@@ -411,7 +412,7 @@ def _check_approver(call: CallRow, command: Decide, user_id: str) -> None:
         raise _Refused(CommandOutcome.LATE, AlreadyDecided(message))
 
 
-def _count(unit: UnitOfWork, run: RunRow, call: CallRow, incoming: inbox.IncomingCommand) -> RunRow:
+def _count(unit: UnitOfWork, run: RunRow, call: CallRow, incoming: CommandRow) -> RunRow:
     """Keep an approval that is not the last one that the call needs, and say so; its owner has it audited."""
     unit.put_call(call)
     run = inbox.accept(unit, run, incoming, consumed=True)
@@ -426,9 +427,7 @@ def _check_resolve(run: RunRow, call: CallRow) -> None:
         raise _Refused(CommandOutcome.REFUSED, CallNotPending("the outcome of the call is not in doubt"))
 
 
-def _progress(
-    unit: UnitOfWork, run: RunRow, call: CallRow, command: Progress, incoming: inbox.IncomingCommand
-) -> RunRow:
+def _progress(unit: UnitOfWork, run: RunRow, call: CallRow, command: Progress, incoming: CommandRow) -> RunRow:
     """Write the progress to the log at once; it renews the client's lease and needs no owner.
 
     What comes too soon after the last one is left out of the log, and leaves no receipt.

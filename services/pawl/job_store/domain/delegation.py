@@ -62,7 +62,5 @@ def give_up(unit: UnitOfWork, call: CallRow, cancel: bytes) -> None:
     is_done = call.state is not CallState.DELEGATED or call.reserved_by
     if is_done or run is None or run.state.is_terminal or run.state is RunState.CANCELLING:
         return
-    incoming = inbox.IncomingCommand(
-        command_id=unit.ids.new("cmd"), user_id=run.user_id, name=inbox.CANCEL, fingerprint=b"", payload=cancel
-    )
+    incoming = inbox.arrived(unit, run, name=inbox.CANCEL, payload=cancel)
     stop.request(unit, inbox.accept(unit, run, incoming), StopCause.PARENT)

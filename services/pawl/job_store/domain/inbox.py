@@ -13,9 +13,8 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from pawl.errors import PawlError, QueueFull
+from pawl.errors import QueueFull
 from pawl.job_store.domain.rows import CommandRow, RunRow
-from pawl.job_store.domain.states import CommandOutcome
 from pawl.job_store.domain.unit_of_work import UnitOfWork
 
 STEER: Final = "steer"
@@ -38,29 +37,42 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 LIMITS: Final = Limits()
 
 
-class IncomingCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """A command as it arrives. `payload` is opaque: what the owner of the run will read.
+def arrived(
+    unit: UnitOfWork,
+    run: RunRow,
+    *,
+    name: str,
+    payload: bytes,
+    command_id: str = "",
+    user_id: str = "",
+    fingerprint: bytes = b"",
+    call_id: str = "",
+) -> CommandRow:
+    """Return a command that has come for `run` and is not in its inbox yet.
 
-    `call_id` is the call that it settles or decides; empty if none. `text_bytes` is
-    the size of a message.
+    Without an id it gets one, and without a user it is of the run's. `call_id` is the call that it settles or decides.
     """
+    return CommandRow(
+        store_id=run.store_id,
+        run_id=run.run_id,
+        command_id=command_id or unit.ids.new("cmd"),
+        number=run.command_count + 1,
+        user_id=user_id or run.user_id,
+        time=unit.now,
+        name=name,
+        call_id=call_id,
+        fingerprint=fingerprint,
+        payload=payload,
+    )
 
-    command_id: str
-    user_id: str
-    name: str
-    fingerprint: bytes
-    payload: bytes
-    call_id: str = ""
-    text_bytes: int = 0
 
-
-def accept_message(unit: UnitOfWork, run: RunRow, incoming: IncomingCommand, limits: Limits) -> RunRow:
+def accept_message(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limits, *, text_bytes: int) -> RunRow:
     """Put a message into the inbox of `run`; returns the run.
 
     Raises:
         QueueFull: too many wait there.
     """
-    size_bytes = run.steer_bytes_waiting + incoming.text_bytes
+    size_bytes = run.steer_bytes_waiting + text_bytes
     if run.steers_waiting >= limits.commands_max or size_bytes > limits.bytes_max:
         waiting = f"{run.steers_waiting} messages with {run.steer_bytes_waiting} bytes wait to be read by this run"
         raise QueueFull(f"{waiting}: send this one again when it has read some, or queue it")
@@ -68,7 +80,7 @@ def accept_message(unit: UnitOfWork, run: RunRow, incoming: IncomingCommand, lim
     return accept(unit, run, incoming)
 
 
-def accept_top_up(unit: UnitOfWork, run: RunRow, incoming: IncomingCommand, limits: Limits) -> RunRow:
+def accept_top_up(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limits) -> RunRow:
     """Put a top-up into the inbox of `run`; returns the run.
 
     Raises:
@@ -79,60 +91,19 @@ def accept_top_up(unit: UnitOfWork, run: RunRow, incoming: IncomingCommand, limi
     return accept(unit, run, incoming)
 
 
-def accept(unit: UnitOfWork, run: RunRow, incoming: IncomingCommand, *, consumed: bool = False) -> RunRow:
+def accept(unit: UnitOfWork, run: RunRow, incoming: CommandRow, *, consumed: bool = False) -> RunRow:
     """Put a command into the inbox of `run`, or only its receipt if it is `consumed` at once; returns the run."""
-    row = _row(unit, run, incoming)
     if consumed:
-        row = replace(row, payload=b"", consumed=True)
-    return _put(unit, run, row)
+        incoming = replace(incoming, payload=b"", consumed=True)
+    unit.put_command(incoming)
+    return unit.put_run(replace(run, command_count=incoming.number))
 
 
-def refuse(
-    unit: UnitOfWork,
-    run: RunRow,
-    incoming: IncomingCommand,
-    limits: Limits,
-    *,
-    outcome: CommandOutcome,
-    error: PawlError,
-) -> RunRow:
-    """Remember that a command was refused, so that it is refused for ever, unless too many were; returns the run."""
-    row = replace(_row(unit, run, incoming), outcome=outcome, reason=error.reason, message=error.message)
-    return _put_idle(unit, run, row, limits)
+def keep_receipt(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limits) -> RunRow:
+    """Remember a command that changes nothing, unless too many did; returns the run.
 
-
-def accept_idle(unit: UnitOfWork, run: RunRow, incoming: IncomingCommand, limits: Limits) -> RunRow:
-    """Remember a command that asked for what was done already, unless too many did; returns the run."""
-    return _put_idle(unit, run, _row(unit, run, incoming), limits)
-
-
-def _put_idle(unit: UnitOfWork, run: RunRow, row: CommandRow, limits: Limits) -> RunRow:
-    """Keep a receipt that nobody has to read. Without it the same command is judged anew when it comes again."""
+    Without its receipt the same command is judged anew when it comes again.
+    """
     if run.idle_receipts >= limits.idle_receipts_max:
         return run
-    run = replace(run, idle_receipts=run.idle_receipts + 1)
-    return _put(unit, run, replace(row, payload=b"", consumed=True))
-
-
-def _row(unit: UnitOfWork, run: RunRow, incoming: IncomingCommand) -> CommandRow:
-    return CommandRow(
-        store_id=run.store_id,
-        run_id=run.run_id,
-        command_id=incoming.command_id,
-        number=run.command_count + 1,
-        user_id=incoming.user_id,
-        time=unit.now,
-        name=incoming.name,
-        call_id=incoming.call_id,
-        fingerprint=incoming.fingerprint,
-        outcome=CommandOutcome.ACCEPTED,
-        reason="",
-        message="",
-        payload=incoming.payload,
-        consumed=False,
-    )
-
-
-def _put(unit: UnitOfWork, run: RunRow, row: CommandRow) -> RunRow:
-    unit.put_command(row)
-    return unit.put_run(replace(run, command_count=row.number))
+    return accept(unit, replace(run, idle_receipts=run.idle_receipts + 1), incoming, consumed=True)

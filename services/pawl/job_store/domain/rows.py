@@ -300,11 +300,11 @@ class CommandRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     call_id: str
     fingerprint: bytes
-    outcome: CommandOutcome
-    reason: str
-    message: str
+    outcome: CommandOutcome = CommandOutcome.ACCEPTED
+    reason: str = ""
+    message: str = ""
     payload: bytes
-    consumed: bool
+    consumed: bool = False
 
     @property
     def key(self) -> CommandKey:

@@ -15,7 +15,7 @@ from pawl.job_store.domain.unit_of_work import UnitOfWork
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a run that did a call of another one: the payload of that one's command, as `payload` writes it."""
+    """The end of a run that did a call of another one: the payload of that one's command AGENT_ENDED."""
 
     run_id: str
     state: RunState
@@ -23,17 +23,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     failure: bytes
     output: bytes
 
-    def payload(self) -> bytes:
-        """Return the bytes that `read_ending` takes."""
-        return msgspec.msgpack.encode(self)
 
-
-_read: Final = msgspec.msgpack.Decoder(Ending).decode
-
-
-def read_ending(payload: bytes) -> Ending:
-    """Return the payload of a command AGENT_ENDED."""
-    return _read(payload)
+read_ending: Final = msgspec.msgpack.Decoder(Ending).decode
 
 
 def request(unit: UnitOfWork, run: RunRow, cause: StopCause) -> RunRow:
@@ -102,13 +93,7 @@ def _report(unit: UnitOfWork, run: RunRow) -> None:
     if parent is None or call is None or call.state is not CallState.DELEGATED:
         return
     ending = Ending(run_id=run.run_id, state=run.state, usage=run.usage, failure=run.failure, output=run.output)
-    incoming = inbox.IncomingCommand(
-        command_id=unit.ids.new("cmd"),
-        user_id=run.user_id,
-        name=inbox.AGENT_ENDED,
-        fingerprint=b"",
-        payload=ending.payload(),
-        call_id=call.call_id,
-    )
+    payload = msgspec.msgpack.encode(ending)
+    incoming = inbox.arrived(unit, parent, name=inbox.AGENT_ENDED, payload=payload, call_id=call.call_id)
     unit.put_call(replace(call, reserved_by=incoming.command_id))
     turn.wake(unit, inbox.accept(unit, parent, incoming))

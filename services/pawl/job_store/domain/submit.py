@@ -11,7 +11,7 @@ from pawl.errors import ConversationBusy, ConversationNotFound, QueueFull, Reque
 from pawl.job_store.domain import inbox, stop, turn
 from pawl.job_store.domain.events import RunChanged
 from pawl.job_store.domain.log import write
-from pawl.job_store.domain.rows import ConversationRow, RequestRow, RunRow
+from pawl.job_store.domain.rows import CommandRow, ConversationRow, RequestRow, RunRow
 from pawl.job_store.domain.states import MessagePolicy, RunState, StopCause
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
 
@@ -136,13 +136,13 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
                 if active.is_stopping:
                     # What enters a run that is being stopped would be lost.
                     return self._create(unit, conversation)
-                incoming = self._incoming(inbox.STEER, self.steer, unit)
-                active = inbox.accept_message(unit, active, incoming, self.inbox_limits)
+                incoming = self._command(unit, active, inbox.STEER, self.steer)
+                active = inbox.accept_message(unit, active, incoming, self.inbox_limits, text_bytes=self.text_bytes)
                 return Submitted(run=turn.wake(unit, active), steered=True)
             case MessagePolicy.INTERRUPT:
                 submitted = self._create(unit, conversation, first=True)
                 if active.state is not RunState.CANCELLING:
-                    active = inbox.accept(unit, active, self._incoming(inbox.CANCEL, self.interrupt, unit))
+                    active = inbox.accept(unit, active, self._command(unit, active, inbox.CANCEL, self.interrupt))
                     stop.request(unit, active, StopCause.SUPERSEDED)
                 return replace(submitted, run=unit.runs.get(submitted.run.key) or submitted.run)
             case _:
@@ -166,15 +166,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         unit.put_conversation(replace(conversation, queue=queue, interrupting=interrupting, update_time=unit.now))
         return Submitted(run=write(unit, run, [created]), steered=False)
 
-    def _incoming(self, name: str, payload: bytes, unit: UnitOfWork) -> inbox.IncomingCommand:
-        return inbox.IncomingCommand(
-            command_id=unit.ids.new("cmd"),
-            user_id=self.user_id,
-            name=name,
-            fingerprint=self.fingerprint,
-            payload=payload,
-            text_bytes=self.text_bytes,
-        )
+    def _command(self, unit: UnitOfWork, run: RunRow, name: str, payload: bytes) -> CommandRow:
+        return inbox.arrived(unit, run, name=name, payload=payload, user_id=self.user_id, fingerprint=self.fingerprint)
 
 
 def _placed(unit: UnitOfWork, submitted: Submitted) -> Submitted:
