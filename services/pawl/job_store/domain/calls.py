@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -47,6 +47,12 @@ class CallChange(msgspec.Struct, frozen=True, kw_only=True):
     child_run_id: str = ""
 
 
+# The others are of the first change only, or as `_shown` says.
+_OF_OWNER: Final = tuple(
+    set(CallChange.__struct_fields__) - {"call_id", "round", "index", "approvals_required", "escalated"}
+)
+
+
 def arguments_sha256(arguments: bytes) -> bytes:
     """Return what a decision remembers of the arguments that it approves."""
     return hashlib.sha256(arguments).digest()
@@ -73,25 +79,12 @@ def create(run: RunRow, change: CallChange, *, now: datetime) -> CallRow:
         user_id=run.user_id,
         round=change.round,
         index=change.index,
-        state=change.state,
-        tool_name=change.tool_name,
-        tool_version=change.tool_version,
-        fallback_tool_name=change.fallback_tool_name,
-        arguments=change.arguments,
-        attempt=change.attempt,
-        digest=change.digest,
-        decision=None,
-        deadline_time=change.deadline_time,
         offer=_offer(change.state, None),
-        reserved_by="",
-        result=change.result,
-        spec=change.spec,
         create_time=now,
         start_time=now if change.state in _BEGUN else None,
         end_time=now if change.state.is_terminal else None,
         approvals_required=max(1, change.approvals_required),
-        has_default=change.has_default,
-        child_run_id=change.child_run_id,
+        **_as_owner_says(change),
     )
 
 
@@ -122,22 +115,11 @@ def move(call: CallRow, change: CallChange, consumed: Collection[str], *, now: d
         call = _shown(call, change)
     return replace(
         call,
-        state=change.state,
-        tool_name=change.tool_name,
-        tool_version=change.tool_version,
-        fallback_tool_name=change.fallback_tool_name,
-        arguments=change.arguments,
-        attempt=change.attempt,
-        digest=change.digest,
-        deadline_time=change.deadline_time,
         offer=_offer(change.state, call.offer),
         reserved_by="",
-        result=change.result,
-        spec=change.spec,
         start_time=now if begins else _began(call, change.state),
         end_time=now if change.state.is_terminal else None,
-        has_default=change.has_default,
-        child_run_id=change.child_run_id,
+        **_as_owner_says(change),
     )
 
 
@@ -163,6 +145,11 @@ def changed(before: CallRow | None, call: CallRow) -> CallChanged:
         began = call.start_time or call.create_time
         duration = max(0.0, ((call.end_time or began) - began).total_seconds())
     return CallChanged(from_state=before.state if before else None, call=call, duration_seconds=duration)
+
+
+def _as_owner_says(change: CallChange) -> dict[str, Any]:
+    """Return the fields of the row that are always as the owner wants them."""
+    return {name: getattr(change, name) for name in _OF_OWNER}
 
 
 def _shown(call: CallRow, change: CallChange) -> CallRow:

@@ -20,6 +20,8 @@ from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
 
 ROUND_STARTED: Final = "round.started"
 
+_FIGURES: Final = ("round", "usage", "output", "active_seconds", "tools", "stop_cause", "failure", "unstopped")
+
 # Only these may wait for a command without end (I3: any other run goes on by itself).
 _MAY_SLEEP: Final = frozenset({RunState.WAITING, RunState.NEEDS_ATTENTION})
 
@@ -232,20 +234,14 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             delegation.begin(unit, run, each)
 
     def _with_figures(self, run: RunRow) -> RunRow:
+        figures = ((name, getattr(self, name)) for name in _FIGURES)
         steers = [message.steer_bytes for message in self.messages if message.steer_bytes is not None]
         return replace(
             run,
             steers_waiting=max(0, run.steers_waiting - len(steers)),
             steer_bytes_waiting=max(0, run.steer_bytes_waiting - sum(steers)),
-            round=run.round if self.round is None else self.round,
-            usage=run.usage if self.usage is None else self.usage,
-            output=run.output if self.output is None else self.output,
-            active_seconds=run.active_seconds if self.active_seconds is None else self.active_seconds,
-            tools=run.tools if self.tools is None else self.tools,
-            stop_cause=run.stop_cause if self.stop_cause is None else self.stop_cause,
-            failure=run.failure if self.failure is None else self.failure,
-            unstopped=run.unstopped if self.unstopped is None else self.unstopped,
             crashes=0 if self._makes_progress() else run.crashes,
+            **{name: value for name, value in figures if value is not None},
         )
 
     def _makes_progress(self) -> bool:

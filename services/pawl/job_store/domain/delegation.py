@@ -40,9 +40,6 @@ def begin(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
             store_id=parent.store_id,
             conversation_id=unit.ids.new("conv"),
             user_id=parent.user_id,
-            active_run_id=None,
-            queue=(),
-            last_number=0,
             create_time=unit.now,
             update_time=unit.now,
         )

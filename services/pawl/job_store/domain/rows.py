@@ -1,4 +1,4 @@
-"""The rows of the ledger.
+"""The rows of the ledger. Where a field has a default, that is what it is in a new row.
 
 Fields of type `bytes` are opaque: the ledger keeps what it does not judge, and
 gives it back unchanged. Times are those of the database, with a time zone.
@@ -55,9 +55,9 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
     store_id: str
     conversation_id: str
     user_id: str
-    active_run_id: str | None
-    queue: tuple[str, ...]
-    last_number: int
+    active_run_id: str | None = None
+    queue: tuple[str, ...] = ()
+    last_number: int = 0
     create_time: datetime
     update_time: datetime
     interrupting: tuple[str, ...] = ()
@@ -109,29 +109,29 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     conversation_id: str
     user_id: str
     state: RunState
-    waits: tuple[int, ...]
-    stop_cause: StopCause | None
-    epoch: int
-    worker_id: str | None
-    claim_at: datetime | None
-    crashes: int
-    attention: Attention | None
-    last_seq: int
-    command_count: int
-    round: int
-    active_seconds: float
+    waits: tuple[int, ...] = ()
+    stop_cause: StopCause | None = None
+    epoch: int = 0
+    worker_id: str | None = None
+    claim_at: datetime | None = None
+    crashes: int = 0
+    attention: Attention | None = None
+    last_seq: int = 0
+    command_count: int = 0
+    round: int = 0
+    active_seconds: float = 0.0
     token_budget: int
     token_ceiling: int
-    last_commit: LastCommit | None
+    last_commit: LastCommit | None = None
     queued_message: bytes | None
     options: bytes
-    tools: bytes
-    usage: bytes
-    failure: bytes
-    output: bytes
+    tools: bytes = b""
+    usage: bytes = b""
+    failure: bytes = b""
+    output: bytes = b""
     create_time: datetime
-    start_time: datetime | None
-    end_time: datetime | None
+    start_time: datetime | None = None
+    end_time: datetime | None = None
     unstopped: bytes = b""
     parent_run_id: str = ""
     parent_call_id: str = ""
@@ -244,10 +244,10 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     arguments: bytes
     attempt: int
     digest: str
-    decision: Decision | None
+    decision: Decision | None = None
     deadline_time: datetime | None
     offer: Offer | None
-    reserved_by: str
+    reserved_by: str = ""
     result: bytes | None
     spec: bytes
     create_time: datetime

@@ -115,9 +115,6 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
                 store_id=self.store_id,
                 conversation_id=self.conversation_id or unit.ids.new("conv"),
                 user_id=self.user_id,
-                active_run_id=None,
-                queue=(),
-                last_number=0,
                 create_time=unit.now,
                 update_time=unit.now,
             )
