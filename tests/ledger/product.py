@@ -16,9 +16,8 @@ from pawl.job_store.app.ports import Operation
 from pawl.job_store.app.reading import Claimed
 from pawl.job_store.domain.attention import Quarantine
 from pawl.job_store.domain.command import Receipt
-from pawl.job_store.domain.commit import Committed
 from pawl.job_store.domain.offers import Leased, ReleaseOffers, RenewOffers
-from pawl.job_store.domain.rows import CallRow, RunRow
+from pawl.job_store.domain.rows import CallRow, LastCommit, RunRow
 from pawl.job_store.domain.submit import Submitted
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
 from tests.ledger.model import Model, Row
@@ -128,7 +127,7 @@ def _answer(answer: object) -> tuple[Any, ...]:
     match answer:
         case Submitted():
             return ("ok", answer.run.run_id, answer.steered)
-        case Committed():
+        case LastCommit():
             return ("ok", answer.first_seq, answer.last_seq, answer.commands_pending)
         case Receipt():
             return ("receipt", answer.outcome.name, answer.reason)

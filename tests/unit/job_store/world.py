@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from pawl.job_store.domain.calls import CallChange
 from pawl.job_store.domain.command import Cancel, Command, Decide, Receipt, Send, Steer, ToolResult
-from pawl.job_store.domain.commit import Commit, Committed
+from pawl.job_store.domain.commit import Commit
 from pawl.job_store.domain.delegation import Delegation
 from pawl.job_store.domain.offers import Leased, LeaseOffer
-from pawl.job_store.domain.rows import CallRow, Queue, RunRow
+from pawl.job_store.domain.rows import CallRow, LastCommit, Queue, RunRow
 from pawl.job_store.domain.states import CallState, DecisionKind, MessagePolicy, RunState, StopCause
 from pawl.job_store.domain.submit import Submit, Submitted
 from pawl.job_store.domain.unit_of_work import UnitOfWork
@@ -92,14 +92,14 @@ class World:
         assert call is not None
         return call
 
-    def commit(self, run_id: str, epoch: int | None = None, **fields: Any) -> Committed:
+    def commit(self, run_id: str, epoch: int | None = None, **fields: Any) -> LastCommit:
         values: dict[str, Any] = {
             "store_id": STORE,
             "run_id": run_id,
             "epoch": self.run(run_id).epoch if epoch is None else epoch,
             "commit_id": f"c{self.number():06}",
         }
-        committed: Committed = self.apply(Commit(**(values | fields)))
+        committed: LastCommit = self.apply(Commit(**(values | fields)))
         return committed
 
     def begin(self) -> str:

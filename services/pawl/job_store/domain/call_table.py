@@ -11,80 +11,24 @@ from pawl.job_store.domain.states import CallState
 
 _S = CallState
 
+
+def _states(names: str) -> frozenset[CallState]:
+    return frozenset(CallState[name] for name in names.split())
+
+
 TRANSITIONS: Final[Mapping[CallState, frozenset[CallState]]] = MappingProxyType(
     {
-        _S.PROPOSED: frozenset(
-            {
-                _S.AWAITING_APPROVAL,
-                _S.OFFERED,
-                _S.ASKED,
-                _S.RUNNABLE,
-                _S.RUNNING,
-                _S.DELEGATED,
-                _S.FAILED,
-                _S.REJECTED,
-                _S.CANCELLED,
-            }
+        _S.PROPOSED: _states("AWAITING_APPROVAL OFFERED ASKED RUNNABLE RUNNING DELEGATED FAILED REJECTED CANCELLED"),
+        _S.AWAITING_APPROVAL: _states(
+            "AWAITING_APPROVAL OFFERED RUNNABLE RUNNING DELEGATED SUCCEEDED FAILED REJECTED EXPIRED CANCELLED"
         ),
-        _S.AWAITING_APPROVAL: frozenset(
-            {
-                _S.AWAITING_APPROVAL,
-                _S.OFFERED,
-                _S.RUNNABLE,
-                _S.RUNNING,
-                _S.DELEGATED,
-                _S.SUCCEEDED,
-                _S.FAILED,
-                _S.REJECTED,
-                _S.EXPIRED,
-                _S.CANCELLED,
-            }
-        ),
-        _S.OFFERED: frozenset(
-            {
-                _S.AWAITING_APPROVAL,
-                _S.ASKED,
-                _S.RUNNABLE,
-                _S.RUNNING,
-                _S.SUCCEEDED,
-                _S.FAILED,
-                _S.EXPIRED,
-                _S.CANCELLED,
-            }
-        ),
-        _S.ASKED: frozenset(
-            {
-                _S.RUNNABLE,
-                _S.RUNNING,
-                _S.SUCCEEDED,
-                _S.FAILED,
-                _S.REJECTED,
-                _S.EXPIRED,
-                _S.CANCELLED,
-                _S.OUTCOME_UNKNOWN,
-            }
-        ),
-        _S.RUNNABLE: frozenset({_S.RUNNING, _S.DELEGATED, _S.SUCCEEDED, _S.FAILED, _S.CANCELLED, _S.OUTCOME_UNKNOWN}),
-        _S.RUNNING: frozenset(
-            {
-                _S.ASKED,
-                _S.RUNNABLE,
-                _S.RUNNING,
-                _S.SUCCEEDED,
-                _S.FAILED,
-                _S.EXPIRED,
-                _S.CANCELLED,
-                _S.OUTCOME_UNKNOWN,
-            }
-        ),
+        _S.OFFERED: _states("AWAITING_APPROVAL ASKED RUNNABLE RUNNING SUCCEEDED FAILED EXPIRED CANCELLED"),
+        _S.ASKED: _states("RUNNABLE RUNNING SUCCEEDED FAILED REJECTED EXPIRED CANCELLED OUTCOME_UNKNOWN"),
+        _S.RUNNABLE: _states("RUNNING DELEGATED SUCCEEDED FAILED CANCELLED OUTCOME_UNKNOWN"),
+        _S.RUNNING: _states("ASKED RUNNABLE RUNNING SUCCEEDED FAILED EXPIRED CANCELLED OUTCOME_UNKNOWN"),
         # Nothing but the end of the run that does it settles it, or giving that run up.
-        _S.DELEGATED: frozenset({_S.SUCCEEDED, _S.FAILED, _S.CANCELLED}),
-        _S.SUCCEEDED: frozenset(),
-        _S.FAILED: frozenset(),
-        _S.REJECTED: frozenset(),
-        _S.EXPIRED: frozenset(),
-        _S.CANCELLED: frozenset(),
-        _S.OUTCOME_UNKNOWN: frozenset(),
+        _S.DELEGATED: _states("SUCCEEDED FAILED CANCELLED"),
+        **{state: frozenset() for state in _S if state.is_terminal},
     }
 )
 """To which states a call may go from each state.
@@ -113,21 +57,8 @@ PENDING: Final = frozenset({_S.AWAITING_APPROVAL, _S.OFFERED, _S.ASKED})
 """The states in which a call waits for someone."""
 
 EVENT_TYPES: Final[Mapping[CallState, str]] = MappingProxyType(
-    {
-        _S.PROPOSED: "tool.proposed",
-        _S.AWAITING_APPROVAL: "tool.awaiting_approval",
-        _S.OFFERED: "tool.offered",
-        _S.ASKED: "tool.asked",
-        _S.RUNNABLE: "tool.runnable",
-        _S.RUNNING: "tool.executing",
-        _S.DELEGATED: "tool.delegated",
-        _S.SUCCEEDED: "tool.completed",
-        _S.FAILED: "tool.failed",
-        _S.REJECTED: "tool.rejected",
-        _S.EXPIRED: "tool.expired",
-        _S.CANCELLED: "tool.cancelled",
-        _S.OUTCOME_UNKNOWN: "tool.outcome_unknown",
-    }
+    {state: f"tool.{state.name.lower()}" for state in _S}
+    | {_S.RUNNING: "tool.executing", _S.SUCCEEDED: "tool.completed"}
 )
 """The type of the event that says that a call is now in a state."""
 

@@ -38,15 +38,6 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
     steer_bytes: int | None = None
 
 
-class Committed(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to the owner: the events of its step, and whether commands wait for it."""
-
-    first_seq: int
-    last_seq: int
-    commands_pending: bool
-    time: datetime
-
-
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """One step. None leaves a figure as it is; those of type `bytes` are opaque.
 
@@ -102,7 +93,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             commands=tuple((self.store_id, self.run_id, command_id) for command_id in self.consumed),
         )
 
-    def apply(self, unit: UnitOfWork) -> Committed:
+    def apply(self, unit: UnitOfWork) -> LastCommit:
         """Write the step; the last step of a run again gets the same answer.
 
         Raises:
@@ -119,7 +110,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             raise RunNotFound
         last = run.last_commit
         if last is not None and (last.commit_id, last.epoch) == (self.commit_id, self.epoch):
-            return _answer(last)
+            return last
         if run.state.is_terminal:
             raise RunEnded
         if run.epoch != self.epoch or run.worker_id is None:
@@ -128,7 +119,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             raise IllegalTransition("a later step of this owner was written before: this is a late copy")
         return self._write(unit, run)
 
-    def _write(self, unit: UnitOfWork, before: RunRow) -> Committed:
+    def _write(self, unit: UnitOfWork, before: RunRow) -> LastCommit:
         if self.after_seq is not None and self.after_seq != before.last_seq:
             raise InboxChanged(f"the log ends at seq {before.last_seq}")
         self._consume(unit, before)
@@ -158,7 +149,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             time=unit.now,
         )
         unit.put_run(replace(run, last_commit=last))
-        return _answer(last)
+        return last
 
     def _consume(self, unit: UnitOfWork, run: RunRow) -> None:
         moved = {change.call_id for change in self.calls}
@@ -304,12 +295,3 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         if still_open:
             raise IllegalTransition(f"call {still_open[0].call_id} is open: settle it first")
         return stop.end(unit, run, state, attempt=self.epoch)
-
-
-def _answer(last: LastCommit) -> Committed:
-    return Committed(
-        first_seq=last.first_seq,
-        last_seq=last.last_seq,
-        commands_pending=last.commands_pending,
-        time=last.time,
-    )

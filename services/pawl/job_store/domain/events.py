@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import msgspec
 
+from pawl.job_store.domain import call_table, run_table
 from pawl.job_store.domain.rows import CallRow, MessageRow, RunRow
 from pawl.job_store.domain.states import CallState, OperatorAct, RunState
 
@@ -17,6 +18,11 @@ class RunChanged(msgspec.Struct, frozen=True, kw_only=True):
     from_state: RunState | None
     run: RunRow
 
+    @property
+    def type(self) -> str:
+        """The dotted name, as of all events."""
+        return run_table.EVENT_TYPES[self.run.state]
+
 
 class CallChanged(msgspec.Struct, frozen=True, kw_only=True):
     """A call changed its state or its holder, or was created (`from_state` None)."""
@@ -25,16 +31,23 @@ class CallChanged(msgspec.Struct, frozen=True, kw_only=True):
     call: CallRow
     duration_seconds: float = 0.0
 
+    @property
+    def type(self) -> str:
+        """That of the state; a client that has taken the call executes it."""
+        return call_table.EVENT_TYPES[CallState.RUNNING if self.call.is_leased else self.call.state]
+
 
 class MessageAdded(msgspec.Struct, frozen=True, kw_only=True):
     """A message was appended to the conversation."""
 
+    type: ClassVar[str] = "message.added"
     message: MessageRow
 
 
 class ToolProgressed(msgspec.Struct, frozen=True, kw_only=True):
     """A client says how far it is with a call."""
 
+    type: ClassVar[str] = "tool.progress"
     call: CallRow
     fraction: float | None
     message: str
@@ -43,6 +56,7 @@ class ToolProgressed(msgspec.Struct, frozen=True, kw_only=True):
 class ToppedUp(msgspec.Struct, frozen=True, kw_only=True):
     """Somebody added to the token budget, which is larger now."""
 
+    type: ClassVar[str] = "run.topped_up"
     tokens: int
     token_budget: int
     user_id: str
@@ -58,6 +72,7 @@ class OwnerEvent(msgspec.Struct, frozen=True, kw_only=True):
 class OperatorActed(msgspec.Struct, frozen=True, kw_only=True):
     """An operator did something about the run; `call_id` goes with RESOLVED."""
 
+    type: ClassVar[str] = "operator.acted"
     user_id: str
     act: OperatorAct
     call_id: str = ""

@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import assert_never
 
 from msgspec.structs import replace
 
-from pawl.job_store.domain import call_table, run_table
-from pawl.job_store.domain.events import (
-    CallChanged,
-    Event,
-    EventBody,
-    MessageAdded,
-    OperatorActed,
-    OwnerEvent,
-    RunChanged,
-    ToolProgressed,
-    ToppedUp,
-)
+from pawl.job_store.domain.events import Event, EventBody, RunChanged
 from pawl.job_store.domain.rows import RunRow
-from pawl.job_store.domain.states import CallState
 from pawl.job_store.domain.unit_of_work import UnitOfWork
 
 
@@ -44,32 +31,9 @@ def write(unit: UnitOfWork, run: RunRow, bodies: Sequence[EventBody], *, attempt
                 time=unit.now,
                 attempt=attempt,
                 event_id=unit.ids.new("evt"),
-                type=type_of(body),
+                type=body.type,
                 body=body,
             )
         )
     unit.events.add(events)
     return unit.put_run(replace(run, last_seq=seq))
-
-
-def type_of(body: EventBody) -> str:
-    """Return the dotted name of an event."""
-    match body:
-        case RunChanged():
-            return run_table.EVENT_TYPES[body.run.state]
-        case CallChanged() if body.call.is_leased:
-            return call_table.EVENT_TYPES[CallState.RUNNING]
-        case CallChanged():
-            return call_table.EVENT_TYPES[body.call.state]
-        case MessageAdded():
-            return "message.added"
-        case ToolProgressed():
-            return "tool.progress"
-        case ToppedUp():
-            return "run.topped_up"
-        case OperatorActed():
-            return "operator.acted"
-        case OwnerEvent():
-            return body.type
-        case _:
-            assert_never(body)

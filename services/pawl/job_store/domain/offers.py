@@ -86,7 +86,7 @@ class LeaseOffer(msgspec.Struct, frozen=True, kw_only=True):
             return Leased(granted=False, call=call)
         offer = replace(offer, client_id=self.client_id, session_id=self.session_id, epoch=offer.epoch + 1)
         call = renewed(replace(call, offer=offer, start_time=unit.now), now=unit.now, lease_seconds=self.lease_seconds)
-        _change(unit, run, [call])
+        _change(unit, run, call)
         return Leased(granted=True, call=call)
 
 
@@ -138,7 +138,7 @@ class ReleaseOffers(msgspec.Struct, frozen=True, kw_only=True):
                 continue
             offer = replace(offer, client_id="", session_id="", expire_time=None)
             call = replace(call, offer=offer, start_time=None)  # noqa: PLW2901  # same call
-            _change(unit, unit.runs.get(run.key) or run, [call])
+            _change(unit, unit.runs.get(run.key) or run, call)
             released += 1
         return released
 
@@ -168,9 +168,7 @@ def _held(unit: UnitOfWork, keys: tuple[tuple[RunKey, CallKey], ...]) -> list[tu
     return held
 
 
-def _change(unit: UnitOfWork, run: RunRow, calls: list[CallRow]) -> None:
-    """Put calls whose holder changed, and say so in the log."""
-    for call in calls:
-        unit.put_call(call)
-    bodies = [CallChanged(from_state=CallState.OFFERED, call=call) for call in calls]
-    log.write(unit, run, bodies)
+def _change(unit: UnitOfWork, run: RunRow, call: CallRow) -> None:
+    """Put a call whose holder changed, and say so in the log."""
+    unit.put_call(call)
+    log.write(unit, run, [CallChanged(from_state=CallState.OFFERED, call=call)])

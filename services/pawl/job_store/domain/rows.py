@@ -70,7 +70,7 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LastCommit(msgspec.Struct, frozen=True, kw_only=True):
-    """The last step of a run and what was answered, so that a lost answer can be given again."""
+    """The last step of a run, and the answer to its owner, also to a repeat: its events, and whether commands wait."""
 
     commit_id: str
     epoch: int

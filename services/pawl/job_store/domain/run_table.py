@@ -14,31 +14,20 @@ _S = RunState
 INITIAL: Final = RunState.QUEUED
 """The state in which every run is created."""
 
+
+def _states(names: str) -> frozenset[RunState]:
+    return frozenset(RunState[name] for name in names.split())
+
+
 TRANSITIONS: Final[Mapping[RunState, frozenset[RunState]]] = MappingProxyType(
     {
         # Also of a run that an operator lets go on: so it may do what it could before.
-        _S.QUEUED: frozenset(
-            {
-                _S.RUNNING,
-                _S.WAITING,
-                _S.NEEDS_ATTENTION,
-                _S.CANCELLING,
-                _S.COMPLETED,
-                _S.FAILED,
-                _S.EXPIRED,
-                _S.CANCELLED,
-            }
-        ),
-        _S.RUNNING: frozenset(
-            {_S.WAITING, _S.NEEDS_ATTENTION, _S.CANCELLING, _S.COMPLETED, _S.FAILED, _S.EXPIRED, _S.CANCELLED}
-        ),
-        _S.WAITING: frozenset({_S.RUNNING, _S.NEEDS_ATTENTION, _S.CANCELLING, _S.FAILED, _S.EXPIRED, _S.CANCELLED}),
-        _S.NEEDS_ATTENTION: frozenset({_S.QUEUED, _S.RUNNING, _S.WAITING, _S.CANCELLING, _S.FAILED, _S.CANCELLED}),
-        _S.CANCELLING: frozenset({_S.NEEDS_ATTENTION, _S.CANCELLED, _S.FAILED}),
-        _S.COMPLETED: frozenset(),
-        _S.FAILED: frozenset(),
-        _S.CANCELLED: frozenset(),
-        _S.EXPIRED: frozenset(),
+        _S.QUEUED: _states("RUNNING WAITING NEEDS_ATTENTION CANCELLING COMPLETED FAILED EXPIRED CANCELLED"),
+        _S.RUNNING: _states("WAITING NEEDS_ATTENTION CANCELLING COMPLETED FAILED EXPIRED CANCELLED"),
+        _S.WAITING: _states("RUNNING NEEDS_ATTENTION CANCELLING FAILED EXPIRED CANCELLED"),
+        _S.NEEDS_ATTENTION: _states("QUEUED RUNNING WAITING CANCELLING FAILED CANCELLED"),
+        _S.CANCELLING: _states("NEEDS_ATTENTION CANCELLED FAILED"),
+        **{state: frozenset() for state in _S if state.is_terminal},
     }
 )
 """To which states a run may go from each state."""

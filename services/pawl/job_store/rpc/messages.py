@@ -12,7 +12,6 @@ from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.app.reading import Claimed, LogGap
 from pawl.job_store.domain import inbox, stop
-from pawl.job_store.domain.commit import Committed
 from pawl.job_store.domain.events import (
     CallChanged,
     Event,
@@ -23,7 +22,7 @@ from pawl.job_store.domain.events import (
     ToolProgressed,
     ToppedUp,
 )
-from pawl.job_store.domain.rows import CallRow, CommandRow, Decision, MessageRow, RunRow
+from pawl.job_store.domain.rows import CallRow, CommandRow, Decision, LastCommit, MessageRow, RunRow
 
 EVENT_RESULT_BYTES_MAX: Final = 16 * 1024
 """Larger results are left out of events."""
@@ -85,7 +84,7 @@ _EVENT: Final = _WIRE.struct(
 )
 _ACTED: Final = _WIRE.struct(OperatorActed, event_pb2.OperatorActed)
 CLAIMED: Final = _WIRE.struct(Claimed, ledger_pb2.ClaimedRun)
-COMMITTED: Final = _WIRE.struct(Committed, ledger_pb2.CommitRunResponse)
+COMMITTED: Final = _WIRE.struct(LastCommit, ledger_pb2.CommitRunResponse, Exceptions(of_struct=("commit_id", "epoch")))
 
 
 def timestamp(time: datetime) -> Timestamp:
