@@ -184,7 +184,7 @@ class MemoryJournal:
         return Written(
             outcomes=outcomes,
             events=[
-                LiveEvent(store_id=event.store_id, run_id=event.run_id, type=event.type, payload=payload)
+                LiveEvent(store_id=event.store_id, run_id=event.run_id, seq=event.seq, payload=payload)
                 for event, payload in events
             ],
             wakeups=unit.wakeups.rows,

@@ -304,7 +304,7 @@ class PlayedLedger(LedgerClient):
         store(self._tables, unit, events)
         await self._announcer.publish(
             [
-                LiveEvent(store_id=event.store_id, run_id=event.run_id, type=event.type, payload=payload)
+                LiveEvent(store_id=event.store_id, run_id=event.run_id, seq=event.seq, payload=payload)
                 for event, payload in events
             ]
         )

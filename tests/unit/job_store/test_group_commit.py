@@ -49,7 +49,7 @@ class ScriptedJournal:
             raise ValueError("the database cannot hold this")
         return Written(
             outcomes=[self.refuses.get(name, name) for name in names],
-            events=[LiveEvent(store_id="s", run_id="r", type="t", payload=name.encode()) for name in names],
+            events=[LiveEvent(store_id="s", run_id="r", seq=1, payload=name.encode()) for name in names],
             wakeups=[],
             work_ready=False,
             lifecycle_count=1,

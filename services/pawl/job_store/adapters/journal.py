@@ -71,16 +71,16 @@ class PostgresJournal:
             except Exception as error:  # noqa: BLE001  # it changed nothing, and the others are none of its business
                 _log.exception("ledger.operation_failed", operation=type(operation).__name__)
                 outcomes.append(error)
-        events = [(event, self._encode(event)) for event in unit.events.rows]
+        events = [
+            LiveEvent(store_id=event.store_id, run_id=event.run_id, seq=event.seq, payload=self._encode(event))
+            for event in unit.events.rows
+        ]
         await _store(connection, unit, events)
         lifecycle = await _keep_lifecycle(connection, unit) if self._keeps_lifecycle else 0
         work_ready = unit.work_ready or await _place_is_wanted(connection, unit)
         return Written(
             outcomes=outcomes,
-            events=[
-                LiveEvent(store_id=event.store_id, run_id=event.run_id, type=event.type, payload=payload)
-                for event, payload in events
-            ],
+            events=events,
             wakeups=unit.wakeups.rows,
             work_ready=work_ready,
             lifecycle_count=lifecycle,
@@ -93,7 +93,7 @@ async def _place_is_wanted(connection: Connection, unit: UnitOfWork) -> bool:
     return bool(stores) and bool(await connection.fetchval(_ANY_WAITS, sorted(stores)))
 
 
-async def _store(connection: Connection, unit: UnitOfWork, events: Sequence[tuple[Event, bytes]]) -> None:
+async def _store(connection: Connection, unit: UnitOfWork, events: Sequence[LiveEvent]) -> None:
     """Write all that the operations changed."""
     # Sorted, so that two groups that create the same rows wait for each other and do not deadlock.
     requests = sorted(unit.requests.created(), key=lambda row: row.key)
@@ -109,29 +109,14 @@ async def _store(connection: Connection, unit: UnitOfWork, events: Sequence[tupl
     await _update(connection, tables.CALLS, unit.calls.changed())
     await _insert(connection, tables.COMMANDS, unit.commands.created())
     await _update(connection, tables.COMMANDS, unit.commands.changed())
-    stored = [
-        tables.StoredEvent(store_id=event.store_id, run_id=event.run_id, seq=event.seq, payload=payload)
-        for event, payload in events
-    ]
-    await _insert(connection, tables.EVENTS, stored)
+    await _insert(connection, tables.EVENTS, events)
 
 
 async def _keep_lifecycle(connection: Connection, unit: UnitOfWork) -> int:
     """Put the life-cycle events into the outbox; returns how many there are."""
-    outbox = [_outbox_row(event) for event in unit.events.rows if isinstance(event.body, RunChanged)]
+    outbox = [event for event in unit.events.rows if isinstance(event.body, RunChanged)]
     await _insert(connection, tables.OUTBOX, outbox)
     return len(outbox)
-
-
-def _outbox_row(event: Event) -> tables.OutboxRow:
-    return tables.OutboxRow(
-        store_id=event.store_id,
-        run_id=event.run_id,
-        seq=event.seq,
-        event_id=event.event_id,
-        type=event.type,
-        time=event.time,
-    )
 
 
 async def _insert(connection: Connection, columns: Columns[Any], rows: Sequence[Any]) -> None:

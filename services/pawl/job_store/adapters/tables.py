@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from datetime import datetime
 from operator import attrgetter
 from typing import Any, Final
 
@@ -12,6 +10,8 @@ import msgspec
 from asyncpg import Record
 
 from pawl.job_store.adapters.columns import Column, Columns
+from pawl.job_store.app.ports import LiveEvent
+from pawl.job_store.domain.events import Event
 from pawl.job_store.domain.rows import (
     Attention,
     CallRow,
@@ -32,34 +32,13 @@ _unpack_approvals: Final = msgspec.msgpack.Decoder(tuple[Decision, ...]).decode
 _unpack_last_commit: Final = msgspec.msgpack.Decoder(LastCommit).decode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredEvent:
-    """An event as its row keeps it."""
-
-    store_id: str
-    run_id: str
-    seq: int
-    payload: bytes
+def _same(type_: str, *names: str, fixed: bool = False, heavy: bool = False) -> list[Column[Any]]:
+    """Return columns that hold the fields of their names."""
+    return [Column(name, type_, attrgetter(name), fixed, heavy) for name in names]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutboxRow:
-    """A life-cycle event that is to be published."""
-
-    store_id: str
-    run_id: str
-    seq: int
-    event_id: str
-    type: str
-    time: datetime
-
-
-def _same(name: str, type_: str, *, fixed: bool = False, heavy: bool = False) -> Column[Any]:
-    return Column(name, type_, attrgetter(name), fixed, heavy)
-
-
-def _fixed(name: str, type_: str) -> Column[Any]:
-    return _same(name, type_, fixed=True)
+def _fixed(type_: str, *names: str) -> list[Column[Any]]:
+    return _same(type_, *names, fixed=True)
 
 
 def _packed(value: Any) -> bytes | None:
@@ -73,15 +52,13 @@ def _offer(field: str, default: Any) -> Callable[[CallRow], Any]:
 CONVERSATIONS: Final[Columns[ConversationRow]] = Columns(
     "job_store.conversations",
     [
-        _fixed("store_id", "text"),
-        _fixed("conversation_id", "text"),
-        _fixed("user_id", "text"),
-        _same("active_run_id", "text"),
+        *_fixed("text", "store_id", "conversation_id", "user_id"),
+        *_same("text", "active_run_id"),
         Column("queue", "text", lambda row: ",".join(row.queue)),
         Column("interrupting", "text", lambda row: ",".join(row.interrupting)),
-        _same("last_number", "bigint"),
-        _fixed("create_time", "timestamptz"),
-        _same("update_time", "timestamptz"),
+        *_same("bigint", "last_number"),
+        *_fixed("timestamptz", "create_time"),
+        *_same("timestamptz", "update_time"),
     ],
     key_length=2,
 )
@@ -97,41 +74,22 @@ def conversation(record: Record) -> ConversationRow:
 RUNS: Final[Columns[RunRow]] = Columns(
     "job_store.runs",
     [
-        _fixed("store_id", "text"),
-        _fixed("run_id", "text"),
-        _fixed("conversation_id", "text"),
-        _fixed("user_id", "text"),
-        _same("state", "smallint"),
+        *_fixed("text", "store_id", "run_id", "conversation_id", "user_id", "parent_run_id", "parent_call_id"),
+        *_same("text", "worker_id"),
+        *_same("smallint", "state", "stop_cause"),
+        *_same("integer", "crashes", "command_count", "round", "steers_waiting", "idle_receipts"),
+        *_same("bigint", "epoch", "last_seq", "token_budget", "steer_bytes_waiting"),
+        *_fixed("bigint", "token_ceiling"),
+        *_same("double precision", "active_seconds"),
+        *_fixed("timestamptz", "create_time"),
+        *_same("timestamptz", "claim_at", "start_time", "end_time"),
+        *_fixed("bytea", "options"),
+        *_same("bytea", "queued_message", "usage", "failure", "unstopped"),
+        *_same("bytea", "tools", "output", heavy=True),
         Column("waits", "bytea", lambda row: bytes(row.waits)),
-        _same("stop_cause", "smallint"),
-        _same("epoch", "bigint"),
-        _same("worker_id", "text"),
-        _same("claim_at", "timestamptz"),
-        _same("crashes", "integer"),
         Column("attention", "smallint", lambda row: row.attention and row.attention.reason),
         Column("attention_time", "timestamptz", lambda row: row.attention and row.attention.since_time),
-        _same("last_seq", "bigint"),
-        _same("command_count", "integer"),
-        _same("round", "integer"),
-        _same("active_seconds", "double precision"),
-        _same("token_budget", "bigint"),
-        _fixed("token_ceiling", "bigint"),
         Column("last_commit", "bytea", lambda row: _packed(row.last_commit)),
-        _same("queued_message", "bytea"),
-        _fixed("options", "bytea"),
-        _same("tools", "bytea", heavy=True),
-        _same("usage", "bytea"),
-        _same("failure", "bytea"),
-        _same("unstopped", "bytea"),
-        _same("output", "bytea", heavy=True),
-        _fixed("create_time", "timestamptz"),
-        _same("start_time", "timestamptz"),
-        _same("end_time", "timestamptz"),
-        _fixed("parent_run_id", "text"),
-        _fixed("parent_call_id", "text"),
-        _same("steers_waiting", "integer"),
-        _same("steer_bytes_waiting", "bigint"),
-        _same("idle_receipts", "integer"),
     ],
     key_length=2,
     # The state of the worker, which the ledger does not look at.
@@ -156,40 +114,25 @@ def run(record: Record | Mapping[str, Any]) -> RunRow:
 CALLS: Final[Columns[CallRow]] = Columns(
     "job_store.calls",
     [
-        _fixed("store_id", "text"),
-        _fixed("call_id", "text"),
-        _fixed("run_id", "text"),
-        _fixed("conversation_id", "text"),
-        _fixed("user_id", "text"),
-        _same("round", "integer"),
+        *_fixed("text", "store_id", "call_id", "run_id", "conversation_id", "user_id"),
+        *_same("text", "digest", "reserved_by", "child_run_id"),
+        *_same("smallint", "state", "approvals_required"),
+        *_same("integer", "round", "tool_version", "attempt"),
+        *_same("boolean", "escalated", "has_default"),
+        *_fixed("timestamptz", "create_time"),
+        *_same("timestamptz", "deadline_time", "start_time", "end_time", "progress_time"),
+        *_same("bytea", "arguments", "result", "spec", heavy=True),
         Column("batch_index", "integer", lambda row: row.index),
-        _same("state", "smallint"),
         Column("tool_name", "bytea", lambda row: row.tool_name.encode()),
-        _same("tool_version", "integer"),
         Column("fallback_tool_name", "bytea", lambda row: row.fallback_tool_name.encode()),
-        _same("arguments", "bytea", heavy=True),
-        _same("attempt", "integer"),
-        _same("digest", "text"),
         Column("decision", "bytea", lambda row: _packed(row.decision)),
-        _same("deadline_time", "timestamptz"),
+        Column("approvals", "bytea", lambda row: _packed(row.approvals or None)),
+        Column("earlier_approvals", "bytea", lambda row: _packed(row.earlier_approvals or None)),
         Column("offer_client_id", "text", _offer("client_id", None)),
         Column("offer_session_id", "text", _offer("session_id", "")),
         Column("offer_epoch", "bigint", _offer("epoch", 0)),
         Column("offer_expire_time", "timestamptz", _offer("expire_time", None)),
         Column("offer_lease_seconds", "double precision", _offer("lease_seconds", 0.0)),
-        _same("reserved_by", "text"),
-        _same("result", "bytea", heavy=True),
-        _same("spec", "bytea", heavy=True),
-        _fixed("create_time", "timestamptz"),
-        _same("start_time", "timestamptz"),
-        _same("end_time", "timestamptz"),
-        _same("approvals_required", "smallint"),
-        Column("approvals", "bytea", lambda row: _packed(row.approvals or None)),
-        Column("earlier_approvals", "bytea", lambda row: _packed(row.earlier_approvals or None)),
-        _same("escalated", "boolean"),
-        _same("has_default", "boolean"),
-        _same("child_run_id", "text"),
-        _same("progress_time", "timestamptz"),
     ],
     key_length=2,
 )
@@ -220,14 +163,11 @@ def call(record: Record) -> CallRow:
 MESSAGES: Final[Columns[MessageRow]] = Columns(
     "job_store.messages",
     [
-        _fixed("store_id", "text"),
-        _fixed("conversation_id", "text"),
-        _fixed("number", "bigint"),
-        _fixed("message_id", "text"),
-        _fixed("run_id", "text"),
-        _fixed("summarised_to", "bigint"),
-        _fixed("body", "bytea"),
-        _fixed("create_time", "timestamptz"),
+        *_fixed("text", "store_id", "conversation_id"),
+        *_fixed("bigint", "number", "summarised_to"),
+        *_fixed("text", "message_id", "run_id"),
+        *_fixed("bytea", "body"),
+        *_fixed("timestamptz", "create_time"),
     ],
     key_length=3,
 )
@@ -241,20 +181,12 @@ def message(record: Record) -> MessageRow:
 COMMANDS: Final[Columns[CommandRow]] = Columns(
     "job_store.commands",
     [
-        _fixed("store_id", "text"),
-        _fixed("run_id", "text"),
-        _fixed("command_id", "text"),
-        _fixed("number", "integer"),
-        _fixed("user_id", "text"),
-        _fixed("time", "timestamptz"),
-        _fixed("name", "text"),
-        _fixed("call_id", "text"),
-        _fixed("fingerprint", "bytea"),
-        _fixed("outcome", "smallint"),
-        _fixed("reason", "text"),
-        _fixed("message", "text"),
-        _fixed("payload", "bytea"),
-        _same("consumed", "boolean"),
+        *_fixed("text", "store_id", "run_id", "command_id", "user_id", "name", "call_id", "reason", "message"),
+        *_fixed("smallint", "outcome"),
+        *_fixed("integer", "number"),
+        *_fixed("timestamptz", "time"),
+        *_fixed("bytea", "fingerprint", "payload"),
+        *_same("boolean", "consumed"),
     ],
     key_length=3,
 )
@@ -271,13 +203,10 @@ def command(record: Record) -> CommandRow:
 REQUESTS: Final[Columns[RequestRow]] = Columns(
     "job_store.requests",
     [
-        _fixed("store_id", "text"),
-        _fixed("user_id", "text"),
-        _fixed("request_id", "text"),
-        _fixed("fingerprint", "bytea"),
-        _fixed("run_id", "text"),
-        _fixed("steered", "boolean"),
-        _fixed("create_time", "timestamptz"),
+        *_fixed("text", "store_id", "user_id", "request_id", "run_id"),
+        *_fixed("bytea", "fingerprint"),
+        *_fixed("boolean", "steered"),
+        *_fixed("timestamptz", "create_time"),
     ],
     key_length=3,
 )
@@ -288,21 +217,19 @@ def request(record: Record) -> RequestRow:
     return RequestRow(**dict(record))
 
 
-EVENTS: Final[Columns[StoredEvent]] = Columns(
+EVENTS: Final[Columns[LiveEvent]] = Columns(
     "job_store.events",
-    [_fixed("store_id", "text"), _fixed("run_id", "text"), _fixed("seq", "bigint"), _fixed("payload", "bytea")],
+    [*_fixed("text", "store_id", "run_id"), *_fixed("bigint", "seq"), *_fixed("bytea", "payload")],
     key_length=3,
 )
 
-OUTBOX: Final[Columns[OutboxRow]] = Columns(
+OUTBOX: Final[Columns[Event]] = Columns(
     "job_store.outbox",
     [
-        _fixed("store_id", "text"),
-        _fixed("run_id", "text"),
-        _fixed("seq", "bigint"),
-        _fixed("event_id", "text"),
-        _fixed("type", "text"),
-        _fixed("time", "timestamptz"),
+        *_fixed("text", "store_id", "run_id"),
+        *_fixed("bigint", "seq"),
+        *_fixed("text", "event_id", "type"),
+        *_fixed("timestamptz", "time"),
     ],
     key_length=3,
 )

@@ -28,11 +28,11 @@ class Operation(Protocol[T_co]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveEvent:
-    """An event that is durable and may now be seen: the bytes of the log."""
+    """An event as the log keeps it, and as it may be seen once it is durable."""
 
     store_id: str
     run_id: str
-    type: str
+    seq: int
     payload: bytes
 
 
