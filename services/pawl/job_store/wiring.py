@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from pawl.chassis.bus import Bus
 from pawl.chassis.clock import Clock
@@ -22,6 +23,7 @@ from pawl.job_store.adapters.outbox import PostgresOutbox
 from pawl.job_store.adapters.reads import PostgresReads
 from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.adapters.upkeep import PostgresLedgerStats, PostgresOfferRepository
+from pawl.job_store.app import sweeps
 from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.ledger import Ledger
 from pawl.job_store.app.ports import (
@@ -36,15 +38,7 @@ from pawl.job_store.app.ports import (
     Retention,
 )
 from pawl.job_store.app.reading import DueTimes, Leases, Reads
-from pawl.job_store.app.sweeps import (
-    ClockSweep,
-    OfferSweep,
-    QuarantineSweep,
-    Relay,
-    RetentionPeriods,
-    RetentionSweep,
-    StatsCollector,
-)
+from pawl.job_store.app.sweeps import ClockSweep, QuarantineSweep, Relay, RetentionPeriods, RetentionSweep
 from pawl.job_store.domain import inbox
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.rpc.messages import encode_event
@@ -128,15 +122,15 @@ def wire(ports: Ports, limits: Limits, upkeep: Upkeep | None = None) -> JobStore
         store_places=limits.places.per_store,
         inbox_limits=limits.inbox,
     )
-    loops = {
-        "offers": OfferSweep(ledger, ports.clock).run,
+    loops: dict[str, Callable[[], Awaitable[None]]] = {
+        "offers": partial(sweeps.offer_again, ledger, ports.clock),
         "clock": ClockSweep(ports.due_times, ports.clock).run,
         "quarantine": QuarantineSweep(ledger, ports.meter, ports.clock).run,
     }
     if relay and upkeep:
         loops["relay"] = relay.run
         loops["retention"] = RetentionSweep(upkeep.retention, ports.clock, upkeep.periods).run
-        loops["stats"] = StatsCollector(upkeep.stats, ports.meter, ports.clock).run
+        loops["stats"] = partial(sweeps.collect_stats, upkeep.stats, ports.meter, ports.clock)
     return JobStore(group_commit=group_commit, ledger=ledger, servicer=servicer, loops=loops)
 
 

@@ -21,13 +21,11 @@ ORDER BY claim_at LIMIT $2
 """
 _CALL_BYTES: Final = "length(c.spec) + length(c.arguments)"
 _LISTED: Final = paging.statement(
-    "job_store.runs",
-    tables.RUNS.names,
-    key=("store_id", "run_id"),
+    tables.RUNS,
     where="""store_id = $3 AND attention IS NOT NULL AND ($4 = '' OR run_id = $4)
         AND (attention_time, run_id) > (coalesce($5::timestamptz, '-infinity'), $6)""",
     order="attention_time, run_id",
-    size=f"""length(options) + length(tools) + length(output) + coalesce((
+    size=f"""{tables.RUN_BYTES} + coalesce((
         SELECT sum({_CALL_BYTES}) FROM job_store.calls AS c
         WHERE c.store_id = t.store_id AND c.run_id = t.run_id AND c.state = 6
     ), 0)""",

@@ -40,6 +40,8 @@ class Columns(Generic[R]):
     ) -> None:
         self._columns = tuple(columns)
         key, rest = self._columns[:key_length], self._columns[key_length:]
+        self.table = table
+        self.key = ", ".join(column.name for column in key)
         self._updated = (*key, *(column for column in rest if not column.fixed))
         self.names = ", ".join(column.name for column in self._columns)
         self.insert_sql = f"INSERT INTO {table} ({self.names}) SELECT * FROM {_unnest(self._columns)}"  # noqa: S608

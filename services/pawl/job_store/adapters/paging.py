@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar, cast
 from asyncpg import Record
 
 from pawl.chassis.database import Connection
+from pawl.job_store.adapters.columns import Columns
 from pawl.job_store.app.reading import Page
 
 R = TypeVar("R")
@@ -16,21 +17,18 @@ PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
 """A page that has reached this size takes no more rows."""
 
 
-def statement(
-    table: str, names: str, *, key: Sequence[str], where: str, order: str, size: str, source: str = ""
-) -> str:
+def statement(columns: Columns[Any], *, where: str, order: str, size: str, source: str = "") -> str:
     """Return a statement for a page: $1 is the most rows, plus one, and $2 the most bytes; `where` has the others.
 
     All parts are constants of the caller. `source` is what the rows are looked for in, if it is not the whole table.
     """
-    keys = ", ".join(key)
     return f"""
         WITH sized AS MATERIALIZED (
-            SELECT {keys}, sum({size}) OVER (ORDER BY {order}) - ({size}) AS bytes_before
-            FROM {source or table} AS t WHERE {where} ORDER BY {order} LIMIT $1
+            SELECT {columns.key}, sum({size}) OVER (ORDER BY {order}) - ({size}) AS bytes_before
+            FROM {source or columns.table} AS t WHERE {where} ORDER BY {order} LIMIT $1
         )
-        SELECT {names}, (SELECT count(*) FROM sized) AS found
-        FROM {table} JOIN sized USING ({keys}) WHERE bytes_before < $2 ORDER BY {order}
+        SELECT {columns.names}, (SELECT count(*) FROM sized) AS found
+        FROM {columns.table} JOIN sized USING ({columns.key}) WHERE bytes_before < $2 ORDER BY {order}
         """  # noqa: S608
 
 

@@ -46,22 +46,18 @@ WHERE store_id = $1 AND run_id = $2 AND NOT consumed ORDER BY number
 # A statement for each index. `$5` is empty in the first two; without a cursor everything is before the end of time.
 _RUNS_OF_USER, _RUNS_OF_CONVERSATION = (
     paging.statement(
-        "job_store.runs",
-        tables.RUNS.names,
-        key=("store_id", "run_id"),
+        tables.RUNS,
         where=f"""store_id = $3 AND user_id = $4 AND {of_whom}
             AND (cardinality($6::smallint[]) = 0 OR state = ANY ($6))
             AND (create_time, run_id) < (coalesce($7::timestamptz, 'infinity'), $8)""",
         order="create_time DESC, run_id DESC",
-        size="length(options) + length(tools) + length(output)",
+        size=tables.RUN_BYTES,
     )
     for of_whom in ("$5 = ''", "conversation_id = $5")
 )
 # The newest of each state, and of them the newest: whatever else the user has ever run is not looked at.
 RUNS_IN_STATES: Final = paging.statement(
-    "job_store.runs",
-    tables.RUNS.names,
-    key=("store_id", "run_id"),
+    tables.RUNS,
     source="""(
         SELECT r.* FROM unnest($6::smallint[]) AS s (state) CROSS JOIN LATERAL (
             SELECT store_id, run_id, create_time, options, tools, output FROM job_store.runs AS each
@@ -72,12 +68,10 @@ RUNS_IN_STATES: Final = paging.statement(
     )""",
     where="$5 = ''",
     order="create_time DESC, run_id DESC",
-    size="length(options) + length(tools) + length(output)",
+    size=tables.RUN_BYTES,
 )
 _CALLS: Final = paging.statement(
-    "job_store.calls",
-    tables.CALLS.names,
-    key=("store_id", "call_id"),
+    tables.CALLS,
     where="store_id = $3 AND run_id = $4 AND (round, batch_index, call_id) > ($5, $6, $7)",
     order="round, batch_index, call_id",
     size=_CALL_BYTES,
@@ -85,9 +79,7 @@ _CALLS: Final = paging.statement(
 # A statement for each index. `$4` is empty in the second.
 _PENDING, _TO_APPROVE = (
     paging.statement(
-        "job_store.calls",
-        tables.CALLS.names,
-        key=("store_id", "call_id"),
+        tables.CALLS,
         where=f"""store_id = $3 AND {of_whom} AND reserved_by = ''
             AND (cardinality($5::smallint[]) = 0 OR state = ANY ($5))
             AND ($6::bytea = '' OR tool_name = $6) AND ($7::text = '' OR conversation_id = $7)
@@ -104,21 +96,17 @@ _PENDING, _TO_APPROVE = (
 # A statement for each index. `$4` is empty in the second. 3 is WAITING and 4 WAIT_KIND_BUDGET.
 _MINE_SHORT_OF_TOKENS, _SHORT_OF_TOKENS = (
     paging.statement(
-        "job_store.runs",
-        tables.RUNS.names,
-        key=("store_id", "run_id"),
+        tables.RUNS,
         where=f"""store_id = $3 AND {of_whom} AND state = 3 AND waits = '\\x04' AND stop_cause IS NULL
             AND ($5::text = '' OR conversation_id = $5)
             AND (create_time, run_id) > (coalesce($6::timestamptz, '-infinity'), $7)""",
         order="create_time, run_id",
-        size="length(options) + length(tools) + length(output)",
+        size=tables.RUN_BYTES,
     )
     for of_whom in ("user_id = $4", "$4 = ''")
 )
 _MESSAGES: Final = paging.statement(
-    "job_store.messages",
-    tables.MESSAGES.names,
-    key=("store_id", "conversation_id", "number"),
+    tables.MESSAGES,
     where="store_id = $3 AND conversation_id = $4 AND number > $5",
     order="number",
     size="length(body)",

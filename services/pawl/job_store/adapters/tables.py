@@ -96,6 +96,9 @@ RUNS: Final[Columns[RunRow]] = Columns(
     beside=("loop_state", "bytea"),
 )
 
+RUN_BYTES: Final = "length(options) + length(tools) + length(output)"
+"""The size of a row of RUNS, as far as it may be large."""
+
 
 def run(record: Record | Mapping[str, Any]) -> RunRow:
     """Return the row of a record with the columns of RUNS."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from pawl.chassis import logs, tasks
+from pawl.chassis.clock import Clock
 from pawl.job_store.app.ledger import Ledger
 from pawl.job_store.app.ports import LedgerStats, LifecycleStream, Meter, Outbox, Retention
 from pawl.job_store.app.reading import DueTimes
@@ -29,16 +30,6 @@ _GATHER_SECONDS: Final = 0.1
 _STATS_SECONDS: Final = 5.0
 
 _log = logs.get_logger(__name__)
-
-
-class Clock(Protocol):
-    """The passing of time."""
-
-    def monotonic(self) -> float:
-        """Return seconds since some fixed moment."""
-
-    async def sleep(self, seconds: float) -> None:
-        """Return after `seconds`."""
 
 
 class Relay:
@@ -71,19 +62,12 @@ class Relay:
             await asyncio.sleep(_GATHER_SECONDS)
 
 
-class OfferSweep:
-    """Offers calls again whose client let the lease run out."""
-
-    def __init__(self, ledger: Ledger, clock: Clock) -> None:
-        self._ledger = ledger
-        self._clock = clock
-
-    async def run(self) -> None:
-        """Sweep every second."""
-        while True:
-            while await self._ledger.offer_again():
-                pass
-            await self._clock.sleep(_OFFERS_SECONDS)
+async def offer_again(ledger: Ledger, clock: Clock) -> None:
+    """Offer calls again whose client let the lease run out, every second."""
+    while True:
+        while await ledger.offer_again():
+            pass
+        await clock.sleep(_OFFERS_SECONDS)
 
 
 class ClockSweep:
@@ -176,16 +160,8 @@ class RetentionSweep:
             _log.exception("retention.failed", step=remove.__name__)
 
 
-class StatsCollector:
-    """Counts the ledger for the metrics."""
-
-    def __init__(self, stats: LedgerStats, meter: Meter, clock: Clock) -> None:
-        self._stats = stats
-        self._meter = meter
-        self._clock = clock
-
-    async def run(self) -> None:
-        """Count every 5 s."""
-        while True:
-            self._meter.ledger_counted(await self._stats.count())
-            await self._clock.sleep(_STATS_SECONDS)
+async def collect_stats(stats: LedgerStats, meter: Meter, clock: Clock) -> None:
+    """Count the ledger for the metrics, every 5 s."""
+    while True:
+        meter.ledger_counted(await stats.count())
+        await clock.sleep(_STATS_SECONDS)
