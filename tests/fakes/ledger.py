@@ -19,7 +19,7 @@ from pawl.chassis.ids import IdSource
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store import wiring
-from pawl.job_store.domain import inbox
+from pawl.job_store.app.ports import Limits
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.domain.rows import RunRow
 from pawl.job_store.domain.states import CommandOutcome
@@ -77,7 +77,7 @@ class MemoryLedger(WorkerLedgerClient):
         self.steps: list[ledger_pb2.CommitRunRequest] = []
         self._database = Database(self.tables, Chance(0, calm=True), History(), "test")
         self._journal = MemoryJournal(self._database, self.ids)
-        self._limits = wiring.Limits(crashes_max=crashes_max, queue_max=10, store_queue_max=1000, places=_PLACES)
+        self._limits = Limits(crashes_max=crashes_max, queue_max=10, store_queue_max=1000, places=_PLACES)
         ports = ports_on(self._database, self._limits, ids=self.ids, announcer=Nobody())
         self._job_store = wiring.wire(ports, self._limits)
         self._is_open = False
@@ -95,15 +95,7 @@ class MemoryLedger(WorkerLedgerClient):
             policy=ledger_pb2.MESSAGE_POLICY_QUEUE,
             undo=wire.UNDO.fields(undo) if undo else None,
         )
-        submitted = self._apply(
-            operations.submit(
-                request,
-                queue_max=self._limits.queue_max,
-                store_queue_max=self._limits.store_queue_max,
-                store_places=_PLACES.per_store,
-                inbox_limits=self._limits.inbox,
-            )
-        )
+        submitted = self._apply(operations.submit(request, self._limits))
         return RunKey(store_id=STORE, run_id=submitted.run.run_id)
 
     async def send(self, key: RunKey, kind: CommandKind, command_id: str = "") -> CommandOutcome:
@@ -119,7 +111,7 @@ class MemoryLedger(WorkerLedgerClient):
             command=command,
             as_operator=command.HasField("resolve"),
         )
-        outcome: CommandOutcome = self._apply(operations.send(request, inbox_limits=inbox.LIMITS)).outcome
+        outcome: CommandOutcome = self._apply(operations.send(request, self._limits)).outcome
         return outcome
 
     def time(self) -> datetime:

@@ -21,10 +21,10 @@ from pawl.chassis.ids import IdSource
 from pawl.chassis.lifecycle import Background
 from pawl.errors import TooLarge
 from pawl.job_store.adapters.announcer import NatsAnnouncer
+from pawl.job_store.app.ports import Limits as JobStoreLimits
 from pawl.job_store.domain import inbox
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.rpc.servicer import LedgerServicer
-from pawl.job_store.wiring import Limits as JobStoreLimits
 from pawl.job_store.wiring import wire
 from tests.fakes.virtual_time import VirtualClock
 from tests.simulation import registry

@@ -8,9 +8,8 @@ from typing import Any
 from pawl.agent_loop.domain.run import Usage
 from pawl.chassis.ids import IdSource
 from pawl.errors import PawlError
-from pawl.job_store.app.ports import Announcer
+from pawl.job_store.app.ports import Announcer, Limits, Ports
 from pawl.job_store.rpc.servicer import LedgerServicer
-from pawl.job_store.wiring import Limits, Ports
 from tests.fakes.virtual_time import VirtualClock
 from tests.simulation.reads import MemoryAttentionRepository, MemoryLeases, MemoryReads
 from tests.simulation.store import Database, MemoryJournal, MemoryOfferRepository

@@ -8,10 +8,11 @@ from datetime import timedelta
 from pawl.chassis.lifecycle import run_service
 from pawl.chassis.service import Service
 from pawl.chassis.settings import load
+from pawl.job_store.app.ports import Limits
 from pawl.job_store.app.sweeps import RetentionPeriods
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.settings import UNSENT_HOURS_MIN, JobStoreSettings
-from pawl.job_store.wiring import Limits, on_postgres
+from pawl.job_store.wiring import on_postgres
 
 
 async def main(stop: asyncio.Event) -> None:

@@ -26,49 +26,10 @@ from pawl.job_store.adapters.upkeep import PostgresLedgerStats, PostgresOfferRep
 from pawl.job_store.app import sweeps
 from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.ledger import Ledger
-from pawl.job_store.app.ports import (
-    Announcer,
-    AttentionRepository,
-    Journal,
-    LedgerStats,
-    LifecycleStream,
-    Meter,
-    OfferRepository,
-    Outbox,
-    Retention,
-)
-from pawl.job_store.app.reading import DueTimes, Leases, Reads
+from pawl.job_store.app.ports import LedgerStats, LifecycleStream, Limits, Outbox, Ports, Retention
 from pawl.job_store.app.sweeps import ClockSweep, QuarantineSweep, Relay, RetentionPeriods, RetentionSweep
-from pawl.job_store.domain import inbox
-from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.rpc.messages import encode_event
 from pawl.job_store.rpc.servicer import LedgerServicer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """The limits of a job store. Each worker may crash `crashes_max` times with a run."""
-
-    crashes_max: int
-    queue_max: int
-    store_queue_max: int
-    places: PlaceLimits
-    inbox: inbox.Limits = inbox.LIMITS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ports:
-    """The outside of the rules."""
-
-    journal: Journal
-    leases: Leases
-    due_times: DueTimes
-    reads: Reads
-    offer_repository: OfferRepository
-    attention_repository: AttentionRepository
-    announcer: Announcer
-    meter: Meter
-    clock: Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,22 +67,7 @@ def wire(ports: Ports, limits: Limits, upkeep: Upkeep | None = None) -> JobStore
         monotonic=ports.clock.monotonic,
         lifecycle_written=relay.wake if relay else lambda: None,
     )
-    ledger = Ledger(
-        group_commit=group_commit,
-        leases=ports.leases,
-        reads=ports.reads,
-        offer_repository=ports.offer_repository,
-        attention_repository=ports.attention_repository,
-        announcer=ports.announcer,
-        crashes_max=limits.crashes_max,
-    )
-    servicer = LedgerServicer(
-        ledger,
-        queue_max=limits.queue_max,
-        store_queue_max=limits.store_queue_max,
-        store_places=limits.places.per_store,
-        inbox_limits=limits.inbox,
-    )
+    ledger = Ledger(ports, group_commit, limits)
     loops: dict[str, Callable[[], Awaitable[None]]] = {
         "offers": partial(sweeps.offer_again, ledger, ports.clock),
         "clock": ClockSweep(ports.due_times, ports.clock).run,
@@ -131,7 +77,7 @@ def wire(ports: Ports, limits: Limits, upkeep: Upkeep | None = None) -> JobStore
         loops["relay"] = relay.run
         loops["retention"] = RetentionSweep(upkeep.retention, ports.clock, upkeep.periods).run
         loops["stats"] = partial(sweeps.collect_stats, upkeep.stats, ports.meter, ports.clock)
-    return JobStore(group_commit=group_commit, ledger=ledger, servicer=servicer, loops=loops)
+    return JobStore(group_commit=group_commit, ledger=ledger, servicer=LedgerServicer(ledger), loops=loops)
 
 
 def on_postgres(

@@ -29,7 +29,7 @@ from pawl.chassis.ids import IdSource
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
 from pawl.job_store import wiring
-from pawl.job_store.app.ports import LiveEvent
+from pawl.job_store.app.ports import Limits, LiveEvent
 from pawl.job_store.domain import states, turn
 from pawl.job_store.domain.events import CallChanged, EventBody, OwnerEvent, RunChanged
 from pawl.job_store.domain.log import write
@@ -45,9 +45,7 @@ from tests.simulation.store import PromptDatabase, Tables, store
 
 ME = Caller(store_id="local", user_id="me", roles=frozenset({"member"}))
 PAGE_EVENTS = 20
-_LIMITS = wiring.Limits(
-    crashes_max=3, queue_max=10, store_queue_max=1000, places=PlaceLimits(per_store=1000, per_user=1000)
-)
+_LIMITS = Limits(crashes_max=3, queue_max=10, store_queue_max=1000, places=PlaceLimits(per_store=1000, per_user=1000))
 
 
 class _NumberedIds(IdSource):

@@ -21,9 +21,10 @@ from pawl.chassis.rpc_client import open_channel
 from pawl.chassis.rpc_server import RpcServer
 from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub
 from pawl.job_store.app.ledger import Ledger
+from pawl.job_store.app.ports import Limits
 from pawl.job_store.app.sweeps import RetentionPeriods
 from pawl.job_store.domain.places import PlaceLimits
-from pawl.job_store.wiring import Limits, on_postgres
+from pawl.job_store.wiring import on_postgres
 from tests import databases
 from tests.fakes.anybody import Anybody
 from tests.rpc.job_store.user import User

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Final
+from typing import Final, TypeVar
 
 from pawl.job_store.app.group_commit import GroupCommit
-from pawl.job_store.app.ports import Announcer, AttentionRepository, OfferRepository
-from pawl.job_store.app.reading import Leases, Reads
+from pawl.job_store.app.ports import Limits, Ports
 from pawl.job_store.domain.attention import Quarantine, ReportCrash
 from pawl.job_store.domain.offers import ReleaseOffers, RenewOffers
-from pawl.job_store.domain.rows import CallKey, CallRow, RunKey
+from pawl.job_store.domain.rows import CallRow, RunKey
+
+T = TypeVar("T")
 
 # So many calls are renewed or given back by one operation.
 _CALLS_PER_OPERATION: Final = 200
@@ -22,26 +23,16 @@ _SWEEP_BYTES: Final = 64 * 1024
 
 
 class Ledger:
-    """All that can be done with the ledger. A run whose workers died `crashes_max` times is quarantined."""
+    """All that can be done with the ledger."""
 
-    def __init__(
-        self,
-        *,
-        group_commit: GroupCommit,
-        leases: Leases,
-        reads: Reads,
-        offer_repository: OfferRepository,
-        attention_repository: AttentionRepository,
-        announcer: Announcer,
-        crashes_max: int,
-    ) -> None:
+    def __init__(self, ports: Ports, group_commit: GroupCommit, limits: Limits) -> None:
         self.group_commit = group_commit
-        self.leases = leases
-        self.reads = reads
-        self.attention_repository = attention_repository
-        self._crashes_max = crashes_max
-        self._offer_repository = offer_repository
-        self._announcer = announcer
+        self.limits = limits
+        self.leases = ports.leases
+        self.reads = ports.reads
+        self.attention_repository = ports.attention_repository
+        self._offer_repository = ports.offer_repository
+        self._announcer = ports.announcer
 
     async def release_worker(self, worker_id: str) -> int:
         """Give all runs of a worker back and tell idle workers; returns how many."""
@@ -52,18 +43,18 @@ class Ledger:
 
     async def report_crash(self, store_id: str, run_id: str, epoch: int) -> bool:
         """Take a run back that its worker can neither drive nor end; whether it is quarantined. See `ReportCrash`."""
-        report = ReportCrash(store_id=store_id, run_id=run_id, epoch=epoch, crashes_max=self._crashes_max)
+        report = ReportCrash(store_id=store_id, run_id=run_id, epoch=epoch, crashes_max=self.limits.crashes_max)
         return await self.group_commit.run(report, size_bytes=0)
 
     async def doomed(self) -> Sequence[RunKey]:
         """Return the runs whose last allowed worker has lost its lease."""
-        return await self.attention_repository.doomed(crashes_max=self._crashes_max, runs_max=_DOOMED_MAX)
+        return await self.attention_repository.doomed(crashes_max=self.limits.crashes_max, runs_max=_DOOMED_MAX)
 
     async def quarantine(self, runs: Sequence[RunKey]) -> int:
         """Put those of the runs under quarantine whose last allowed worker has died; returns how many."""
-        count, rest = 0, iter(runs)
-        while part := tuple(islice(rest, _RUNS_PER_OPERATION)):
-            operation = Quarantine(runs=part, crashes_max=self._crashes_max)
+        count = 0
+        for part in _parts(runs, _RUNS_PER_OPERATION):
+            operation = Quarantine(runs=part, crashes_max=self.limits.crashes_max)
             count += await self.group_commit.run(operation, size_bytes=_SWEEP_BYTES)
         return count
 
@@ -73,7 +64,7 @@ class Ledger:
         """Renew all calls that a session of a client holds, and return them."""
         calls = await self._offer_repository.held_by(store_id, user_id, client_id, "")
         held: list[CallRow] = []
-        for part in _parts(calls):
+        for part in _parts(calls, _CALLS_PER_OPERATION):
             operation = RenewOffers(client_id=client_id, session_id=session_id, lease_seconds=lease_seconds, calls=part)
             held += await self.group_commit.run(operation, size_bytes=_SWEEP_BYTES)
         return held
@@ -82,7 +73,7 @@ class Ledger:
         """Give back the calls that a session of a client holds, of one run or of all; returns how many."""
         calls = await self._offer_repository.held_by(store_id, user_id, client_id, run_id)
         released = 0
-        for part in _parts(calls):
+        for part in _parts(calls, _CALLS_PER_OPERATION):
             operation = ReleaseOffers(client_id=client_id, session_id=session_id, calls=part)
             released += await self.group_commit.run(operation, size_bytes=_SWEEP_BYTES)
         return released
@@ -95,7 +86,7 @@ class Ledger:
         return await self.group_commit.run(ReleaseOffers(client_id=None, calls=calls), size_bytes=_SWEEP_BYTES)
 
 
-def _parts(calls: Iterable[tuple[RunKey, CallKey]]) -> Iterator[tuple[tuple[RunKey, CallKey], ...]]:
-    rest = iter(calls)
-    while part := tuple(islice(rest, _CALLS_PER_OPERATION)):
+def _parts(items: Iterable[T], size: int) -> Iterator[tuple[T, ...]]:
+    rest = iter(items)
+    while part := tuple(islice(rest, size)):
         yield part

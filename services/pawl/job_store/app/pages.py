@@ -5,12 +5,15 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+from collections.abc import Callable
 from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 
 from pawl.errors import InvalidField, InvalidPageToken
+from pawl.job_store.app.reading import Page
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 PAGE_DEFAULT: Final = 50
@@ -39,6 +42,11 @@ def make_token(method: str, selection: tuple[object, ...], position: object) -> 
     """Return a token for the page after `position` of what `method` lists for `selection`."""
     where = msgspec.msgpack.encode(position)
     return base64.urlsafe_b64encode(_seal(method, selection, where) + where).decode().rstrip("=")
+
+
+def next_token(method: str, selection: tuple[object, ...], page: Page[R], position_of: Callable[[R], object]) -> str:
+    """Return the token of the page after this one; an empty one if it is the last."""
+    return make_token(method, selection, position_of(page.rows[-1])) if page.has_more else ""
 
 
 def read_token(token: str, method: str, selection: tuple[object, ...], position: type[T]) -> T | None:

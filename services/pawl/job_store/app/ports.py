@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
+from pawl.chassis.clock import Clock
 from pawl.errors import PawlError
-from pawl.job_store.app.reading import Page, RunView
+from pawl.job_store.app.reading import DueTimes, Leases, Page, Reads, RunView
+from pawl.job_store.domain import inbox
+from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.domain.rows import CallKey, RunKey
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork, Wakeup
 
@@ -216,3 +219,29 @@ class Meter(Protocol):
 
     def ledger_counted(self, counts: Mapping[str, float]) -> None:
         """The ledger was counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The limits of a job store. Each worker may crash `crashes_max` times with a run."""
+
+    crashes_max: int
+    queue_max: int
+    store_queue_max: int
+    places: PlaceLimits
+    inbox: inbox.Limits = inbox.LIMITS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """The outside of the rules."""
+
+    journal: Journal
+    leases: Leases
+    due_times: DueTimes
+    reads: Reads
+    offer_repository: OfferRepository
+    attention_repository: AttentionRepository
+    announcer: Announcer
+    meter: Meter
+    clock: Clock

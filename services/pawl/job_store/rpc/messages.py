@@ -22,30 +22,16 @@ from pawl.job_store.domain.events import (
     ToolProgressed,
     ToppedUp,
 )
-from pawl.job_store.domain.rows import CallRow, CommandRow, Decision, LastCommit, MessageRow, RunRow
+from pawl.job_store.domain.rows import CallRow, CommandRow, Decision, LastCommit, MessageRow, Offer, RunRow
 
 EVENT_RESULT_BYTES_MAX: Final = 16 * 1024
 """Larger results are left out of events."""
 
 _FOR_APPROVERS: Final = frozenset(
     {
-        "store_id",
-        "run_id",
-        "call_id",
-        "round",
-        "index",
-        "tool_name",
-        "tool_version",
-        "state",
-        "context",
-        "category",
-        "effect_class",
-        "arguments_json",
-        "timeout_seconds",
-        "deadline_time",
+        *("store_id", "user_id", "run_id", "call_id", "round", "index", "state", "create_time", "deadline_time"),
+        *("tool_name", "tool_version", "context", "category", "effect_class", "arguments_json", "timeout_seconds"),
         "approval",
-        "create_time",
-        "user_id",
     }
 )
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -79,9 +65,42 @@ _RUN: Final = _WIRE.struct(
         ),
     ),
 )
+_DECISION: Final = _WIRE.struct(
+    Decision,
+    call_pb2.Decision,
+    Exceptions(
+        write={"arguments_sha256": lambda decision: decision.arguments_sha256.hex()},
+        of_struct=("command_id", "digest", "arguments_sha256"),
+    ),
+)
+# It is in a call.
+_WIRE.struct(
+    Offer,
+    call_pb2.OfferLease,
+    Exceptions(write={"offer_epoch": lambda offer: offer.epoch}, of_struct=("session_id", "epoch", "lease_seconds")),
+)
+_CALL_SPEC: Final = (
+    *("provider_call_id", "undoes_call_id", "proposed_tool_name", "proposed_arguments", "context", "category"),
+    *("effect_class", "parallel", "resource_keys", "timeout_seconds", "question", "offer_fallback", "rule_id"),
+)
+"""The fields of a call that are opaque."""
+_CALL: Final = _WIRE.struct(
+    CallRow,
+    call_pb2.Call,
+    Exceptions(
+        of_struct=(
+            *("digest", "decision", "reserved_by", "result", "spec", "approvals_required", "approvals"),
+            *("escalated", "has_default", "progress_time", "earlier_approvals"),
+        ),
+        of_message=(*_CALL_SPEC, "approval", "result", "result_omitted_bytes"),
+    ),
+)
+CALL_HEADER: Final = frozenset(call_pb2.Call.DESCRIPTOR.fields_by_name) - {*_CALL_SPEC, "approval"}
+"""The fields of a call that the ledger judges or gives itself, and so keeps outside of the opaque rest."""
 _EVENT: Final = _WIRE.struct(
     Event, event_pb2.RunEvent, Exceptions(of_struct=("body",), of_message=kinds_of(event_pb2.RunEvent, "kind"))
 )
+_TOPPED_UP: Final = _WIRE.struct(ToppedUp, event_pb2.RunToppedUp)
 _ACTED: Final = _WIRE.struct(OperatorActed, event_pb2.OperatorActed)
 CLAIMED: Final = _WIRE.struct(Claimed, ledger_pb2.ClaimedRun)
 COMMITTED: Final = _WIRE.struct(LastCommit, ledger_pb2.CommitRunResponse, Exceptions(of_struct=("commit_id", "epoch")))
@@ -106,43 +125,18 @@ def call(row: CallRow, *, result_bytes_max: int | None = None, omitted_bytes: in
 
     `omitted_bytes` is the size of a result that the row does not have.
     """
-    message = call_pb2.Call.FromString(row.spec)
+    message = _CALL.write(row)
+    # Parts of one message, one after the other, are that message.
+    message.MergeFromString(row.spec)
     message.result_omitted_bytes = omitted_bytes
-    message.store_id = row.store_id
-    message.conversation_id = row.conversation_id
-    message.run_id = row.run_id
-    message.call_id = row.call_id
-    message.round = row.round
-    message.index = row.index
-    message.state = row.state.value  # type: ignore[assignment]  # the same numbers
-    message.tool_name = row.tool_name
-    message.tool_version = row.tool_version
-    message.fallback_tool_name = row.fallback_tool_name
-    message.arguments_json = row.arguments
-    message.attempt = row.attempt
-    if row.deadline_time is not None:
-        message.deadline_time.CopyFrom(timestamp(row.deadline_time))
-    message.user_id = row.user_id
-    message.child_run_id = row.child_run_id
     if row.digest:
         message.approval.digest = row.digest
         message.approval.approvals_required = row.approvals_required
-        message.approval.approvals.extend(map(_decision, row.approvals))
-        message.approval.earlier_approvals.extend(map(_decision, row.earlier_approvals))
+        message.approval.approvals.extend(map(_DECISION.write, row.approvals))
+        message.approval.earlier_approvals.extend(map(_DECISION.write, row.earlier_approvals))
         message.approval.escalated = row.escalated
     if row.decision is not None:
-        message.approval.decision.CopyFrom(_decision(row.decision))
-    if row.offer is not None:
-        message.offer.SetInParent()
-        message.offer.client_id = row.offer.client_id
-        message.offer.offer_epoch = row.offer.epoch
-        if row.offer.expire_time is not None:
-            message.offer.expire_time.CopyFrom(timestamp(row.offer.expire_time))
-    message.create_time.CopyFrom(timestamp(row.create_time))
-    if row.start_time is not None:
-        message.start_time.CopyFrom(timestamp(row.start_time))
-    if row.end_time is not None:
-        message.end_time.CopyFrom(timestamp(row.end_time))
+        message.approval.decision.CopyFrom(_DECISION.write(row.decision))
     _put_result(message, row.result, result_bytes_max)
     return message
 
@@ -187,16 +181,6 @@ def _put_result(message: call_pb2.Call, result: bytes | None, result_bytes_max: 
     if result_bytes_max is not None and size_bytes > result_bytes_max:
         message.ClearField("result")
         message.result_omitted_bytes = size_bytes
-
-
-def _decision(decision: Decision) -> call_pb2.Decision:
-    return call_pb2.Decision(
-        kind=decision.kind.value,  # type: ignore[arg-type]  # the same numbers
-        user_id=decision.user_id,
-        reason=decision.reason,
-        time=timestamp(decision.time),
-        arguments_sha256=decision.arguments_sha256.hex(),
-    )
 
 
 def message(row: MessageRow) -> message_pb2.Message:
@@ -278,9 +262,7 @@ def encode_event(event: Event) -> bytes:
             if body.fraction is not None:
                 progress.fraction = body.fraction
         case ToppedUp():
-            entry.run_topped_up.tokens = body.tokens
-            entry.run_topped_up.token_budget = body.token_budget
-            entry.run_topped_up.user_id = body.user_id
+            entry.run_topped_up.CopyFrom(_TOPPED_UP.write(body))
         case OperatorActed():
             entry.operator_acted.CopyFrom(_ACTED.write(body))
         case _:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import IntEnum
+from functools import partial
 from typing import Final, TypeVar
 
 from google.protobuf.message import Message as ProtoMessage
@@ -15,8 +16,8 @@ from pawl.chassis.ids import check_id
 from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
+from pawl.job_store.app.ports import Limits
 from pawl.job_store.app.reading import PendingFilter
-from pawl.job_store.domain import inbox
 from pawl.job_store.domain.calls import CallChange
 from pawl.job_store.domain.command import (
     Cancel,
@@ -45,6 +46,7 @@ from pawl.job_store.domain.states import (
     StopCause,
 )
 from pawl.job_store.domain.submit import Submit
+from pawl.job_store.rpc import messages
 
 E = TypeVar("E", bound=IntEnum)
 
@@ -61,40 +63,8 @@ _OWNER_EVENTS: Final = {
     "warning": "warning",
 }
 _EVENT_HEADER: Final = ("store_id", "conversation_id", "run_id", "seq", "time", "attempt", "event_id", "type")
-_MESSAGE_HEADER: Final = (
-    "message_id",
-    "conversation_id",
-    "run_id",
-    "number",
-    "summarised_to_number",
-    "create_time",
-)
-# What the ledger judges or gives itself, and so keeps outside of the opaque rest.
-_CALL_HEADER: Final = (
-    "store_id",
-    "user_id",
-    "conversation_id",
-    "run_id",
-    "call_id",
-    "round",
-    "index",
-    "state",
-    "tool_name",
-    "tool_version",
-    "fallback_tool_name",
-    "arguments_json",
-    "attempt",
-    "deadline_time",
-    "offer",
-    "result",
-    "result_omitted_bytes",
-    "create_time",
-    "start_time",
-    "end_time",
-    "child_run_id",
-)
+_MESSAGE_HEADER: Final = ("message_id", "conversation_id", "run_id", "number", "summarised_to_number", "create_time")
 _APPROVAL_HEADER: Final = ("digest", "decision", "approvals_required", "approvals", "escalated")
-_INT32_END: Final = 2**31
 _GIVE_UP: Final = ledger_pb2.Command(
     cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_PARENT)
 ).SerializeToString()
@@ -103,21 +73,21 @@ APPROVALS_MAX: Final = 5
 _DIGEST_CHARACTERS: Final = frozenset("0123456789abcdef")
 
 
-def submit(
-    request: ledger_pb2.SubmitMessageRequest,
-    *,
-    queue_max: int,
-    store_queue_max: int,
-    store_places: int,
-    inbox_limits: inbox.Limits,
-) -> Submit:
+def ids(request: ProtoMessage, *fields: str) -> tuple[str, ...]:
+    """Return fields of a request, each of which must be an id."""
+    return tuple(check_id(getattr(request, field), field) for field in fields)
+
+
+def optional_id(value: str, field: str) -> str:
+    """Return an id, or nothing."""
+    return check_id(value, field) if value else ""
+
+
+def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
     """Return the operation of a SubmitMessage."""
-    check_id(request.store_id, "store_id")
-    check_id(request.user_id, "user_id")
-    if request.request_id:
-        check_id(request.request_id, "request_id")
-    if request.conversation_id:
-        check_id(request.conversation_id, "conversation_id")
+    store_id, user_id = ids(request, "store_id", "user_id")
+    request_id = optional_id(request.request_id, "request_id")
+    conversation_id = optional_id(request.conversation_id, "conversation_id")
     if not request.text:
         raise InvalidField("text is empty", field="text")
     steer = ledger_pb2.Command(steer=ledger_pb2.SteerCommand(text=request.text))
@@ -125,33 +95,31 @@ def submit(
     message = message_pb2.Message(role=message_pb2.ROLE_USER, text=request.text)
     undo = request.undo if request.HasField("undo") else None
     return Submit(
-        store_id=request.store_id,
-        user_id=request.user_id,
-        request_id=request.request_id,
+        store_id=store_id,
+        user_id=user_id,
+        request_id=request_id,
         # Defaults and roles are no part of the payload: a deploy may change them.
         fingerprint=_fingerprint(request, without=("request_id", "options", "user_roles")),
-        conversation_id=request.conversation_id,
+        conversation_id=conversation_id,
         conversation_must_exist=request.conversation_must_exist,
         policy=_enum(MessagePolicy, request.policy, "policy"),
         message=message.SerializeToString(),
         steer=steer.SerializeToString(),
         interrupt=interrupt.SerializeToString(),
         options=run_pb2.Run(options=request.options, user_roles=request.user_roles, undo=undo).SerializeToString(),
-        queue_max=queue_max,
-        store_queue_max=store_queue_max,
-        store_places=store_places,
+        queue_max=limits.queue_max,
+        store_queue_max=limits.store_queue_max,
+        store_places=limits.places.per_store,
         token_budget=_tokens(request.options.limits.total_tokens_max, "options.limits.total_tokens_max"),
         token_ceiling=_tokens(request.options.limits.topped_up_tokens_max, "options.limits.topped_up_tokens_max"),
         text_bytes=len(request.text.encode()),
-        inbox_limits=inbox_limits,
+        inbox_limits=limits.inbox,
     )
 
 
 def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
     """Return the operation of a CommitRun. Takes the request apart: it is of no use afterwards."""
-    check_id(request.store_id, "store_id")
-    check_id(request.run_id, "run_id")
-    check_id(request.commit_id, "commit_id")
+    store_id, run_id, commit_id = ids(request, "store_id", "run_id", "commit_id")
     for command_id in request.consumed_command_ids:
         check_id(command_id, "consumed_command_ids")
     if len(request.events) > EVENTS_PER_COMMIT_MAX:
@@ -160,10 +128,10 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
         raise InvalidField("a step moves a call once", field="calls")
     has = request.HasField
     return Commit(
-        store_id=request.store_id,
-        run_id=request.run_id,
+        store_id=store_id,
+        run_id=run_id,
         epoch=request.epoch,
-        commit_id=request.commit_id,
+        commit_id=commit_id,
         events=tuple(_owner_event(event) for event in request.events),
         messages=tuple(_new_message(message) for message in request.messages),
         calls=tuple(_call_change(call) for call in request.calls),
@@ -187,11 +155,9 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
     )
 
 
-def send(request: ledger_pb2.SendCommandRequest, *, inbox_limits: inbox.Limits) -> Send:
+def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
     """Return the operation of a SendCommand. Takes the request apart: it is of no use afterwards."""
-    check_id(request.store_id, "store_id")
-    check_id(request.run_id, "run_id")
-    check_id(request.user_id, "user_id")
+    store_id, run_id, user_id = ids(request, "store_id", "run_id", "user_id")
     entry = request.command
     command_id = check_id(entry.command_id, "command.command_id")
     for field in ("command_id", "user_id", "time"):
@@ -204,31 +170,25 @@ def send(request: ledger_pb2.SendCommandRequest, *, inbox_limits: inbox.Limits) 
     if request.as_operator > is_for_operators or (isinstance(command, Redrive) and not request.as_operator):
         raise InvalidField("an operator resolves, re-drives and cancels, and only one re-drives", field="as_operator")
     return Send(
-        store_id=request.store_id,
-        run_id=request.run_id,
-        user_id=request.user_id,
+        store_id=store_id,
+        run_id=run_id,
+        user_id=user_id,
         command_id=command_id,
         # What a tool says of the same arguments may differ from one time to the next.
         fingerprint=_fingerprint(_without_preview(entry)),
         command=command,
         payload=entry.SerializeToString(),
         as_operator=request.as_operator,
-        session_id=check_id(request.session_id, "session_id") if request.session_id else "",
-        inbox_limits=inbox_limits,
+        session_id=optional_id(request.session_id, "session_id"),
+        inbox_limits=limits.inbox,
     )
 
 
 def lease_offer(request: ledger_pb2.LeaseOfferRequest) -> LeaseOffer:
     """Return the operation of a LeaseOffer."""
-    return LeaseOffer(
-        store_id=check_id(request.store_id, "store_id"),
-        user_id=check_id(request.user_id, "user_id"),
-        run_id=check_id(request.run_id, "run_id"),
-        call_id=check_id(request.call_id, "call_id"),
-        client_id=check_id(request.client_id, "client_id"),
-        session_id=check_id(request.session_id, "session_id"),
-        lease_seconds=lease_seconds(request.lease_seconds),
-    )
+    names = ("store_id", "user_id", "run_id", "call_id", "client_id", "session_id")
+    named = dict(zip(names, ids(request, *names), strict=True))
+    return LeaseOffer(**named, lease_seconds=lease_seconds(request.lease_seconds))
 
 
 def lease_seconds(asked: float) -> float:
@@ -240,10 +200,8 @@ def lease_seconds(asked: float) -> float:
 
 def pending_filter(request: ledger_pb2.ListPendingCallsRequest) -> PendingFilter:
     """Return which calls a ListPendingCalls asks for."""
-    if request.conversation_id:
-        check_id(request.conversation_id, "conversation_id")
-        if request.of_all_users:
-            raise InvalidField("a conversation belongs to one user", field="conversation_id")
+    if optional_id(request.conversation_id, "conversation_id") and request.of_all_users:
+        raise InvalidField("a conversation belongs to one user", field="conversation_id")
     return PendingFilter(
         user_id="" if request.of_all_users else check_id(request.user_id, "user_id"),
         states=tuple(sorted({_enum(CallState, state, "states") for state in request.states})),
@@ -273,12 +231,8 @@ def _new_message(message: message_pb2.Message) -> NewMessage:
         raise InvalidField(
             "a summary, and nothing else, says what it stands for", field="messages.summarised_to_number"
         )
-    message_id, summarised_to = (
-        message.message_id,
-        _int32(message.summarised_to_number, "messages.summarised_to_number"),
-    )
-    if message_id:
-        check_id(message_id, "messages.message_id")
+    summarised_to = _int32(message.summarised_to_number, "messages.summarised_to_number")
+    message_id = optional_id(message.message_id, "messages.message_id")
     for field in _MESSAGE_HEADER:
         message.ClearField(field)
     return NewMessage(
@@ -327,13 +281,13 @@ def _call_change(call: call_pb2.Call) -> CallChange:
         "approvals_required": _approvals(call.approval.approvals_required),
         "escalated": call.approval.escalated,
         "has_default": bool(call.question.default_answer),
-        "child_run_id": check_id(call.child_run_id, "calls.child_run_id") if call.child_run_id else "",
+        "child_run_id": optional_id(call.child_run_id, "calls.child_run_id"),
     }
     if call.HasField("approval"):
         for part in _APPROVAL_HEADER:
             call.approval.ClearField(part)
-    for field in _CALL_HEADER:
-        call.ClearField(field)
+    for field in messages.CALL_HEADER:
+        call.ClearField(field)  # type: ignore[arg-type]  # a field of the message
     return CallChange(**values, spec=call.SerializeToString())  # type: ignore[arg-type]  # checked by name
 
 
@@ -354,7 +308,7 @@ def _command(entry: ledger_pb2.Command, right: DecisionRight) -> Command:
                 raise InvalidField("a result is missing", field="command.tool_result.result")
             return ToolResult(
                 call_id=check_id(result.call_id, "command.tool_result.call_id"),
-                client_id=check_id(result.client_id, "command.tool_result.client_id") if result.client_id else "",
+                client_id=optional_id(result.client_id, "command.tool_result.client_id"),
                 offer_epoch=result.offer_epoch,
             )
         case "decision":
@@ -456,16 +410,14 @@ def _digest(value: str, field: str) -> str:
     return value
 
 
-def _tokens(value: int, field: str) -> int:
-    if value > TOKENS_MAX:
+def _below(end: int, value: int, field: str) -> int:
+    if value >= end:
         raise InvalidField(f"{field} is too large", field=field)
     return value
 
 
-def _int32(value: int, field: str) -> int:
-    if value >= _INT32_END:
-        raise InvalidField(f"{field} is too large", field=field)
-    return value
+_int32: Final = partial(_below, 2**31)
+_tokens: Final = partial(_below, TOKENS_MAX + 1)
 
 
 def _enum(kind: type[E], value: int, field: str) -> E:

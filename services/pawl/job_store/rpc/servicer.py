@@ -14,9 +14,8 @@ from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job.v1 import ledger_pb2_grpc
 from pawl.job_store.app.ledger import Ledger
-from pawl.job_store.app.pages import Id, Large, Small, make_token, page_size, read_token
+from pawl.job_store.app.pages import Id, Large, Small, make_token, next_token, page_size, read_token
 from pawl.job_store.app.reading import PendingFilter, RunView
-from pawl.job_store.domain import inbox
 from pawl.job_store.domain.command import Receipt
 from pawl.job_store.rpc import messages, operations, parts
 
@@ -32,35 +31,14 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
-    """Serves the ledger.
+    """Serves the ledger."""
 
-    `queue_max` runs may wait in one conversation, `store_queue_max` in one store for one of its `store_places`.
-    """
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        *,
-        queue_max: int,
-        store_queue_max: int,
-        store_places: int,
-        inbox_limits: inbox.Limits = inbox.LIMITS,
-    ) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._inbox_limits = inbox_limits
-        self._queue_max = queue_max
-        self._store_queue_max = store_queue_max
-        self._store_places = store_places
 
     async def SubmitMessage(self, request: pb.SubmitMessageRequest, context: Context) -> pb.SubmitMessageResponse:
         size_bytes = request.ByteSize()
-        operation = operations.submit(
-            request,
-            queue_max=self._queue_max,
-            store_queue_max=self._store_queue_max,
-            store_places=self._store_places,
-            inbox_limits=self._inbox_limits,
-        )
+        operation = operations.submit(request, self._ledger.limits)
         submitted = await self._ledger.group_commit.run(operation, size_bytes=size_bytes)
         run = messages.run(submitted.run)
         run.queue_position = submitted.place
@@ -78,9 +56,8 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         return pb.ClaimRunsResponse(runs=map(messages.CLAIMED.fields, claimed))
 
     async def LoadRun(self, request: pb.LoadRunRequest, context: Context) -> AsyncIterator[pb.LoadRunResponse]:
-        check_id(request.store_id, "store_id")
-        check_id(request.run_id, "run_id")
-        loaded = await self._ledger.reads.load(request.store_id, request.run_id, request.epoch)
+        store_id, run_id = operations.ids(request, "store_id", "run_id")
+        loaded = await self._ledger.reads.load(store_id, run_id, request.epoch)
         for part in parts.of_run(loaded):
             yield part
 
@@ -100,7 +77,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         return pb.ReleaseWorkerResponse(released_count=released)
 
     async def ReportCrash(self, request: pb.ReportCrashRequest, context: Context) -> pb.ReportCrashResponse:
-        store_id, run_id = check_id(request.store_id, "store_id"), check_id(request.run_id, "run_id")
+        store_id, run_id = operations.ids(request, "store_id", "run_id")
         quarantined = await self._ledger.report_crash(store_id, run_id, request.epoch)
         return pb.ReportCrashResponse(quarantined=quarantined)
 
@@ -111,9 +88,8 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
 
     async def SendCommand(self, request: pb.SendCommandRequest, context: Context) -> pb.SendCommandResponse:
         size_bytes = request.ByteSize()
-        receipt: Receipt = await self._ledger.group_commit.run(
-            operations.send(request, inbox_limits=self._inbox_limits), size_bytes=size_bytes
-        )
+        operation = operations.send(request, self._ledger.limits)
+        receipt: Receipt = await self._ledger.group_commit.run(operation, size_bytes=size_bytes)
         response = pb.SendCommandResponse(
             outcome=receipt.outcome.value,  # type: ignore[arg-type]  # the same numbers
             reason=receipt.reason,
@@ -128,9 +104,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
     async def ListCommands(
         self, request: pb.ListCommandsRequest, context: Context
     ) -> AsyncIterator[pb.ListCommandsResponse]:
-        check_id(request.store_id, "store_id")
-        check_id(request.run_id, "run_id")
-        rows = await self._ledger.reads.commands(request.store_id, request.run_id)
+        rows = await self._ledger.reads.commands(*operations.ids(request, "store_id", "run_id"))
         for part in parts.of_inbox(rows):
             yield part
 
@@ -143,58 +117,47 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
 
     async def RenewOffers(self, request: pb.RenewOffersRequest, context: Context) -> pb.RenewOffersResponse:
         held = await self._ledger.renew_offers(
-            check_id(request.store_id, "store_id"),
-            check_id(request.user_id, "user_id"),
-            check_id(request.client_id, "client_id"),
-            check_id(request.session_id, "session_id"),
+            *operations.ids(request, "store_id", "user_id", "client_id", "session_id"),
             lease_seconds=operations.lease_seconds(request.lease_seconds),
         )
         return pb.RenewOffersResponse(calls=map(messages.call, held))
 
     async def ReleaseOffers(self, request: pb.ReleaseOffersRequest, context: Context) -> pb.ReleaseOffersResponse:
-        released = await self._ledger.release_offers(
-            check_id(request.store_id, "store_id"),
-            check_id(request.user_id, "user_id"),
-            check_id(request.client_id, "client_id"),
-            check_id(request.session_id, "session_id"),
-            check_id(request.run_id, "run_id") if request.run_id else "",
+        run_id = operations.optional_id(request.run_id, "run_id")
+        store_id, user_id, client_id, session_id = operations.ids(
+            request, "store_id", "user_id", "client_id", "session_id"
         )
+        released = await self._ledger.release_offers(store_id, user_id, client_id, session_id, run_id)
         return pb.ReleaseOffersResponse(released_count=released)
 
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
-        store_id, user_id = _reader(request.store_id, request.user_id)
+        store_id, user_id = _reader(request)
         view = await self._ledger.reads.run(store_id, user_id, check_id(request.run_id, "run_id"))
         return pb.GetRunResponse(run=_run_view(view))
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
-        check_id(request.store_id, "store_id")
-        check_id(request.user_id, "user_id")
-        if request.conversation_id:
-            check_id(request.conversation_id, "conversation_id")
+        store_id, user_id = operations.ids(request, "store_id", "user_id")
+        conversation_id = operations.optional_id(request.conversation_id, "conversation_id")
         states = operations.run_states(request.states)
-        selection = (request.store_id, request.user_id, request.conversation_id, states)
+        selection = (store_id, user_id, conversation_id, states)
         page = await self._ledger.reads.runs(
-            request.store_id,
-            request.user_id,
-            conversation_id=request.conversation_id,
+            store_id,
+            user_id,
+            conversation_id=conversation_id,
             states=states,
             before=read_token(request.page_token, "ListRuns", selection, tuple[datetime, Id]),
             rows_max=page_size(request.page_size),
         )
-        response = pb.ListRunsResponse(runs=map(messages.run, page.rows))
-        if page.has_more:
-            last = page.rows[-1]
-            response.next_page_token = make_token("ListRuns", selection, (last.create_time, last.run_id))
-        return response
+        token = next_token("ListRuns", selection, page, lambda run: (run.create_time, run.run_id))
+        return pb.ListRunsResponse(runs=map(messages.run, page.rows), next_page_token=token)
 
     async def ListAttention(self, request: pb.ListAttentionRequest, context: Context) -> pb.ListAttentionResponse:
-        check_id(request.store_id, "store_id")
-        if request.run_id:
-            check_id(request.run_id, "run_id")
-        selection = (request.store_id, request.run_id)
+        store_id = check_id(request.store_id, "store_id")
+        run_id = operations.optional_id(request.run_id, "run_id")
+        selection = (store_id, run_id)
         page = await self._ledger.attention_repository.listed(
-            request.store_id,
-            run_id=request.run_id,
+            store_id,
+            run_id=run_id,
             after=read_token(request.page_token, "ListAttention", selection, tuple[datetime, Id]),
             rows_max=page_size(request.page_size),
         )
@@ -205,13 +168,13 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         return response
 
     async def GetCall(self, request: pb.GetCallRequest, context: Context) -> pb.GetCallResponse:
-        store_id, user_id = _reader(request.store_id, request.user_id)
+        store_id, user_id = _reader(request)
         call_id = check_id(request.call_id, "call_id")
         row = await self._ledger.reads.call(store_id, user_id, call_id, for_approval=request.for_approval)
         return pb.GetCallResponse(call=messages.call(row))
 
     async def ListCalls(self, request: pb.ListCallsRequest, context: Context) -> pb.ListCallsResponse:
-        store_id, user_id = _reader(request.store_id, request.user_id)
+        store_id, user_id = _reader(request)
         check_id(request.run_id, "run_id")
         selection = (request.store_id, request.user_id, request.run_id)
         page = await self._ledger.reads.calls(
@@ -221,17 +184,13 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             after=read_token(request.page_token, "ListCalls", selection, tuple[Small, Small, Id]),
             rows_max=page_size(request.page_size),
         )
-        response = pb.ListCallsResponse(calls=map(messages.call, page.rows))
-        if page.has_more:
-            last = page.rows[-1]
-            response.next_page_token = make_token("ListCalls", selection, (last.round, last.index, last.call_id))
-        return response
+        token = next_token("ListCalls", selection, page, lambda call: (call.round, call.index, call.call_id))
+        return pb.ListCallsResponse(calls=map(messages.call, page.rows), next_page_token=token)
 
     async def ListPendingCalls(
         self, request: pb.ListPendingCallsRequest, context: Context
     ) -> pb.ListPendingCallsResponse:
-        check_id(request.store_id, "store_id")
-        check_id(request.user_id, "user_id")
+        operations.ids(request, "store_id", "user_id")
         wanted, rows_max = operations.pending_filter(request), page_size(request.page_size)
         selection = (
             request.store_id,
@@ -250,11 +209,9 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             messages.call(row) if row.user_id == request.user_id else messages.call_for_approver(row)
             for row in page.rows
         ]
-        response = pb.ListPendingCallsResponse(calls=shown)
-        if page.has_more:
-            last = page.rows[-1]
-            position = (last.create_time, last.call_id)
-            response.next_page_token = make_token("ListPendingCalls", selection, position)
+        token = next_token("ListPendingCalls", selection, page, lambda call: (call.create_time, call.call_id))
+        response = pb.ListPendingCallsResponse(calls=shown, next_page_token=token)
+        if token:
             return response
         room = rows_max - len(shown) if response.ByteSize() < _PAGE_BYTES_WITH_RUNS_MAX else 0
         runs = await self._pending_runs(request, wanted, selection, after=None, rows_max=max(1, room))
@@ -275,14 +232,11 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
     ) -> pb.ListPendingCallsResponse:
         page = await self._ledger.reads.short_of_tokens(request.store_id, wanted, after=after, rows_max=rows_max)
         shown = [messages.run_short_of_tokens(row, request.user_id) for row in page.rows]
-        response = pb.ListPendingCallsResponse(runs=shown)
-        if page.has_more:
-            last = page.rows[-1]
-            response.next_page_token = make_token(_PENDING_RUNS, selection, (last.create_time, last.run_id))
-        return response
+        token = next_token(_PENDING_RUNS, selection, page, lambda run: (run.create_time, run.run_id))
+        return pb.ListPendingCallsResponse(runs=shown, next_page_token=token)
 
     async def ListMessages(self, request: pb.ListMessagesRequest, context: Context) -> pb.ListMessagesResponse:
-        store_id, user_id = _reader(request.store_id, request.user_id)
+        store_id, user_id = _reader(request)
         check_id(request.conversation_id, "conversation_id")
         selection = (request.store_id, request.user_id, request.conversation_id)
         page = await self._ledger.reads.messages(
@@ -292,13 +246,11 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             after=(read_token(request.page_token, "ListMessages", selection, tuple[Large]) or (0,))[0],
             rows_max=page_size(request.page_size),
         )
-        response = pb.ListMessagesResponse(messages=map(messages.message, page.rows))
-        if page.has_more:
-            response.next_page_token = make_token("ListMessages", selection, (page.rows[-1].number,))
-        return response
+        token = next_token("ListMessages", selection, page, lambda message: (message.number,))
+        return pb.ListMessagesResponse(messages=map(messages.message, page.rows), next_page_token=token)
 
     async def ListEvents(self, request: pb.ListEventsRequest, context: Context) -> pb.ListEventsResponse:
-        store_id, user_id = _reader(request.store_id, request.user_id)
+        store_id, user_id = _reader(request)
         check_id(request.run_id, "run_id")
         if request.events_max > EVENTS_MAX:
             raise InvalidField(f"events_max is at most {EVENTS_MAX}", field="events_max")
@@ -319,9 +271,9 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         )
 
 
-def _reader(store_id: str, user_id: str) -> tuple[str, str]:
+def _reader(request: Any) -> tuple[str, str]:
     """Return who reads; an empty user is a service."""
-    return check_id(store_id, "store_id"), check_id(user_id, "user_id") if user_id else ""
+    return check_id(request.store_id, "store_id"), operations.optional_id(request.user_id, "user_id")
 
 
 def _run_view(view: RunView) -> run_pb2.Run:
