@@ -12,14 +12,11 @@ from pawl.chassis.database import Database
 from pawl.errors import NotificationNotFound
 from pawl.notifier.app.ports import PoisonEvent
 from pawl.notifier.domain.notification import (
-    ConversationId,
     Draft,
-    EventId,
     Inbox,
     Notification,
     NotificationId,
     NotificationKind,
-    RunId,
     StoreId,
     UserId,
 )
@@ -33,6 +30,9 @@ _REFUSED_VALUES: Final = (
     asyncpg.IntegrityConstraintViolationError,
     asyncpg.ProgramLimitExceededError,
 )
+
+# The fields of a draft that are columns, in the order of the statement.
+_DRAFT: Final = ("notification_id", "kind", "run_id", "conversation_id", "event_id", "title", "body", "create_time")
 
 _ADD: Final = """
 WITH draft AS (
@@ -146,18 +146,8 @@ class PostgresStore:
         self._database = database
 
     async def add(self, drafts: Sequence[Draft]) -> int:
-        columns = [
-            [draft.inbox.store_id for draft in drafts],
-            [draft.inbox.user_id for draft in drafts],
-            [draft.notification_id for draft in drafts],
-            [draft.kind.value for draft in drafts],
-            [draft.run_id for draft in drafts],
-            [draft.conversation_id for draft in drafts],
-            [draft.event_id for draft in drafts],
-            [draft.title for draft in drafts],
-            [draft.body for draft in drafts],
-            [draft.create_time for draft in drafts],
-        ]
+        columns = [[draft.inbox.store_id for draft in drafts], [draft.inbox.user_id for draft in drafts]]
+        columns += ([getattr(draft, name) for draft in drafts] for name in _DRAFT)
         for attempt in range(1, _ADD_ATTEMPTS + 1):
             try:
                 async with self._database.acquire() as connection:
@@ -233,18 +223,5 @@ def _inbox(row: asyncpg.Record) -> Inbox:
 
 
 def _notification(row: asyncpg.Record) -> Notification:
-    return Notification(
-        draft=Draft(
-            inbox=_inbox(row),
-            notification_id=NotificationId(row["notification_id"]),
-            kind=NotificationKind(row["kind"]),
-            run_id=RunId(row["run_id"]),
-            conversation_id=ConversationId(row["conversation_id"]),
-            event_id=EventId(row["event_id"]),
-            title=row["title"],
-            body=row["body"],
-            create_time=row["create_time"],
-        ),
-        number=row["number"],
-        read_time=row["read_time"],
-    )
+    fields = {name: row[name] for name in _DRAFT} | {"kind": NotificationKind(row["kind"])}
+    return Notification(draft=Draft(inbox=_inbox(row), **fields), number=row["number"], read_time=row["read_time"])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from pawl.chassis import logs
 from pawl.errors import Unavailable
-from pawl.notifier.app.ports import Counters, Delivery, PoisonEvent, Store, WakeUp
+from pawl.notifier.app.ports import Counters, Delivery, PoisonEvent, Store
 from pawl.notifier.domain.announcement import draft_notification
 from pawl.notifier.domain.notification import Draft
 
@@ -23,7 +23,7 @@ _log = logs.get_logger(__name__)
 class Intake:
     """Takes events, many at a time; one that cannot be taken holds up no other."""
 
-    def __init__(self, store: Store, counters: Counters, *, on_new: WakeUp) -> None:
+    def __init__(self, store: Store, counters: Counters, *, on_new: Callable[[], None]) -> None:
         self._store = store
         self._counters = counters
         self._on_new = on_new

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -104,6 +104,3 @@ class Counters(Protocol):
 
     def watching(self, count: int) -> None:
         """So many subscriptions are open."""
-
-
-WakeUp = Callable[[], None]

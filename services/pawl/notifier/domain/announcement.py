@@ -71,22 +71,20 @@ def draft_notification(change: RunChange) -> Draft | None:
         return None
     match change.type:
         case "run.completed":
-            return _draft(change, NotificationKind.RUN_COMPLETED, "Run completed", change.output_text)
+            return _draft(change, NotificationKind.RUN_COMPLETED, "Run completed")
         case "run.failed":
             reason = change.failure_message or "the reason is in its log"
-            return _draft(change, NotificationKind.RUN_FAILED, f"Run failed: {reason}", change.output_text)
+            return _draft(change, NotificationKind.RUN_FAILED, f"Run failed: {reason}")
         case "run.cancelled" if not change.superseded:
             title = "Run ended by an operator" if change.ended_by_operator else "Run cancelled"
-            return _draft(change, NotificationKind.RUN_CANCELLED, title, change.output_text)
+            return _draft(change, NotificationKind.RUN_CANCELLED, title)
         case "run.expired":
-            return _draft(
-                change, NotificationKind.RUN_EXPIRED, "Run expired: nobody answered in time", change.output_text
-            )
+            return _draft(change, NotificationKind.RUN_EXPIRED, "Run expired: nobody answered in time")
         case "run.waiting" if change.waits or not change.waits_for_agent:
             waits = " and ".join(wait.value for wait in Wait if wait in change.waits) or "input"
-            return _draft(change, NotificationKind.INPUT_NEEDED, f"Run waits for {waits}", change.output_text)
+            return _draft(change, NotificationKind.INPUT_NEEDED, f"Run waits for {waits}")
         case "run.needs_attention":
-            return _draft(change, NotificationKind.ATTENTION_NEEDED, _attention(change), change.output_text)
+            return _draft(change, NotificationKind.ATTENTION_NEEDED, _attention(change))
         case _:
             return None
 
@@ -102,7 +100,7 @@ def notification_id(event_id: EventId) -> NotificationId:
     return NotificationId(f"ntf_{hashlib.sha256(event_id.encode()).hexdigest()[:40]}")
 
 
-def _draft(change: RunChange, kind: NotificationKind, title: str, body: str) -> Draft:
+def _draft(change: RunChange, kind: NotificationKind, title: str) -> Draft:
     return Draft(
         inbox=change.inbox,
         notification_id=notification_id(change.event_id),
@@ -111,7 +109,7 @@ def _draft(change: RunChange, kind: NotificationKind, title: str, body: str) -> 
         conversation_id=change.conversation_id,
         event_id=change.event_id,
         title=_cut(" ".join(_storable(title).split()), TITLE_BYTES_MAX),
-        body=_cut(_storable(body).strip(), BODY_BYTES_MAX),
+        body=_cut(_storable(change.output_text).strip(), BODY_BYTES_MAX),
         create_time=change.time,
     )
 
