@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from pawl.chassis.bus_subscription import Callback, Message
+from pawl.chassis.bus_subscription import Callback
 from tests.simulation.chance import Chance
 from tests.simulation.process import Process
 
@@ -67,9 +67,8 @@ class SimulatedBus:
 
     def _deliver(self, subscription: SimulatedSubscription, subject: str, data: bytes) -> None:
         if subscription in self._broker.subscriptions and subscription.process.alive:
-            message = Message(subject=subject, data=data, headers={})
-            subscription.process.spawn(_call(subscription.callback, message), "bus")
+            subscription.process.spawn(_call(subscription.callback, subject, data), "bus")
 
 
-async def _call(callback: Callback, message: Message) -> None:
-    await callback(message)
+async def _call(callback: Callback, subject: str, data: bytes) -> None:
+    await callback(subject, data)

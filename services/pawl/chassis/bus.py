@@ -23,7 +23,7 @@ from nats.js import JetStreamContext
 
 from pawl.chassis import bus_outbox, logs, tasks
 from pawl.chassis.bus_outbox import Outbox
-from pawl.chassis.bus_subscription import Callback, Message, Subscription
+from pawl.chassis.bus_subscription import Callback, Subscription
 from pawl.chassis.metrics import Metrics
 from pawl.errors import DependencyUnavailable
 
@@ -36,8 +36,6 @@ _FLUSH_TIMEOUT_SECONDS: Final = 1.0
 _CRASH_PAUSE_SECONDS: Final = 1.0
 # The server counts the headers of a message too.
 _HEADER_BYTES: Final = 1024
-
-__all__ = ["Bus", "Callback", "Hook", "Message", "Subscription", "flush"]
 
 _log = logs.get_logger(__name__)
 
@@ -68,15 +66,19 @@ class Bus:
     """
 
     def __init__(self, url: str | None, *, name: str, metrics: Metrics) -> None:
+        self.is_configured = url is not None
+        """True if there is a NATS at all; without one nothing will ever be sent."""
+        self.connection_number = 0
+        """The number of the present or last connection; another number may mean another server."""
+        self.payload_bytes_max = DEFAULT_MAX_PAYLOAD_SIZE - _HEADER_BYTES
+        """The largest payload that the server takes beside a few headers, as it said on the last connection."""
         self._url = url
         self._name = name
-        self._subscriptions: list[Subscription] = []
+        self._subscriptions: set[Subscription] = set()
         self._hooks: list[Hook] = []
         self._hook_tasks: set[asyncio.Task[None]] = set()
         self._client: Client | None = None
         self._connected = asyncio.Event()
-        self._connection_number = 0
-        self._payload_bytes_max = DEFAULT_MAX_PAYLOAD_SIZE - _HEADER_BYTES
         self._tried = asyncio.Event()
         self._outbox = Outbox(metrics)
         self._task: asyncio.Task[None] | None = None
@@ -93,24 +95,9 @@ class Bus:
             self._task = None
 
     @property
-    def is_configured(self) -> bool:
-        """True if there is a NATS at all; without one nothing will ever be sent."""
-        return self._url is not None
-
-    @property
     def connected(self) -> bool:
         """True while messages are going out and coming in."""
         return self._connected.is_set()
-
-    @property
-    def connection_number(self) -> int:
-        """The number of the present or last connection; another number may mean another server."""
-        return self._connection_number
-
-    @property
-    def payload_bytes_max(self) -> int:
-        """The largest payload that the server takes beside a few headers, as it said on the last connection."""
-        return self._payload_bytes_max
 
     async def wait_connected(self) -> None:
         """Return as soon as the bus is connected, which may be never."""
@@ -127,13 +114,13 @@ class Bus:
         if not self.connected:
             raise DependencyUnavailable("NATS is not connected")
 
-    async def publish(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
+    async def publish(self, subject: str, data: bytes) -> None:
         """Publish, at most once; never waits, never raises for the server's sake.
 
         Dropped, and counted, while not connected or when too much is waiting.
         """
         if self.connected:
-            self._outbox.put(subject, data, headers)
+            self._outbox.put(subject, data)
         else:
             self._outbox.drop()
 
@@ -148,19 +135,17 @@ class Bus:
             DependencyUnavailable: not connected, or lost in the middle; some may
                 have been published.
         """
-        if self._client is None or not self.connected:
-            raise DependencyUnavailable("NATS is not connected")
-        count = 0
+        client, count = self._connected_client(), 0
         try:
             for subject, data, headers in messages:
-                if len(data) > self._payload_bytes_max:
+                if len(data) > self.payload_bytes_max:
                     # It never can be sent, and the next ones can.
                     self._outbox.refuse(subject, "MaxPayloadError")
                     continue
-                await self._client.publish(subject, data, headers=dict(headers))
+                await client.publish(subject, data, headers=dict(headers))
                 count += 1
             async with asyncio.timeout(timeout_seconds):
-                await flush(self._client)
+                await flush(client)
         except (nats.errors.Error, OSError, TimeoutError) as error:
             raise DependencyUnavailable(f"NATS did not take the messages: {type(error).__name__}") from error
         self._outbox.published(count)
@@ -186,15 +171,14 @@ class Bus:
             raise DependencyUnavailable(f"NATS did not store the message: {type(error).__name__}") from error
         return stored.seq
 
-    async def subscribe(self, subject: str, callback: Callback, *, queue: str = "") -> Subscription:
-        """Call `callback` with each message on `subject`, one at a time, in order.
+    async def subscribe(self, subject: str, callback: Callback) -> Subscription:
+        """Call `callback` with subject and data of each message on `subject`, one at a time, in order.
 
         Holds over all later connections; what is published between two is missed.
-        With `queue`, each message goes to one member of the group. What the
-        callback raises is logged.
+        What the callback raises is logged.
         """
-        subscription = Subscription(subject, queue, callback, self._forget)
-        self._subscriptions.append(subscription)
+        subscription = Subscription(subject, callback, self._subscriptions.discard)
+        self._subscriptions.add(subscription)
         if self._client is not None:
             try:
                 await subscription.establish(self._client)
@@ -219,9 +203,12 @@ class Bus:
         Raises:
             DependencyUnavailable: not connected.
         """
+        return self._connected_client().jetstream()
+
+    def _connected_client(self) -> Client:
         if self._client is None or not self.connected:
             raise DependencyUnavailable("NATS is not connected")
-        return self._client.jetstream()
+        return self._client
 
     async def _stay_connected(self, url: str) -> None:
         failures = 0
@@ -271,8 +258,8 @@ class Bus:
     async def _use(self, client: Client, closed: asyncio.Event) -> None:
         """Work with a fresh connection until it is lost."""
         self._client = client
-        self._connection_number += 1
-        self._payload_bytes_max = max(0, client.max_payload - _HEADER_BYTES)
+        self.connection_number += 1
+        self.payload_bytes_max = max(0, client.max_payload - _HEADER_BYTES)
         for subscription in list(self._subscriptions):
             await subscription.establish(client)
         async with asyncio.timeout(_CONNECT_TIMEOUT_SECONDS):
@@ -321,10 +308,6 @@ class Bus:
         except (nats.errors.Error, OSError, TimeoutError, AssertionError) as error:
             # A client that never got as far as a connection cannot close it.
             _log.debug("bus.close_failed", error=type(error).__name__)
-
-    def _forget(self, subscription: Subscription) -> None:
-        if subscription in self._subscriptions:
-            self._subscriptions.remove(subscription)
 
     def _start_hook(self, hook: Hook) -> None:
         async def run() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import Final
 
 import nats.errors
@@ -26,18 +25,18 @@ class Outbox:
     """
 
     def __init__(self, metrics: Metrics) -> None:
-        self._messages: asyncio.Queue[tuple[str, bytes, Mapping[str, str] | None]] = asyncio.Queue(_MESSAGES_MAX)
+        self._messages: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(_MESSAGES_MAX)
         self._queued_bytes = 0
         self._published = metrics.counter("bus_published_total", "Messages handed to NATS.")
         self._dropped = metrics.counter("bus_dropped_total", "Messages not published.", ("cause",))
 
-    def put(self, subject: str, data: bytes, headers: Mapping[str, str] | None) -> None:
+    def put(self, subject: str, data: bytes) -> None:
         """Queue a message; dropped and counted if too much is waiting."""
         if self._messages.full() or self._queued_bytes + len(data) > BYTES_MAX:
             self._dropped.labels("full").inc()
             return
         self._queued_bytes += len(data)
-        self._messages.put_nowait((subject, data, headers))
+        self._messages.put_nowait((subject, data))
 
     def drop(self) -> None:
         """Count a message that came while there was no connection."""
@@ -67,10 +66,10 @@ class Outbox:
     async def send(self, client: Client) -> None:
         """Hand messages to `client` as they come; returns when it is closed."""
         while True:
-            subject, data, headers = await self._messages.get()
+            subject, data = await self._messages.get()
             self._queued_bytes -= len(data)
             try:
-                await client.publish(subject, data, headers=dict(headers) if headers else None)
+                await client.publish(subject, data)
             except nats.errors.ConnectionClosedError:
                 self.drop()
                 return

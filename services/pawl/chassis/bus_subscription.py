@@ -1,9 +1,8 @@
-"""The messages and the handle that a subscriber of the bus gets."""
+"""The handle that a subscriber of the bus gets."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 
 import nats.errors
 from nats.aio.client import Client
@@ -15,24 +14,15 @@ from pawl.chassis import logs
 _log = logs.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """A message as a subscriber gets it."""
-
-    subject: str
-    data: bytes
-    headers: Mapping[str, str]
-
-
-Callback = Callable[[Message], Awaitable[None]]
+Callback = Callable[[str, bytes], Awaitable[None]]
+"""Takes the subject and the data of a message."""
 
 
 class Subscription:
     """Interest in a subject that outlives connections."""
 
-    def __init__(self, subject: str, queue: str, callback: Callback, forget: Callable[[Subscription], None]) -> None:
+    def __init__(self, subject: str, callback: Callback, forget: Callable[[Subscription], object]) -> None:
         self.subject = subject
-        self.queue = queue
         self._callback = callback
         self._forget = forget
         self._current: NatsSubscription | None = None
@@ -49,11 +39,10 @@ class Subscription:
 
     async def establish(self, client: Client) -> None:
         """Subscribe on a new connection."""
-        self._current = await client.subscribe(self.subject, queue=self.queue, cb=self._deliver)
+        self._current = await client.subscribe(self.subject, cb=self._deliver)
 
     async def _deliver(self, msg: Msg) -> None:
-        message = Message(subject=msg.subject, data=msg.data, headers=msg.headers or {})
         try:
-            await self._callback(message)
+            await self._callback(msg.subject, msg.data)
         except Exception:  # noqa: BLE001  # one bad message must not end the subscription
             _log.exception("bus.callback_failed", subject=self.subject)

@@ -8,7 +8,7 @@ from typing import Final, Self
 
 import msgspec
 
-from pawl.chassis import logs
+from pawl.chassis import logs, tasks
 from pawl.chassis.http_server import Response
 from pawl.chassis.rpc_server import RpcServer
 
@@ -32,7 +32,7 @@ class HealthMonitor:
         self._probes: dict[str, tuple[Probe, bool]] = {}
         self._failures: dict[str, str] = {}
         self._serving = False
-        self._servers: list[RpcServer] = []
+        self._server: RpcServer | None = None
         self._task: asyncio.Task[None] | None = None
 
     def add(self, name: str, probe: Probe, *, optional: bool = False) -> None:
@@ -41,7 +41,7 @@ class HealthMonitor:
 
     def follow(self, server: RpcServer) -> None:
         """Set the health of the services of `server` from now on."""
-        self._servers.append(server)
+        self._server = server
 
     async def __aenter__(self) -> Self:
         await self.check()
@@ -50,9 +50,7 @@ class HealthMonitor:
 
     async def __aexit__(self, *_: object) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+            await tasks.end([self._task])
         self._serving = False
 
     async def check(self) -> None:
@@ -66,7 +64,8 @@ class HealthMonitor:
                 self._failures[name] = failure
                 _log.warning("health.lost", dependency=name, error=failure)
         self._serving = all(self._probes[name][1] for name in self._failures)
-        await self._publish()
+        if self._server is not None:
+            await self._server.set_health(serving=self._serving)
 
     def page(self) -> Response:
         """Return the state for /healthz: 200 while serving, else 503."""
@@ -91,7 +90,3 @@ class HealthMonitor:
         except Exception as error:  # noqa: BLE001  # a probe fails in whatever way its driver does
             return type(error).__name__
         return None
-
-    async def _publish(self) -> None:
-        for server in self._servers:
-            await server.set_health(serving=self._serving)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
-from pawl.chassis import logs
+from pawl.chassis import logs, tasks
 from pawl.chassis.settings import split_address
 from pawl.chassis.start import StartError
 
@@ -61,10 +61,7 @@ class HttpServer:
         if self._server is None:
             return
         self._server.close()
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
-        self._server = None
+        await tasks.end(self._connections)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer), name="http.serve")

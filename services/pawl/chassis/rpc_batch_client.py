@@ -310,16 +310,17 @@ class Responses:
             self._call.end()
 
 
-async def only_response(call: Call) -> bytes:
+async def only_response(begin: Callable[[], Call], deserialize: Callable[[bytes], Any]) -> Any:
     """Return the response of a call that has one.
 
     Raises:
         PawlError: the call failed.
     """
+    call = begin()
     try:
         response = await call.next()
     finally:
         call.end()
     if response is None:
         raise Internal("the call ended without a response")
-    return response
+    return deserialize(response)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, Final
 
 from pawl.batch.v1 import batch_pb2
@@ -25,14 +24,8 @@ _WAITING_BYTES_MAX: Final = 8 * 1024 * 1024
 
 Put = Callable[[bytes], Awaitable[None]]
 Behaviour = Callable[[bytes, Put], Awaitable[bytes | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Carried:
-    """A method: `behaviour` takes the bytes of a request and returns those of the response, or puts several."""
-
-    method: Method
-    behaviour: Behaviour
+"""Takes the bytes of a request and returns those of the response, or puts several."""
+_Carried = dict[str, tuple[Method, Behaviour]]
 
 
 class BatchServicer(BatchServiceServicer):
@@ -41,7 +34,7 @@ class BatchServicer(BatchServiceServicer):
     def __init__(self, interceptor: Interceptor, *, bytes_max: int) -> None:
         self._interceptor = interceptor
         self._bytes_max = bytes_max
-        self._carried: dict[str, _Carried] = {}
+        self._carried: _Carried = {}
         self._streams: set[_Stream] = set()
 
     def add(self, service_name: str, handlers: Mapping[str, Handler]) -> None:
@@ -49,9 +42,8 @@ class BatchServicer(BatchServiceServicer):
         for method_name, handler in handlers.items():
             if not handler.request_streaming:
                 name = f"/{service_name}/{method_name}"
-                behaviour = _behaviour(handler, self._bytes_max)
                 method = self._interceptor.carried(name, is_stream=handler.response_streaming)
-                self._carried[name] = _Carried(method, behaviour)
+                self._carried[name] = method, _behaviour(handler, self._bytes_max)
 
     def close_streams(self) -> None:
         """Ask the clients of all streams to go elsewhere. What is under way is answered."""
@@ -72,7 +64,7 @@ class BatchServicer(BatchServiceServicer):
 class _Stream:
     """One stream of a client, with the calls that are under way on it."""
 
-    def __init__(self, carried: Mapping[str, _Carried], context: Context) -> None:
+    def __init__(self, carried: _Carried, context: Context) -> None:
         self._carried = carried
         self._context = context
         self._calls: dict[int, asyncio.Task[None]] = {}
@@ -144,11 +136,11 @@ class _Stream:
             self._put(batch_pb2.Reply(id=call.id, response=self._checked(response)))
 
         try:
-            carried = self._carried.get(call.method)
-            if carried is None:
+            if call.method not in self._carried:
                 raise MethodNotFound
-            response = await carried.method.serve_carried(
-                lambda: carried.behaviour(call.request, put), call.request_id, call.timeout_seconds
+            method, behaviour = self._carried[call.method]
+            response = await method.serve_carried(
+                lambda: behaviour(call.request, put), call.request_id, call.timeout_seconds
             )
             self._put(batch_pb2.Reply(id=call.id, response=self._checked(response), last=True))
         except PawlError as error:

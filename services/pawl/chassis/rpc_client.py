@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import grpc
@@ -14,7 +14,7 @@ import msgspec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
-from pawl.chassis.rpc_batch_client import REQUEST_BYTES_MAX, Batches, Call, Responses, only_response
+from pawl.chassis.rpc_batch_client import REQUEST_BYTES_MAX, Batches, Responses, only_response
 from pawl.chassis.rpc_interceptor import REQUEST_ID_KEY, current_request_id
 from pawl.chassis.settings import split_address
 from pawl.chassis.start import StartError
@@ -99,23 +99,17 @@ async def translated(call: Awaitable[T]) -> T:
         return await call
 
 
-class translating:  # noqa: N801  # reads as a statement: `with translating(): async for part in stub.Method(...)`
-    """Raises what a peer reported as the PawlError it was, around the await of a call or the reading of a stream.
+@contextmanager
+def translating() -> Iterator[None]:
+    """Raise what a peer reported as the PawlError it was, around the await of a call or the reading of a stream.
 
     A peer that cannot be reached or does not answer in time becomes
     DependencyUnavailable. Cancelling passes through.
     """
-
-    __slots__ = ()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
-        if isinstance(error, grpc.aio.AioRpcError):
-            raise of_peer(from_rpc_error(error)) from error
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise of_peer(from_rpc_error(error)) from error
 
 
 class _Channel(grpc.aio.Channel):
@@ -224,7 +218,7 @@ class _Channel(grpc.aio.Channel):
             begin = partial(batches.begin, method, raw, request_id=current_request_id(), timeout_seconds=seconds)
             if deadline_seconds is None:
                 return Responses(begin, response_deserializer)
-            return _only(begin, response_deserializer)
+            return only_response(begin, response_deserializer)
 
         return call
 
@@ -268,10 +262,6 @@ class _StreamCall:
         except asyncio.CancelledError:
             self._call.cancel()
             raise
-
-
-async def _only(begin: Callable[[], Call], deserialize: Callable[[bytes], Any]) -> Any:
-    return deserialize(await only_response(begin()))
 
 
 def _request_id() -> tuple[tuple[str, str], ...]:

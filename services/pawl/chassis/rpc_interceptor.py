@@ -181,10 +181,12 @@ class Interceptor(grpc.aio.ServerInterceptor):
 class _ActiveCall:
     """One RPC from its first to its last moment here."""
 
-    __slots__ = ("method", "places", "principal", "reason", "running", "scope")
+    __slots__ = ("code", "method", "places", "principal", "reason", "running", "scope", "started")
 
     def __init__(self, method: Method) -> None:
         self.method = method
+        self.started = time.perf_counter()
+        self.code = "CANCELLED"
         self.places: list[Places] = []
         self.principal: Principal | None = None
         self.reason: PawlError | None = None
@@ -226,22 +228,19 @@ class Method:
 
     def wrap(self, behaviour: Behaviour) -> Behaviour:
         async def serve(requests: AsyncIterator[bytes], context: Context) -> None:
-            started = time.perf_counter()
-            self._in_flight.inc()
-            call = _ActiveCall(self)
-            code, reason = "CANCELLED", ""
+            call, refused = self._begin(), ""
             try:
                 response = await self._run(call, behaviour, requests, context)
                 if response is not None:
                     await context.write(response)
-                code = _code_name(context)
+                call.code = _code_name(context)
             except Exception as raised:  # noqa: BLE001  # the client must get a status of ours, whatever it is
                 error = _leading(raised)
                 if isinstance(error, grpc.aio.AbortError):
-                    code = _code_name(context)
+                    call.code = _code_name(context)
                     raise error from None
                 refusal = self._refusal(error, call)
-                code, reason = refusal.kind.value, refusal.reason
+                call.code, refused = refusal.kind.value, refusal.reason
                 # An AbortError that `abort` did not raise would be taken for a fault of the program.
                 if context.done():
                     raise asyncio.CancelledError from None  # Nobody listens any more.
@@ -250,9 +249,7 @@ class Method:
                 except grpc.aio.InternalError:
                     raise asyncio.CancelledError from None  # It went in this moment.
             finally:
-                self.interceptor.leave(call)
-                self._in_flight.dec()
-                self._record(code, reason, time.perf_counter() - started)
+                self._end(call, refused)
 
         return serve
 
@@ -262,26 +259,21 @@ class Method:
         Raises:
             PawlError: what the client is to be told.
         """
-        started = time.perf_counter()
-        self._in_flight.inc()
-        call = _ActiveCall(self)
-        code, reason = "CANCELLED", ""
+        call, refused = self._begin(), ""
         if is_id(request_id):
             _request_id.set(request_id)
             logs.bind(request_id=request_id)
         try:
             self.interceptor.enter(call, auth.SERVICE, is_carried=True)
             answer = await _in_time(call, _less_margin(timeout_seconds) if timeout_seconds else None, serve)
-            code = "OK"
+            call.code = "OK"
             return answer
         except Exception as raised:  # noqa: BLE001  # as in `wrap`
             refusal = self._refusal(_leading(raised), call)
-            code, reason = refusal.kind.value, refusal.reason
+            call.code, refused = refusal.kind.value, refusal.reason
             raise refusal from None
         finally:
-            self.interceptor.leave(call)
-            self._in_flight.dec()
-            self._record(code, reason, time.perf_counter() - started)
+            self._end(call, refused)
 
     async def receive(self, context: Context) -> bytes:
         """Return the one request of a call that was let in."""
@@ -323,15 +315,23 @@ class Method:
         _log.error("rpc.failed", method=self.name, error_id=error_id, exc_info=error)
         return Internal(f"internal error {error_id}", error_id=error_id)
 
-    def _record(self, code: str, reason: str, seconds: float) -> None:
+    def _begin(self) -> _ActiveCall:
+        self._in_flight.inc()
+        return _ActiveCall(self)
+
+    def _end(self, call: _ActiveCall, refused: str) -> None:
+        """Give the room of a call back and record how it ended, with the reason of its refusal."""
+        self.interceptor.leave(call)
+        self._in_flight.dec()
+        seconds = time.perf_counter() - call.started
         self._seconds.observe(seconds)
-        self.interceptor.metrics.requests.labels(self.name, code).inc()
+        self.interceptor.metrics.requests.labels(self.name, call.code).inc()
         if not self.access.open:
-            fields = {"reason": reason} if reason else {}
+            fields = {"reason": refused} if refused else {}
             # What services ask each other every second is news only when it goes wrong.
-            routine = self.access.service_only and code == grpc.StatusCode.OK.name
+            routine = self.access.service_only and call.code == grpc.StatusCode.OK.name
             log = _log.debug if routine else _log.info
-            log("rpc.served", method=self.name, code=code, milliseconds=round(seconds * 1000, 2), **fields)
+            log("rpc.served", method=self.name, code=call.code, milliseconds=round(seconds * 1000, 2), **fields)
 
 
 async def _refuse_unknown(_request: Any, _context: Context) -> NoReturn:

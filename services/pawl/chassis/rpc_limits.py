@@ -32,9 +32,9 @@ _ARRIVAL_SECONDS: Final = 10.0
 class Limits:
     """Limits on the calls that a server holds at once. The shares are of all limits, for one store and for one user."""
 
-    message_bytes_max: int
-    unary_calls_max: int
-    streams_max: int
+    message_bytes_max: int = 4 * 1024 * 1024
+    unary_calls_max: int = 1000
+    streams_max: int = 1000
     store_share: float = 1.0
     user_share: float = 1.0
     request_stream_bytes_max: int = 1536 * 1024 * 1024

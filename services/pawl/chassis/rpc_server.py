@@ -25,6 +25,7 @@ from pawl.chassis.start import StartError
 _NEWS_SECONDS: Final = 0.05
 # After the drain time, handlers have this long to clean up before they are cut off.
 _CLEAN_UP_SECONDS: Final = 0.5
+_LIMITS: Final = Limits()
 
 _log = logs.get_logger(__name__)
 ServicerT = TypeVar("ServicerT")
@@ -46,12 +47,7 @@ class RpcServer:
         authenticator: KeyAuthenticator,
         ids: IdSource,
         metrics: Metrics,
-        message_bytes_max: int = 4 * 1024 * 1024,
-        unary_calls_max: int = 1000,
-        streams_max: int = 1000,
-        store_share: float = 1.0,
-        user_share: float = 1.0,
-        request_stream_bytes_max: int = 1536 * 1024 * 1024,
+        limits: Limits = _LIMITS,
         drain_seconds: float = 1.5,
     ) -> None:
         self._listen = listen
@@ -61,19 +57,11 @@ class RpcServer:
             rpc_reflection.OLD_NAME: Access(),
             rpc_reflection.NAME: Access(),
         }
-        limits = Limits(
-            message_bytes_max=message_bytes_max,
-            unary_calls_max=unary_calls_max,
-            streams_max=streams_max,
-            store_share=store_share,
-            user_share=user_share,
-            request_stream_bytes_max=request_stream_bytes_max,
-        )
         self._interceptor = Interceptor(
             authenticator=authenticator, ids=ids, metrics=metrics.rpc, limits=limits, access=self._access
         )
         self._server = grpc.aio.server(interceptors=(self._interceptor,), options=_options(limits.read_bytes_max))
-        self._batches = BatchServicer(self._interceptor, bytes_max=message_bytes_max)
+        self._batches = BatchServicer(self._interceptor, bytes_max=limits.message_bytes_max)
         self.health = health.aio.HealthServicer()
         self.service_names: list[str] = []
         self.port = 0

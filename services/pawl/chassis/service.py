@@ -37,6 +37,7 @@ from pawl.chassis.ids import IdSource
 from pawl.chassis.lifecycle import Background
 from pawl.chassis.metrics import CONTENT_TYPE, Metrics
 from pawl.chassis.rpc_client import PEER_MESSAGE_BYTES_MAX, open_channel, ping
+from pawl.chassis.rpc_limits import Limits
 from pawl.chassis.rpc_server import RpcServer
 from pawl.chassis.settings import ServiceSettings
 from pawl.chassis.start import StartError
@@ -136,12 +137,14 @@ class Service:
             authenticator=authenticator(self._settings),
             ids=self.ids,
             metrics=self.metrics,
-            message_bytes_max=self._settings.message_bytes_max,
-            unary_calls_max=self._settings.unary_calls_max,
-            streams_max=self._settings.streams_max,
-            store_share=self._settings.store_share,
-            user_share=self._settings.user_share,
-            request_stream_bytes_max=self._settings.request_stream_bytes_max,
+            limits=Limits(
+                message_bytes_max=self._settings.message_bytes_max,
+                unary_calls_max=self._settings.unary_calls_max,
+                streams_max=self._settings.streams_max,
+                store_share=self._settings.store_share,
+                user_share=self._settings.user_share,
+                request_stream_bytes_max=self._settings.request_stream_bytes_max,
+            ),
             drain_seconds=self._settings.drain_seconds,
         )
 

@@ -12,6 +12,7 @@ import pytest
 from pawl.chassis.auth import KeyAuthenticator
 from pawl.chassis.ids import IdSource
 from pawl.chassis.metrics import Metrics
+from pawl.chassis.rpc_limits import Limits
 from pawl.chassis.rpc_server import RpcServer
 from tests.fakes.anybody import Anybody
 from tests.rpc.chassis.echo import EchoServicer, Serve, add_echo_to_server
@@ -38,10 +39,17 @@ def serve(servicer: EchoServicer, ids: IdSource, metrics: Metrics, tmp_path: Pat
         service_only: bool = False,
         drain_streams: bool = False,
         listen: str = f"unix:{tmp_path}/echo",
-        **settings: Any,
+        drain_seconds: float = 0.2,
+        **limits: Any,
     ) -> AsyncIterator[RpcServer]:
-        settings = {"drain_seconds": 0.2, **settings}
-        server = RpcServer(listen, authenticator=authenticator or Anybody(), ids=ids, metrics=metrics, **settings)
+        server = RpcServer(
+            listen,
+            authenticator=authenticator or Anybody(),
+            ids=ids,
+            metrics=metrics,
+            limits=Limits(**limits),
+            drain_seconds=drain_seconds,
+        )
         server.add(add_echo_to_server, servicer, service_only=service_only, drain_streams=drain_streams)
         async with server:
             yield server

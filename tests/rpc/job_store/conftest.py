@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pawl.chassis import rpc_limits
 from pawl.chassis.bus import Bus
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
@@ -116,7 +117,7 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplic
                 authenticator=Anybody(),
                 ids=ids,
                 metrics=metrics,
-                message_bytes_max=32 * 1024 * 1024,
+                limits=rpc_limits.Limits(message_bytes_max=32 * 1024 * 1024),
             )
             parts.add_to(server)
             await stack.enter_async_context(server)

@@ -253,8 +253,8 @@ async def test_a_place_that_is_free_wakes_workers_at_once(start: StartReplica, n
     await replica.bus.wait_connected()
     woken: list[object] = []
 
-    async def hear(message: object) -> None:
-        woken.append(message)
+    async def hear(_subject: str, data: bytes) -> None:
+        woken.append(data)
 
     async with Bus(nats.url, name="listener", metrics=Metrics("listener")) as listener:
         await listener.wait_connected()

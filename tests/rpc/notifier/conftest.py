@@ -15,6 +15,7 @@ from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
 from pawl.chassis.ids import IdSource
 from pawl.chassis.metrics import Metrics
+from pawl.chassis.rpc_limits import Limits
 from pawl.chassis.rpc_server import RpcServer
 from pawl.notifier.adapters.metrics import PrometheusCounters
 from pawl.notifier.adapters.postgres import MIGRATIONS, SCHEMA, PostgresStore
@@ -94,7 +95,7 @@ async def stub(notifier: Notifier, tmp_path: Path, ids: IdSource) -> AsyncIterat
         authenticator=Anybody(),
         ids=ids,
         metrics=Metrics("notifier_rpc"),
-        message_bytes_max=64 * 1024,
+        limits=Limits(message_bytes_max=64 * 1024),
     )
     notifier.add_to(server)
     async with server, grpc.aio.insecure_channel(address) as channel:

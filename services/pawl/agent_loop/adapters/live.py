@@ -10,7 +10,7 @@ from pawl.agent_loop.adapters.views import logged_event
 from pawl.agent_loop.app.public_ports import LiveSubscription
 from pawl.agent_loop.app.public_values import LoggedEvent
 from pawl.chassis import logs
-from pawl.chassis.bus import Bus, Message
+from pawl.chassis.bus import Bus
 from pawl.event.v1 import event_pb2
 
 _log = logs.get_logger(__name__)
@@ -29,11 +29,11 @@ class BusEvents:
     async def subscribe(
         self, store_id: str, run_id: str, take: Callable[[LoggedEvent], Awaitable[None]]
     ) -> LiveSubscription:
-        async def deliver(message: Message) -> None:
+        async def deliver(subject: str, data: bytes) -> None:
             try:
-                events = event_pb2.RunEvents.FromString(message.data).events
+                events = event_pb2.RunEvents.FromString(data).events
             except DecodeError:
-                _log.warning("live.garbled", subject=message.subject)
+                _log.warning("live.garbled", subject=subject)
                 return
             # A subject says where an event was sent; only the event says whose it is.
             for event in events:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from pawl.agent_loop.app.ports import RunKey
-from pawl.chassis.bus import Bus, Message
+from pawl.chassis.bus import Bus
 
 
 class BusWakeups:
@@ -17,11 +17,11 @@ class BusWakeups:
     async def subscribe(
         self, worker_id: str, *, on_work: Callable[[], Awaitable[None]], on_command: Callable[[RunKey], Awaitable[None]]
     ) -> None:
-        async def work(_: Message) -> None:
+        async def work(_subject: str, _data: bytes) -> None:
             await on_work()
 
-        async def command(message: Message) -> None:
-            store_id, _, run_id = message.data.decode(errors="replace").partition("/")
+        async def command(_subject: str, data: bytes) -> None:
+            store_id, _, run_id = data.decode(errors="replace").partition("/")
             await on_command(RunKey(store_id=store_id, run_id=run_id))
 
         await self._bus.subscribe("pawl.internal.v1.work", work)

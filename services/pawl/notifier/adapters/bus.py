@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from pawl.chassis.bus import Bus, Message
+from pawl.chassis.bus import Bus
 from pawl.notifier.domain.notification import Inbox, Notification, StoreId, UserId
 from pawl.notify.v1 import notify_pb2
 
@@ -38,8 +38,8 @@ def subject(inbox: Inbox) -> str:
 async def hear(bus: Bus, wake: Callable[[Inbox], None]) -> None:
     """Call `wake` for each notification that any replica publishes."""
 
-    async def on_message(message: Message) -> None:
-        _, _, store_id, _, user_id, _ = message.subject.split(".")
+    async def on_message(subject: str, _data: bytes) -> None:
+        _, _, store_id, _, user_id, _ = subject.split(".")
         wake(Inbox(store_id=StoreId(store_id), user_id=UserId(user_id)))
 
     await bus.subscribe(_ALL, on_message)

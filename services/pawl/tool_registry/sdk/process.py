@@ -14,9 +14,6 @@ MEMORY_BYTES_MAX: Final = 2**40
 CPU_SECONDS_MIN: Final = 1
 CPU_SECONDS_MAX: Final = 86_400
 
-_MEMORY_BYTES_DEFAULT: Final = 512 * 1024 * 1024
-_CPU_SECONDS_DEFAULT: Final = 60
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLimits:
@@ -26,9 +23,9 @@ class ProcessLimits:
         ToolDefinitionError: a limit is out of range.
     """
 
-    memory_bytes: int = _MEMORY_BYTES_DEFAULT
+    memory_bytes: int = 512 * 1024 * 1024
     """Memory that a call may allocate, libraries that its module imports included; Linux only."""
-    cpu_seconds: int = _CPU_SECONDS_DEFAULT
+    cpu_seconds: int = 60
     """Time of all its threads on processors, in whole seconds."""
 
     def __post_init__(self) -> None:
