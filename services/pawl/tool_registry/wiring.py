@@ -156,7 +156,7 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
     audit = AuditTrail(record.audit, clock.now)
     hub = WorkerHub(record.workers, audit, clock=clock, stopping=ports.stopping, options=limits.workers)
     catalog = Catalog(record.tools, sources={WORKER: hub, **ports.connectors}, helper=ports.helper)
-    rules = Rules(record.rules, catalog, runs=ports.runs, audit=audit, ids=ports.ids, clock=clock)
+    rules = Rules(repository=record.rules, catalog=catalog, runs=ports.runs, audit=audit, ids=ports.ids, clock=clock)
     admission = Admission(
         catalog=catalog,
         rules=rules,
@@ -175,7 +175,7 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
         catalog=catalog,
         rules=rules,
         sources=Sources(
-            store=record.sources, repository=record.tools, catalog=catalog, connectors=ports.connectors, clock=clock
+            repository=record.sources, tools=record.tools, catalog=catalog, connectors=ports.connectors, clock=clock
         ),
         documents=Documents(record.documents),
         hub=hub,

@@ -44,6 +44,11 @@ class Refused:
     message: str
 
 
+def refused(name: str, what: str, *, reason: str = "INVALID_ARGUMENTS") -> Refused:
+    """Return the refusal of the arguments of a tool for what they do or are."""
+    return Refused(reason=reason, message=f"the arguments of {name} {what}")
+
+
 def check_arguments(
     definition: ToolDefinition, validator: jsonschema_rs.Draft202012Validator, raw: bytes
 ) -> Accepted | Refused:
@@ -56,19 +61,16 @@ def check_arguments(
     try:
         written = loads(raw, bytes_max=ARGUMENTS_BYTES_MAX) if raw.strip() else {}
     except TooLarge:
-        return Refused(
-            reason="INVALID_ARGUMENTS",
-            message=f"the arguments of {name} have {len(raw)} bytes, the limit is {ARGUMENTS_BYTES_MAX}",
-        )
+        return refused(name, f"have {len(raw)} bytes, the limit is {ARGUMENTS_BYTES_MAX}")
     except InvalidJson as error:
-        return Refused(reason="INVALID_JSON", message=f"the arguments of {name} are not strict JSON: {error.message}")
+        return refused(name, f"are not strict JSON: {error.message}", reason="INVALID_JSON")
     if not isinstance(written, dict):
-        return Refused(reason="INVALID_ARGUMENTS", message=f"the arguments of {name} must be a JSON object")
+        return refused(name, "must be a JSON object")
     fitted = _fitted(definition, validator, written)
     violations = list_violations(definition.arguments_schema, validator, fitted.value)
     if violations:
         listed = "\n".join(f"- {line}" for line in violations)
-        return Refused(reason="INVALID_ARGUMENTS", message=f"the arguments of {name} do not fit its schema:\n{listed}")
+        return refused(name, f"do not fit its schema:\n{listed}")
     return _accepted(name, fitted)
 
 
@@ -128,12 +130,9 @@ def _accepted(name: str, fitted: Fitted) -> Accepted | Refused:
     try:
         canonical = dumps_canonical(fitted.value)
     except InvalidJson as error:  # a text in a text may be deeper than the whole may be
-        return Refused(reason="INVALID_JSON", message=f"the arguments of {name} are not strict JSON: {error.message}")
+        return refused(name, f"are not strict JSON: {error.message}", reason="INVALID_JSON")
     if len(canonical) > ARGUMENTS_BYTES_MAX or not isinstance(fitted.value, dict):
-        return Refused(
-            reason="INVALID_ARGUMENTS",
-            message=f"the arguments of {name} have more than {ARGUMENTS_BYTES_MAX} bytes, defaults included",
-        )
+        return refused(name, f"have more than {ARGUMENTS_BYTES_MAX} bytes, defaults included")
     return Accepted(arguments=fitted.value, canonical=canonical, note=_note(fitted.adjustments))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -158,17 +158,14 @@ def _encoded(value: Any) -> str:
     return quote(_text(value), safe="")
 
 
-def _joined(value: Any, *, explode: bool, separator: str = ",") -> str:
+def _joined(value: Any, *, explode: bool, separator: str = ",", text_of: Callable[[Any], str] = _encoded) -> str:
     """Return the style `simple`, which is also `form` without `explode`."""
-    match value:
-        case list():
-            return separator.join(map(_encoded, value))
-        case dict() if explode:
-            return separator.join(f"{_encoded(name)}={_encoded(item)}" for name, item in value.items())
-        case dict():
-            return separator.join(f"{_encoded(name)}{separator}{_encoded(item)}" for name, item in value.items())
-        case _:
-            return _encoded(value)
+    if isinstance(value, list):
+        return separator.join(map(text_of, value))
+    if isinstance(value, dict):
+        between = "=" if explode else separator
+        return separator.join(f"{text_of(name)}{between}{text_of(item)}" for name, item in value.items())
+    return text_of(value)
 
 
 def _query(placement: Placement, value: Any) -> list[tuple[str, str]]:
@@ -186,14 +183,7 @@ def _query(placement: Placement, value: Any) -> list[tuple[str, str]]:
 
 
 def _header(placement: Placement, value: Any) -> str:
-    match value:
-        case list():
-            text = ",".join(map(_text, value))
-        case dict():
-            between = "=" if placement.explode else ","
-            text = ",".join(f"{name}{between}{_text(item)}" for name, item in value.items())
-        case _:
-            text = _text(value)
+    text = _joined(value, explode=placement.explode, text_of=_text)
     if not may_be_header_value(text):
         raise UnusableArgument(f"{placement.argument} must be printable ASCII, because it goes into a header")
     return text

@@ -22,6 +22,7 @@ from pawl.tool_registry.domain.check import (
     fits_newest,
     is_quick,
     read_canonical,
+    refused,
     schema_problem,
 )
 from pawl.tool_registry.domain.definition import (
@@ -223,10 +224,7 @@ class Catalog:
                 store_id, check, name, schema.packed, raw, packed, cpu_seconds=_CHECK_CPU_SECONDS
             )
         except TooCostly:
-            return Refused(
-                reason="INVALID_ARGUMENTS",
-                message=f"the arguments of {name} take too long to be checked against its schema: use less of them",
-            )
+            return refused(name, "take too long to be checked against its schema: use less of them")
         if isinstance(answer, Refused):
             return answer
         canonical, note = answer

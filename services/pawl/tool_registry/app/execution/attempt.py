@@ -13,7 +13,7 @@ from typing import Final
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
 from pawl.tool_registry.app.execution import outcome
-from pawl.tool_registry.app.execution.execution import Execution, Reporter
+from pawl.tool_registry.app.execution.execution import Execution
 from pawl.tool_registry.app.execution.ports import Ended, ResourceLocks, Runner, Secrets
 from pawl.tool_registry.app.policy.admission import Admission
 from pawl.tool_registry.app.policy.call import Job
@@ -171,7 +171,7 @@ class Attempt:
 
     def _context(self) -> ToolContext:
         context = self._job.context
-        report = Reporter(self._execution)
+        report = self._execution.report
         left = self._job.timeout_seconds - self._seconds()
         return ToolContext(
             store_id=context.store_id,
@@ -208,9 +208,8 @@ class Attempt:
 
     def _set_known(self, known: ExecutionResult | HeldElsewhere) -> None:
         self.was_known = True
-        if not self.outcome.done():
-            self.outcome.set_result(known)
+        self._set(known)
 
-    def _set(self, result: ExecutionResult) -> None:
+    def _set(self, result: ExecutionResult | HeldElsewhere) -> None:
         if not self.outcome.done():
             self.outcome.set_result(result)

@@ -36,6 +36,7 @@ class Execution:
         self, key: CallKey, *, fingerprint: str, effect: EffectClass, answers: Sequence[Answer], started: float
     ) -> None:
         loop = asyncio.get_running_loop()
+        self._loop = loop
         self.key = key
         self.fingerprint = fingerprint
         self.effect = effect
@@ -46,6 +47,9 @@ class Execution:
         self.listeners = 0
         self.started = started
         self.dialogue = Dialogue(answers)
+        self._lock = threading.Lock()
+        self._unseen: Progress | None = None
+        """Progress on its way from another thread."""
         self._progress: Progress | None = None
         self._news: asyncio.Future[None] = loop.create_future()
 
@@ -59,8 +63,16 @@ class Execution:
         return asyncio.get_running_loop().time() - self.started
 
     def report(self, progress: Progress) -> None:
-        """Show progress to whoever listens; only the newest is kept."""
-        self._progress = progress
+        """Show progress to whoever listens, from any thread; only the newest is kept, so that none floods the loop."""
+        with self._lock:
+            is_on_its_way = self._unseen is not None
+            self._unseen = progress
+        if not is_on_its_way and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._show)
+
+    def _show(self) -> None:
+        with self._lock:
+            self._progress, self._unseen = self._unseen, None
         if not self._news.done():
             self._news.set_result(None)
 
@@ -108,26 +120,3 @@ class Execution:
 async def wait_any(*futures: asyncio.Future[Any], timeout_seconds: float | None = None) -> None:
     """Return when one of them is done, or the time is up."""
     await asyncio.wait(futures, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
-
-
-class Reporter:
-    """Takes progress from any thread to an execution, without flooding the loop."""
-
-    def __init__(self, execution: Execution) -> None:
-        self._execution = execution
-        self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()
-        self._newest: Progress | None = None
-
-    def __call__(self, progress: Progress) -> None:
-        with self._lock:
-            is_on_its_way = self._newest is not None
-            self._newest = progress
-        if not is_on_its_way and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._deliver)
-
-    def _deliver(self) -> None:
-        with self._lock:
-            progress, self._newest = self._newest, None
-        if progress is not None:
-            self._execution.report(progress)

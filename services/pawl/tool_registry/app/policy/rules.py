@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pawl.chassis.clock import Clock
@@ -40,6 +40,7 @@ class ListedRule:
     is_suspended: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
     """Makes rules and finds the one that decides about a call. What is made and revoked is in the audit chain before.
 
@@ -48,23 +49,13 @@ class Rules:
     is counted, and looked at again right before the call runs, in the database.
     """
 
-    def __init__(
-        self,
-        repository: RuleRepository,
-        catalog: Catalog,
-        *,
-        runs: RunReads,
-        audit: AuditTrail,
-        ids: IdSource,
-        clock: Clock,
-    ) -> None:
-        self._repository = repository
-        self._runs = runs
-        self._audit = audit
-        self._catalog = catalog
-        self._ids = ids
-        self._clock = clock
-        self._kept: dict[str, tuple[float, Sequence[Rule]]] = {}
+    repository: RuleRepository
+    catalog: Catalog
+    runs: RunReads
+    audit: AuditTrail
+    ids: IdSource
+    clock: Clock
+    _kept: dict[str, tuple[float, Sequence[Rule]]] = field(default_factory=dict, init=False)
 
     async def create(self, person: Caller, rule: Rule, request_id: str) -> ListedRule:
         """Make a rule; `rule` has what the person said.
@@ -80,36 +71,36 @@ class Rules:
             raise PermissionDenied("a rule for the whole store needs the role admin")
         if not may_approve(person.roles):
             raise PermissionDenied("a rule decides as an approver does: that needs the role approver or admin")
-        now = self._clock.now()
+        now = self.clock.now()
         check_rule(rule, now)
         version = 0
         if rule.effect is RuleEffect.ALLOW and rule.is_for_one_tool:
-            version = (await self._catalog.get(person, rule.tool_name, 0)).version
+            version = (await self.catalog.get(person, rule.tool_name, 0)).version
         await self._check_origin(person, rule)
-        is_repetition = request_id and await self._repository.is_made(person.store_id, person.user_id, request_id)
+        is_repetition = request_id and await self.repository.is_made(person.store_id, person.user_id, request_id)
         if not is_repetition:
-            check_room(rule, RuleCounts.of(await self._repository.in_force(person.store_id), person.user_id))
+            check_room(rule, RuleCounts.of(await self.repository.in_force(person.store_id), person.user_id))
         rule = replace(
             rule,
             store_id=person.store_id,
-            rule_id=self._ids.new("rule"),
+            rule_id=self.ids.new("rule"),
             user_id=person.user_id,
             tool_version=version,
         )
         if not is_repetition:
-            await self._audit.ruled(rule, "MADE", person.user_id)
-        made = await self._repository.add(rule, request_id)
+            await self.audit.ruled(rule, "MADE", person.user_id)
+        made = await self.repository.add(rule, request_id)
         self._kept.pop(person.store_id, None)
         return ListedRule(rule=made, is_suspended=False)
 
     async def _check_origin(self, person: Caller, rule: Rule) -> None:
         """Return if the run that a rule is for, and the call whose approval makes it, are the person's."""
         whose = {"store_id": person.store_id, "user_id": person.user_id}
-        if rule.scope is RuleScope.RUN and not await self._runs.has_run(**whose, run_id=rule.scope_id):
+        if rule.scope is RuleScope.RUN and not await self.runs.has_run(**whose, run_id=rule.scope_id):
             raise RunNotFound
         if not rule.call_id:
             return
-        tool_name = await self._runs.gated_tool(**whose, call_id=rule.call_id)
+        tool_name = await self.runs.gated_tool(**whose, call_id=rule.call_id)
         if tool_name is None:
             raise CallNotFound
         if rule.is_for_one_tool and rule.tool_name != tool_name:
@@ -122,7 +113,7 @@ class Rules:
             RuleNotFound: there is none that the person may see.
             PermissionDenied: it is a rule of the store, and the person is no admin.
         """
-        rule = await self._repository.get(person.store_id, rule_id)
+        rule = await self.repository.get(person.store_id, rule_id)
         is_admin = ADMIN in person.roles
         if rule is None or not (is_admin or rule.scope is RuleScope.STORE or rule.user_id == person.user_id):
             raise RuleNotFound
@@ -130,8 +121,8 @@ class Rules:
             raise PermissionDenied("a rule of the whole store is revoked by an admin")
         if rule.revoke_time:
             return await self._listed(rule)
-        await self._audit.ruled(rule, "REVOKED", person.user_id)
-        revoked = await self._repository.revoke(person.store_id, rule_id, person.user_id)
+        await self.audit.ruled(rule, "REVOKED", person.user_id)
+        revoked = await self.repository.revoke(person.store_id, rule_id, person.user_id)
         self._kept.pop(person.store_id, None)
         return await self._listed(revoked)
 
@@ -145,7 +136,7 @@ class Rules:
         """
         if all_users and ADMIN not in person.roles:
             raise PermissionDenied("the rules of all users are for the role admin")
-        rules = await self._repository.list(
+        rules = await self.repository.list(
             person.store_id, "" if all_users else person.user_id, include_ended=include_ended, before=before, most=most
         )
         return [await self._listed(rule) for rule in rules]
@@ -158,26 +149,26 @@ class Rules:
         """
         rules = await self._in_force(store_id)
         await asyncio.sleep(0)  # Each call of a batch can take a while.
-        return ruling(rules, call, self._clock.now()) if rules else None
+        return ruling(rules, call, self.clock.now()) if rules else None
 
     async def allow(self, rule: Rule, call_id: str) -> bool:
         """Count a call that a rule allows, once for the call; returns whether the rule still allows it. Durable."""
-        return await self._repository.use(rule.store_id, rule.rule_id, call_id)
+        return await self.repository.use(rule.store_id, rule.rule_id, call_id)
 
     async def still_allows(self, store_id: str, rule_id: str, call_id: str) -> bool:
         """Return whether a rule has allowed the call and is neither revoked nor expired."""
-        return await self._repository.has_allowed(store_id, rule_id, call_id)
+        return await self.repository.has_allowed(store_id, rule_id, call_id)
 
     async def forget(self, older_than_seconds: float) -> None:
         """Delete what is known of calls that were allowed longer ago; their number stays with each rule."""
-        await self._repository.forget(older_than_seconds)
+        await self.repository.forget(older_than_seconds)
 
     async def _in_force(self, store_id: str) -> Sequence[Rule]:
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         read_at, rules = self._kept.get(store_id, (-_FRESH_SECONDS, ()))
         if now - read_at < _FRESH_SECONDS:
             return rules
-        rules = await self._repository.in_force(store_id)
+        rules = await self.repository.in_force(store_id)
         if len(self._kept) >= _STORES_MAX:
             self._kept.clear()
         self._kept[store_id] = (now, rules)
@@ -186,5 +177,5 @@ class Rules:
     async def _listed(self, rule: Rule) -> ListedRule:
         if rule.effect is not RuleEffect.ALLOW or not rule.is_for_one_tool:
             return ListedRule(rule=rule, is_suspended=False)
-        version = await self._catalog.current_version(rule.store_id, rule.tool_name)
+        version = await self.catalog.current_version(rule.store_id, rule.tool_name)
         return ListedRule(rule=rule, is_suspended=is_suspended(rule, version))

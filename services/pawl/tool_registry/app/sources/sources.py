@@ -65,6 +65,7 @@ class CheckedSource:
     found_hash: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
     """Adds, removes, lists, checks and approves the sources of stores.
 
@@ -72,20 +73,11 @@ class Sources:
     source's tools. There is no second copy that could differ.
     """
 
-    def __init__(
-        self,
-        *,
-        store: SourceRepository,
-        repository: ToolRepository,
-        catalog: Catalog,
-        connectors: Mapping[str, Connector],
-        clock: Clock,
-    ) -> None:
-        self._store = store
-        self._repository = repository
-        self._catalog = catalog
-        self._connectors = connectors
-        self._clock = clock
+    repository: SourceRepository
+    tools: ToolRepository
+    catalog: Catalog
+    connectors: Mapping[str, Connector]
+    clock: Clock
 
     async def add(
         self, source: Source, *, runs_program: bool, may_replace: bool, roles: Collection[str]
@@ -103,10 +95,10 @@ class Sources:
         """
         _require(roles, runs_program=runs_program)
         check_source_name(source.name)
-        connector = self._connectors.get(source.kind)
+        connector = self.connectors.get(source.kind)
         source = source if connector is None else await connector.prepared(source)
         read_policies(source.config)
-        before = await self._store.get(source.store_id, source.name)
+        before = await self.repository.get(source.store_id, source.name)
         if before is not None and before.source == source:
             return await self._listed(before)
         if before is not None and not may_replace:
@@ -117,12 +109,12 @@ class Sources:
             state=SourceState.READY,
             problem=problem,
             runs_program=runs_program,
-            create_time=self._clock.now(),
+            create_time=self.clock.now(),
         )
-        registered = await self._registered(source.store_id)
+        registered = await self.tools.current(source.store_id)
         origins = {source.origin} if before is None else {source.origin, before.source.origin}
         self._refuse_taken(found, registered, origins)
-        await self._store.put(record)
+        await self.repository.put(record)
         if before is not None:
             await self._forget(before.source)
         await self._register(source, found, [entry for entry in registered if entry.source in origins])
@@ -139,7 +131,7 @@ class Sources:
         listed = await self._get(store_id, name)
         _require(roles, runs_program=listed.record.runs_program)
         await self._unregister(store_id, [entry.definition.name for entry in listed.tools])
-        await self._store.remove(store_id, name)
+        await self.repository.remove(store_id, name)
         await self._forget(listed.record.source)
         _log.info("source.removed", store=store_id, source=name)
 
@@ -150,8 +142,8 @@ class Sources:
             PermissionDenied: this needs the role admin or operator.
         """
         _require_reader(roles)
-        registered = await self._registered(store_id)
-        return [_with_tools(record, registered) for record in await self._store.list(store_id)]
+        registered = await self.tools.current(store_id)
+        return [_with_tools(record, registered) for record in await self.repository.list(store_id)]
 
     async def check(self, store_id: str, name: str, *, roles: Collection[str]) -> CheckedSource:
         """Ask a source for its tools and say how they differ from the approved ones; its tools stay as they are.
@@ -192,9 +184,9 @@ class Sources:
         found, problem = await self._answered(source)
         if definitions_hash(found) != found_hash:
             raise SourceChanged
-        self._refuse_taken(found, await self._registered(store_id), {source.origin})
+        self._refuse_taken(found, await self.tools.current(store_id), {source.origin})
         await self._register(source, found, listed.tools)
-        await self._store.set_state(store_id, name, SourceState.READY, problem)
+        await self.repository.set_state(store_id, name, SourceState.READY, problem)
         _log.info("source.approved", store=store_id, source=name, definitions_hash=found_hash)
         return await self._get(store_id, name)
 
@@ -207,7 +199,7 @@ class Sources:
 
     async def _discover(self, source: Source) -> tuple[Sequence[DiscoveredTool], str]:
         """Return the tools under their policies, each fit to be registered, and what is said of those left out."""
-        connector = self._connectors.get(source.kind)
+        connector = self.connectors.get(source.kind)
         if connector is None:
             raise InvalidField(f"config: sources of the kind {source.kind!r} are not served here", field="config")
         policies = read_policies(source.config)
@@ -222,7 +214,7 @@ class Sources:
             name = tool.definition.name
             try:
                 check_definition(tool.definition)
-                await self._catalog.check_schema(source.store_id, tool.definition.arguments_schema)
+                await self.catalog.check_schema(source.store_id, tool.definition.arguments_schema)
             except InvalidSchema as error:
                 raise InvalidSchema(f"tool {name}: {error.message}") from None
             except InvalidField as error:
@@ -233,14 +225,14 @@ class Sources:
         self, found: Sequence[DiscoveredTool], registered: Sequence[ToolVersion], origins: Collection[str]
     ) -> None:
         taken = {entry.definition.name for entry in registered if entry.source not in origins}
-        taken.update(self._catalog.loaded_names)
+        taken.update(self.catalog.loaded_names)
         for tool in found:
             if tool.definition.name in taken:
                 raise ToolExists(f"{tool.definition.name!r} is a tool of something else")
 
     async def _register(self, source: Source, found: Sequence[DiscoveredTool], approved: Sequence[ToolVersion]) -> None:
         for tool in found:
-            await self._repository.register(
+            await self.tools.register(
                 source.store_id, tool.definition, replace=True, source=source.origin, binding=tool.binding
             )
         names = {tool.definition.name for tool in found}
@@ -250,29 +242,26 @@ class Sources:
     async def _unregister(self, store_id: str, names: Sequence[str]) -> None:
         for name in names:
             try:
-                await self._repository.unregister(store_id, name)
+                await self.tools.unregister(store_id, name)
             except ToolNotFound:
                 continue  # Somebody else did it meanwhile.
 
-    async def _registered(self, store_id: str) -> Sequence[ToolVersion]:
-        return await self._repository.current(store_id)
-
     async def _get(self, store_id: str, name: str) -> ListedSource:
-        record = await self._store.get(store_id, name) if may_be_source(name) else None
+        record = await self.repository.get(store_id, name) if may_be_source(name) else None
         if record is None:
             raise SourceNotFound
         return await self._listed(record)
 
     async def _listed(self, record: SourceRecord) -> ListedSource:
-        return _with_tools(record, await self._registered(record.source.store_id))
+        return _with_tools(record, await self.tools.current(record.source.store_id))
 
     async def _in_state(self, listed: ListedSource, state: SourceState, problem: str) -> ListedSource:
         source = listed.record.source
-        await self._store.set_state(source.store_id, source.name, state, problem)
+        await self.repository.set_state(source.store_id, source.name, state, problem)
         return replace(listed, record=replace(listed.record, state=state, problem=problem))
 
     async def _forget(self, source: Source) -> None:
-        connector = self._connectors.get(source.kind)
+        connector = self.connectors.get(source.kind)
         if connector is not None:
             await connector.forget(source.store_id, source.name)
 
