@@ -17,8 +17,7 @@ from pawl.chassis.database import Database
 from pawl.tool_registry.adapters.postgres.journal import PostgresJournal
 from pawl.tool_registry.app.policy.ports import Begun, JournalCall
 from pawl.tool_registry.domain.definition import EffectClass
-from pawl.tool_registry.domain.digest import call_digest
-from pawl.tool_registry.domain.verdict import CallKey
+from pawl.tool_registry.domain.verdict import CallKey, call_digest
 from pawl.tools import Category, ReconcileResult, Tool, ToolContext, cannot_say, tool
 from tests.rpc.tool_registry.registry import Registry, reason
 

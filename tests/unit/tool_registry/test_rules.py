@@ -23,9 +23,9 @@ from pawl.tool_registry.domain.definition import (
     definition_hash,
     encode_definition,
 )
-from pawl.tool_registry.domain.digest import call_digest
 from pawl.tool_registry.domain.gate import approval_cause, count_at, longest_array, may_be_count_path
 from pawl.tool_registry.domain.resources import KEYS_MAX, check_template, resource_keys
+from pawl.tool_registry.domain.verdict import call_digest
 
 SAFE = ToolDefinition(
     name="tool",

@@ -188,11 +188,6 @@ def said_by(rule: Rule) -> bytes:
     )
 
 
-def is_suspended(rule: Rule, current_version: int) -> bool:
-    """Return whether the tool of an ALLOW has changed since the rule was made; without one `current_version` is 0."""
-    return rule.effect is RuleEffect.ALLOW and rule.is_for_one_tool and rule.tool_version != current_version
-
-
 _ACT_STEPS: Final = 20
 _OWN_ONLY: Final = frozenset({RuleEffect.ALLOW})
 _PRECEDENCE: Final = {RuleEffect.DENY: 0, RuleEffect.ASK: 1, RuleEffect.ALLOW: 2}

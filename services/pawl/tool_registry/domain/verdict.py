@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from pawl.chassis.strict_json import JsonValue
+from pawl.chassis.strict_json import JsonValue, dumps_canonical
 from pawl.tool_registry.domain.check import Accepted
 from pawl.tool_registry.domain.definition import Caller, ToolDefinition
 from pawl.tool_registry.domain.question import KINDS, Question
+
+_DIGEST_SCHEME: Final = "pawl.approval.1"
 
 
 class Disposition(StrEnum):
@@ -69,6 +72,18 @@ class Verdict:
     error_reason: str = ""
     error_message: str = ""
     rule_id: str = ""
+
+
+def call_digest(
+    *, store_id: str, run_id: str, call_id: str, tool_name: str, tool_version: int, arguments: bytes
+) -> str:
+    """Return the SHA-256, in hex, that binds an approval to exactly one call; `arguments` are canonical JSON.
+
+    What is hashed is a JSON array of texts, so no two different calls are
+    written the same.
+    """
+    fields = [_DIGEST_SCHEME, store_id, run_id, call_id, tool_name, str(tool_version), arguments.decode()]
+    return hashlib.sha256(dumps_canonical([*fields])).hexdigest()
 
 
 def question_of(definition: ToolDefinition, arguments: dict[str, JsonValue]) -> Question:

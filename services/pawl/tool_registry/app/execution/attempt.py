@@ -64,7 +64,7 @@ class Attempt:
         """The end that the tool came to after its call had got another result."""
         self.was_known = False
         """True if the outcome is not this attempt's own."""
-        self.task = asyncio.get_running_loop().create_task(self._run(), name=f"attempt {job.definition.name}")
+        self.task = asyncio.create_task(self._run(), name=f"attempt {job.definition.name}")
 
     @property
     def never_began(self) -> bool:

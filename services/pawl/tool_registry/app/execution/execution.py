@@ -32,9 +32,7 @@ class Execution:
     A journaled one goes on when the last caller has gone.
     """
 
-    def __init__(
-        self, key: CallKey, *, fingerprint: str, effect: EffectClass, answers: Sequence[Answer], started: float
-    ) -> None:
+    def __init__(self, key: CallKey, *, fingerprint: str, effect: EffectClass, answers: Sequence[Answer]) -> None:
         loop = asyncio.get_running_loop()
         self._loop = loop
         self.key = key
@@ -45,7 +43,7 @@ class Execution:
         self.ended: asyncio.Future[ExecutionResult] = loop.create_future()
         self.cancelled: asyncio.Future[CancelCause] = loop.create_future()
         self.listeners = 0
-        self.started = started
+        self.started = loop.time()
         self.dialogue = Dialogue(answers)
         self._lock = threading.Lock()
         self._unseen: Progress | None = None

@@ -91,7 +91,7 @@ class Executor:
         self._renewed_at = self._clock.monotonic()
         await self._journal.renew()
         loops = (self._watch_stop(), self._renew_leases(), self._forget())
-        self._loops = [asyncio.get_running_loop().create_task(loop) for loop in loops]
+        self._loops = [asyncio.create_task(loop) for loop in loops]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -176,17 +176,9 @@ class Executor:
         if self._stop_at is not None:
             raise ShuttingDown
         self._check_room()
-        execution = Execution(
-            job.key,
-            fingerprint=job.fingerprint,
-            effect=job.effect,
-            answers=job.answers,
-            started=asyncio.get_running_loop().time(),
-        )
+        execution = Execution(job.key, fingerprint=job.fingerprint, effect=job.effect, answers=job.answers)
         self._running[job.key] = execution
-        task = asyncio.get_running_loop().create_task(
-            self._drive(execution, job), name=f"execution {job.definition.name}"
-        )
+        task = asyncio.create_task(self._drive(execution, job), name=f"execution {job.definition.name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return execution
@@ -261,7 +253,7 @@ class Executor:
             known = self._interrupted(execution, job, attempt, seconds, goes_on=not has_stopped)
         result = await self._write_end(job, known, attempt)
         if not attempt.task.done():
-            following = asyncio.get_running_loop().create_task(self._follow(attempt, job), name="execution late")
+            following = asyncio.create_task(self._follow(attempt, job), name="execution late")
             self._attempts.add(following)
             following.add_done_callback(self._attempts.discard)
         self._observer.ended(job.tool.name, result.outcome, seconds)

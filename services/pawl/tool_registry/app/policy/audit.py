@@ -33,7 +33,7 @@ _Waiting = tuple[Sequence[AuditDraft], "asyncio.Future[None]"]
 class AuditTrail:
     """Writes entries of concurrent calls together, in the order in which they came.
 
-    `now` gives seconds since 1970.
+    `now` gives seconds since 1970. All methods that write raise what `write` raises.
     """
 
     def __init__(self, log: AuditLog, now: Callable[[], float]) -> None:
@@ -54,7 +54,7 @@ class AuditTrail:
         written = asyncio.get_running_loop().create_future()
         self._waiting.append((drafts, written))
         if self._writer is None:
-            self._writer = asyncio.get_running_loop().create_task(self._write_all(), name="audit")
+            self._writer = asyncio.create_task(self._write_all(), name="audit")
         await written
 
     async def proposed(
@@ -75,11 +75,7 @@ class AuditTrail:
         )
 
     async def decided(self, decisions: Sequence[tuple[CallContext, RecordedDecision]]) -> None:
-        """Write what people decided; what is there already is not written again.
-
-        Raises:
-            DependencyUnavailable: as `write`.
-        """
+        """Write what people decided; what is there already is not written again."""
         time_us = self.time_us()
         await self.write(
             [
@@ -94,11 +90,7 @@ class AuditTrail:
         )
 
     async def executed(self, job: Job) -> None:
-        """Write that a call is about to begin.
-
-        Raises:
-            DependencyUnavailable: as `write`.
-        """
+        """Write that a call is about to begin."""
         await self.write([self._executed(job)])
 
     async def ended(self, job: Job, result: ExecutionResult, *, has_begun: bool = False, reason: str = "") -> None:
@@ -106,9 +98,6 @@ class AuditTrail:
 
         `reason` in place of the result's own: CACHED where it was given again, LATE
         where the call had ended before, so that it is dropped.
-
-        Raises:
-            DependencyUnavailable: as `write`.
         """
         draft = replace(
             self._of_job(job, AuditKind.RETURNED),
@@ -121,11 +110,7 @@ class AuditTrail:
         await self.write([self._executed(job), draft] if has_begun and job.effect is EffectClass.READ_ONLY else [draft])
 
     async def returned(self, results: Sequence[tuple[CallContext, RecordedResult]]) -> None:
-        """Write how front-end calls ended; what is there already is not written again.
-
-        Raises:
-            DependencyUnavailable: as `write`.
-        """
+        """Write how front-end calls ended; what is there already is not written again."""
         time_us = self.time_us()
         await self.write(
             [
@@ -144,11 +129,7 @@ class AuditTrail:
         )
 
     async def ruled(self, rule: Rule, verdict: str, by_user_id: str) -> None:
-        """Write that somebody makes (MADE) or revokes (REVOKED) a rule.
-
-        Raises:
-            DependencyUnavailable: as `write`.
-        """
+        """Write that somebody makes (MADE) or revokes (REVOKED) a rule."""
         await self.write(
             [
                 AuditDraft(

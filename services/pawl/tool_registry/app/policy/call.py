@@ -12,13 +12,12 @@ from pawl.tool_registry.app.policy.ports import JournalCall
 from pawl.tool_registry.domain.audit import sha256_hex
 from pawl.tool_registry.domain.check import Accepted
 from pawl.tool_registry.domain.definition import CAUTION, SEVERITY, EffectClass, ToolDefinition
-from pawl.tool_registry.domain.digest import call_digest
 from pawl.tool_registry.domain.gate import approval_cause, items_of
 from pawl.tool_registry.domain.patterns import argument_acts, argument_kinds
 from pawl.tool_registry.domain.question import Answer
 from pawl.tool_registry.domain.resources import resource_keys
 from pawl.tool_registry.domain.rules import RuledCall, may_approve
-from pawl.tool_registry.domain.verdict import CallContext, CallKey
+from pawl.tool_registry.domain.verdict import CallContext, CallKey, call_digest
 from pawl.tool_registry.sdk.tool import Tool
 
 DEFAULT_TIMEOUT_SECONDS: Final = 10.0

@@ -23,7 +23,6 @@ from pawl.tool_registry.domain.rules import (
     RuleScope,
     check_room,
     check_rule,
-    is_suspended,
     may_approve,
     ruling,
 )
@@ -178,4 +177,4 @@ class Rules:
         if rule.effect is not RuleEffect.ALLOW or not rule.is_for_one_tool:
             return ListedRule(rule=rule, is_suspended=False)
         version = await self.catalog.current_version(rule.store_id, rule.tool_name)
-        return ListedRule(rule=rule, is_suspended=is_suspended(rule, version))
+        return ListedRule(rule=rule, is_suspended=rule.tool_version != version)

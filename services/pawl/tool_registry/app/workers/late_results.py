@@ -27,7 +27,7 @@ class LateResults:
         """Begin to write down what a worker answered under that epoch."""
         which = (key, lease_epoch)
         if which not in self._telling:
-            task = asyncio.get_running_loop().create_task(self._tell(key, lease_epoch, call, answer))
+            task = asyncio.create_task(self._tell(key, lease_epoch, call, answer))
             self._telling[which] = task
             task.add_done_callback(lambda _: self._telling.pop(which))
 

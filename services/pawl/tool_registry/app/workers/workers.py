@@ -123,7 +123,7 @@ class WorkerHub:
             self._repeat(self._repository.forget, self._options.forget_seconds),
             self._repeat(partial(self._repository.listen, self._hear), _RETRY_SECONDS),
         )
-        self._loops = [asyncio.get_running_loop().create_task(loop) for loop in loops]
+        self._loops = [asyncio.create_task(loop) for loop in loops]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -273,9 +273,8 @@ class WorkerHub:
         self._links[key] = link
         _log.info("worker.attached", group=key.group_name, worker=key.worker_id, tools=sorted(hashes))
         link.due.set()
-        loop = asyncio.get_running_loop()
-        writer = loop.create_task(self._write(link, send))
-        tasks = [loop.create_task(self._read(link, incoming)), loop.create_task(self._feed(link)), writer]
+        writer = asyncio.create_task(self._write(link, send))
+        tasks = [asyncio.create_task(self._read(link, incoming)), asyncio.create_task(self._feed(link)), writer]
         try:
             await wait_any(*tasks, link.ended)
             if link.ended.done():
