@@ -86,20 +86,11 @@ class World:
     ) -> Worker:
         """A worker that is not running yet, with drives of the test's own: to drive, and to end what crashed."""
 
-        def drive(claim: Claim, failure: RunFailure | None) -> Drive:
+        def drive(claim: Claim, dependencies: WorkerDependencies, failure: RunFailure | None) -> Drive:
             own = new_drive if failure is None else ending_drive
-            return own(claim) if own else Drive(claim, self.dependencies, failure=failure)
+            return own(claim) if own else Drive(claim, dependencies, failure)
 
-        return Worker(
-            worker_id,
-            ledger=self.ledger,
-            new_drive=drive,
-            clock=self.clock,
-            ids=self.ledger.ids,
-            random=lambda: 0.5,
-            meter=self.meter,
-            limits=WorkerLimits(),
-        )
+        return Worker(worker_id, self.dependencies, WorkerLimits(), drive)
 
     async def respond(self, key: RunKey) -> None:
         """Be the people and the front end: approve, answer, run what is offered."""

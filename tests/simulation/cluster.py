@@ -12,11 +12,11 @@ from pawl.agent_loop.adapters.wakeups import BusWakeups
 from pawl.agent_loop.adapters.worker_ledger import WorkerLedgerClient
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.app.session_stream import SessionTimes
-from pawl.agent_loop.app.worker import WorkerLimits
+from pawl.agent_loop.app.worker import Worker, WorkerLimits
 from pawl.agent_loop.domain.history import Dialect
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.options import RunDefaults
-from pawl.agent_loop.wiring import ClientPorts, ClientSide, ClientTimes, wire_worker
+from pawl.agent_loop.wiring import ClientPorts, ClientSide, ClientTimes
 from pawl.chassis.ids import IdSource
 from pawl.chassis.lifecycle import Background
 from pawl.errors import TooLarge
@@ -154,10 +154,10 @@ class AgentLoop:
             step_bytes_max=STEP_BYTES_MAX,
         )
         limits = WorkerLimits(lease_seconds=6.0, renew_seconds=2.0, poll_seconds=1.5)
-        self.worker = wire_worker(ids.new("wrk"), dependencies, limits)
+        self.worker = Worker(ids.new("wrk"), dependencies, limits)
         self.ledger = LedgerClient(channel)
         ports = ClientPorts(ledger=self.ledger, live=BusEvents(bus), checker=registry_client, clock=clock, ids=ids)
-        self.clients = ClientSide.wire(ports, RunDefaults(model="model", limits=LIMITS), _TIMES)
+        self.clients = ClientSide(ports, RunDefaults(model="model", limits=LIMITS), _TIMES)
         self._wakeups = BusWakeups(bus)
         self.stop = asyncio.Event()
 

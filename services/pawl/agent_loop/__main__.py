@@ -15,10 +15,10 @@ from pawl.agent_loop.adapters.registry import RegistryClient
 from pawl.agent_loop.adapters.wakeups import BusWakeups
 from pawl.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
-from pawl.agent_loop.app.worker import WorkerLimits
+from pawl.agent_loop.app.worker import Worker, WorkerLimits
 from pawl.agent_loop.domain.history import Dialect
 from pawl.agent_loop.settings import AgentLoopSettings
-from pawl.agent_loop.wiring import ClientPorts, ClientSide, wire_worker
+from pawl.agent_loop.wiring import ClientPorts, ClientSide
 from pawl.chassis.lifecycle import run_service
 from pawl.chassis.service import Service
 from pawl.chassis.settings import load
@@ -60,7 +60,7 @@ async def main(stop: asyncio.Event) -> None:
             poll_seconds=settings.poll_seconds,
         )
         # A name of its own for each start: what an earlier process held is not this one's.
-        worker = wire_worker(service.ids.new("wrk"), dependencies, limits)
+        worker = Worker(service.ids.new("wrk"), dependencies, limits)
         await worker.listen(BusWakeups(bus))
         service.background.start("claims", worker.claim_forever)
         service.background.start("leases", worker.renew_forever)
@@ -73,7 +73,7 @@ async def main(stop: asyncio.Event) -> None:
             clock=service.clock,
             ids=service.ids,
         )
-        clients = ClientSide.wire(ports, settings.run_defaults)
+        clients = ClientSide(ports, settings.run_defaults)
         await service.enter(clients.watches)
         server = service.rpc_server()
         clients.add_to(server)

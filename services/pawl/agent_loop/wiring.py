@@ -1,27 +1,23 @@
-"""The agent loop put together: ports in, what serves clients and the worker out."""
+"""What serves clients put together: ports in, servicers out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Self
 
 from pawl.agent.v1.agent_pb2_grpc import add_AgentServiceServicer_to_server
 from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
 from pawl.agent_loop.adapters import step_log
 from pawl.agent_loop.app import pending, watch
-from pawl.agent_loop.app.drive import Drive
 from pawl.agent_loop.app.inbox import Inbox
 from pawl.agent_loop.app.messages import Messages
 from pawl.agent_loop.app.operators import Operators
 from pawl.agent_loop.app.pending import Pending
 from pawl.agent_loop.app.public_ports import CallChecker, LiveEvents, PublicLedger
 from pawl.agent_loop.app.run_steps import RunSteps
-from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.app.session import Sessions
-from pawl.agent_loop.app.session_stream import SessionTimes
+from pawl.agent_loop.app.session_stream import Parts, SessionTimes
 from pawl.agent_loop.app.undoing import Undoing
 from pawl.agent_loop.app.watch import Watches
-from pawl.agent_loop.app.worker import Worker, WorkerLimits
 from pawl.agent_loop.domain.options import RunDefaults
 from pawl.agent_loop.rpc.operator_servicer import OperatorServicer
 from pawl.agent_loop.rpc.servicer import HEARTBEAT_SECONDS, AgentServicer
@@ -52,75 +48,46 @@ class ClientTimes:
     pending_poll_seconds: float = pending.POLL_SECONDS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSide:
     """The parts that serve clients: enter `watches`, add the servicers to a server."""
 
-    watches: Watches
-    messages: Messages
-    inbox: Inbox
-    sessions: Sessions
-    operators: Operators
-    servicer: AgentServicer
-
-    @classmethod
-    def wire(cls, ports: ClientPorts, defaults: RunDefaults, times: ClientTimes | None = None) -> Self:
-        """Return the parts over these ports."""
+    def __init__(self, ports: ClientPorts, defaults: RunDefaults, times: ClientTimes | None = None) -> None:
+        """Wire the parts over these ports."""
         ledger, clock, ids = ports.ledger, ports.clock, ports.ids
         times = times or ClientTimes()
-        watches = Watches(
+        self.watches = Watches(
             ledger=ledger,
             live=ports.live,
             poll_seconds=times.poll_seconds,
             connected_poll_seconds=times.connected_poll_seconds,
         )
-        messages = Messages(ledger=ledger, defaults=defaults)
-        inbox = Inbox(ledger=ledger, checker=ports.checker, ids=ids)
-        sessions = Sessions(
-            ledger=ledger,
-            watches=watches,
-            messages=messages,
-            inbox=inbox,
-            clock=clock,
-            ids=ids,
-            times=times.sessions,
+        self.messages = Messages(ledger=ledger, defaults=defaults)
+        self.inbox = Inbox(ledger=ledger, checker=ports.checker, ids=ids)
+        self.sessions = Sessions(
+            ids,
+            Parts(
+                ledger=ledger,
+                watches=self.watches,
+                messages=self.messages,
+                inbox=self.inbox,
+                clock=clock,
+                times=times.sessions,
+            ),
         )
-        servicer = AgentServicer(
+        self.servicer = AgentServicer(
             ledger=ledger,
-            messages=messages,
-            inbox=inbox,
+            messages=self.messages,
+            inbox=self.inbox,
             pending=Pending(ledger=ledger, clock=clock, poll_seconds=times.pending_poll_seconds),
-            watches=watches,
-            sessions=sessions,
+            watches=self.watches,
+            sessions=self.sessions,
             undoing=Undoing(ledger=ledger, defaults=defaults),
-            steps=RunSteps(ledger=ledger, watches=watches, take_in=step_log.take_in),
+            steps=RunSteps(ledger=ledger, watches=self.watches, take_in=step_log.take_in),
             heartbeat_seconds=times.heartbeat_seconds,
         )
-        operators = Operators(ledger=ledger, ids=ids)
-        return cls(
-            watches=watches,
-            messages=messages,
-            inbox=inbox,
-            sessions=sessions,
-            operators=operators,
-            servicer=servicer,
-        )
+        self.operators = Operators(ledger=ledger, ids=ids)
 
     def add_to(self, server: RpcServer) -> None:
         """Have a server answer for them."""
         server.add(add_AgentServiceServicer_to_server, self.servicer)
         server.add(add_OperatorServiceServicer_to_server, OperatorServicer(self.operators))
-
-
-def wire_worker(worker_id: str, shop: WorkerDependencies, limits: WorkerLimits) -> Worker:
-    """Return a worker that drives runs with what `shop` has."""
-    return Worker(
-        worker_id,
-        ledger=shop.ledger,
-        new_drive=lambda claim, failure: Drive(claim, shop, failure=failure),
-        clock=shop.clock,
-        ids=shop.ids,
-        random=shop.random,
-        meter=shop.meter,
-        limits=limits,
-    )

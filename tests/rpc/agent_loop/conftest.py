@@ -87,7 +87,7 @@ def client_side(
         poll_seconds=0.02,
         connected_poll_seconds=0.02,
     )
-    return ClientSide.wire(ports, RunDefaults(model="the-model", instructions="Be brief."), quick)
+    return ClientSide(ports, RunDefaults(model="the-model", instructions="Be brief."), quick)
 
 
 @pytest.fixture

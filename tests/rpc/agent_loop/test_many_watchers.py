@@ -56,7 +56,7 @@ class Replicas:
 
     async def start(self, stack: AsyncExitStack, address: str) -> None:
         ports = ClientPorts(ledger=self.ledger, live=self.live, checker=FakeChecker(), clock=self._clock, ids=self._ids)
-        clients = ClientSide.wire(
+        clients = ClientSide(
             ports, RunDefaults(model="the-model"), ClientTimes(poll_seconds=0.05, connected_poll_seconds=0.05)
         )
         watches = await stack.enter_async_context(clients.watches)

@@ -120,7 +120,7 @@ async def _replica(
     ports = ClientPorts(
         ledger=LedgerClient(ledger_channel), live=BusEvents(bus), checker=FakeChecker(), clock=clock, ids=ids
     )
-    clients = ClientSide.wire(ports, RunDefaults(model="the-model"))
+    clients = ClientSide(ports, RunDefaults(model="the-model"))
     watches = await stack.enter_async_context(clients.watches)
     server = RpcServer(f"unix:{folder}/{number}", authenticator=Anybody(), ids=ids, metrics=metrics, drain_seconds=0.2)
     clients.add_to(server)

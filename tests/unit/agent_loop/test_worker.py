@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.app.drive import Drive, Left
 from pawl.agent_loop.app.ports import Claim, RunKey
+from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.app.worker import Worker, WorkerLimits
 from pawl.agent_loop.domain.call import CallState, Question
 from pawl.agent_loop.domain.command import Cancel
@@ -195,8 +196,8 @@ def test_a_run_is_not_driven_twice_while_a_drive_that_was_dropped_comes_to_its_e
         worker._limits = WorkerLimits(renew_seconds=0.5)
         new_drive, driving, is_away = worker._new_drive, [0, 0], True
 
-        def reluctant(claim: Claim, failure: RunFailure | None) -> Drive:
-            drive = new_drive(claim, failure)
+        def reluctant(claim: Claim, dependencies: WorkerDependencies, failure: RunFailure | None) -> Drive:
+            drive = new_drive(claim, dependencies, failure)
             run = drive.run
 
             async def end_slowly() -> Left:

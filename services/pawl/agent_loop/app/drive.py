@@ -73,7 +73,7 @@ class Left(StrEnum):
 class Drive:
     """One claimed run. `run` may be cancelled at any time: nothing more is written then."""
 
-    def __init__(self, claim: Claim, dependencies: WorkerDependencies, *, failure: RunFailure | None = None) -> None:
+    def __init__(self, claim: Claim, dependencies: WorkerDependencies, failure: RunFailure | None = None) -> None:
         """With `failure` the run is ended: what goes on is stopped, what is open is settled."""
         self.claim = claim
         self._dependencies = dependencies

@@ -11,13 +11,8 @@ from collections.abc import AsyncIterator
 
 from pawl.agent_loop.app import frames
 from pawl.agent_loop.app.frames import ClientFrame
-from pawl.agent_loop.app.inbox import Inbox
-from pawl.agent_loop.app.messages import Messages
-from pawl.agent_loop.app.public_ports import PublicLedger
 from pawl.agent_loop.app.public_values import Caller, ClientSession
-from pawl.agent_loop.app.session_stream import Parts, Send, SessionTimes, Stream
-from pawl.agent_loop.app.watch import Watches
-from pawl.chassis.clock import Clock
+from pawl.agent_loop.app.session_stream import Parts, Send, Stream
 from pawl.chassis.ids import IdSource
 from pawl.errors import DeadlineExceeded, HelloRequired
 
@@ -31,21 +26,9 @@ class Sessions:
     asks for a call of the new one, or says something of one.
     """
 
-    def __init__(
-        self,
-        *,
-        ledger: PublicLedger,
-        watches: Watches,
-        messages: Messages,
-        inbox: Inbox,
-        clock: Clock,
-        ids: IdSource,
-        times: SessionTimes | None = None,
-    ) -> None:
-        self._parts = Parts(
-            ledger=ledger, watches=watches, messages=messages, inbox=inbox, clock=clock, times=times or SessionTimes()
-        )
+    def __init__(self, ids: IdSource, parts: Parts) -> None:
         self._ids = ids
+        self._parts = parts
         self._open: dict[tuple[str, str, str], Stream] = {}
 
     async def serve(self, caller: Caller, incoming: AsyncIterator[ClientFrame], send: Send) -> None:

@@ -15,14 +15,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pawl.agent_loop.app.drive import Drive
-from pawl.agent_loop.app.ports import Claim, Meter, Randomness, RunKey, Wakeups, WorkerLedger
+from pawl.agent_loop.app.ports import Claim, RunKey, Wakeups
+from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.domain.failure import FailureClass
 from pawl.agent_loop.domain.loop_state import NewerVersion
 from pawl.agent_loop.domain.run import RunFailure
 from pawl.agent_loop.domain.step import LeaseAction, Step
 from pawl.chassis import logs
-from pawl.chassis.clock import Clock
-from pawl.chassis.ids import IdSource
 from pawl.errors import Internal, LeaseLost, PawlError, RunEnded, RunNotFound
 
 _CLAIMED_AT_ONCE_MAX: Final = 64
@@ -108,23 +107,18 @@ class Worker:
     def __init__(
         self,
         worker_id: str,
-        *,
-        ledger: WorkerLedger,
-        new_drive: Callable[[Claim, RunFailure | None], Drive],
-        clock: Clock,
-        ids: IdSource,
-        random: Randomness,
-        meter: Meter,
+        dependencies: WorkerDependencies,
         limits: WorkerLimits,
+        new_drive: Callable[[Claim, WorkerDependencies, RunFailure | None], Drive] = Drive,
     ) -> None:
         self.worker_id = worker_id
-        self._ledger = ledger
-        self._new_drive = new_drive
-        self._clock = clock
-        self._ids = ids
-        self._random = random
-        self._meter = meter
+        self._dependencies = dependencies
+        self._ledger = dependencies.ledger
+        self._clock = dependencies.clock
+        self._random = dependencies.random
+        self._meter = dependencies.meter
         self._limits = limits
+        self._new_drive = new_drive
         self._held: dict[Claim, _Held] = {}
         self._recent = _Recent()
         self._unread = _Unread()
@@ -240,7 +234,7 @@ class Worker:
     def _start(self, claim: Claim, began: float) -> None:
         if self._drives(claim) or self._stopping:
             return
-        drive = self._new_drive(claim, None)
+        drive = self._new_drive(claim, self._dependencies, None)
         task = asyncio.get_running_loop().create_task(self._drive(drive), name=f"drive {claim.key.run_id}")
         task.add_done_callback(lambda ended: self._forget(claim, ended))
         self._held[claim] = _Held(
@@ -304,7 +298,7 @@ class Worker:
             return await self._give_up(claim)
         await self._clock.sleep(_NEWER_SECONDS)
         try:
-            await self._ledger.commit(claim, self._ids.new("cmt"), Step(lease_action=LeaseAction.RELEASE))
+            await self._ledger.commit(claim, self._dependencies.ids.new("cmt"), Step(lease_action=LeaseAction.RELEASE))
         except (LeaseLost, RunEnded, RunNotFound):
             return "lost"
         except PawlError as error:
@@ -315,12 +309,12 @@ class Worker:
 
     async def _fail(self, claim: Claim) -> bool:
         """End a run whose drive crashed; whether it could be ended."""
-        error_id = self._ids.new("err")
+        error_id = self._dependencies.ids.new("err")
         _log.exception("run.crashed", error_id=error_id)
         message = f"{Internal().message} ({error_id})"
         failure = RunFailure(failure_class=FailureClass.INTERNAL, reason=Internal.reason, message=message)
         try:
-            await self._new_drive(claim, failure).run()
+            await self._new_drive(claim, self._dependencies, failure).run()
         except (LeaseLost, RunEnded, RunNotFound):
             return True
         except Exception:  # noqa: BLE001  # logged, and given up
