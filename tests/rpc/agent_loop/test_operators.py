@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pawl.agent.v1 import agent_pb2, operator_pb2
-from pawl.agent_loop.app.public_values import Caller, CancelCommand, RedriveCommand
+from pawl.agent_loop.app.public_values import Caller, RedriveCommand
+from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.run import RunState, StopCause
 from pawl.event.v1 import call_pb2, run_pb2
 from tests.rpc.agent_loop.conftest import ADMIN, BOSS, FOREIGN_BOSS, ME, STRANGERS
@@ -84,7 +85,7 @@ async def test_a_run_that_needs_attention_is_ended_once(
     for _ in range(2):
         answer = await operators.EndRun(end(request_id="r1", reason="enough"), metadata=BOSS)
         assert answer.state == run_pb2.RUN_STATE_CANCELLING
-    assert ledger.commands == [CancelCommand(cause=StopCause.OPERATOR, reason="enough")]
+    assert ledger.commands == [Cancel(cause=StopCause.OPERATOR, reason="enough")]
     await ledger.change("run_1", RunState.CANCELLED)
     answer = await operators.EndRun(end(), metadata=BOSS)
     assert answer.state == run_pb2.RUN_STATE_CANCELLED

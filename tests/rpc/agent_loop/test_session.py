@@ -12,9 +12,10 @@ import pytest
 
 from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.agent_loop.app.frames import Event, Welcome
-from pawl.agent_loop.app.public_values import CancelCommand, DecisionCommand, LoggedEvent, ProgressCommand
+from pawl.agent_loop.app.public_values import DecisionCommand, LoggedEvent, ProgressCommand
 from pawl.agent_loop.app.session_stream import Outgoing, SessionTimes
 from pawl.agent_loop.app.watch import Watches
+from pawl.agent_loop.domain.command import Cancel
 from pawl.chassis.rpc_server import RpcServer
 from pawl.event.v1 import call_pb2, run_pb2
 from tests.fakes.live_events import FakeLive
@@ -324,7 +325,7 @@ async def test_decisions_messages_and_stops_go_through(stub: AgentServiceAsyncSt
     message = await client.ask(message=session_pb2.UserMessage(conversation_id="conv_1", text="And then?"))
     assert (message.status, message.run_id) == (ACCEPTED, "run_2")
     assert (await client.ask(cancel=session_pb2.Cancel(run_id="run_1", reason="enough"))).status == ACCEPTED
-    assert [type(command) for command in ledger.commands] == [DecisionCommand, CancelCommand]
+    assert [type(command) for command in ledger.commands] == [DecisionCommand, Cancel]
 
 
 async def test_progress_is_passed_on(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:

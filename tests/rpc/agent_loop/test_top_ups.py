@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pawl.agent.v1 import agent_pb2, types_pb2
-from pawl.agent_loop.app.public_values import TopUpCommand
+from pawl.agent_loop.domain.command import TopUp
 from pawl.agent_loop.domain.limits import TOKENS_MAX
 from tests.rpc.agent_loop.conftest import BOSS, ME, STRANGERS
 from tests.rpc.agent_loop.errors import failure, reason
@@ -33,7 +33,7 @@ async def test_a_top_up_counts_once(stub: AgentServiceAsyncStub, ledger: PlayedL
     assert (first.receipt.status, first.run.token_budget) == (types_pb2.RECEIPT_STATUS_ACCEPTED, 1500)
     again = await stub.TopUpRun(top_up(request_id="r1"), metadata=ME)
     assert (again.receipt.status, again.run.token_budget) == (types_pb2.RECEIPT_STATUS_DUPLICATE, 1500)
-    assert ledger.commands == [TopUpCommand(tokens=500)]
+    assert ledger.commands == [TopUp(tokens=500)]
     error = await failure(stub.TopUpRun(top_up(501, request_id="r1"), metadata=ME))
     assert (error.reason, error.kind.value) == ("REQUEST_ID_REUSED", "ALREADY_EXISTS")
 

@@ -52,10 +52,9 @@ from pawl.agent_loop.domain.fact import (
     ModelFailed,
     ToolsPinned,
 )
-from pawl.agent_loop.domain.failure import FailureClass
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.model import Problem, UsageReport
-from pawl.agent_loop.domain.run import ENDED, Run, RunOptions, RunState, StopCause
+from pawl.agent_loop.domain.run import ENDED, FailureClass, Run, RunOptions, RunState, StopCause
 from pawl.agent_loop.domain.state import MODEL, State
 from pawl.agent_loop.domain.tool import Disposition, ExecutionResult, Outcome, Stopped, Verdict
 from tests.fakes.provider import check_history

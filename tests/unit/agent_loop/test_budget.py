@@ -10,11 +10,10 @@ from msgspec.structs import replace
 from pawl.agent_loop.domain import budget, loop_state
 from pawl.agent_loop.domain.command import Steer
 from pawl.agent_loop.domain.event import RoundEnded, RoundRetrying, RoundStarted, Warned
-from pawl.agent_loop.domain.failure import FailureClass
 from pawl.agent_loop.domain.limits import CEILINGS, TOKENS_MAX, Limits, read_ceilings
 from pawl.agent_loop.domain.model import UsageReport
 from pawl.agent_loop.domain.retry import BUDGET_EXHAUSTED
-from pawl.agent_loop.domain.run import RunOptions, RunState, TokenBudgetPolicy, Usage, WaitKind
+from pawl.agent_loop.domain.run import FailureClass, RunOptions, RunState, TokenBudgetPolicy, Usage, WaitKind
 from pawl.agent_loop.domain.state import MODEL
 from pawl.errors import InvalidField
 from tests.unit.agent_loop.simulation import TOKENS_PER_ANSWER, Simulation, answer

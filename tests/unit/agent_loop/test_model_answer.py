@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from pawl.agent_loop.adapters.model.answer import ANSWER_BYTES_MAX, Answer
 from pawl.agent_loop.domain.assembly import Assembly, ModelAnswer
-from pawl.agent_loop.domain.failure import FailureClass
 from pawl.agent_loop.domain.model import (
     CallPiece,
     Finished,
@@ -25,6 +24,7 @@ from pawl.agent_loop.domain.model import (
     TextPiece,
     UsageReport,
 )
+from pawl.agent_loop.domain.run import FailureClass
 
 
 def event(chunk: Any) -> bytes:

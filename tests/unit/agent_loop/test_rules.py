@@ -12,13 +12,13 @@ from pawl.agent_loop.domain.command import (
 )
 from pawl.agent_loop.domain.event import RoundRetrying, RoundStarted, Warned
 from pawl.agent_loop.domain.fact import CallExecuted
-from pawl.agent_loop.domain.failure import FailureClass
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.message import Role
 from pawl.agent_loop.domain.model import Problem
 from pawl.agent_loop.domain.retry import delay
 from pawl.agent_loop.domain.run import (
     BatchOrder,
+    FailureClass,
     RoundLimitPolicy,
     RunOptions,
     RunState,

@@ -15,12 +15,11 @@ from pawl.agent_loop.domain.call import (
     Question,
     QuestionKind,
 )
-from pawl.agent_loop.domain.failure import FailureClass
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.loop_state import NewerVersion
 from pawl.agent_loop.domain.message import Message
 from pawl.agent_loop.domain.options import AskedOptions
-from pawl.agent_loop.domain.run import ApprovalExpiryPolicy, Run, RunFailure, RunOptions, Undo, Usage
+from pawl.agent_loop.domain.run import ApprovalExpiryPolicy, FailureClass, Run, RunFailure, RunOptions, Undo, Usage
 from pawl.chassis.translate import Exceptions, Translator, Unknown, enum_defaults
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 

@@ -6,13 +6,10 @@ from typing import Final
 
 from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.app.public_values import (
-    CancelCommand,
     DecisionCommand,
     ProgressCommand,
     RedriveCommand,
-    ResolveCommand,
     ResultCommand,
-    TopUpCommand,
 )
 from pawl.agent_loop.domain.command import (
     AgentEnded,
@@ -115,11 +112,11 @@ PUBLIC_COMMAND: Final = wire.WIRE.one_of(
     {
         "tool_result": ResultCommand,
         "decision": DecisionCommand,
-        "cancel": CancelCommand,
-        "resolve": ResolveCommand,
+        "cancel": Cancel,
+        "resolve": Resolve,
         "progress": ProgressCommand,
         "redrive": RedriveCommand,
-        "top_up": TopUpCommand,
+        "top_up": TopUp,
     },
     # A message is submitted, and the ledger says itself that an agent ended.
     without=("steer", "agent_ended"),

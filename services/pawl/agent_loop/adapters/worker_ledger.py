@@ -10,8 +10,8 @@ from pawl.agent_loop.adapters import undo_reads, wire, wire_events
 from pawl.agent_loop.app.ports import Claim, Loaded, Renewal
 from pawl.agent_loop.domain import loop_state
 from pawl.agent_loop.domain.call import Call
-from pawl.agent_loop.domain.child import Delegation
 from pawl.agent_loop.domain.command import Command
+from pawl.agent_loop.domain.run import Delegation
 from pawl.agent_loop.domain.step import Committed, Step
 from pawl.agent_loop.domain.undo import UndoSource
 from pawl.chassis.rpc_client import translated, translating

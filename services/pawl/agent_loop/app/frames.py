@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
-from pawl.agent_loop.app.public_values import CallView, LogGap, LoggedEvent, MessagePolicy, Outcome
+from pawl.agent_loop.app.public_values import CallView, LogGap, LoggedEvent, MessagePolicy, Outcome, Reply
 from pawl.agent_loop.domain.call import DecisionKind
 from pawl.agent_loop.domain.options import AskedOptions
 from pawl.agent_loop.domain.run import RunState
@@ -175,6 +175,14 @@ class Receipt:
     message: str = ""
     run_id: str = ""
     call_id: str = ""
+
+    @classmethod
+    def of(cls, reply: Reply, *, frame_id: str = "", run_id: str, call_id: str) -> Self:
+        """Return what a reply is to the client: once a command is taken, it need not know why it was so before."""
+        reason, message = ("", "") if reply.taken else (reply.reason, reply.message)
+        return cls(
+            frame_id=frame_id, status=reply.outcome, reason=reason, message=message, run_id=run_id, call_id=call_id
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Final
 
 from pawl.agent_loop.app import approvers, operators
@@ -16,21 +16,18 @@ from pawl.agent_loop.app.frames import CallDecision, ToolProgress, ToolResult
 from pawl.agent_loop.app.public_ports import CallChecker, PublicLedger
 from pawl.agent_loop.app.public_values import (
     Caller,
-    CancelCommand,
     DecisionCommand,
     DecisionRight,
     Outcome,
     ProgressCommand,
     Reply,
-    ResolveCommand,
     ResultCommand,
     RunView,
-    TopUpCommand,
     Verdict,
 )
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.domain.call import CallState, DecisionKind
-from pawl.agent_loop.domain.command import CallResolution
+from pawl.agent_loop.domain.command import CallResolution, Cancel, Resolve, TopUp
 from pawl.agent_loop.domain.limits import TOKENS_MAX
 from pawl.agent_loop.domain.run import StopCause
 from pawl.chassis.ids import IdSource
@@ -89,7 +86,7 @@ class Inbox:
         """
         replies = await asyncio.gather(
             *(
-                self._submit_one(caller, run_id, derived_id(request_id, result.call_id) if request_id else "", result)
+                _alone(self.submit_result(caller, _derived(request_id, result), run_id, result, client_id=""))
                 for result in results
             )
         )
@@ -97,12 +94,6 @@ class Inbox:
             raise RunNotFound
         runs = [reply.run for reply in replies if reply.run is not None]
         return replies, max(runs, key=lambda run: run.last_seq) if runs else await self._ledger.get_run(caller, run_id)
-
-    async def _submit_one(self, caller: Caller, run_id: str, command_id: str, result: ToolResult) -> Reply:
-        try:
-            return await self.submit_result(caller, command_id, run_id, result, client_id="")
-        except REFUSALS as error:
-            return refusal(error)
 
     async def submit_result(
         self, caller: Caller, command_id: str, run_id: str, result: ToolResult, *, client_id: str, session_id: str = ""
@@ -194,17 +185,8 @@ class Inbox:
         A decision that is wrong is refused alone. Idempotent by request id and call.
         """
         return await asyncio.gather(
-            *(
-                self._decide_one(caller, derived_id(request_id, decision.call_id) if request_id else "", decision)
-                for decision in decisions
-            )
+            *(_alone(self.decide(caller, _derived(request_id, decision), decision)) for decision in decisions)
         )
-
-    async def _decide_one(self, caller: Caller, command_id: str, decision: CallDecision) -> Reply:
-        try:
-            return await self.decide(caller, command_id, decision)
-        except REFUSALS as error:
-            return refusal(error)
 
     async def cancel(self, caller: Caller, command_id: str, run_id: str, reason: str) -> Reply:
         """Stop a run. A run that has ended stays as it is: the outcome is LATE.
@@ -213,7 +195,7 @@ class Inbox:
             InvalidField, TooLarge
         """
         checks.text(reason, "reason", bytes_max=checks.REASON_BYTES_MAX, may_be_empty=True)
-        command = CancelCommand(cause=StopCause.USER, reason=reason)
+        command = Cancel(cause=StopCause.USER, reason=reason)
         return await self._ledger.send_command(caller, run_id, command_id or self._ids.new("cmd"), command)
 
     async def resolve(
@@ -237,7 +219,7 @@ class Inbox:
             checks.result_json(content_json)
         elif content_json:
             raise InvalidField("content_json goes with HAPPENED only", field="content_json")
-        command = ResolveCommand(call_id=call_id, resolution=resolution, content_json=content_json)
+        command = Resolve(call_id=call_id, resolution=resolution, content_json=content_json)
         return await operators.send(
             self._ledger, caller, run_id, command_id or self._ids.new("cmd"), command, act="resolved"
         )
@@ -251,7 +233,7 @@ class Inbox:
         """
         if not 1 <= tokens <= TOKENS_MAX:
             raise InvalidField(f"tokens must be from 1 to {TOKENS_MAX}", field="tokens")
-        command = TopUpCommand(tokens=tokens)
+        command = TopUp(tokens=tokens)
         return await self._ledger.send_command(caller, run_id, command_id or self._ids.new("cmd"), command)
 
 
@@ -259,6 +241,19 @@ def refusal(error: PawlError) -> Reply:
     """Return the reply that says what an error says."""
     outcome = Outcome.UNKNOWN if isinstance(error, NotFound) else Outcome.REFUSED
     return Reply(outcome=outcome, reason=error.reason, message=error.message)
+
+
+async def _alone(reply: Awaitable[Reply]) -> Reply:
+    """Return a reply that may be a refusal where others beside it are none."""
+    try:
+        return await reply
+    except REFUSALS as error:
+        return refusal(error)
+
+
+def _derived(request_id: str, part: ToolResult | CallDecision) -> str:
+    """Return the id of the command that one part of a request stands for; empty if the request has none."""
+    return derived_id(request_id, part.call_id) if request_id else ""
 
 
 def decided(reply: Reply) -> RunView:

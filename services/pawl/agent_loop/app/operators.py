@@ -7,7 +7,6 @@ from typing import Final
 from pawl.agent_loop.app.public_ports import PublicLedger
 from pawl.agent_loop.app.public_values import (
     Caller,
-    CancelCommand,
     Page,
     PublicCommand,
     RedriveCommand,
@@ -15,6 +14,7 @@ from pawl.agent_loop.app.public_values import (
     RunView,
 )
 from pawl.agent_loop.domain import checks
+from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.run import StopCause
 from pawl.chassis import logs
 from pawl.chassis.ids import IdSource
@@ -83,7 +83,7 @@ class Operators:
             PermissionDenied, RunNotFound, InvalidField, TooLarge
         """
         require_operator(caller)
-        command = CancelCommand(cause=StopCause.OPERATOR, reason=_reason(reason))
+        command = Cancel(cause=StopCause.OPERATOR, reason=_reason(reason))
         reply = await send(self._ledger, caller, run_id, command_id or self._ids.new("cmd"), command, act="ended")
         if reply.run is None:
             raise reply.error(RunNotFound)

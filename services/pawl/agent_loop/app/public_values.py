@@ -12,9 +12,9 @@ from enum import StrEnum
 from typing import Generic, TypeVar
 
 from pawl.agent_loop.domain.call import CallState, DecisionKind
-from pawl.agent_loop.domain.command import CallResolution
+from pawl.agent_loop.domain.command import Cancel, Resolve, TopUp
 from pawl.agent_loop.domain.options import AskedOptions
-from pawl.agent_loop.domain.run import RunOptions, RunState, StopCause, Undo
+from pawl.agent_loop.domain.run import RunOptions, RunState, Undo
 from pawl.errors import PawlError, by_reason
 
 T = TypeVar("T")
@@ -224,39 +224,13 @@ class PendingFilter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CancelCommand:
-    """A stop."""
-
-    cause: StopCause
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResolveCommand:
-    """An operator's finding; `content_json` goes with HAPPENED."""
-
-    call_id: str
-    resolution: CallResolution
-    content_json: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopUpCommand:
-    """More tokens for a run."""
-
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RedriveCommand:
     """An operator lets a quarantined run go on."""
 
     reason: str
 
 
-PublicCommand = (
-    ResultCommand | ProgressCommand | DecisionCommand | CancelCommand | ResolveCommand | RedriveCommand | TopUpCommand
-)
+PublicCommand = ResultCommand | ProgressCommand | DecisionCommand | Cancel | Resolve | RedriveCommand | TopUp
 
 
 class Outcome(StrEnum):

@@ -42,11 +42,10 @@ from pawl.agent_loop.domain.fact import (
     RunRefused,
     ToolsPinned,
 )
-from pawl.agent_loop.domain.failure import FailureClass
 from pawl.agent_loop.domain.history import Dialect
 from pawl.agent_loop.domain.model import ModelPort
 from pawl.agent_loop.domain.planning import Work
-from pawl.agent_loop.domain.run import PinnedTool, Run, RunFailure, RunOptions, Usage
+from pawl.agent_loop.domain.run import FailureClass, PinnedTool, Run, RunFailure, RunOptions, Usage
 from pawl.agent_loop.domain.state import BEGIN, MODEL, READ, State, check_of, stop_of
 from pawl.agent_loop.domain.tool import (
     TOOLS_MAX,

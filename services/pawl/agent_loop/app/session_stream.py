@@ -339,11 +339,5 @@ def _ended(state: RunState, read: RunState) -> RunState:
 
 def _receipt(frame: ClientFrame, reply: Reply, *, run_id: str = "") -> Receipt:
     content = frame.content
-    return Receipt(
-        frame_id=frame.frame_id,
-        status=reply.outcome,
-        reason="" if reply.taken else reply.reason,
-        message="" if reply.taken else reply.message,
-        run_id=run_id or getattr(content, "run_id", ""),
-        call_id=getattr(content, "call_id", ""),
-    )
+    run_id = run_id or getattr(content, "run_id", "")
+    return Receipt.of(reply, frame_id=frame.frame_id, run_id=run_id, call_id=getattr(content, "call_id", ""))

@@ -6,8 +6,7 @@ from pawl.agent_loop.app.ports import WorkerLedger
 from pawl.agent_loop.app.tool_calls import ToolCalls
 from pawl.agent_loop.domain import undo
 from pawl.agent_loop.domain.fact import Fact, RunRefused, ToolsPinned
-from pawl.agent_loop.domain.failure import FailureClass
-from pawl.agent_loop.domain.run import PinnedTool, Run, RunFailure
+from pawl.agent_loop.domain.run import FailureClass, PinnedTool, Run, RunFailure
 from pawl.chassis.retry import Retry
 from pawl.errors import RunNotFound, ToolNotFound
 

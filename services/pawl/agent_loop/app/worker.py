@@ -17,9 +17,8 @@ from typing import Final
 from pawl.agent_loop.app.drive import Drive
 from pawl.agent_loop.app.ports import Claim, RunKey, Wakeups
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
-from pawl.agent_loop.domain.failure import FailureClass
 from pawl.agent_loop.domain.loop_state import NewerVersion
-from pawl.agent_loop.domain.run import RunFailure
+from pawl.agent_loop.domain.run import FailureClass, RunFailure
 from pawl.agent_loop.domain.step import LeaseAction, Step
 from pawl.chassis import logs
 from pawl.errors import Internal, LeaseLost, PawlError, RunEnded, RunNotFound

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pawl.agent_loop.domain import budget, history, order
 from pawl.agent_loop.domain.call import WITH_PEOPLE, Call, CallState
 from pawl.agent_loop.domain.decision import CallModel, Decision, EnterSteers, Fail, Finish, PinTools, Wait
-from pawl.agent_loop.domain.failure import FailureClass
 from pawl.agent_loop.domain.message import Role
-from pawl.agent_loop.domain.run import RoundLimitPolicy, RunFailure, RunState
+from pawl.agent_loop.domain.run import FailureClass, RoundLimitPolicy, RunFailure, RunState
 from pawl.agent_loop.domain.state import State
 
 

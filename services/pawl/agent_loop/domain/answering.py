@@ -11,11 +11,10 @@ from pawl.agent_loop.domain.assembly import ModelAnswer
 from pawl.agent_loop.domain.call import Call, CallState
 from pawl.agent_loop.domain.event import OwnerEvent, RoundEnded, RoundRetrying, Warned
 from pawl.agent_loop.domain.fact import ModelAnswered, ModelCut, ModelFailed, Shown
-from pawl.agent_loop.domain.failure import FailureClass
 from pawl.agent_loop.domain.loop_state import CountedPrompt, LoopState, OpenModelCall
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.model import CONTENT_FILTER, EMPTY_ANSWER, UsageReport
-from pawl.agent_loop.domain.run import RunFailure, Usage
+from pawl.agent_loop.domain.run import FailureClass, RunFailure, Usage
 from pawl.agent_loop.domain.state import State
 
 

@@ -10,10 +10,9 @@ from msgspec.structs import replace
 from pawl.agent_loop.domain import history
 from pawl.agent_loop.domain.assembly import ModelAnswer
 from pawl.agent_loop.domain.decision import Decision, Fail, Finish, Park
-from pawl.agent_loop.domain.failure import FailureClass
 from pawl.agent_loop.domain.model import Problem, UsageReport
 from pawl.agent_loop.domain.retry import BUDGET_EXHAUSTED
-from pawl.agent_loop.domain.run import RunFailure, RunState, TokenBudgetPolicy, Usage, WaitKind
+from pawl.agent_loop.domain.run import FailureClass, RunFailure, RunState, TokenBudgetPolicy, Usage, WaitKind
 from pawl.agent_loop.domain.state import State
 
 # Prose has four bytes and more to a token, code and most other scripts have about three: rather too many tokens than

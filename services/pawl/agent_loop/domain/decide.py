@@ -32,9 +32,9 @@ from pawl.agent_loop.domain.decision import (
     TakeOver,
     Wait,
 )
-from pawl.agent_loop.domain.failure import FailureClass
 from pawl.agent_loop.domain.run import (
     ENDED,
+    FailureClass,
     RunFailure,
     RunState,
     WaitKind,

@@ -15,11 +15,10 @@ from msgspec.structs import replace
 from pawl.agent_loop.domain import budget, settle, text
 from pawl.agent_loop.domain.call import Call, CallResult, CallState
 from pawl.agent_loop.domain.checks import MESSAGE_BYTES_MAX
-from pawl.agent_loop.domain.child import Delegation
 from pawl.agent_loop.domain.command import AgentEnded
 from pawl.agent_loop.domain.options import INSTRUCTIONS_BYTES_MAX
 from pawl.agent_loop.domain.retry import BUDGET_EXHAUSTED
-from pawl.agent_loop.domain.run import Run, RunAbove, RunOptions, RunState, TokenBudgetPolicy, ToolChoice
+from pawl.agent_loop.domain.run import Delegation, Run, RunAbove, RunOptions, RunState, TokenBudgetPolicy, ToolChoice
 from pawl.agent_loop.domain.state import State
 from pawl.chassis import strict_json
 

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
-from pawl.agent_loop.domain.failure import FailureClass
+from pawl.agent_loop.domain.run import FailureClass
 
 
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from pawl.agent_loop.domain.assembly import ModelAnswer
-from pawl.agent_loop.domain.failure import FailureClass
 from pawl.agent_loop.domain.model import CONTENT_FILTER, EMPTY_ANSWER, ROUND_TIMEOUT, Problem
-from pawl.agent_loop.domain.run import RunFailure
+from pawl.agent_loop.domain.run import FailureClass, RunFailure
 
 _FIRST_DELAY_SECONDS: Final = 1.0
 _DELAY_SECONDS_MAX: Final = 10.0

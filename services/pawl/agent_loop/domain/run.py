@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
 import msgspec
 from msgspec import field
 
-from pawl.agent_loop.domain.failure import FailureClass
 from pawl.agent_loop.domain.limits import Limits
 
 
@@ -124,6 +125,18 @@ class RunOptions(Options, frozen=True, kw_only=True):
     limits: Limits = field(default_factory=Limits)
 
 
+class FailureClass(StrEnum):
+    """The group of a failure, for clients to branch on."""
+
+    AUTH = "AUTH"
+    RATE = "RATE"
+    PROVIDER = "PROVIDER"
+    CONTENT_FILTER = "CONTENT_FILTER"
+    LIMIT = "LIMIT"
+    STUCK = "STUCK"
+    INTERNAL = "INTERNAL"
+
+
 class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
     """The reason why a run FAILED: the group, the reason for programs, a sentence for the user."""
 
@@ -151,24 +164,13 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         return self.input_tokens + self.output_tokens
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            input_tokens=self.input_tokens + other.input_tokens,
-            cached_input_tokens=self.cached_input_tokens + other.cached_input_tokens,
-            output_tokens=self.output_tokens + other.output_tokens,
-            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
-            model_calls=self.model_calls + other.model_calls,
-            estimated_tokens=self.estimated_tokens + other.estimated_tokens,
-        )
+        return self._with_each(operator.add, other)
 
     def __sub__(self, other: Usage) -> Usage:
-        return Usage(
-            input_tokens=self.input_tokens - other.input_tokens,
-            cached_input_tokens=self.cached_input_tokens - other.cached_input_tokens,
-            output_tokens=self.output_tokens - other.output_tokens,
-            reasoning_tokens=self.reasoning_tokens - other.reasoning_tokens,
-            model_calls=self.model_calls - other.model_calls,
-            estimated_tokens=self.estimated_tokens - other.estimated_tokens,
-        )
+        return self._with_each(operator.sub, other)
+
+    def _with_each(self, combine: Callable[[int, int], int], other: Usage) -> Usage:
+        return Usage(**{name: combine(getattr(self, name), getattr(other, name)) for name in self.__struct_fields__})
 
 
 class PinnedTool(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,6 +193,22 @@ class RunAbove(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: str
     conversation_id: str
+
+
+class Delegation(msgspec.Struct, frozen=True, kw_only=True):
+    """A run to be created: its first message, how it is driven, and which runs stand above it, the parent last."""
+
+    call_id: str
+    run_id: str
+    text: str
+    options: RunOptions
+    above: tuple[RunAbove, ...]
+    user_roles: tuple[str, ...] = ()
+
+    @property
+    def depth(self) -> int:
+        """The number of runs that stand above it."""
+        return len(self.above)
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,11 +10,10 @@ from msgspec import field
 from msgspec.structs import replace
 
 from pawl.agent_loop.domain.call import Call
-from pawl.agent_loop.domain.child import Delegation
 from pawl.agent_loop.domain.command import Command
 from pawl.agent_loop.domain.loop_state import LoopState
 from pawl.agent_loop.domain.message import Message, Role
-from pawl.agent_loop.domain.run import Run
+from pawl.agent_loop.domain.run import Delegation, Run
 
 BEGIN: Final = "begin"
 READ: Final = "read"

@@ -11,11 +11,10 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.domain import loop_state
 from pawl.agent_loop.domain.call import Call
-from pawl.agent_loop.domain.child import Delegation
 from pawl.agent_loop.domain.command import Command
 from pawl.agent_loop.domain.event import OwnerEvent
 from pawl.agent_loop.domain.message import Message
-from pawl.agent_loop.domain.run import PinnedTool, RunFailure, RunState, StopCause, Usage, WaitKind
+from pawl.agent_loop.domain.run import Delegation, PinnedTool, RunFailure, RunState, StopCause, Usage, WaitKind
 from pawl.agent_loop.domain.state import State
 
 T = TypeVar("T")

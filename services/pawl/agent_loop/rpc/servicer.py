@@ -314,16 +314,7 @@ def _pending(items: Sequence[CallView | RunView]) -> tuple[list[call_pb2.Call], 
 
 
 def _receipt(reply: Reply, run_id: str, call_id: str) -> types_pb2.Receipt:
-    return convert_session.RECEIPT.write(
-        Receipt(
-            frame_id="",
-            status=reply.outcome,
-            reason="" if reply.taken else reply.reason,
-            message="" if reply.taken else reply.message,
-            run_id=run_id,
-            call_id=call_id,
-        )
-    )
+    return convert_session.RECEIPT.write(Receipt.of(reply, run_id=run_id, call_id=call_id))
 
 
 async def _write(

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pawl.agent_loop.adapters.model.client import OpenAiModel
-from pawl.agent_loop.domain.failure import FailureClass
 from pawl.agent_loop.domain.model import CallPiece, Finished, ModelError, ModelRequest, Piece, Problem, TextPiece
+from pawl.agent_loop.domain.run import FailureClass
 from tests.rpc.agent_loop.model.model_http import HI, STOP, Exchange, Script, answer, model_http
 
 NOW = 1_800_000_000.0

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from pawl.agent_loop.adapters.model import words
 from pawl.agent_loop.domain import model
-from pawl.agent_loop.domain.failure import FailureClass
 from pawl.agent_loop.domain.model import Problem
+from pawl.agent_loop.domain.run import FailureClass
 
 _AUTH: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 # Those that say that the same request may be taken later.
