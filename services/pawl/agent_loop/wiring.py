@@ -1,4 +1,4 @@
-"""What serves clients put together: ports in, servicers out."""
+"""The parts that serve clients, put together: ports in, servicers out."""
 
 from __future__ import annotations
 
