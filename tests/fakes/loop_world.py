@@ -13,7 +13,6 @@ from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.app.worker import Worker, WorkerLimits
 from pawl.agent_loop.domain.call import Call, CallResult, CallState, DecisionKind
 from pawl.agent_loop.domain.command import Decide, ToolResult
-from pawl.agent_loop.domain.history import Dialect
 from pawl.agent_loop.domain.run import ENDED, RunFailure, Usage
 from pawl.agent_loop.domain.tool import Verdict
 from pawl.errors import LeaseLost, RunEnded
@@ -63,7 +62,6 @@ class World:
             random=lambda: 0.5,
             meter=self.meter,
             default_model="model",
-            dialect=Dialect(),
         )
 
     async def claim(self, worker_id: str = "worker") -> Claim:

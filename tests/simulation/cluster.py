@@ -13,7 +13,6 @@ from pawl.agent_loop.adapters.worker_ledger import WorkerLedgerClient
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.app.session_stream import SessionTimes
 from pawl.agent_loop.app.worker import Worker, WorkerLimits
-from pawl.agent_loop.domain.history import Dialect
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.options import RunDefaults
 from pawl.agent_loop.wiring import ClientPorts, ClientSide, ClientTimes
@@ -150,7 +149,6 @@ class AgentLoop:
             random=draw.random,
             meter=Unmetered(),
             default_model="model",
-            dialect=Dialect(),
             step_bytes_max=STEP_BYTES_MAX,
         )
         limits = WorkerLimits(lease_seconds=6.0, renew_seconds=2.0, poll_seconds=1.5)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from pawl.agent_loop.app.frames import CallDecision, ToolResult
+from pawl.agent_loop.app.frames import CallDecision, ToolResult, UserMessage
 from pawl.agent_loop.app.public_values import Caller, CallView, MessagePolicy, PendingFilter, Reply, RunView
 from pawl.agent_loop.domain.call import CallState, DecisionKind
 from pawl.agent_loop.domain.command import CallResolution
@@ -105,24 +106,13 @@ class User:
         count, conversation_id = self._count, self.conversation_id
 
         async def work(agent: AgentLoop) -> RunView:
+            messages = agent.clients.messages
+            said = UserMessage(conversation_id=conversation_id, text=message.text, options=asked, policy=policy)
             if policy is MessagePolicy.STEER:
-                run, message.steered = await agent.clients.messages.send(
-                    self.caller,
-                    request_id=message.request_id,
-                    conversation_id=conversation_id,
-                    text=message.text,
-                    asked=asked,
-                    policy=policy,
-                )
+                run, message.steered = await messages.send(self.caller, message.request_id, said)
                 return run
-            return await agent.clients.messages.start(
-                self.caller,
-                request_id=message.request_id,
-                conversation_id=conversation_id if count > 1 else "",
-                text=message.text,
-                asked=asked,
-                policy=policy,
-            )
+            said = replace(said, conversation_id=conversation_id if count > 1 else "")
+            return await messages.start(self.caller, message.request_id, said)
 
         try:
             run = await self.world.insist(self.network, self.draw, "submit", work)

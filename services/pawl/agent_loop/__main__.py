@@ -16,7 +16,6 @@ from pawl.agent_loop.adapters.wakeups import BusWakeups
 from pawl.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.app.worker import Worker, WorkerLimits
-from pawl.agent_loop.domain.history import Dialect
 from pawl.agent_loop.settings import AgentLoopSettings
 from pawl.agent_loop.wiring import ClientPorts, ClientSide
 from pawl.chassis.lifecycle import run_service
@@ -51,7 +50,7 @@ async def main(stop: asyncio.Event) -> None:
             random=random.random,
             meter=PrometheusMeter(service.metrics),
             default_model=settings.model,
-            dialect=Dialect(reasoning_echo=settings.reasoning_echo),
+            reasoning_echo=settings.reasoning_echo,
         )
         limits = WorkerLimits(
             runs_max=settings.runs_max,

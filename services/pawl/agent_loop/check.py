@@ -16,11 +16,9 @@ import openai
 from msgspec.structs import replace
 
 from pawl.agent_loop.adapters.model.client import OpenAiModel, OutputTokensField
-from pawl.agent_loop.domain.assembly import ARGUMENTS_BYTES_MAX, Assembly, ModelAnswer
+from pawl.agent_loop.domain.assembly import Assembly, ModelAnswer, is_json
 from pawl.agent_loop.domain.history import ReasoningEcho
 from pawl.agent_loop.domain.model import ModelError, ModelRequest
-from pawl.chassis import strict_json
-from pawl.errors import PawlError
 
 _FEW_TOKENS: Final = 16
 _SECONDS: Final = 120.0
@@ -124,7 +122,7 @@ class Probe:
             self.report.bad("it did not call the tool that it was asked to call: runs have no tools with this model")
             return
         call = answer.calls[0]
-        if call.name != "add_numbers" or not _is_object(call.arguments):
+        if call.name != "add_numbers" or not is_json(call.arguments, dict):
             self.report.bad(f"its call cannot be read: {call.name[:100]!r} with {call.arguments[:100]!r}")
             return
         self.report.good("it calls tools")
@@ -171,13 +169,6 @@ def _with_result(answer: ModelAnswer, echo: str) -> tuple[dict[str, Any], ...]:
         asked["reasoning" if echo == ReasoningEcho.REASONING else "reasoning_content"] = answer.reasoning
     result = {"role": "tool", "tool_call_id": "call_1", "content": msgspec.json.encode({"sum": 5}).decode()}
     return (*_ASK, asked, result)
-
-
-def _is_object(arguments: str) -> bool:
-    try:
-        return isinstance(strict_json.loads(arguments.encode(), bytes_max=ARGUMENTS_BYTES_MAX), dict)
-    except PawlError:
-        return False
 
 
 async def first_model(base_url: str, api_key: str) -> str:

@@ -205,7 +205,7 @@ class Simulation:
                 assert not self.tokens_granted or self.tokens_served < self.tokens_granted, "the budget was passed"
                 self.model_calls += 1
                 self.under_way.add(MODEL)
-                check_history(history.of_run(self.base, history.Dialect()))
+                check_history(history.of_run(self.base))
             case Execute():
                 assert not self.cancelled
                 self.under_way.update(work.call_ids)

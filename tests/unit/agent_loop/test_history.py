@@ -14,7 +14,7 @@ from pawl.agent_loop.domain import history, settle
 from pawl.agent_loop.domain.call import Call, CallResult, CallState, ExecutionContext, OfferFallback
 from pawl.agent_loop.domain.fact import FallbackChecked
 from pawl.agent_loop.domain.fact_rules import apply_fact
-from pawl.agent_loop.domain.history import Dialect, ReasoningEcho
+from pawl.agent_loop.domain.history import ReasoningEcho
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.results import contents
@@ -58,9 +58,7 @@ def state(*messages: Message, calls: tuple[Call, ...] = (), limits: Limits | Non
 
 
 def test_each_call_has_one_result_right_after_its_message_in_call_order() -> None:
-    told = history.of_run(
-        state(user("hi"), assistant("", "b", "a"), calls=(call("a", b"1"), call("b", b"2"))), Dialect()
-    )
+    told = history.of_run(state(user("hi"), assistant("", "b", "a"), calls=(call("a", b"1"), call("b", b"2"))))
     assert [message["role"] for message in told] == ["user", "assistant", "tool", "tool"]
     assert [(message["tool_call_id"], message["content"]) for message in told[2:]] == [("b", "2"), ("a", "1")]
     check_history(told)
@@ -68,9 +66,7 @@ def test_each_call_has_one_result_right_after_its_message_in_call_order() -> Non
 
 def test_calls_are_known_to_the_provider_by_pawl_s_ids() -> None:
     """Ids of providers are unique within a batch at most, and may be missing."""
-    told = history.of_run(
-        state(user("hi"), assistant("", "a"), assistant("", "b"), calls=(call("a"), call("b"))), Dialect()
-    )
+    told = history.of_run(state(user("hi"), assistant("", "a"), assistant("", "b"), calls=(call("a"), call("b"))))
     assert [message["tool_calls"][0]["id"] for message in told if "tool_calls" in message] == ["a", "b"]
 
 
@@ -89,28 +85,26 @@ def test_the_model_finds_its_call_under_the_name_that_it_used() -> None:
     after, _ = apply_fact(before, FallbackChecked(call_id="a", verdict=verdict), 1.0)
     kept = wire.CALL.read(wire.CALL.write(after.calls["a"]))
     done = settle.settled(kept, CallState.SUCCEEDED, CallResult(content_json=b"1"), 2.0)
-    told = history.of_run(state(user("hi"), assistant("", "a"), calls=(done,)), Dialect())
+    told = history.of_run(state(user("hi"), assistant("", "a"), calls=(done,)))
     assert (kept.tool_name, told[1]["tool_calls"][0]["function"]["name"]) == ("search", "ask_browser")
 
 
 def test_instructions_come_first() -> None:
     run = replace(RUN, options=RunOptions(instructions="Be brief."))
-    told = history.of_run(State(run=run, messages=(user("hi"),)), Dialect())
+    told = history.of_run(State(run=run, messages=(user("hi"),)))
     assert told[0] == {"role": "system", "content": "Be brief."}
 
 
 def test_neighbours_of_the_same_role_are_joined() -> None:
     """C15: a message that came while the run was stopped follows the one before."""
-    told = history.of_run(
-        state(user("hi"), user("and?"), assistant("Well", interrupted=True), user("go on")), Dialect()
-    )
+    told = history.of_run(state(user("hi"), user("and?"), assistant("Well", interrupted=True), user("go on")))
     assert [message["role"] for message in told] == ["user", "assistant", "user"]
     assert told[0]["content"] == "hi\n\nand?"
     check_history(told)
 
 
 def test_an_empty_answer_leaves_no_message() -> None:
-    told = history.of_run(state(user("hi"), assistant(""), user("hello?")), Dialect())
+    told = history.of_run(state(user("hi"), assistant(""), user("hello?")))
     assert [message["role"] for message in told] == ["user"]
 
 
@@ -148,7 +142,7 @@ def test_results_over_the_limit_of_a_round_are_cut_with_a_way_to_read_the_rest()
 
 def test_arguments_that_are_no_json_do_not_break_the_history() -> None:
     """C14."""
-    told = history.of_run(state(user("hi"), assistant("", "a"), calls=(call("a", proposed='{"half'),)), Dialect())
+    told = history.of_run(state(user("hi"), assistant("", "a"), calls=(call("a", proposed='{"half'),)))
     check_history(told)
     assert json.loads(told[1]["tool_calls"][0]["function"]["arguments"]) == {"not_json": '{"half'}
 
@@ -156,23 +150,23 @@ def test_arguments_that_are_no_json_do_not_break_the_history() -> None:
 def test_reasoning_goes_back_only_where_the_server_sent_some() -> None:
     """LOOP-11."""
     silent = state(user("hi"), assistant("", "a"), calls=(call("a"),))
-    assert "reasoning_content" not in history.of_run(silent, Dialect())[1]
+    assert "reasoning_content" not in history.of_run(silent)[1]
 
     thinking = state(
         user("hi"), replace(assistant("", "a"), reasoning="hm"), assistant("", "b"), calls=(call("a"), call("b"))
     )
-    told = [message for message in history.of_run(thinking, Dialect()) if message["role"] == "assistant"]
+    told = [message for message in history.of_run(thinking) if message["role"] == "assistant"]
     assert [message["reasoning_content"] for message in told] == ["hm", ""]
 
-    renamed = history.of_run(thinking, Dialect(reasoning_echo=ReasoningEcho.REASONING))
+    renamed = history.of_run(thinking, ReasoningEcho.REASONING)
     assert renamed[1]["reasoning"] == "hm"
-    never = history.of_run(thinking, Dialect(reasoning_echo=ReasoningEcho.NONE))
+    never = history.of_run(thinking, ReasoningEcho.NONE)
     assert not {"reasoning", "reasoning_content"} & set(never[1])
 
 
 def test_opaque_reasoning_state_goes_back_as_it_came() -> None:
     opaque = replace(assistant("", "a"), provider_state_json=b'{"reasoning_details":[{"data":"gAAAA=="}]}')
-    told = history.of_run(state(user("hi"), opaque, calls=(call("a"),)), Dialect())
+    told = history.of_run(state(user("hi"), opaque, calls=(call("a"),)))
     assert b'"reasoning_details":[{"data":"gAAAA=="}]' in msgspec.json.encode(told[1])
 
 
@@ -184,7 +178,7 @@ def test_unknown_fields_of_messages_and_calls_go_back_byte_for_byte() -> None:
         rb'{"extra_content":%b,"id":"forged","function":{"note":%b,"name":"forged"}},{}]}' % (odd, odd, odd)
     )
     opaque = replace(assistant("", "a", "b"), provider_state_json=fields)
-    told = history.of_run(state(user("hi"), opaque, calls=(call("a"), call("b"))), Dialect())
+    told = history.of_run(state(user("hi"), opaque, calls=(call("a"), call("b"))))
     message = msgspec.json.encode(told[1])
     assert message.count(odd) == 3
     assert b"forged" not in message
@@ -213,7 +207,7 @@ def test_a_summary_replaces_the_oldest_messages_and_never_parts_a_call_from_its_
         return
     summary = Message(role=Role.SUMMARY, run_id="r", text="In short.", summarised_to_number=to_number)
     rest = replace(full, messages=(*messages, replace(summary, number=len(messages) + 1)))
-    told = history.of_run(rest, Dialect())
+    told = history.of_run(rest)
     assert told[0]["role"] == "user"
     assert "In short." in told[0]["content"]
     if told[-1]["role"] != "assistant":
@@ -230,7 +224,7 @@ def test_the_newest_summary_comes_before_what_it_does_not_stand_for() -> None:
 
     messages = (user("one", 1), user("two", 2), summary("old", 3, 1), assistant("2!", number=4), user("three", 5))
     full = state(*messages, summary("new", 6, 2), user("four", 7))
-    texts = [message["content"] for message in history.of_run(full, Dialect())]
+    texts = [message["content"] for message in history.of_run(full)]
     assert [text.split()[-1] for text in texts] == ["new", "2!", "four"]
     assert texts[-1] == "three\n\nfour"
     assert "old" not in history.to_summarise(full, 4)

@@ -29,13 +29,20 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """Start a run and attach to it."""
+class UserMessage:
+    """A message to a conversation; where it starts a run, to a new one if none is named."""
 
     conversation_id: str
     text: str
-    options: AskedOptions
     policy: MessagePolicy
+    options: AskedOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Start a run and attach to it."""
+
+    message: UserMessage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,16 +93,6 @@ class CallDecision:
     arguments_json: bytes = b""
     reason: str = ""
     answer: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserMessage:
-    """A message to a conversation."""
-
-    conversation_id: str
-    text: str
-    policy: MessagePolicy
-    options: AskedOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pawl.agent_loop.app.frames import UserMessage
 from pawl.agent_loop.app.public_ports import PublicLedger
 from pawl.agent_loop.app.public_values import Caller, MessagePolicy, NewMessage, RunView
 from pawl.agent_loop.domain import checks
-from pawl.agent_loop.domain.options import AskedOptions, RunDefaults, complete
+from pawl.agent_loop.domain.options import RunDefaults, complete
 from pawl.errors import InvalidField
 
 
@@ -16,77 +17,35 @@ class Messages:
         self._ledger = ledger
         self._defaults = defaults
 
-    async def start(
-        self,
-        caller: Caller,
-        *,
-        request_id: str,
-        conversation_id: str,
-        text: str,
-        asked: AskedOptions,
-        policy: MessagePolicy,
-    ) -> RunView:
+    async def start(self, caller: Caller, request_id: str, message: UserMessage) -> RunView:
         """Create a run; durable when this returns. Idempotent by request id.
 
         Raises:
             InvalidField, TooLarge: the message or an option is wrong.
             ConversationNotFound, ConversationBusy, QueueFull, RequestIdReused.
         """
-        if policy is MessagePolicy.STEER:
+        if message.policy is MessagePolicy.STEER:
             raise InvalidField("a run cannot be started by steering: send a message instead", field="policy")
-        run, _ = await self._submit(
-            caller,
-            request_id=request_id,
-            conversation_id=conversation_id,
-            conversation_must_exist=bool(conversation_id),
-            text=text,
-            asked=asked,
-            policy=policy,
-        )
+        run, _ = await self._submit(caller, request_id, message, must_exist=bool(message.conversation_id))
         return run
 
-    async def send(
-        self,
-        caller: Caller,
-        *,
-        request_id: str,
-        conversation_id: str,
-        text: str,
-        asked: AskedOptions,
-        policy: MessagePolicy,
-    ) -> tuple[RunView, bool]:
+    async def send(self, caller: Caller, request_id: str, message: UserMessage) -> tuple[RunView, bool]:
         """Send a message to a conversation; return its run, and whether it entered an active one.
 
         Raises: as `start`.
         """
-        return await self._submit(
-            caller,
-            request_id=request_id,
-            conversation_id=conversation_id,
-            conversation_must_exist=True,
-            text=text,
-            asked=asked,
-            policy=policy,
-        )
+        return await self._submit(caller, request_id, message, must_exist=True)
 
     async def _submit(
-        self,
-        caller: Caller,
-        *,
-        request_id: str,
-        conversation_id: str,
-        conversation_must_exist: bool,
-        text: str,
-        asked: AskedOptions,
-        policy: MessagePolicy,
+        self, caller: Caller, request_id: str, message: UserMessage, *, must_exist: bool
     ) -> tuple[RunView, bool]:
-        message = NewMessage(
+        checked = NewMessage(
             request_id=request_id,
-            conversation_id=conversation_id,
-            conversation_must_exist=conversation_must_exist,
-            text=checks.text(text, "text", bytes_max=checks.MESSAGE_BYTES_MAX),
-            asked=asked,
-            options=complete(asked, self._defaults),
-            policy=policy,
+            conversation_id=message.conversation_id,
+            conversation_must_exist=must_exist,
+            text=checks.text(message.text, "text", bytes_max=checks.MESSAGE_BYTES_MAX),
+            asked=message.options,
+            options=complete(message.options, self._defaults),
+            policy=message.policy,
         )
-        return await self._ledger.submit_message(caller, message)
+        return await self._ledger.submit_message(caller, checked)

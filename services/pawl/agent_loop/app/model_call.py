@@ -16,7 +16,7 @@ from pawl.agent_loop.domain.assembly import Assembly, ModelAnswer
 from pawl.agent_loop.domain.coalesce import Coalescer, Output
 from pawl.agent_loop.domain.event import CallFragment, OutputDelta
 from pawl.agent_loop.domain.fact import ModelFailed
-from pawl.agent_loop.domain.history import Dialect
+from pawl.agent_loop.domain.history import ReasoningEcho
 from pawl.agent_loop.domain.model import (
     NETWORK,
     CallPiece,
@@ -134,7 +134,7 @@ class ModelCall:
         )
 
 
-def request_of(state: State, tools: Sequence[Tool], *, default_model: str, dialect: Dialect) -> ModelRequest:
+def request_of(state: State, tools: Sequence[Tool], *, default_model: str, echo: ReasoningEcho) -> ModelRequest:
     """Return what the open model call of a state asks."""
     opened, options = state.loop.model_call, state.run.options
     limits = options.limits
@@ -153,7 +153,7 @@ def request_of(state: State, tools: Sequence[Tool], *, default_model: str, diale
     offered = [] if opened is None or opened.without_tools else _offered(state, tools)
     return replace(
         base,
-        messages=history.of_run(state, dialect),
+        messages=history.of_run(state, echo),
         tools=tuple(map(_function, offered)),
         tool_choice=_tool_choice(options.tool_choice) if offered and state.run.round == 1 else None,
     )

@@ -42,7 +42,7 @@ from pawl.agent_loop.domain.fact import (
     RunRefused,
     ToolsPinned,
 )
-from pawl.agent_loop.domain.history import Dialect
+from pawl.agent_loop.domain.history import ReasoningEcho
 from pawl.agent_loop.domain.model import ModelPort
 from pawl.agent_loop.domain.planning import Work
 from pawl.agent_loop.domain.run import FailureClass, PinnedTool, Run, RunFailure, RunOptions, Usage
@@ -74,7 +74,7 @@ class WorkerDependencies:
     random: Randomness
     meter: Meter
     default_model: str
-    dialect: Dialect
+    reasoning_echo: ReasoningEcho = ReasoningEcho.AUTO
     step_bytes_max: int = step.BYTES_MAX
 
 
@@ -216,7 +216,7 @@ class RunTasks:
             replace(state, active_seconds=self._active_seconds()),
             tools,
             default_model=self._dependencies.default_model,
-            dialect=self._dependencies.dialect,
+            echo=self._dependencies.reasoning_echo,
         )
         ended = await call.stream(request, self._dependencies.random)
         failed = isinstance(ended, ModelFailed)

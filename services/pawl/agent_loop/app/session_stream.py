@@ -194,12 +194,13 @@ class Stream:
         """Do what the frame asks; None where the receipt has been sent."""
         content = frame.content
         command_id = derived_id(self._client_id, frame.frame_id)
-        caller, inbox = self._caller, self._parts.inbox
+        caller, inbox, messages = self._caller, self._parts.inbox, self._parts.messages
         match content:
             case Exception():
                 raise content
             case frames.Start():
-                await self._attach(frame, await self._start(command_id, content), 0)
+                run = await messages.start(caller, command_id, content.message)
+                await self._attach(frame, run.run_id, 0)
                 return None
             case frames.Attach():
                 await self._attach(frame, content.run_id, content.after_seq)
@@ -221,34 +222,12 @@ class Stream:
             case frames.Cancel():
                 return _receipt(frame, await inbox.cancel(caller, command_id, content.run_id, content.reason))
             case frames.UserMessage():
-                run_id = await self._send_message(command_id, content)
-                return _receipt(frame, Reply(outcome=Outcome.ACCEPTED), run_id=run_id)
+                run, _ = await messages.send(caller, command_id, content)
+                return _receipt(frame, Reply(outcome=Outcome.ACCEPTED), run_id=run.run_id)
             case frames.Hello() | frames.ClientHeartbeat():
                 raise HelloRequired
             case _:
                 assert_never(content)
-
-    async def _start(self, request_id: str, start: frames.Start) -> str:
-        run = await self._parts.messages.start(
-            self._caller,
-            request_id=request_id,
-            conversation_id=start.conversation_id,
-            text=start.text,
-            asked=start.options,
-            policy=start.policy,
-        )
-        return run.run_id
-
-    async def _send_message(self, request_id: str, message: frames.UserMessage) -> str:
-        run, _ = await self._parts.messages.send(
-            self._caller,
-            request_id=request_id,
-            conversation_id=message.conversation_id,
-            text=message.text,
-            asked=message.options,
-            policy=message.policy,
-        )
-        return run.run_id
 
     async def _submit(self, command_id: str, result: frames.ToolResult) -> Reply:
         if result.offer_epoch == 0:

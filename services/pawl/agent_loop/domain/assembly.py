@@ -27,6 +27,14 @@ ARGUMENTS_BYTES_MAX: Final = 256 * 1024
 """Most bytes that the arguments of one call may have."""
 
 
+def is_json(arguments: str, kind: type = object) -> bool:
+    """Return whether arguments are strict JSON that is not too large, and of a kind."""
+    try:
+        return isinstance(strict_json.loads(arguments.encode(), bytes_max=ARGUMENTS_BYTES_MAX), kind)
+    except (InvalidJson, TooLarge):
+        return False
+
+
 class RawCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call as the model wrote it; `arguments` may be anything, also no JSON."""
 
@@ -68,13 +76,6 @@ class _OpenCall:
     name: str = ""
     arguments: list[str] = field(default_factory=list)
     fields: fields.Fields = field(default_factory=fields.Fields)
-
-    def is_whole(self) -> bool:
-        try:
-            strict_json.loads("".join(self.arguments).encode(), bytes_max=ARGUMENTS_BYTES_MAX)
-        except (InvalidJson, TooLarge):
-            return False
-        return True
 
 
 class Assembly:
@@ -193,7 +194,7 @@ class Assembly:
         if not piece.name:
             return current
         if call.arguments:
-            return None if piece.name != call.name or call.is_whole() else current
+            return None if piece.name != call.name or is_json("".join(call.arguments)) else current
         return None if piece.index is None and call.name else current
 
     def _last(self, test: Callable[[_OpenCall], bool]) -> int | None:

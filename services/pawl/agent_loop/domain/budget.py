@@ -156,5 +156,5 @@ def with_lost_call(state: State, usage_before: Usage) -> Usage:
     """
     if state.run.usage != usage_before:
         return state.run.usage
-    prompt = estimate(len(msgspec.json.encode(history.of_run(state, history.Dialect()))))
+    prompt = estimate(len(msgspec.json.encode(history.of_run(state))))
     return usage_before + Usage(input_tokens=prompt, estimated_tokens=prompt, model_calls=1)

@@ -14,18 +14,16 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from pawl.agent_loop.domain import fields, results
+from pawl.agent_loop.domain.assembly import is_json
 from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.state import State
-from pawl.chassis import strict_json
-from pawl.errors import PawlError
 
 ProviderMessage: TypeAlias = dict[str, Any]
 
 _INTERRUPTED: Final = "[The answer was interrupted here.]"
 _SUMMARY: Final = "Summary of the conversation so far:\n\n"
 _KEPT_SHARE: Final = 0.5
-_ARGUMENTS_BYTES_MAX: Final = 256 * 1024
 
 
 class ReasoningEcho(StrEnum):
@@ -42,22 +40,16 @@ class ReasoningEcho(StrEnum):
     REASONING = "reasoning"
 
 
-class Dialect(msgspec.Struct, frozen=True, kw_only=True):
-    """The demands of a model server on a history."""
-
-    reasoning_echo: ReasoningEcho = ReasoningEcho.AUTO
-
-
-def of_run(state: State, dialect: Dialect) -> tuple[ProviderMessage, ...]:
+def of_run(state: State, echo: ReasoningEcho = ReasoningEcho.AUTO) -> tuple[ProviderMessage, ...]:
     """Return the history for the next answer, instructions first."""
     head = [_message("system", state.run.options.instructions)] if state.run.options.instructions else []
-    return tuple(_merged([*head, *(part for group in groups(state, dialect) for part in group)]))
+    return tuple(_merged([*head, *(part for group in groups(state, echo) for part in group)]))
 
 
-def groups(state: State, dialect: Dialect) -> list[list[ProviderMessage]]:
+def groups(state: State, echo: ReasoningEcho = ReasoningEcho.AUTO) -> list[list[ProviderMessage]]:
     """Return what each message of `told` becomes: itself and the results of its calls, or nothing."""
     bytes_max = state.run.options.limits.result_bytes_per_round_max
-    field = _reasoning_field(state, dialect)
+    field = _reasoning_field(state, echo)
     return [_group(message, state.calls, field, bytes_max) for message in told(state)]
 
 
@@ -82,7 +74,7 @@ def summarise_to(state: State) -> int:
     one always. A message is never parted from the results of its calls.
     """
     budget = state.run.options.limits.context_bytes_max
-    sizes = [sum(len(msgspec.json.encode(part)) for part in group) for group in groups(state, Dialect())]
+    sizes = [sum(len(msgspec.json.encode(part)) for part in group) for group in groups(state)]
     if sum(sizes) <= budget:
         return 0
     kept, first = 0, len(sizes)
@@ -104,8 +96,8 @@ def to_summarise(state: State, to_number: int) -> str:
     return text.encode()[-bytes_max:].decode(errors="ignore")
 
 
-def _reasoning_field(state: State, dialect: Dialect) -> str:
-    match dialect.reasoning_echo:
+def _reasoning_field(state: State, echo: ReasoningEcho) -> str:
+    match echo:
         case ReasoningEcho.NONE:
             return ""
         case ReasoningEcho.AUTO:
@@ -165,11 +157,8 @@ def _arguments(proposed: str) -> str:
     """Return what the model wrote, or an object that holds it: some providers refuse arguments that are no JSON."""
     if not proposed.strip():
         return "{}"
-    try:
-        if isinstance(strict_json.loads(proposed.encode(), bytes_max=_ARGUMENTS_BYTES_MAX), dict):
-            return proposed
-    except PawlError:
-        pass
+    if is_json(proposed, dict):
+        return proposed
     return msgspec.json.encode({"not_json": proposed}).decode()
 
 

@@ -8,13 +8,11 @@ from typing import Final
 from msgspec.structs import replace
 
 from pawl.agent_loop.domain import settle, text
-from pawl.agent_loop.domain.assembly import ARGUMENTS_BYTES_MAX, ModelAnswer, RawCall
+from pawl.agent_loop.domain.assembly import ARGUMENTS_BYTES_MAX, ModelAnswer, RawCall, is_json
 from pawl.agent_loop.domain.call import ApprovalRequest, Call, CallState, EffectClass, ExecutionContext, OfferLease
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.run import Run, RunOptions
 from pawl.agent_loop.domain.tool import Disposition, ProposedCall, Verdict
-from pawl.chassis import strict_json
-from pawl.errors import PawlError
 
 _KEPT_CHARACTERS: Final = 4096
 """The characters kept of arguments that are too large to be run."""
@@ -33,18 +31,10 @@ def draft(
         _draft(run, raw, index, without_tools=without_tools, now=now, call_id=new_call_id())
         for index, raw in enumerate(answer.calls)
     ]
-    if calls and answer.cut_off and calls[-1].state is CallState.PROPOSED and not _is_whole(calls[-1]):
+    if calls and answer.cut_off and calls[-1].state is CallState.PROPOSED and not is_json(calls[-1].proposed_arguments):
         message = "The model's output limit cut the arguments off. Write less in one answer."
         calls[-1] = _refused(calls[-1], "INVALID_ARGUMENTS", message, now)
     return tuple(calls)
-
-
-def _is_whole(call: Call) -> bool:
-    try:
-        strict_json.loads(call.proposed_arguments.encode(), bytes_max=ARGUMENTS_BYTES_MAX)
-    except PawlError:
-        return False
-    return True
 
 
 def _draft(run: Run, raw: RawCall, index: int, *, without_tools: bool, now: float, call_id: str) -> Call:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from pawl.agent.v1 import agent_pb2, types_pb2, undo_pb2
-from pawl.agent_loop.app.frames import CallDecision, ToolResult
+from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2, undo_pb2
+from pawl.agent_loop.app.frames import CallDecision, ToolResult, UserMessage
 from pawl.agent_loop.app.public_values import Caller, MessagePolicy, PendingFilter
 from pawl.agent_loop.domain.call import CallState, DecisionKind
 from pawl.agent_loop.domain.command import CallResolution
@@ -64,6 +64,16 @@ options: Final = WIRE.struct(
 """Return what a client asks of a run; InvalidField if an enum has no known value."""
 UNDO: Final = WIRE.struct(CallUndo, undo_pb2.CallUndo)
 """Between a call of a preview or a report of an undo, and its message."""
+
+
+def message(
+    said: agent_pb2.StartRunRequest | agent_pb2.SendMessageRequest | session_pb2.Start | session_pb2.UserMessage,
+    conversation_id: str,
+) -> UserMessage:
+    """Return the message of a user, to a conversation whose id has been checked; raises as `options` does."""
+    return UserMessage(
+        conversation_id=conversation_id, text=said.text, options=options(said.options), policy=policy(said.policy)
+    )
 
 
 def run_states(numbers: Any) -> tuple[RunState, ...]:

@@ -60,12 +60,8 @@ def _content(request: session_pb2.SessionRequest) -> frames.Content:
         case "hello":
             return _hello(request.hello)
         case "start":
-            return frames.Start(
-                conversation_id=convert.optional_id(request.start.conversation_id, "start.conversation_id"),
-                text=request.start.text,
-                options=convert.options(request.start.options),
-                policy=convert.policy(request.start.policy),
-            )
+            conversation_id = convert.optional_id(request.start.conversation_id, "start.conversation_id")
+            return frames.Start(message=convert.message(request.start, conversation_id))
         case "attach":
             return frames.Attach(
                 run_id=check_id(request.attach.run_id, "attach.run_id"),
@@ -80,12 +76,8 @@ def _content(request: session_pb2.SessionRequest) -> frames.Content:
         case "decision":
             return convert.decision(request.decision)
         case "message":
-            return frames.UserMessage(
-                conversation_id=check_id(request.message.conversation_id, "message.conversation_id"),
-                text=request.message.text,
-                policy=convert.policy(request.message.policy),
-                options=convert.options(request.message.options),
-            )
+            conversation_id = check_id(request.message.conversation_id, "message.conversation_id")
+            return convert.message(request.message, conversation_id)
         case "cancel":
             return frames.Cancel(run_id=check_id(request.cancel.run_id, "cancel.run_id"), reason=request.cancel.reason)
         case "heartbeat":

@@ -64,27 +64,17 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         self._heartbeat_seconds = heartbeat_seconds
 
     async def StartRun(self, request: agent_pb2.StartRunRequest, context: Context) -> agent_pb2.StartRunResponse:
-        run = await self._messages.start(
-            _caller(),
-            request_id=convert.optional_id(request.request_id, "request_id"),
-            conversation_id=convert.optional_id(request.conversation_id, "conversation_id"),
-            text=request.text,
-            asked=convert.options(request.options),
-            policy=convert.policy(request.policy),
-        )
+        request_id = convert.optional_id(request.request_id, "request_id")
+        message = convert.message(request, convert.optional_id(request.conversation_id, "conversation_id"))
+        run = await self._messages.start(_caller(), request_id, message)
         return agent_pb2.StartRunResponse(run=_run(run))
 
     async def SendMessage(
         self, request: agent_pb2.SendMessageRequest, context: Context
     ) -> agent_pb2.SendMessageResponse:
-        run, steered = await self._messages.send(
-            _caller(),
-            request_id=convert.optional_id(request.request_id, "request_id"),
-            conversation_id=check_id(request.conversation_id, "conversation_id"),
-            text=request.text,
-            asked=convert.options(request.options),
-            policy=convert.policy(request.policy),
-        )
+        request_id = convert.optional_id(request.request_id, "request_id")
+        message = convert.message(request, check_id(request.conversation_id, "conversation_id"))
+        run, steered = await self._messages.send(_caller(), request_id, message)
         return agent_pb2.SendMessageResponse(run=_run(run), steered=steered)
 
     # Both streams write for themselves, so that a client that does not read can be
